@@ -1,0 +1,1 @@
+"""Config and Problem to source text."""

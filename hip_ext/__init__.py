@@ -1,0 +1,1 @@
+"""ctypes bindings to GPU drivers, libraries and profilers."""

@@ -1,0 +1,1 @@
+"""YAML search spaces, one per architecture."""

@@ -1,0 +1,1 @@
+"""Opponents in the race: one file each."""

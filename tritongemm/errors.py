@@ -1,0 +1,45 @@
+"""Errors a user can act on.
+
+TritonGemmError            everything below; the CLI prints it without a traceback and exits 2
+├── InputError             a size, file, row, dtype or option is wrong: says which, and what to write instead
+├── TargetError            an unknown target, or a device that is not there
+├── OutputError            the output can't be written, or another run holds it
+├── UnavailableError       an optional library, tool or plug-in is missing: says which and where it was looked for
+└── DriverError            a GPU driver call failed: carries the vendor's error name and text
+"""
+
+from __future__ import annotations
+
+
+class TritonGemmError(Exception):
+    """Base of every error meant for the user."""
+
+
+class InputError(TritonGemmError):
+    """Wrong input, named by file, row and field."""
+
+
+class TargetError(TritonGemmError):
+    """Unknown target or missing device."""
+
+
+class OutputError(TritonGemmError):
+    """Output not writable, or held by another run."""
+
+
+class UnavailableError(TritonGemmError):
+    """A plug-in, library or tool this machine does not have."""
+
+
+class DriverError(TritonGemmError):
+    """A GPU driver call failed.
+
+    Attributes:
+        call: driver function, e.g. ``cuModuleLoadData``.
+        code: status returned.
+        name: the vendor's name of that status, e.g. ``CUDA_ERROR_ILLEGAL_ADDRESS``.
+    """
+
+    def __init__(self, call: str, code: int, name: str, text: str = "") -> None:
+        super().__init__(f"{call} failed: {name} ({code}){': ' + text if text else ''}")
+        self.call, self.code, self.name = call, code, name

@@ -1,0 +1,1 @@
+"""GEMM families: one file each."""

@@ -1,0 +1,47 @@
+"""Plug-ins found by file name: one file in families/, strategies/, backends/, timers/ or interop/ is one plug-in.
+
+A plug-in module is imported on first use. It may define ``unavailable() -> str | None``: the reason it can't run on
+this machine, or None. A file whose name starts with an underscore is shared code, not a plug-in.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+from tritongemm.errors import InputError, UnavailableError
+
+KINDS = ("families", "strategies", "backends", "timers", "interop")
+
+
+def names(kind: str) -> list[str]:
+    """Names of all plug-ins of one kind, sorted; imports none of them."""
+    package = importlib.import_module(f"tritongemm.{kind}")
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+
+
+def load(kind: str, name: str) -> ModuleType:
+    """Import one plug-in.
+
+    Raises:
+        InputError: no such plug-in; lists those there are.
+        UnavailableError: the plug-in's own imports failed.
+    """
+    known = names(kind)
+    if name not in known:
+        raise InputError(f"no {kind} plug-in is called {name!r}; there are: {', '.join(known)}")
+    try:
+        return importlib.import_module(f"tritongemm.{kind}.{name}")
+    except ImportError as error:
+        raise UnavailableError(f"{kind}/{name}.py needs a package that is missing: {error}") from error
+
+
+def unavailable(kind: str, name: str) -> str | None:
+    """Why a plug-in can't be used on this machine, or None if it can."""
+    try:
+        module = load(kind, name)
+    except UnavailableError as error:
+        return str(error)
+    probe = getattr(module, "unavailable", None)
+    return probe() if probe else None

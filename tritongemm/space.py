@@ -1,0 +1,89 @@
+"""Stage: Target, Problem → Space, the configs one problem may be tried with on one target."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from tritongemm import target as targets
+from tritongemm.config import Config
+from tritongemm.problem import Problem
+from tritongemm.target import Target
+
+AXES = ("block_m", "block_n", "block_k", "group_m", "split_k", "num_warps", "num_stages")
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of one template: a name and its values each, fixed fields first, then options."""
+
+    template: str
+    values: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def __len__(self) -> int:
+        return prod(len(v) for _, v in self.values)
+
+    def config(self, point: tuple[int, ...]) -> Config:
+        fixed = dict(zip(AXES, point, strict=False))
+        options = tuple(zip((n for n, _ in self.values[len(AXES) :]), point[len(AXES) :], strict=True))
+        return Config(template=self.template, options=options, **fixed)
+
+    def point(self, config: Config) -> tuple[int, ...]:
+        return tuple(
+            getattr(config, name) if name in AXES else config.option(name, values[0]) for name, values in self.values
+        )
+
+
+@dataclass(frozen=True)
+class Space:
+    """All configs of one problem on one target, before pruning."""
+
+    target: Target
+    problem: Problem
+    axes: tuple[Axes, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.axes))
+
+    def __iter__(self) -> Iterator[Config]:
+        for axes in self.axes:
+            yield from map(axes.config, itertools.product(*(v for _, v in axes.values)))
+
+    def sample(self, count: int, rng: random.Random) -> list[Config]:
+        """`count` configs drawn with replacement, templates by the size of their axes."""
+        chosen = rng.choices(self.axes, weights=[len(a) for a in self.axes], k=count)
+        return [a.config(tuple(rng.choice(v) for _, v in a.values)) for a in chosen]
+
+    def neighbours(self, config: Config) -> Iterator[Config]:
+        """Configs one step away along one axis."""
+        axes = next(a for a in self.axes if a.template == config.template)
+        point = axes.point(config)
+        for i, (_, values) in enumerate(axes.values):
+            here = values.index(point[i]) if point[i] in values else None
+            for j in range(len(values)) if here is None else (here - 1, here + 1):
+                if 0 <= j < len(values):
+                    yield axes.config((*point[:i], values[j], *point[i + 1 :]))
+
+
+def space(problem: Problem, target: Target, file: str = "", templates: tuple[str, ...] = ()) -> Space:
+    """The space of one problem.
+
+    Args:
+        problem: what is tuned.
+        target: where.
+        file: stem of another file of search_spaces/ than the target's own.
+        templates: only these; empty for all the target can run.
+    """
+    sections = targets.space_file(file or target.name)["templates"]
+    usable = []
+    for template, section in sections.items():
+        if templates and template not in templates:
+            continue
+        if all(target.has(f) for f in section["requires"]):
+            named = [(a, tuple(section["axes"][a])) for a in AXES]
+            named += [(o, tuple(v)) for o, v in section.get("options", {}).items()]
+            usable.append(Axes(template, tuple(named)))
+    return Space(target, problem, tuple(usable))

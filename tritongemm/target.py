@@ -1,0 +1,143 @@
+"""The noun `Target`: the facts about one GPU architecture that stages ask for, read from search_spaces/*.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tritongemm.dtypes import DType
+from tritongemm.errors import InputError, TargetError
+
+SPACES = Path(__file__).parent / "search_spaces"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One GPU.
+
+    Attributes:
+        name: architecture, e.g. ``gfx942`` or ``sm90``; the stem of its YAML.
+        vendor: ``amd`` or ``nvidia``.
+        product: the chip whose figures these are.
+        compute_units: CUs or SMs.
+        wave_size: threads of a wave or warp.
+        lds_bytes: most LDS / shared memory one program may use.
+        lds_per_cu: LDS / shared memory of a compute unit.
+        registers_per_cu: 32-bit vector registers of a compute unit.
+        max_registers: most of them one thread may use.
+        max_threads_per_cu: threads resident on a compute unit.
+        xcds: dies with an L2 of their own.
+        l2_bytes: size of one such L2.
+        llc_bytes: size of the last-level cache; timing rotates through more than this.
+        memory_bytes: device memory.
+        hbm_gbps, llc_gbps, l2_gbps: bandwidths in GB/s, of the whole device.
+        clock_ghz: peak engine clock.
+        launch_us: shortest kernel seen, in microseconds.
+        fp8: encoding its matrix units read: ``fn``, ``fnuz`` or ``none``.
+        peak_tflops: dense matrix rate by dtype (``fp8`` for all eight-bit floats).
+        features: capabilities templates and rules ask for.
+    """
+
+    name: str
+    vendor: str
+    product: str
+    compute_units: int
+    wave_size: int
+    lds_bytes: int
+    lds_per_cu: int
+    registers_per_cu: int
+    max_registers: int
+    max_threads_per_cu: int
+    xcds: int
+    l2_bytes: int
+    llc_bytes: int
+    memory_bytes: int
+    hbm_gbps: float
+    llc_gbps: float
+    l2_gbps: float
+    clock_ghz: float
+    launch_us: float
+    fp8: str
+    peak_tflops: Mapping[str, float] = field(hash=False)
+    features: frozenset[str]
+
+    def has(self, feature: str) -> bool:
+        return feature in self.features
+
+    def supports(self, dtype: DType) -> bool:
+        """Whether matrix instructions read this dtype."""
+        if dtype.is_fp8:
+            return (self.fp8 == "fnuz") == dtype.name.endswith("fnuz") and self.fp8 != "none"
+        return dtype.name in self.peak_tflops
+
+    def tflops(self, dtype: DType) -> float:
+        """Dense matrix rate for operands of this dtype.
+
+        Raises:
+            TargetError: the target has no matrix instruction for it.
+        """
+        if not self.supports(dtype):
+            raise TargetError(f"{self.name} has no matrix instruction for {dtype.name}")
+        return self.peak_tflops["fp8" if dtype.is_fp8 else dtype.name]
+
+    def roofline_seconds(self, flops: int, nbytes: int, dtype: DType) -> float:
+        """Shortest time the data sheet allows for this much work."""
+        return max(flops / (self.tflops(dtype) * 1e12), nbytes / (self.hbm_gbps * 1e9))
+
+
+def names() -> list[str]:
+    """Architectures that have a search space."""
+    return sorted(p.stem for p in SPACES.glob("*.yaml") if p.stem not in ("base", "tune_gemm"))
+
+
+@cache
+def space_file(name: str) -> dict[str, Any]:
+    """Contents of search_spaces/<name>.yaml merged over what it inherits.
+
+    Raises:
+        TargetError: no such file.
+    """
+    path = SPACES / f"{name}.yaml"
+    if not path.is_file():
+        raise TargetError(f"unknown target {name!r}; there are: {', '.join(names())}")
+    data: dict[str, Any] = yaml.safe_load(path.read_text())
+    parent = data.pop("inherit", None)
+    return _merge(space_file(parent), data) if parent else data
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`: maps merge, except that rates and options replace what they inherit."""
+    merged = dict(base)
+    for key, value in over.items():
+        nested = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in ("peak_tflops", "devices")
+        merged[key] = _merge(base[key], value) if nested else value
+    return merged
+
+
+def load(name: str, device_name: str = "", **measured: int) -> Target:
+    """The target called `name`.
+
+    Args:
+        name: architecture.
+        device_name: what the driver calls the chip, to tell siblings of one architecture apart.
+        measured: facts read off a present device (compute_units, l2_bytes …), which override the file's.
+
+    Raises:
+        TargetError: unknown architecture.
+    """
+    data = space_file(name)
+    facts = dict(data["target"])
+    for sibling, corrections in data.get("devices", {}).items():
+        if sibling in device_name:
+            facts.update(corrections)
+    facts["features"] = frozenset(facts["features"])
+    known = {f.name for f in fields(Target)} - {"name"}
+    if facts.keys() != known:
+        odd = sorted(facts.keys() ^ known)
+        raise InputError(f"search_spaces/{name}.yaml: section target must have exactly the known keys; check {odd}")
+    return replace(Target(name=name, **facts), **measured)

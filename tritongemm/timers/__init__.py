@@ -1,0 +1,1 @@
+"""Clocks: one file each."""

@@ -38,6 +38,9 @@ class Target:
         hbm_gbps, llc_gbps, l2_gbps: bandwidths in GB/s, of the whole device.
         clock_ghz: peak engine clock.
         launch_us: shortest kernel seen, in microseconds.
+        memory_ns: from issuing a load that misses every cache to its data, in nanoseconds.
+        lds_bytes_per_clock: LDS / shared memory bandwidth of a compute unit.
+        free_stages: stages of a software pipeline that hold no LDS buffer (they wait in registers or are consumed).
         fp8: encoding its matrix units read: ``fn``, ``fnuz`` or ``none``.
         peak_tflops: dense matrix rate by dtype (``fp8`` for all eight-bit floats).
         features: capabilities templates and rules ask for.
@@ -62,6 +65,9 @@ class Target:
     l2_gbps: float
     clock_ghz: float
     launch_us: float
+    memory_ns: float
+    lds_bytes_per_clock: int
+    free_stages: int
     fp8: str
     peak_tflops: Mapping[str, float] = field(hash=False)
     features: frozenset[str]

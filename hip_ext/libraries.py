@@ -1,0 +1,69 @@
+"""Finding a vendor's shared library: one search for every binding, and one message when it is not there."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from tritongemm.errors import UnavailableError
+
+
+def load(what: str, names: tuple[str, ...], folders: Iterable[Path] = ()) -> ctypes.CDLL:
+    """Open the first library that can be had.
+
+    Args:
+        what: name of the library for people, e.g. ``CUDA driver``.
+        names: file names, best first; the stem up to ``.so`` must be the same in all.
+        folders: where to look before the loader's own search path.
+
+    Raises:
+        UnavailableError: none opens; says where it was looked for.
+    """
+    tried: list[str] = []
+    for candidate in _candidates(names, folders):
+        try:
+            return ctypes.CDLL(candidate)
+        except OSError as error:
+            # a file that is there but does not open says more than one that is missing
+            tried.append(f"{candidate} ({error})" if Path(candidate).is_file() else candidate)
+    raise UnavailableError(f"{what}: no library found; looked for {', '.join(tried)}")
+
+
+def mapped(stem: str) -> Path | None:
+    """File of a library that this process has loaded already, if its name starts with `stem`."""
+    try:
+        maps = Path("/proc/self/maps").read_text(errors="replace")
+    except OSError:
+        return None
+    for line in maps.splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.name.startswith(stem) and path.is_file():
+            return path
+    return None
+
+
+def wheel_folders(*locations: str) -> list[Path]:
+    """Folders of installed packages, given as ``package/sub/folder``, without importing any of them."""
+    found = []
+    for location in locations:
+        package, _, rest = location.partition("/")
+        try:
+            spec = find_spec(package)
+        except (ImportError, ValueError):
+            continue
+        found += [Path(root) / rest for root in (spec.submodule_search_locations or ()) if spec] if spec else []
+    return [folder for folder in found if folder.is_dir()]
+
+
+def _candidates(names: tuple[str, ...], folders: Iterable[Path]) -> Iterator[str]:
+    # two copies of one runtime in a process do not see each other's memory: what is loaded already comes first
+    loaded = mapped(names[0].partition(".so")[0] + ".so")
+    if loaded:
+        yield str(loaded)
+    for folder in folders:
+        for name in names:
+            if (folder / name).exists():
+                yield str(folder / name)
+    yield from names

@@ -1,0 +1,82 @@
+"""Order and time on the device: `Stream`, `Event` and `Graph`."""
+
+from __future__ import annotations
+
+from ctypes import byref, c_float, c_void_p
+
+from tritongemm.hip_ext import symbols
+from tritongemm.hip_ext.symbols import Api
+
+
+class Stream:
+    """A queue of its own, which does not wait for the default stream."""
+
+    def __init__(self, api: Api) -> None:
+        self._api, self._handle = api, c_void_p()
+        api.calls["stream_create"](byref(self._handle), symbols.NON_BLOCKING)
+
+    @property
+    def handle(self) -> int:
+        return self._handle.value or 0
+
+    def synchronize(self) -> None:
+        """Wait until everything queued is done; raises `DriverError` if a kernel failed."""
+        self._api.calls["stream_synchronize"](self._handle)
+
+    def destroy(self) -> None:
+        if self._handle:
+            self._api.calls["stream_destroy"](self._handle)
+            self._handle = c_void_p()
+
+
+class Event:
+    """A point in a stream that can be timed."""
+
+    def __init__(self, api: Api) -> None:
+        self._api, self._handle = api, c_void_p()
+        api.calls["event_create"](byref(self._handle), 0)
+
+    def record(self, stream: int = 0) -> None:
+        self._api.calls["event_record"](self._handle, stream)
+
+    def synchronize(self) -> None:
+        """Wait until the device has passed it."""
+        self._api.calls["event_synchronize"](self._handle)
+
+    def elapsed_ms(self, later: Event) -> float:
+        """Milliseconds from this event to a later one; both must be recorded and passed, else `DriverError`."""
+        elapsed = c_float()
+        self._api.calls["event_elapsed"](byref(elapsed), self._handle, later._handle)
+        return elapsed.value
+
+    def destroy(self) -> None:
+        if self._handle:
+            self._api.calls["event_destroy"](self._handle)
+            self._handle = c_void_p()
+
+
+class Graph:
+    """Launches recorded from a stream, replayed as one."""
+
+    def __init__(self, api: Api, graph: c_void_p) -> None:
+        self._api, self._graph, self._exec = api, graph, c_void_p()
+        api.calls["graph_instantiate"](byref(self._exec), graph, 0)
+
+    def launch(self, stream: int = 0) -> None:
+        self._api.calls["graph_launch"](self._exec, stream)
+
+    def destroy(self) -> None:
+        if self._exec:
+            self._api.calls["graph_exec_destroy"](self._exec)
+            self._api.calls["graph_destroy"](self._graph)
+            self._exec = c_void_p()
+
+
+def begin_capture(api: Api, stream: int) -> None:
+    api.calls["capture_begin"](stream, symbols.CAPTURE_THREAD_LOCAL)
+
+
+def end_capture(api: Api, stream: int) -> Graph:
+    graph = c_void_p()
+    api.calls["capture_end"](stream, byref(graph))
+    return Graph(api, graph)

@@ -21,8 +21,7 @@ class Param:
         box: ``tma``: (rows, columns) of the block a program copies.
         shape: ``tma``: (rows, columns) of the matrix.
         stride: ``tma``: elements between rows.
-        dtype: ``tma``: element type.
-        swizzle: ``tma``: swizzle code as the compiler reports it.
+        elem_type, elem_size, swizzle: ``tma``: codes as the compiler reports them.
     """
 
     kind: str
@@ -30,7 +29,8 @@ class Param:
     box: tuple[int, int] = (0, 0)
     shape: tuple[int, int] = (0, 0)
     stride: int = 0
-    dtype: str = ""
+    elem_type: int = 0
+    elem_size: int = 0
     swizzle: int = 0
 
     @property

@@ -21,7 +21,7 @@ class Problem:
         dtype_a, dtype_b, dtype_c: names of `tritongemm.dtypes.DTYPES`.
         row_major_a: A is stored [M, K]; otherwise [K, M].
         row_major_b: B is stored [K, N]; otherwise [N, K], as the weight of a linear layer is.
-        bias: ``none``, ``m`` (one value per row of C) or ``n`` (one per column); of C's dtype.
+        bias: ``none``, ``m`` (one value per row of C) or ``n`` (one per column).
         batch: number of independent GEMMs, each operand densely strided.
         family: plug-in of families/ that makes inputs, the reference and the tolerance.
     """
@@ -64,6 +64,12 @@ class Problem:
         return DTYPES[self.dtype_c]
 
     @property
+    def bias_dtype(self) -> DType:
+        """C's dtype, or the narrowest sensible one where C is eight bits wide."""
+        narrow = {"int8": DTYPES["int32"]}.get(self.dtype_c, DTYPES["fp16"])
+        return narrow if self.c.bytes == 1 else self.c
+
+    @property
     def flops(self) -> int:
         """Multiplications plus additions."""
         return 2 * self.batch * self.m * self.n * self.k
@@ -71,7 +77,7 @@ class Problem:
     @property
     def bytes(self) -> int:
         """Fewest bytes through device memory: A, B and the bias read once, C written once."""
-        bias = {"none": 0, "m": self.m, "n": self.n}[self.bias] * self.c.bytes
+        bias = {"none": 0, "m": self.m, "n": self.n}[self.bias] * self.bias_dtype.bytes
         a, b, c = self.m * self.k * self.a.bytes, self.k * self.n * self.b.bytes, self.m * self.n * self.c.bytes
         return self.batch * (a + b + c) + bias
 

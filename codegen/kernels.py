@@ -1,0 +1,145 @@
+"""The kernel templates: each file of templates/kernels/ carries, in its first comment, the facts a launcher needs.
+
+The facts are expressions over M, N, K, the config's constants and COMPUTE_UNITS. They are evaluated here and pasted
+into generated modules, so a grid is written down once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tritongemm.config import Config
+from tritongemm.errors import InputError
+from tritongemm.problem import Problem
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+_FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class KernelTemplate:
+    """One kernel template.
+
+    Attributes:
+        name: stem of its file, and of the function in it.
+        summary: one line on what it does.
+        constexprs: options of a config that are constants of the kernel; the others go to the compiler.
+        defaults: value of such an option where a config does not name it.
+        grid: expressions of the three grid sizes.
+        workspace: expression of the scratch elements (four bytes each, any contents).
+        semaphores: expression of the counters (four bytes each, zero before and after a launch).
+        deterministic: whether equal inputs give equal bits.
+        descriptors: operands passed as TMA descriptors, with the two expressions of their block.
+    """
+
+    name: str
+    summary: str
+    constexprs: tuple[str, ...]
+    defaults: dict[str, int]
+    grid: tuple[str, str, str]
+    workspace: str
+    semaphores: str
+    deterministic: bool
+    descriptors: dict[str, tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What one launch of a config needs: grid, scratch and counter bytes, descriptor blocks."""
+
+    grid: tuple[int, int, int]
+    workspace_bytes: int
+    semaphore_bytes: int
+    descriptors: dict[str, tuple[int, int]]
+
+
+def names() -> list[str]:
+    """All kernel templates."""
+    return sorted(p.stem for p in (TEMPLATES / "kernels").glob("*.j2") if not p.stem.startswith("_"))
+
+
+@cache
+def kernel_template(name: str) -> KernelTemplate:
+    """The facts of one template.
+
+    Raises:
+        InputError: no such template.
+    """
+    path = TEMPLATES / "kernels" / f"{name}.j2"
+    if name not in names():
+        raise InputError(f"no kernel template is called {name!r}; there are: {', '.join(names())}")
+    match = _FACTS.match(path.read_text())
+    if not match:
+        raise InputError(f"templates/kernels/{path.name} must begin with a {{#--- … ---#}} block of facts")
+    facts: dict[str, Any] = yaml.safe_load(match.group(1))
+    return KernelTemplate(
+        name=name,
+        summary=facts["summary"],
+        constexprs=tuple(facts.get("constexprs", ())),
+        defaults=dict(facts.get("defaults", {})),
+        grid=tuple(str(g) for g in facts["grid"]),  # type: ignore[arg-type]
+        workspace=str(facts.get("workspace", 0)),
+        semaphores=str(facts.get("semaphores", 0)),
+        deterministic=bool(facts["deterministic"]),
+        descriptors={k: (str(v[0]), str(v[1])) for k, v in facts.get("descriptors", {}).items()},
+    )
+
+
+def constants(config: Config, problem: Problem) -> dict[str, Any]:
+    """Compile-time constants of a config's kernel, by parameter name."""
+    template = kernel_template(config.template)
+    values: dict[str, Any] = {
+        "CONFIG": config.name,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "GROUP_M": config.group_m,
+        "SPLIT_K": config.split_k,
+        "EVEN_K": problem.k % config.block_k == 0,
+    }
+    for option in template.constexprs:
+        values[option.upper()] = config.option(option, template.defaults.get(option, 0))
+    return values
+
+
+def compiler_options(config: Config) -> dict[str, int]:
+    """Options of a config that go to the compiler rather than into the kernel's text."""
+    template = kernel_template(config.template)
+    options = {k: v for k, v in config.options if k not in template.constexprs}
+    return {"num_warps": config.num_warps, "num_stages": config.num_stages, **options}
+
+
+def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
+    """Grid and scratch of one launch.
+
+    Args:
+        config: the candidate.
+        problem: its size.
+        compute_units: CUs or SMs, for templates whose grid fills the device once.
+    """
+    template = kernel_template(config.template)
+    scope = {**constants(config, problem), "M": problem.m, "N": problem.n, "K": problem.k}
+    scope |= {"cdiv": lambda a, b: -(-a // b), "min": min, "max": max, "COMPUTE_UNITS": compute_units}
+
+    def value(expression: str) -> int:
+        return int(eval(expression, {"__builtins__": {}}, scope))
+
+    x, y, z = (value(g) for g in template.grid)
+    return Geometry(
+        grid=(x, y, z),
+        workspace_bytes=4 * value(template.workspace),
+        semaphore_bytes=4 * value(template.semaphores),
+        descriptors={k: (value(r), value(c)) for k, (r, c) in template.descriptors.items()},
+    )
+
+
+def programs(config: Config, problem: Problem, compute_units: int) -> int:
+    """Programs one launch starts."""
+    return prod(geometry(config, problem, compute_units).grid)

@@ -1,0 +1,125 @@
+"""Stage: Problem, Configs → the text of a generated module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from tritongemm.codegen.kernels import TEMPLATES, compiler_options, kernel_template
+from tritongemm.config import Config
+from tritongemm.dtypes import DTYPES, DType
+from tritongemm.problem import Problem
+from tritongemm.target import Target
+
+TL = {"fp16": "tl.float16", "bf16": "tl.bfloat16", "fp32": "tl.float32", "int8": "tl.int8"}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What kernel text depends on beside the layouts.
+
+    Attributes:
+        acc: accumulator type, as written in a kernel.
+        casts: operands are converted before the dot, because their types differ.
+        compute: type they are converted to.
+        dot_options: further arguments of ``tl.dot``.
+        saturate: expression that clamps the accumulator to C's range, or "".
+        zero: what masked-off loads give.
+    """
+
+    acc: str
+    casts: bool
+    compute: str
+    dot_options: str
+    saturate: str
+    zero: str
+
+
+def common_type(a: DType, b: DType) -> DType:
+    """The narrowest type that holds both operands, in which the dot is done."""
+    if a == b or (a.is_fp8 and b.is_fp8):
+        return a
+    names = {a.name, b.name}
+    if "fp32" in names or names == {"fp16", "bf16"}:
+        return DTYPES["fp32"]
+    wide = [d for d in (a, b) if d.name in ("fp16", "bf16")]
+    return wide[0] if wide else DTYPES["fp16"]
+
+
+def facts(problem: Problem, target: Target) -> Facts:
+    """Derived facts of a problem's kernels on one target."""
+    compute = common_type(problem.a, problem.b)
+    integer = compute.is_integer
+    precision = ""
+    if compute.name == "fp32":
+        precision = f', input_precision="{"tf32" if target.has("tf32") else "ieee"}"'
+    if integer:
+        precision = ", out_dtype=tl.int32"
+    acc = "tl.int32" if integer else "tl.float32"
+    saturate = ""
+    if problem.c.is_fp8 or problem.c.name == "int8":
+        low, high = -problem.c.maximum - (problem.c.name == "int8"), problem.c.maximum
+        # The default for floats turns NaN into a bound, which would hide it.
+        nan = "" if integer else ", propagate_nan=tl.PropagateNan.ALL"
+        bounds = f"{int(low)}, {int(high)}" if integer else f"{low}, {high}"
+        saturate = f"tl.minimum(tl.maximum(acc, {bounds.split(', ')[0]}{nan}), {bounds.split(', ')[1]}{nan})"
+    casts = not (problem.a == problem.b or (problem.a.is_fp8 and problem.b.is_fp8))
+    return Facts(acc, casts, TL.get(compute.name, ""), precision, saturate, "0" if integer else "0.0")
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+
+
+@cache
+def kernel_source(problem: Problem, template: str, target: Target) -> str:
+    """Text of one kernel, the same for every size of one combination of dtypes, layouts and bias."""
+    text = _environment().get_template(f"kernels/{template}.j2")
+    meta = kernel_template(template)
+    return text.render(p=problem, x=facts(problem, target), meta=meta).strip() + "\n"
+
+
+def module_name(problem: Problem) -> str:
+    """File name of a problem's generated module, without ``.py``."""
+    plain = Problem(problem.m, problem.n, problem.k)
+    suffix = "" if problem == plain else "_" + problem.key.split("_", 1)[1].replace("-", "_")
+    return f"generated_kernel_{problem.m}_{problem.n}_{problem.k}{suffix}"
+
+
+def _render(template: str, problem: Problem, configs: list[Config], target: Target, **extra: Any) -> str:
+    used = sorted({c.template for c in configs})
+    return _environment().get_template(template).render(
+        p=problem,
+        x=facts(problem, target),
+        target=target,
+        configs=configs,
+        kernels={name: kernel_source(problem, name, target) for name in used},
+        templates={name: kernel_template(name) for name in used},
+        compiler_options={c.name: compiler_options(c) for c in configs},
+        module_name=module_name(problem),
+        **extra,
+    )
+
+
+def module(problem: Problem, configs: list[Config], target: Target, tolerance: float, scale: float) -> str:
+    """A module with all candidates of one problem, which verifies and times them when run by itself.
+
+    Args:
+        problem: what they compute.
+        configs: the candidates, Triton's only.
+        target: where they run.
+        tolerance: largest error that passes, as the family measures it.
+        scale: standard deviation of the random operands.
+    """
+    return _render("module.py.j2", problem, configs, target, tolerance=tolerance, scale=scale)
+
+
+def winner(problem: Problem, config: Config, target: Target, remark: str) -> str:
+    """A small module with one config, to paste into a project; `remark` says what was measured."""
+    return _render("winner.py.j2", problem, [config], target, remark=remark)

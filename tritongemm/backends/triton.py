@@ -1,0 +1,193 @@
+"""Backend: kernels generated from templates/kernels/ and compiled by Triton."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from tritongemm import settings
+from tritongemm.codegen import kernels, render
+from tritongemm.compile import Job
+from tritongemm.config import Config
+from tritongemm.errors import InputError
+from tritongemm.hip_ext import code_object
+from tritongemm.launch import Buffer, Launch, Param
+from tritongemm.problem import Problem
+from tritongemm.target import Target
+from tritongemm.trial import Built
+
+SIZES = ("M", "N", "K", "stride_a", "stride_b", "stride_c")
+POINTERS = ("a", "b", "c", "bias", "workspace", "semaphore")
+_ALIGN = 16  # bytes a base address, and elements a size, are known to be a multiple of
+
+
+def unavailable() -> str | None:
+    """Why Triton can't be used here, or None."""
+    return None if settings.version("triton") != "missing" else "the triton package is not installed"
+
+
+def strides(problem: Problem) -> tuple[int, int, int]:
+    """Leading strides of A, B and C in elements, each operand dense."""
+    a = problem.k if problem.row_major_a else problem.m
+    b = problem.n if problem.row_major_b else problem.k
+    return a, b, problem.n
+
+
+def aligned(problem: Problem) -> tuple[str, ...]:
+    """Size parameters known to be multiples of 16; the compiler widens accesses with it.
+
+    M matters only where A is column-major: elsewhere it would only make two binaries of one.
+    """
+    sizes = dict(zip(SIZES, (problem.m, problem.n, problem.k, *strides(problem)), strict=True))
+    if problem.row_major_a:
+        del sizes["M"]
+    return tuple(name for name, value in sizes.items() if value % _ALIGN == 0)
+
+
+def signature(config: Config, problem: Problem) -> dict[str, str]:
+    """Triton types of the kernel's run-time parameters, in order."""
+    template = kernels.kernel_template(config.template)
+    accumulator = "i32" if render.common_type(problem.a, problem.b).is_integer else "fp32"
+    types = {"a": problem.a.triton, "b": problem.b.triton, "c": problem.c.triton, "bias": problem.bias_dtype.triton}
+    types |= {"workspace": accumulator, "semaphore": "i32"}
+    constants = kernels.constants(config, problem)
+    result = {}
+    for name in POINTERS:
+        if name in template.descriptors:
+            rows, cols = (constants.get(e, e) for e in template.descriptors[name])
+            result[f"{name}_ptr"] = f"tensordesc<{types[name]}[{rows},{cols}]>"
+        else:
+            result[f"{name}_ptr"] = f"*{types[name]}"
+    return result | dict.fromkeys(SIZES, "i32")
+
+
+def job(config: Config, problem: Problem, target: Target, module: str) -> Job:
+    """What to compile for one config.
+
+    Args:
+        config: the candidate.
+        problem: gives dtypes, layouts and which sizes are multiples of 16; its sizes themselves do not matter.
+        target: architecture.
+        module: path of a generated module that holds the config's kernel.
+    """
+    identity = {
+        "backend": "triton",
+        "triton": settings.version("triton"),
+        "arch": target.name,
+        "wave": target.wave_size,
+        "lds": target.lds_bytes,
+        "source": render.kernel_source(problem, config.template, target),
+        "constants": kernels.constants(config, problem),
+        "options": kernels.compiler_options(config),
+        "signature": signature(config, problem),
+        "aligned": aligned(problem),
+    }
+    return Job(config, identity, {"module": module})
+
+
+@cache
+def _import(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is not a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.dont_write_bytecode = True
+    spec.loader.exec_module(module)
+    return module
+
+
+def build(job: Job) -> tuple[Built, bytes, str]:
+    """Compile one job in this process: the Built, the code object, its file name."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    wanted = job.identity
+    kernel = getattr(_import(job.payload["module"]), job.config.template)
+    constants = wanted["constants"]
+    types = {**wanted["signature"], **dict.fromkeys(constants, "constexpr")}
+    pointers = [n for n, t in wanted["signature"].items() if t.startswith("*")]
+    known = [["tt.divisibility", _ALIGN]]
+    attributes = {(kernel.arg_names.index(n),): known for n in [*pointers, *wanted["aligned"]]}
+    arch = wanted["arch"]
+    cuda = arch.startswith("sm")
+    target = GPUTarget("cuda" if cuda else "hip", int(arch[2:]) if cuda else arch, wanted["wave"])
+    # Triton's own cache would keep every intermediate form of every candidate.
+    scratch = tempfile.mkdtemp(prefix="tritongemm-")
+    triton.knobs.cache.dir = scratch
+    try:
+        compiled = triton.compile(
+            ASTSource(kernel, types, constants, attributes), target=target, options=wanted["options"]
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    suffix = "cubin" if cuda else "hsaco"
+    code: bytes = compiled.asm[suffix]
+    found = code_object.read(code)[0]
+    meta = compiled.metadata
+    shared = max(int(meta.shared), found.shared)
+    built = Built(
+        job.config,
+        job.digest,
+        symbol=found.symbol,
+        registers=found.registers,
+        spills=found.spills,
+        shared=shared,
+        threads=meta.num_warps * wanted["wave"],
+        launch={
+            "dynamic_shared": int(meta.shared),
+            "cluster": int(getattr(meta, "num_ctas", 1)),
+            "tensor_maps": [dict(m) for m in (getattr(meta, "tensordesc_meta", None) or []) if m],
+        },
+    )
+    if shared > wanted["lds"]:
+        reason = f"shared memory {shared} > {wanted['lds']} bytes"
+        return _rejected(built, reason), b"", ""
+    scratch_bytes = int(getattr(meta, "global_scratch_size", 0) or 0)
+    if scratch_bytes:
+        return _rejected(built, f"needs {scratch_bytes} bytes of global scratch for each program"), b"", ""
+    return built, code, f"kernel.{suffix}"
+
+
+def _rejected(built: Built, reason: str) -> Built:
+    return Built(**{**built.__dict__, "status": "out_of_resources", "reason": reason})
+
+
+def launch(built: Built, problem: Problem, target: Target) -> Launch:
+    """The launch of a built config on one problem."""
+    config = built.config
+    geometry = kernels.geometry(config, problem, target.compute_units)
+    lead = dict(zip("abc", strides(problem), strict=True))
+    shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n), "c": (problem.m, problem.n)}
+    row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
+    maps: list[dict[str, Any]] = list(built.launch.get("tensor_maps", []))
+    params: list[Param] = []
+    for name in POINTERS:
+        if name not in geometry.descriptors:
+            params.append(Param("pointer", name if name != "bias" or problem.bias != "none" else "c"))
+            continue
+        rows, cols = shapes[name] if row_major[name] else shapes[name][::-1]
+        map_ = maps.pop(0)
+        box = (int(map_["block_size"][0]), int(map_["block_size"][1]))
+        codes = int(map_["elem_type"]), int(map_["elem_size"]), int(map_["swizzle"])
+        params.append(Param("tma", name, box, (rows, cols), lead[name], *codes))
+        params += [Param("i32", rows), Param("i32", cols), Param("i64", lead[name]), Param("i64", 1)]
+    params += [Param("i32", v) for v in (problem.m, problem.n, problem.k, *strides(problem))]
+    params += [Param("pointer", ""), Param("pointer", "")]  # Triton's own scratch, unused
+    buffers = [Buffer(n, e) for n, e in (("workspace", geometry.workspace_bytes), ("semaphore", geometry.semaphore_bytes))]
+    return Launch(
+        path=built.path,
+        symbol=built.symbol,
+        grid=geometry.grid,
+        block=(built.threads, 1, 1),
+        shared=built.launch["dynamic_shared"],
+        params=tuple(params),
+        buffers=tuple(b for b in buffers if b.bytes),
+        cluster=built.launch["cluster"],
+    )

@@ -1,0 +1,161 @@
+"""Stage: Problems, Configs → Built, in parallel, with no GPU touched.
+
+joblib's threads each drive one compiler process. A compile that crashes or outlasts its limit takes its process with it
+and costs that config alone. Artefacts lie in a content-addressed cache: what a binary depends on is hashed into its
+folder's name, so a second run of the same space, of another size or on a GPU node, compiles nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from tritongemm import registry
+from tritongemm.config import Config
+from tritongemm.trial import Built
+from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
+
+_BUILT = "built.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One thing to compile.
+
+    Attributes:
+        config: the candidate.
+        identity: everything the binary depends on, JSON values only; its hash names the artefact.
+        payload: what the compiler process needs beside that, e.g. the path of the generated module.
+    """
+
+    config: Config
+    identity: dict[str, Any] = field(hash=False)
+    payload: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:40]
+
+
+class Cache:
+    """Compiled kernels by content hash.
+
+    Args:
+        folder: created on first use.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, digest: str) -> Path:
+        return self.folder / digest[:2] / digest
+
+    def get(self, digest: str) -> Built | None:
+        """The artefact, or None if there is none or it is damaged."""
+        place = self.path(digest)
+        try:
+            data = json.loads((place / _BUILT).read_text())
+            built = Built.from_json({**data, "path": str(place / data["path"]) if data["path"] else ""})
+            size = data["launch"].get("bytes")
+            return built if not built.path or os.path.getsize(built.path) == size else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def put(self, built: Built, code: bytes, name: str) -> Built:
+        """Store an artefact; readers see all of it or nothing."""
+        place = self.path(built.digest)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
+        stored = replace(built, path=name if code else "", launch={**built.launch, "bytes": len(code)})
+        if code:
+            (fresh / name).write_bytes(code)
+        (fresh / _BUILT).write_text(json.dumps(stored.to_json()))
+        try:
+            os.rename(fresh, place)
+        except OSError:  # another process was first, or a damaged entry is in the way
+            if self.get(built.digest) is None:
+                shutil.rmtree(place, ignore_errors=True)
+                os.rename(fresh, place)
+            else:
+                shutil.rmtree(fresh)
+        return replace(built, path=str(place / name) if code else "")
+
+
+class Builder:
+    """What a compiler process does: build one job and put it into the cache."""
+
+    def __call__(self, request: tuple[Job, str]) -> Iterator[Built]:
+        job, folder = request
+        backend = registry.load("backends", job.config.backend)
+        started = time.perf_counter()
+        built, code, name = backend.build(job)
+        yield Cache(Path(folder)).put(replace(built, seconds=time.perf_counter() - started), code, name)
+
+
+class Compiler:
+    """Compiler processes and the cache they fill.
+
+    Args:
+        cache: where artefacts go.
+        jobs: processes at a time; 0 for one per core this process may use.
+        timeout: seconds one compile may take.
+    """
+
+    def __init__(self, cache: Cache, jobs: int = 0, timeout: float = 60.0) -> None:
+        self.cache, self.timeout = cache, timeout
+        self.jobs = jobs or len(os.sched_getaffinity(0))
+        self._idle: SimpleQueue[Child] = SimpleQueue()
+        self._children = [Child("tritongemm.compile:Builder") for _ in range(self.jobs)]
+        for child in self._children:
+            self._idle.put(child)
+
+    def build(self, job: Job) -> Built:
+        """One job, from the cache or compiled in a child; every failure is a value."""
+        cached = self.cache.get(job.digest)
+        if cached is not None:
+            return replace(cached, seconds=0.0)
+        child = self._idle.get()
+        failed = Built(job.config, job.digest, status="compile_failed")
+        try:
+            return list(child.ask((job, str(self.cache.folder)), self.timeout))[0]
+        except ChildTimeout:
+            return replace(failed, status="timeout", reason=f"compile took more than {self.timeout:g} s")
+        except ChildDied as death:
+            return replace(failed, reason=f"the compiler process died: {death}")
+        except ChildError as error:
+            return replace(failed, reason=str(error))
+        finally:
+            self._idle.put(child)
+
+    def stream(self, jobs: Iterable[Job]) -> Iterator[Built]:
+        """Builds as they finish; equal jobs are built once. What is cached comes first."""
+        import joblib
+
+        waiting: list[Job] = []
+        seen: set[str] = set()
+        for job in jobs:
+            if job.digest in seen:
+                continue
+            seen.add(job.digest)
+            cached = self.cache.get(job.digest)
+            if cached is None:
+                waiting.append(job)
+            else:
+                yield replace(cached, seconds=0.0)
+        if waiting:
+            pool = joblib.Parallel(n_jobs=self.jobs, backend="threading", return_as="generator_unordered", batch_size=1)
+            yield from pool(joblib.delayed(self.build)(job) for job in waiting)
+
+    def close(self) -> None:
+        """End all compiler processes."""
+        for child in self._children:
+            child.kill()

@@ -1,0 +1,130 @@
+"""Stage: launches → Trials, on a machine without a GPU: times predicted from the binaries, results checked by
+Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tritongemm import generate, registry
+from tritongemm.config import Config
+from tritongemm.problem import Problem
+from tritongemm.target import Target
+from tritongemm.timers import model
+from tritongemm.timing import Final
+from tritongemm.trial import Built, Trial
+from tritongemm.verify import poison
+from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
+
+
+def reduced(problem: Problem, config: Config) -> Problem:
+    """A smaller problem with the same remainders: two tiles and what is left over along M and N, and a K loop that
+    gives every split two blocks and the remainder."""
+
+    def shrink(size: int, block: int, blocks: int) -> int:
+        return min(size, blocks * block + size % block)
+
+    return replace(
+        problem,
+        m=shrink(problem.m, config.block_m, 2),
+        n=shrink(problem.n, config.block_n, 2),
+        k=shrink(problem.k, config.block_k, 2 * config.split_k),
+    )
+
+
+@dataclass(frozen=True)
+class Check:
+    """Work for the interpreter: run `config` of the generated module at `path` on `problem`."""
+
+    problem: Problem
+    config: Config
+    path: str
+
+
+class Interpreter:
+    """What the interpreter's process does."""
+
+    def __init__(self) -> None:
+        import torch  # here, so that a slow import counts as starting
+        import triton
+
+        self._torch, self._triton = torch, triton
+
+    def __call__(self, check: Check) -> Iterator[tuple[float, float]]:
+        spec = importlib.util.spec_from_file_location("generated", check.path)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.torch = self._torch
+        if hasattr(module, "teach_interpreter_bf16"):
+            module.teach_interpreter_bf16()
+        problem = check.problem
+        family = registry.load("families", problem.family)
+        a, b, bias = family.inputs(problem, "cpu")
+        # The interpreter truncates where hardware rounds to nearest: narrow floats stay float32.
+        narrow = problem.c.is_fp8 or problem.dtype_c == "bf16"
+        dtype = self._torch.float32 if narrow else getattr(self._torch, problem.c.torch)
+        c = self._torch.empty((problem.m, problem.n), dtype=dtype)
+        poison(c)
+        module.launch(check.config.name, a, b, c, bias)
+        yield family.deviation(c, family.reference(problem, a, b, bias)), family.tolerance(problem)
+
+
+class Offline:
+    """The stand-in for a GPU.
+
+    Args:
+        target: the architecture compiled for.
+        folder: where the interpreter's modules go.
+        timeout: seconds one check may take.
+    """
+
+    def __init__(self, target: Target, folder: Path, timeout: float) -> None:
+        self.target, self.folder, self.timeout = target, folder, timeout
+        self._child = Child("tritongemm.offline:Interpreter", {"TRITON_INTERPRET": "1"})
+
+    def screen(self, problem: Problem, built: Sequence[Built], best: float) -> Iterator[Trial]:
+        """A predicted time for each candidate."""
+        for one in built:
+            yield Trial(one.config, "ok", samples=(model.predict(problem, self.target, one),), timer=model.LABEL)
+
+    def check(self, problem: Problem, built: Sequence[Built]) -> Iterator[Trial]:
+        """The error of each candidate, from Triton's interpreter on a reduced problem."""
+        path = generate.module(problem, [b.config for b in built], self.target, self.folder)
+        for one in built:
+            yield self._checked(problem, one.config, path)
+
+    def _checked(self, problem: Problem, config: Config, path: Path) -> Trial:
+        small = reduced(problem, config)
+        try:
+            ((error, tolerance),) = self._child.ask(Check(small, config, str(path)), self.timeout)
+        except ChildTimeout as late:
+            return Trial(config, "timeout", f"interpreter: {late}", stage="final")
+        except (ChildDied, ChildError) as fault:
+            return Trial(config, "crashed", f"interpreter: {fault}", stage="final")
+        trial = Trial(config, "ok", stage="final", error=error, tolerance=tolerance)
+        if not error <= tolerance:
+            return replace(trial, status="wrong", reason=f"error {error:.3g} > {tolerance:.3g}")
+        return trial
+
+    def final(self, problem: Problem, built: Sequence[Built], library: str) -> Final:
+        """Check candidates in predicted order until one passes; there is no race to run and no library to race."""
+        trials: list[Trial] = []
+        for one in sorted(built, key=lambda b: model.predict(problem, self.target, b)):
+            (trial,) = self.check(problem, [one])
+            seconds = model.predict(problem, self.target, one)
+            trials.append(replace(trial, samples=(seconds,), timer=model.LABEL))
+            if trial.status == "ok":
+                return Final(tuple(trials), {one.config.name: (seconds,)}, cold=True)
+        return Final(tuple(trials), {}, cold=True)
+
+    def describe(self, problem: Problem, config: Config) -> str:
+        """How a result was verified."""
+        small = reduced(problem, config)
+        return f"interpreter {small.m}x{small.n}x{small.k}"
+
+    def close(self) -> None:
+        """End the interpreter's process."""
+        self._child.kill()

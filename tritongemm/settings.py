@@ -1,0 +1,31 @@
+"""The environment, read here and nowhere else.
+
+TRITONGEMM_CACHE    folder of compiled kernels; default: ~/.cache/tritongemm
+TRITONGEMM_CONFIG   tuned records that `tritongemm.mm` serves
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Folder of compiled kernels."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tritongemm"
+    return Path(os.environ.get("TRITONGEMM_CACHE", default)).expanduser()
+
+
+def tuned_config() -> Path | None:
+    """File of tuned records, if one is set."""
+    value = os.environ.get("TRITONGEMM_CONFIG", "")
+    return Path(value).expanduser() if value else None
+
+
+def version(package: str) -> str:
+    """Installed version of a package, without importing it; ``missing`` if there is none."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"

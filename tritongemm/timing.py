@@ -1,0 +1,156 @@
+"""Stage: launches → Trials, on one GPU, in a process that may die.
+
+A crash or a hang costs the candidate that was running; the rest go on in a fresh process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tritongemm import registry
+from tritongemm.bench import Protocol, Request
+from tritongemm.config import Config
+from tritongemm.errors import TritonGemmError
+from tritongemm.launch import Launch
+from tritongemm.problem import Problem
+from tritongemm.target import Target
+from tritongemm.trial import Built, Trial
+from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
+
+class _Fault(Exception):
+    """The process is gone; `status` is what that makes of the candidate that ran, "" if it has been answered."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+@dataclass(frozen=True)
+class Final:
+    """The final race of one problem.
+
+    Attributes:
+        trials: one each, with its error; those that raced carry their samples.
+        samples: seconds by config name, the library's under the empty string.
+        cold: operands were not in the last-level cache.
+    """
+
+    trials: tuple[Trial, ...]
+    samples: Mapping[str, Sequence[float]] = field(hash=False)
+    cold: bool
+
+
+class Gpu:
+    """One device and the process that works on it.
+
+    Args:
+        target: its facts.
+        vendor: whose driver.
+        device: ordinal.
+        protocol: how to measure.
+        timeout: seconds one candidate may take.
+    """
+
+    def __init__(self, target: Target, vendor: str, device: int, protocol: Protocol, timeout: float) -> None:
+        self.target, self.vendor, self.device = target, vendor, device
+        self.protocol, self.timeout = protocol, timeout
+        self._child = Child("tritongemm.bench:Bench")
+
+    def _request(self, kind: str, problem: Problem, candidates: Sequence[tuple[Config, Launch]], **more: Any) -> Request:
+        common = (kind, problem, self.target, self.protocol, self.vendor, self.device)
+        return Request(*common, tuple(candidates), **more)
+
+    def _answers(self, request: Request) -> Iterator[Any]:
+        """Answers to one request.
+
+        Raises:
+            _Fault: the process is gone.
+            TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
+        """
+        last: Any = None
+        try:
+            for last in self._child.ask(request, self.timeout):
+                yield last
+        except ChildTimeout:
+            raise _Fault("timeout", f"no answer within {self.timeout:g} s; killed") from None
+        except ChildDied as death:
+            # The process ends itself after an answer that says the device faulted.
+            reported = isinstance(last, Trial) and last.status == "crashed"
+            raise _Fault("" if reported else "crashed", str(death)) from None
+        except ChildError as error:
+            raise TritonGemmError(f"{request.problem.key}: {error}") from error
+
+    def _launches(self, problem: Problem, built: Sequence[Built]) -> list[tuple[Config, Launch]]:
+        backends = {b.config.backend: registry.load("backends", b.config.backend) for b in built}
+        return [(b.config, backends[b.config.backend].launch(b, problem, self.target)) for b in built]
+
+    def screen(self, problem: Problem, built: Sequence[Built], best: float) -> Iterator[Trial]:
+        """A cheap time for each candidate, as they come.
+
+        Args:
+            problem: what they compute.
+            built: compiled candidates.
+            best: seconds of the best so far.
+
+        Raises:
+            TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
+        """
+        left = self._launches(problem, built)
+        while left:
+            try:
+                for answer in self._answers(self._request("screen", problem, left, best=best)):
+                    if isinstance(answer, Trial):
+                        left.pop(0)
+                        yield answer
+            except _Fault as fault:
+                if fault.status and left:
+                    yield Trial(left.pop(0)[0], fault.status, fault.reason, stage="screen")
+
+    def check(self, problem: Problem, built: Sequence[Built]) -> Iterator[Trial]:
+        """The error of each candidate at full size."""
+        for one in built:
+            yield from self.final(problem, [one], "", race=False).trials
+
+    def final(self, problem: Problem, built: Sequence[Built], library: str, race: bool = True) -> Final:
+        """Verify candidates and race those that pass with the library.
+
+        Raises:
+            TritonGemmError: the race itself can't be finished.
+        """
+        label = registry.load("timers", self.protocol.timer).LABEL
+        left, lost, deaths = self._launches(problem, built), list[Trial](), 0
+        kind = "final" if race else "check"
+        while True:
+            trials: list[Trial] = []
+            samples: dict[str, list[float]] = {}
+            cold = True
+            try:
+                for answer in self._answers(self._request(kind, problem, left, library=library)):
+                    if isinstance(answer, Trial):
+                        trials.append(answer)
+                    elif "cold" in answer:
+                        cold = answer["cold"]
+                    else:
+                        samples = answer
+            except _Fault as fault:
+                deaths += 1
+                if not fault.status:
+                    lost.append(trials[-1])
+                    left = [c for c in left if c[0] != trials[-1].config]
+                elif len(trials) < len(left):
+                    lost.append(Trial(left.pop(len(trials))[0], fault.status, fault.reason, stage="final"))
+                elif deaths > 2:
+                    raise TritonGemmError(f"{problem.key}: the final race ended {deaths} times: {fault.reason}") from None
+                continue
+            raced = [replace(t, samples=tuple(samples.get(t.config.name, ())), timer=label) for t in trials]
+            return Final((*raced, *lost), samples, cold)
+
+    def describe(self, problem: Problem, config: Config) -> str:
+        """How a result was verified."""
+        return f"float64 {problem.m}x{problem.n}x{problem.k}"
+
+    def close(self) -> None:
+        """End the process."""
+        self._child.kill()

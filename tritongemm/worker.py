@@ -1,0 +1,149 @@
+"""Child processes that may die: one request at a time, answers as they come, a limit on every wait.
+
+Compilers crash and kernels fault or hang. Each runs in a child of its own session, so that a kill reaches the tools it
+started too; the parent sees an exception and goes on with a fresh child.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+class ChildDied(Exception):
+    """The child ended without an answer; the text says how, with the end of what it wrote."""
+
+
+class ChildTimeout(Exception):
+    """The child gave no answer in time and was killed."""
+
+
+class ChildError(Exception):
+    """The child is well but the request failed; the text is the exception's."""
+
+
+class Child:
+    """A process that serves requests to one object.
+
+    Args:
+        role: ``module:Class``; one instance lives in the child; calling it with a request yields answers.
+        environment: variables to set in the child.
+        startup: seconds the child may take to start.
+    """
+
+    def __init__(self, role: str, environment: dict[str, str] | None = None, startup: float = 120.0) -> None:
+        self.role, self.environment, self.startup = role, environment or {}, startup
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _start(self) -> None:
+        here, there = os.pipe(), os.pipe()
+        self._log = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tritongemm.worker", self.role, str(there[0]), str(here[1])],
+            env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=(there[0], here[1]),
+            start_new_session=True,
+        )
+        os.close(there[0])
+        os.close(here[1])
+        self._answers = Connection(here[0], writable=False)
+        self._requests = Connection(there[1], readable=False)
+        if not self._answers.poll(self.startup):
+            self.kill()
+            raise ChildTimeout(f"did not start within {self.startup:g} s")
+        self._answers.recv()
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def ask(self, request: Any, timeout: float) -> Iterator[Any]:
+        """Answers to one request, as they come.
+
+        Args:
+            request: anything that pickles.
+            timeout: seconds to wait for each answer.
+
+        Raises:
+            ChildDied, ChildTimeout: and the process is gone; the next request starts another.
+            ChildError: the request raised; the process goes on.
+        """
+        try:
+            if not self.alive:
+                self._start()
+            self._requests.send(request)
+            while True:
+                if not self._answers.poll(timeout):
+                    self.kill()
+                    raise ChildTimeout(f"no answer within {timeout:g} s")
+                kind, value = self._answers.recv()
+                if kind == "end":
+                    return
+                if kind == "error":
+                    raise ChildError(value)
+                yield value
+        except (EOFError, BrokenPipeError, ConnectionError):
+            raise ChildDied(self._epitaph()) from None
+
+    def _epitaph(self) -> str:
+        process = self._process
+        if process is None:
+            return "killed"
+        code = process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 4000))
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        self.kill()
+        return f"{how}{': ' + lines[-1].strip() if lines else ''}"
+
+    def kill(self) -> None:
+        """End the process and everything it started."""
+        if self._process is None:
+            return
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+        self._process = None
+        self._answers.close()
+        self._requests.close()
+        self._log.close()
+
+
+def serve(role: str, requests: Connection, answers: Connection) -> None:
+    """Answer requests until the parent is gone."""
+    module, name = role.split(":")
+    handler: Callable[[Any], Iterator[Any]] = getattr(importlib.import_module(module), name)()
+    answers.send(("ready", None))
+    while True:
+        try:
+            request = requests.recv()
+        except EOFError:
+            return
+        try:
+            for answer in handler(request):
+                answers.send(("answer", answer))
+            answers.send(("end", None))
+        except BrokenPipeError:
+            return
+        except Exception as error:
+            traceback.print_exc()
+            answers.send(("error", f"{type(error).__name__}: {error}"))
+
+
+if __name__ == "__main__":
+    # Ctrl-C is the parent's to handle: it merges what is done and then ends its children.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(sys.argv[1], Connection(int(sys.argv[2]), writable=False), Connection(int(sys.argv[3]), readable=False))

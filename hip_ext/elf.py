@@ -40,10 +40,12 @@ class Elf:
         if len(code) < 64 or code[4:6] != b"\x02\x01":
             raise InputError(f"code object: {len(code)} bytes of ELF, not a whole little-endian 64-bit header")
         self._code, self.abi_version = code, code[8]
-        _, self.machine, _, _, _, table, self.flags, _, _, _, entry, count, names = _HEADER.unpack_from(code, 16)
+        header = _HEADER.unpack_from(code, 16)
+        _, self.machine, _, _, segments, table, self.flags, _, segment, segment_count, entry, count, names = header
         if entry != _SECTION.size or names >= count:
             raise InputError(f"code object: no usable section table ({count} sections of {entry} bytes)")
         self._check("section table", table, count * entry)
+        self._check("segment table", segments, segment_count * segment)
         rows = [_SECTION.unpack_from(code, table + index * entry) for index in range(count)]
         self._by_index = [Section(row[1], row[4], row[5], row[6]) for row in rows]
         strings = self._data("section names", self._by_index[names])
@@ -82,7 +84,11 @@ class Elf:
                 body = at + 12 + _aligned(name_bytes)
                 if body + size > len(data):
                     raise InputError(f"code object: truncated note of {size} bytes")
-                yield data[at + 12 : at + 12 + name_bytes].rstrip(b"\0").decode(), kind, data[body : body + size]
+                yield (
+                    data[at + 12 : at + 12 + name_bytes].rstrip(b"\0").decode(errors="replace"),
+                    kind,
+                    data[body : body + size],
+                )
                 at = body + _aligned(size)
 
     def _data(self, name: str, section: Section) -> bytes:

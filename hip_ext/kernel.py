@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Sequence
 from ctypes import byref, c_int, c_uint, c_void_p
 from functools import cached_property
 
@@ -76,7 +77,15 @@ class Function:
             values[name] = out.value
         return values
 
-    def prepare(self, grid: Grid, block: Grid, shared_bytes: int, params: bytes, cluster: int = 1) -> Prepared:
+    def prepare(
+        self,
+        grid: Grid,
+        block: Grid,
+        shared_bytes: int,
+        params: bytes,
+        cluster: int = 1,
+        offsets: Sequence[int] = (),
+    ) -> Prepared:
         """Make a launch ready.
 
         Args:
@@ -85,6 +94,8 @@ class Function:
             shared_bytes: dynamic shared memory (LDS).
             params: packed kernel parameters.
             cluster: neighbours along x that form a cluster; needs Hopper or later.
+            offsets: where each parameter starts in `params`. CUDA needs them where a tensor map is among them: its
+                compiler aligns one in the constant bank, not in the block, so the block can't be taken as it is.
 
         Raises:
             DriverError: the device can't give a block that much shared memory, or form such a cluster.
@@ -94,13 +105,21 @@ class Function:
             raise UnavailableError(f"{self.symbol} wants clusters of {cluster}, which only NVIDIA drivers launch")
         if self._api.vendor == "nvidia":
             self._allow(shared_bytes, cluster)
-        return Prepared(self._api, self, (*grid, *block, shared_bytes), params, cluster)
+        by_address = offsets if self._api.vendor == "nvidia" else ()
+        return Prepared(self._api, self, (*grid, *block, shared_bytes), params, cluster, by_address)
 
     def launch(
-        self, grid: Grid, block: Grid, shared_bytes: int, params: bytes, stream: int = 0, cluster: int = 1
+        self,
+        grid: Grid,
+        block: Grid,
+        shared_bytes: int,
+        params: bytes,
+        stream: int = 0,
+        cluster: int = 1,
+        offsets: Sequence[int] = (),
     ) -> None:
         """Launch once; arguments and errors are those of `prepare` and `Prepared.launch`."""
-        self.prepare(grid, block, shared_bytes, params, cluster).launch(stream)
+        self.prepare(grid, block, shared_bytes, params, cluster, offsets).launch(stream)
 
     def _allow(self, shared_bytes: int, cluster: int) -> None:
         """Raise the limits of the kernel where this launch needs it."""
@@ -117,23 +136,29 @@ class Function:
 class Prepared:
     """A launch with everything but the stream fixed. Not to be shared between threads while being patched."""
 
-    __slots__ = ("_api", "_block", "_call", "_config", "_extra", "_head", "_keep", "function", "params")
+    __slots__ = ("_api", "_block", "_call", "_config", "_head", "_keep", "_tail", "function", "params")
 
-    def __init__(self, api: Api, function: Function, shape: tuple[int, ...], params: bytes, cluster: int) -> None:
+    def __init__(
+        self,
+        api: Api,
+        function: Function,
+        shape: tuple[int, ...],
+        params: bytes,
+        cluster: int,
+        offsets: Sequence[int],
+    ) -> None:
         self._api, self.function = api, function
         self.params = bytearray(params)
         # ctypes reads the bytearray in place, so a patch needs no copy
         self._block = (ctypes.c_char * len(params)).from_buffer(self.params)
-        size = ctypes.c_size_t(len(params))
-        extra = (c_void_p * 5)(
-            symbols.BUFFER_POINTER,
-            ctypes.addressof(self._block),
-            symbols.BUFFER_SIZE,
-            ctypes.addressof(size),
-            symbols.BUFFER_END[api.vendor],
-        )
-        self._extra = ctypes.cast(extra, c_void_p)
-        self._keep: tuple[object, ...] = (size, extra)
+        start, size = ctypes.addressof(self._block), ctypes.c_size_t(len(params))
+        if offsets:
+            self._keep: tuple[object, ...] = ((c_void_p * len(offsets))(*(start + offset for offset in offsets)),)
+            self._tail: tuple[object, ...] = (ctypes.cast(self._keep[0], c_void_p), None)
+        else:
+            keys = symbols.BUFFER_POINTER, start, symbols.BUFFER_SIZE, ctypes.addressof(size)
+            self._keep = ((c_void_p * 5)(*keys, symbols.BUFFER_END[api.vendor]), size)
+            self._tail = (None, ctypes.cast(self._keep[0], c_void_p))
         self._config: _Config | None = None
         if cluster > 1:
             self._config = _clustered(shape, cluster)
@@ -164,10 +189,10 @@ class Prepared:
             DriverError: the driver refused it, or an earlier kernel has failed.
         """
         if self._config is None:
-            status = self._call(*self._head, stream, None, self._extra)
+            status = self._call(*self._head, stream, *self._tail)
         else:
             self._config.stream = stream
-            status = self._call(*self._head, None, self._extra)
+            status = self._call(*self._head, *self._tail)
         if status:
             raise self._api.error(self._api.symbol("launch_ex" if self._config else "launch"), status)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import byref, c_int, c_uint, c_ulonglong
 
-from tritongemm.errors import InputError
+from tritongemm.errors import InputError, UnavailableError
 from tritongemm.hip_ext.symbols import Api
 
 BYTES = 128
@@ -56,6 +56,8 @@ def encode(
         DriverError: the driver refused it.
         UnavailableError: AMD, or a CUDA driver older than 12.
     """
+    if not api.symbol("tensor_map"):
+        raise UnavailableError("tensor maps need an NVIDIA driver")
     if address % 16 or row_stride * elem_size % 16:
         raise InputError(
             f"a tensor map needs address and row stride in multiples of 16 bytes, not {address:#x} and "

@@ -1,0 +1,310 @@
+"""The driver binding, run against a stand-in that is compiled from both vendors' real headers."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import struct
+import subprocess
+import timeit
+from pathlib import Path
+
+import pytest
+import triton
+
+from tritongemm.errors import DriverError, InputError, TargetError, UnavailableError
+from tritongemm.hip_ext import driver, libraries, tensor_map
+
+BACKENDS = Path(triton.__file__).parent / "backends"
+CODE = b"co\0de and more"
+BOTH = pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """Vendor -> path of its stand-in library."""
+    folder = tmp_path_factory.mktemp("fake")
+    source = Path(__file__).with_name("fake_driver.c")
+    for vendor, define in (("nvidia", "-DNVIDIA"), ("amd", "-DAMD")):
+        command = ["cc", "-O1", "-shared", "-fPIC", define, f"-I{BACKENDS / vendor / 'include'}", str(source)]
+        subprocess.run([*command, "-o", str(folder / f"{vendor}.so")], check=True, timeout=60)
+    return folder
+
+
+@pytest.fixture
+def fake(built, vendor, monkeypatch, tmp_path):
+    """(stand-in's own variables, started driver)."""
+    copy = shutil.copy(built / f"{vendor}.so", tmp_path / f"{vendor}.so")  # its state starts afresh
+    library = ctypes.CDLL(str(copy))
+    monkeypatch.setattr(libraries, "load", lambda *_: library)
+    return library, driver.open.__wrapped__(vendor)
+
+
+def number(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.c_int.in_dll(library, name).value
+
+
+def block(address: int, count: int, value: int) -> bytes:
+    return struct.pack("<Qii", address, count, value)
+
+
+def ints(data: bytes) -> set[int]:
+    return set(struct.unpack(f"<{len(data) // 4}i", data))
+
+
+pytestmark = needs_compiler
+
+
+@BOTH
+def test_device_facts(fake, vendor):
+    _, opened = fake
+    device = opened.device(1)
+    assert (opened.device_count(), device.name) == (2, "Fake One")
+    assert device.arch == {"nvidia": "sm90", "amd": "gfx942"}[vendor]
+    units, lds, l2, clock, wave = {
+        "nvidia": (132, 232448, 50 << 20, 1980000, 32),
+        "amd": (304, 65536, 4 << 20, 2100000, 64),
+    }[vendor]
+    assert device.properties == {
+        "compute_units": units,
+        "lds_bytes": lds,
+        "l2_bytes": l2,
+        "clock_khz": clock,
+        "wave_size": wave,
+        "max_threads": 1024,
+        "memory_bytes": 1 << 37,
+        "bus_id": "0000:0c:00.0",
+    }
+    assert device.last_level_cache_bytes == l2
+    assert device.memory() == (1000, 2000)
+
+
+@BOTH
+def test_using_a_device_makes_it_current_for_the_thread(fake, vendor):
+    library, opened = fake
+    first, second = opened.device(0), opened.device(1)
+    assert number(library, "fake_current") == 1
+    first.alloc(16)
+    assert number(library, "fake_current") == 0
+    second.stream()
+    assert number(library, "fake_current") == 1
+    with pytest.raises(TargetError, match=f"no {vendor} device 2; there are 2"):
+        opened.device(2)
+
+
+@BOTH
+def test_memory_goes_out_and_comes_back(fake, vendor):
+    library, opened = fake
+    device = opened.device()
+    address = device.alloc(64)
+    device.copy_to_device(address, bytes(range(64)))
+    device.memset(address + 32, 0xAB, 16, stream=0x5555AAAA0001)
+    assert device.copy_from_device(address, 64) == bytes(range(32)) + b"\xab" * 16 + bytes(range(48, 64))
+    assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value == 0x5555AAAA0001
+    device.free(address)
+    with pytest.raises(DriverError, match=r"(cuMemAlloc_v2|hipMalloc) failed: (CUDA_ERROR_OTHER|hipErrorOther) \(2\): in words"):
+        device.alloc(1 << 40)
+
+
+@BOTH
+@pytest.mark.parametrize("offsets", [(), (0, 8, 12)])
+def test_launch_passes_shape_parameters_and_stream(fake, vendor, offsets):
+    library, opened = fake
+    device = opened.device()
+    function = device.load(CODE).function("fill")
+    assert function.attributes == {"max_threads": 256, "shared_bytes": 1024, "local_bytes": 16, "registers": 40}
+    address, stream = device.alloc(400), device.stream()
+    function.launch((5, 6, 7), (64, 2, 1), 512, block(address, 100, -3), stream.handle, offsets=offsets)
+    assert ints(device.copy_from_device(address, 400)) == {-3}
+    assert list((ctypes.c_uint * 7).in_dll(library, "fake_last")) == [5, 6, 7, 64, 2, 1, 512]
+    assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value == stream.handle == 0x5555AAAA0001
+
+
+@BOTH
+@pytest.mark.parametrize("offsets", [(), (0, 8, 12)])
+def test_prepared_launch_is_patched_in_place_and_cheap(fake, vendor, offsets):
+    _, opened = fake
+    device = opened.device()
+    first, second = device.alloc(16), device.alloc(16)
+    function = device.load(CODE).function("fill")
+    prepared = function.prepare((1, 1, 1), (32, 1, 1), 0, block(first, 4, 1), offsets=offsets)
+    prepared.launch()
+    prepared.set_pointer(0, second)
+    prepared.set_bytes(12, struct.pack("<i", 2))
+    prepared.launch(7)
+    assert ints(device.copy_from_device(first, 16)) == {1}
+    assert ints(device.copy_from_device(second, 16)) == {2}
+    with pytest.raises(ValueError, match="8 bytes at 12 overrun a parameter block of 16"):
+        prepared.set_bytes(12, bytes(8))
+
+    def once() -> None:
+        prepared.set_pointer(0, first)
+        prepared.launch(7)
+
+    assert min(timeit.repeat(once, number=2000, repeat=5)) / 2000 < 5e-6
+
+
+@pytest.mark.parametrize("vendor", ["nvidia"])
+def test_shared_memory_limit_is_raised_once_and_only_when_needed(fake):
+    library, opened = fake
+    function = opened.device().load(CODE).function("fill")
+    job = block(0, 0, 0)
+    function.launch((1, 1, 1), (32, 1, 1), 48 * 1024 - 1024, job)
+    assert number(library, "fake_limit") == 0
+    for shared in (100_000, 200_000, 150_000):
+        function.launch((1, 1, 1), (32, 1, 1), shared, job)
+    assert (number(library, "fake_limit"), number(library, "fake_prefer")) == (200_000, 2)
+    with pytest.raises(DriverError, match="cuFuncSetAttribute failed: CUDA_ERROR_INVALID_VALUE"):
+        function.launch((1, 1, 1), (32, 1, 1), 232448, job)
+
+
+@pytest.mark.parametrize("vendor", ["nvidia"])
+@pytest.mark.parametrize("offsets", [(), (0, 8, 12)])
+def test_clusters_go_through_the_extended_launch(fake, offsets):
+    library, opened = fake
+    device = opened.device()
+    address = device.alloc(16)
+    function = device.load(CODE).function("fill")
+    function.launch((4, 3, 2), (128, 1, 1), 1000, block(address, 4, 9), 5, cluster=2, offsets=offsets)
+    assert list((ctypes.c_uint * 7).in_dll(library, "fake_last")) == [4, 3, 2, 128, 1, 1, 1000]
+    assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value == 5
+    assert [number(library, f"fake_{n}") for n in ("cluster", "spread", "wide")] == [211, 1, 0]
+    function.launch((16, 1, 1), (128, 1, 1), 0, block(address, 4, 9), cluster=16, offsets=offsets)
+    assert [number(library, f"fake_{n}") for n in ("cluster", "wide")] == [1611, 1]
+    assert ints(device.copy_from_device(address, 16)) == {9}
+
+
+@pytest.mark.parametrize("vendor", ["amd"])
+def test_what_amd_does_not_have_is_said(fake):
+    device = fake[1].device()
+    with pytest.raises(UnavailableError, match="fill wants clusters of 2"):
+        device.load(CODE).function("fill").launch((2, 1, 1), (64, 1, 1), 0, block(0, 0, 0), cluster=2)
+    with pytest.raises(UnavailableError, match="tensor maps need an NVIDIA driver"):
+        device.tensor_map(0, 6, 2, (8, 8), 8, (8, 8), 0)
+
+
+@BOTH
+def test_capture_records_and_the_graph_replays(fake, vendor):
+    _, opened = fake
+    device = opened.device()
+    stream, address = device.stream(), device.alloc(16)
+    function = device.load(CODE).function("fill")
+    device.memset(address, 0, 16)
+    device.begin_capture(stream.handle)
+    function.launch((1, 1, 1), (32, 1, 1), 0, block(address, 2, 4), stream.handle)
+    function.launch((1, 1, 1), (32, 1, 1), 0, block(address + 8, 2, 5), stream.handle)
+    graph = device.end_capture(stream.handle)
+    assert ints(device.copy_from_device(address, 16)) == {0}
+    graph.launch(stream.handle)
+    assert ints(device.copy_from_device(address, 16)) == {4, 5}
+    graph.destroy()
+    device.begin_capture(stream.handle)
+    with pytest.raises(DriverError, match="EndCapture failed"):
+        device.end_capture(stream.handle)
+
+
+@BOTH
+def test_events_time_and_everything_is_given_back_once(fake, vendor):
+    library, opened = fake
+    device = opened.device()
+    stream, start, stop = device.stream(), device.event(), device.event()
+    start.record(stream.handle)
+    stop.record(stream.handle)
+    stop.synchronize()
+    stream.synchronize()
+    assert start.elapsed_ms(stop) == 5.0
+    module = device.load(CODE)
+    for thing in (stream, start, stop):
+        thing.destroy()
+        thing.destroy()
+    module.unload()
+    module.unload()
+    assert number(library, "fake_destroyed") == 4
+
+
+@BOTH
+def test_refusals_carry_call_code_name_and_text(fake, vendor):
+    library, opened = fake
+    device = opened.device()
+    with pytest.raises(DriverError, match="ModuleLoadData failed"):
+        device.load(b"not a code object")
+    function = device.load(CODE).function("fill")
+    with pytest.raises(DriverError, match="in words") as caught:
+        function.launch((1, 1, 1), (2048, 1, 1), 0, block(0, 0, 0))
+    call, name = {
+        "nvidia": ("cuLaunchKernel", "CUDA_ERROR_INVALID_VALUE"),
+        "amd": ("hipModuleLaunchKernel", "hipErrorInvalidValue"),
+    }[vendor]
+    assert (caught.value.call, caught.value.code, caught.value.name) == (call, 1, name)
+    with pytest.raises(DriverError, match=r"ModuleGetFunction failed: (CUDA_ERROR_NOT_FOUND|hipErrorNotFound)"):
+        device.load(CODE).function("absent")
+    ctypes.c_int.in_dll(library, "fake_broken").value = 700
+    with pytest.raises(DriverError, match=r"Synchronize failed.*700"):
+        device.synchronize()
+
+
+@pytest.mark.parametrize("vendor", ["nvidia"])
+def test_tensor_map_is_encoded_as_the_driver_wants_it(fake):
+    library, opened = fake
+    device = opened.device()
+    ctypes.c_int.in_dll(library, "fake_version").value = 13020
+    elem_type, elem_size = tensor_map.ELEMENTS["bfloat16"]
+
+    def facts(*args: object, **options: bool) -> tuple[int, ...]:
+        return struct.unpack("<16Q", device.tensor_map(*args, **options))
+
+    # aligned, kept flag, host type 9, rank 2, address, columns, rows, bytes between rows, box columns, box rows, steps
+    expected = (0, 1 << 21, 9, 2, 0x7F0000000010, 300, 1000, 2 * 304, 64, 128, 1, 1, 0, 3, 2, 0)
+    assert facts(0x7F0000000010, elem_type, elem_size, (1000, 300), 304, (128, 64), 3) == expected
+    assert facts(0, 0, 1, (4, 32), 32, (4, 32), 0, fp4_padded=True, nan_outside=True)[5:] == (
+        64, 4, 32, 32, 4, 1, 1, 0, 0, 2, 1,
+    )  # fmt: skip
+    ctypes.c_int.in_dll(library, "fake_version").value = 13000
+    assert facts(16, 6, 2, (1000, 300), 304, (128, 64), 3)[1] == 1 << 21
+    assert facts(16, 6, 2, (100, 300), 304, (128, 64), 3)[1] == 0  # under 128 KiB an old driver's flag goes
+    with pytest.raises(InputError, match="multiples of 16 bytes, not 0x8 and 304 x 2"):
+        facts(8, 6, 2, (100, 300), 304, (128, 64), 3)
+    with pytest.raises(DriverError, match="cuTensorMapEncodeTiled failed"):
+        facts(16, 6, 2, (100, 300), 304, (128, 512), 3)
+
+
+@BOTH
+def test_a_driver_without_devices_or_calls_says_so(fake, vendor, monkeypatch):
+    library, _ = fake
+    ctypes.c_int.in_dll(library, "fake_devices").value = 0
+    with pytest.raises(UnavailableError, match=r"finds no usable GPU: (cuInit|hipInit) failed"):
+        driver.open.__wrapped__(vendor)
+    empty = ctypes.CDLL(None)
+    monkeypatch.setattr(libraries, "load", lambda *_: empty)
+    with pytest.raises(UnavailableError, match=r"has no (cuInit|hipInit); a newer driver is needed"):
+        driver.open.__wrapped__(vendor)
+
+
+def test_a_missing_library_names_every_place(tmp_path):
+    (tmp_path / "libnothing.so.2").write_text("not a library")
+    with pytest.raises(UnavailableError) as caught:
+        libraries.load("Nothing", ("libnothing.so.2", "libnothing.so"), [tmp_path])
+    text = str(caught.value)
+    assert text.startswith(f"Nothing: no library found; looked for {tmp_path / 'libnothing.so.2'} (")
+    assert "file too short" in text or "invalid ELF header" in text
+    assert text.endswith("libnothing.so.2, libnothing.so")
+
+
+def test_a_loaded_library_is_found_before_any_other(built, tmp_path, monkeypatch):
+    path = Path(shutil.copy(built / "nvidia.so", tmp_path / "libloadedonce.so.3"))
+    loaded = ctypes.CDLL(str(path))
+    assert libraries.mapped("libloadedonce.so") == path
+    again = libraries.load("it", ("libloadedonce.so.1",))
+    assert again._handle == loaded._handle
+    assert libraries.mapped("libneverloaded.so") is None
+
+
+def test_wheel_folders_are_found_without_importing(monkeypatch, tmp_path):
+    (tmp_path / "fakewheel/lib/deep").mkdir(parents=True)
+    (tmp_path / "fakewheel/__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert libraries.wheel_folders("fakewheel/lib/deep", "fakewheel/none", "no_such_wheel/lib") == [
+        tmp_path / "fakewheel/lib/deep"
+    ]

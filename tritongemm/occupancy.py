@@ -20,14 +20,22 @@ BOOKKEEPING_REGISTERS = 24
 SIMDS = 4
 
 
+def sides(config: Config) -> tuple[int, int]:
+    """Rows and columns of the tile as matrix instructions see them; swap_ab computes the transpose."""
+    tile = config.block_m, config.block_n
+    return (tile[1], tile[0]) if config.option("swap_ab") else tile
+
+
 def async_matrix(config: Config, target: Target) -> bool:
     """Whether matrix instructions read LDS themselves: a warp group of 4 with 64 rows, or tensor memory."""
-    grouped = config.block_m >= 64 and config.num_warps % 4 == 0
+    grouped = sides(config)[0] >= 64 and config.num_warps % 4 == 0
     return target.has("tensor_memory") or (grouped and target.has("wgmma"))
 
 
 def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
     """Bytes of LDS that hold tiles of A and B while the K loop runs; the epilogue may ask for more."""
+    if config.template == "gemv":
+        return 0  # products never leave registers
     a = config.block_m * config.block_k * problem.a.bytes
     b = config.block_n * config.block_k * problem.b.bytes
     if config.num_stages <= 1:
@@ -77,27 +85,32 @@ def warps(config: Config, target: Target) -> Warps:
     side = config.option("matrix_instr_nonkdim") or 16
     m, n = (side, side) if target.has("matrix_instr_nonkdim") else (16, 8)
     grouped = async_matrix(config, target)
+    high, wide = sides(config)
     wm = wn = 1
     while wm * wn < config.num_warps:
-        left_m, left_n = config.block_m // (m * wm), config.block_n // (n * wn)
+        left_m, left_n = high // (m * wm), wide // (n * wn)
         if left_m > 1 and (grouped or left_m * m >= left_n * n or left_n <= 1):
             wm *= 2
         elif left_n > 1:
             wn *= 2
         else:
             break
-    return Warps(wm, wn, max(1, ceil(config.block_m / (m * wm))), max(1, ceil(config.block_n / (n * wn))), (m, n))
+    return Warps(wm, wn, max(1, ceil(high / (m * wm))), max(1, ceil(wide / (n * wn))), (m, n))
+
+
+def operands(config: Config, problem: Problem, target: Target) -> int:
+    """32-bit registers a thread needs for operands read back from LDS; 0 where none is needed."""
+    if async_matrix(config, target):
+        return 0
+    split = warps(config, target)
+    rows = split.rows * split.shape[0] * problem.a.bytes + split.columns * split.shape[1] * problem.b.bytes
+    return ceil(rows * min(config.block_k, 64) / (4 * target.wave_size))
 
 
 def registers(config: Config, problem: Problem, target: Target) -> int:
-    """32-bit registers a thread is expected to need, before the compiler is held to `register_limit`."""
-    need = BOOKKEEPING_REGISTERS + accumulators(config, target) + staging(config, problem, target)
-    if not async_matrix(config, target):
-        split = warps(config, target)
-        rows = split.rows * split.shape[0] * problem.a.bytes + split.columns * split.shape[1] * problem.b.bytes
-        # Without a second copy in LDS the compiler slices operands along K as registers run short.
-        need += ceil(rows * min(config.block_k, 64) / (4 * target.wave_size))
-    return need
+    """32-bit registers a thread wants, before the compiler is held to `register_limit`."""
+    held = accumulators(config, target) + staging(config, problem, target)
+    return BOOKKEEPING_REGISTERS + held + operands(config, problem, target)
 
 
 def per_cu(config: Config, problem: Problem, target: Target, built: Built | None = None) -> int:

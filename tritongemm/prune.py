@@ -1,35 +1,17 @@
-"""Stage: Space → kept configs, and a count per rule.
-
-A rule looks at one config and answers None, or the reason to drop it with its numbers. Kernels mask what does not
-divide, so no rule asks M, N or K to be a multiple of a block.
-"""
+"""Stage: Space → kept configs, and a count per rule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tritongemm.config import Config
-from tritongemm.occupancy import MATRIX_K_BYTES, accumulators, lds_bytes, register_limit, staging
 from tritongemm.problem import Problem
+from tritongemm.rules import RULES, Rule
+from tritongemm.rules_tune_gemm import TUNE_GEMM_RULES
 from tritongemm.target import Target
 
-Check = Callable[[Config, Problem, Target], str | None]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One reason to drop a config.
-
-    Attributes:
-        name: key of the counts.
-        check: gives the reason, or None to keep.
-        templates: the only templates it judges; empty for all.
-    """
-
-    name: str
-    check: Check
-    templates: tuple[str, ...] = ()
+__all__ = ["RULES", "TUNE_GEMM_RULES", "Pruned", "Rule", "prune"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +35,7 @@ def prune(
     configs: Iterable[Config],
     problem: Problem,
     target: Target,
-    rules: tuple[Rule, ...] | None = None,
+    rules: tuple[Rule, ...] = RULES,
     never_zero: bool = True,
 ) -> Pruned:
     """Apply `rules` one after the other.
@@ -61,16 +43,15 @@ def prune(
     Args:
         configs: candidates.
         problem, target: what they are judged for.
-        rules: `RULES` when None.
+        rules: in the order they apply.
         never_zero: skip a rule that would leave nothing; False shows what the rules would do by themselves.
     """
     kept, removed, reasons, skipped = list(configs), dict[str, int](), dict[str, str](), list[str]()
-    for rule in RULES if rules is None else rules:
+    for rule in rules:
         check, survivors, dropped, example = rule.check, [], 0, ""
         for config in kept:
-            if rule.templates and config.template not in rule.templates:
-                survivors.append(config)
-            elif (reason := check(config, problem, target)) is None:
+            exempt = rule.templates and config.template not in rule.templates
+            if exempt or (reason := check(config, problem, target)) is None:
                 survivors.append(config)
             else:
                 dropped += 1
@@ -84,159 +65,3 @@ def prune(
         if dropped:
             reasons[rule.name] = example
     return Pruned(tuple(kept), removed, reasons, tuple(skipped))
-
-
-def _up(size: int, least: int) -> int:
-    """Smallest power of two that holds `size`, at least `least`."""
-    return max(least, 1 << (size - 1).bit_length())
-
-
-def _tiles(config: Config, problem: Problem) -> int:
-    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
-
-
-def fits_m(config: Config, problem: Problem, target: Target) -> str | None:
-    """A block more than half empty costs what a smaller one would not; warp groups come in 64 rows."""
-    limit = _up(problem.m, 64 if target.has("wgmma") or target.has("tensor_memory") else 16)
-    return f"BM {config.block_m} > {limit} that hold M {problem.m}" if config.block_m > limit else None
-
-
-def fits_n(config: Config, problem: Problem, target: Target) -> str | None:
-    limit = _up(problem.n, 16)
-    return f"BN {config.block_n} > {limit} that hold N {problem.n}" if config.block_n > limit else None
-
-
-def fits_k(config: Config, problem: Problem, target: Target) -> str | None:
-    limit = _up(problem.k, 32)
-    return f"BK {config.block_k} > {limit} that hold K {problem.k}" if config.block_k > limit else None
-
-
-def dot_k(config: Config, problem: Problem, target: Target) -> str | None:
-    """A matrix instruction takes at least 32 bytes along K, fp32 excepted: Triton wants 16 elements of any type."""
-    width = min(problem.a.bytes, problem.b.bytes)
-    least = max(16, MATRIX_K_BYTES // width)
-    return f"BK {config.block_k} < {least} of one dot" if config.block_k < least else None
-
-
-def short_rows(config: Config, problem: Problem, target: Target) -> str | None:
-    """Loads of less than 64 bytes of a row waste most of each cache line."""
-    row = config.block_k * max(problem.a.bytes, problem.b.bytes)
-    return f"{row} B of a row of K < 64 B" if row < 64 and problem.k > config.block_k else None
-
-
-def small_tile(config: Config, problem: Problem, target: Target) -> str | None:
-    """Where square tiles of 32 or 64 fill the device many times, smaller ones only load more."""
-    for side in (64, 32):
-        m, n = min(side, _up(problem.m, 16)), min(side, _up(problem.n, 16))
-        if config.block_m >= m and config.block_n >= n:
-            continue
-        tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
-        if tiles >= 4 * target.compute_units:
-            wide = f"{config.block_m}x{config.block_n} < {m}x{n}"
-            return f"{wide}, which makes {tiles} tiles for {target.compute_units} CUs"
-    return None
-
-
-def group_m(config: Config, problem: Problem, target: Target) -> str | None:
-    """Grouping more rows of tiles than there are changes nothing; nor does grouping a single column."""
-    if config.group_m == 1:
-        return None
-    rows, columns = -(-problem.m // config.block_m), -(-problem.n // config.block_n)
-    if config.group_m > rows:
-        return f"group_m {config.group_m} > {rows} tiles along M"
-    if config.split_k > 1:
-        return f"group_m {config.group_m} with split-K, where all tiles are under way at once"
-    return f"group_m {config.group_m} with one tile along N" if columns == 1 else None
-
-
-def split_k(config: Config, problem: Problem, target: Target) -> str | None:
-    """Splits must shorten the longest chain of K blocks on a compute unit by a quarter, or their sum never pays."""
-    split = config.split_k
-    if split == 1:
-        return None
-    tiles, units = _tiles(config, problem), target.compute_units
-    if tiles * split > 4 * units:
-        return f"split-K {split} makes {tiles * split} programs for {units} CUs"
-    if problem.k < 2 * split * config.block_k:
-        return f"K {problem.k} < 2 blocks of {config.block_k} for each of {split} splits"
-    if tiles >= units:
-        return f"split-K {split}: {tiles} tiles fill {units} CUs"
-    rounds = -(-tiles * split // units)
-    return f"split-K {split}: {rounds} rounds of 1/{split} K" if 4 * rounds > 3 * split else None
-
-
-def few_instructions(config: Config, problem: Problem, target: Target) -> str | None:
-    """A warp without a matrix instruction of its own idles; along K counts, since warps also share the loading."""
-    side = config.option("matrix_instr_nonkdim") or 16
-    m, n = (side, side) if target.has("matrix_instr_nonkdim") else (16, 8)
-    k = config.block_k * max(problem.a.bytes, problem.b.bytes) // MATRIX_K_BYTES
-    count = (config.block_m // m) * (config.block_n // n) * max(1, k)
-    return f"{config.num_warps} warps for {count} matrix instructions" if config.num_warps > count else None
-
-
-def warp_group(config: Config, problem: Problem, target: Target) -> str | None:
-    """Fewer than 4 warps fall back to the older, slower matrix instructions."""
-    if config.num_warps >= 4 or config.block_m < 64 or not (target.has("wgmma") or target.has("tensor_memory")):
-        return None
-    return f"{config.num_warps} warps < 4 of a warp group"
-
-
-def accumulator(config: Config, problem: Problem, target: Target) -> str | None:
-    """The tile of C and the loads under way live in registers through the whole K loop."""
-    limit = register_limit(config, target)
-    held, waiting = accumulators(config, target), staging(config, problem, target)
-    return f"{held} accumulator + {waiting} staging registers >= {limit}" if held + waiting >= limit else None
-
-
-def lds(config: Config, problem: Problem, target: Target) -> str | None:
-    used = lds_bytes(config, problem, target)
-    return f"LDS {used} > {target.lds_bytes}" if used > target.lds_bytes else None
-
-
-def stages(config: Config, problem: Problem, target: Target) -> str | None:
-    """A pipeline deeper than the K loop is long only takes LDS."""
-    loop = -(-problem.k // (config.block_k * config.split_k))
-    deep = config.num_stages > 2 and config.num_stages - 1 > loop
-    return f"{config.num_stages} stages for {loop} K blocks" if deep else None
-
-
-def nonkdim_size(config: Config, problem: Problem, target: Target) -> str | None:
-    """Matrix instructions of 32 need a block of 32, and half of one is empty where M or N is below that."""
-    side = config.option("matrix_instr_nonkdim")
-    if side <= 16 or (config.block_m >= side and config.block_n >= side and min(problem.m, problem.n) > 16):
-        return None
-    return f"nonkdim {side} for a {config.block_m}x{config.block_n} tile of {problem.m}x{problem.n}"
-
-
-def kpack(config: Config, problem: Problem, target: Target) -> str | None:
-    """kpack 2 reads two matrix instructions' worth of K at once."""
-    pack = config.option("kpack", 1)
-    if pack <= 1:
-        return None
-    side = config.option("matrix_instr_nonkdim") or 16
-    least = pack * MATRIX_K_BYTES * 16 // side // max(problem.a.bytes, problem.b.bytes)
-    return f"kpack {pack} needs BK {least}, not {config.block_k}" if config.block_k < least else None
-
-
-# Rules about a K loop over one tile of C; a template with its own scheme brings its own.
-_LOOPS = ("tile", "persistent", "stream_k", "swap_ab")
-_TILE = ("tile",)
-
-# Cheap and strong ones first.
-RULES = (
-    Rule("group_m", group_m, _LOOPS),
-    Rule("split_k", split_k, _TILE),
-    Rule("fits_m", fits_m, _TILE),
-    Rule("fits_n", fits_n, _TILE),
-    Rule("fits_k", fits_k, _LOOPS),
-    Rule("dot_k", dot_k, _LOOPS),
-    Rule("short_rows", short_rows, _LOOPS),
-    Rule("small_tile", small_tile, _LOOPS),
-    Rule("warp_group", warp_group, _LOOPS),
-    Rule("lds", lds, _LOOPS),
-    Rule("accumulator", accumulator, _LOOPS),
-    Rule("nonkdim_size", nonkdim_size, _LOOPS),
-    Rule("few_instructions", few_instructions, _LOOPS),
-    Rule("kpack", kpack, _LOOPS),
-    Rule("stages", stages, _LOOPS),
-)

@@ -1,6 +1,6 @@
 """The ten rules of ROCm Triton's tune_gemm, defects included, to compare counts with it.
 
-They answer for kernels without masks along M and N and ask for divisibility; `tritongemm.prune.RULES` do neither.
+They answer for kernels without masks along M and N and ask for divisibility; `tritongemm.rules.RULES` do neither.
 Source: ROCm/triton python/perf-kernels/tools/tune_gemm (MIT), `prune_configs`.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tritongemm.config import Config
 from tritongemm.problem import Problem
-from tritongemm.prune import Rule, lds
+from tritongemm.rules import Rule, lds
 from tritongemm.target import Target
 
 

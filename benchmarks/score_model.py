@@ -1,0 +1,134 @@
+"""How often a tuned tile is among the model's first: ``python benchmarks/score_model.py FILE.yaml --target gfx942``.
+
+FILE is a list of maps as tune_gemm writes them (M, N, K, rowMajorA, BLOCK_SIZE_M …, with SPLIT_K, or NUM_SMS for
+stream-K). The model ranks the configs our own space and rules leave; a tile ranks as its best config does, and a tuned
+tile that was pruned counts as a miss. A tuned tile is a noisy label: other tiles are often within a per cent of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tritongemm import target as targets
+from tritongemm.config import Config
+from tritongemm.dtypes import dtype
+from tritongemm.problem import Problem
+from tritongemm.prune import prune
+from tritongemm.rank import rank
+from tritongemm.space import space
+from tritongemm.target import Target
+
+TOPS = (1, 5, 10, 20)
+Tile = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tuned size: the problem, the tile that won, and the programs of its grid (0: one per tile)."""
+
+    problem: Problem
+    tile: Tile
+    num_sms: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """Where the model put a tuned tile: rank from 1, or 0 when the rules dropped it; best: the model's first tiles."""
+
+    row: Row
+    rank: int
+    tiles: int
+    best: tuple[Tile, ...]
+
+
+def read(path: Path, fp8: str = "fn") -> list[Row]:
+    """Rows of a tuned file; sizes without a tile are passed over."""
+    return [row for entry in yaml.safe_load(path.read_text()) or [] if (row := _row(entry, fp8))]
+
+
+def _row(entry: dict[str, Any], fp8: str) -> Row | None:
+    if "BLOCK_SIZE_M" not in entry:
+        return None
+    names = [str(entry.get(f"dtype_{x}", "fp16")) for x in "abc"]
+    problem = Problem(
+        *(int(entry[x]) for x in "MNK"),
+        *(dtype(name, fp8).name for name in names),
+        row_major_a=entry.get("rowMajorA", "T") == "T",
+        row_major_b=entry.get("rowMajorB", "N") == "T",
+    )
+    m, n, k = (int(entry[f"BLOCK_SIZE_{x}"]) for x in "MNK")
+    return Row(problem, (m, n, k), int(entry.get("NUM_SMS", 0)))
+
+
+def order(row: Row, target: Target) -> list[Tile]:
+    """Distinct tiles of the pruned space, the model's favourite first."""
+    kept: Iterable[Config] = prune(space(row.problem, target, templates=("tile",)), row.problem, target).kept
+    if row.num_sms:
+        # Stream-K deals out K by itself, so split-K only repeats a config.
+        sms = (("num_sms", row.num_sms),)
+        kept = [replace(c, template="stream_k", options=c.options + sms) for c in kept if c.split_k == 1]
+    return list(dict.fromkeys(p.config.tile for p in rank(kept, row.problem, target)))
+
+
+def score(rows: Iterable[Row], target: Target) -> list[Score]:
+    seen: dict[tuple[Problem, int], list[Tile]] = {}
+    scores = []
+    for row in rows:
+        key = row.problem, row.num_sms
+        tiles = seen.setdefault(key, []) or seen[key]
+        if not tiles:
+            tiles.extend(order(row, target))
+        place = tiles.index(row.tile) + 1 if row.tile in tiles else 0
+        scores.append(Score(row, place, len(tiles), tuple(tiles[:3])))
+    return scores
+
+
+def agreement(scores: list[Score]) -> dict[int, float]:
+    """Share of rows whose tuned tile is among the first k, by k."""
+    return {k: sum(0 < s.rank <= k for s in scores) / max(1, len(scores)) for k in TOPS}
+
+
+def by_size(scores: list[Score]) -> dict[str, list[Score]]:
+    """All rows, then by the square root of M*N, where different things bound a GEMM."""
+    parts: dict[str, list[Score]] = {"all": scores, "<512": [], "512-2048": [], ">=2048": []}
+    for s in scores:
+        size = (s.row.problem.m * s.row.problem.n) ** 0.5
+        parts["<512" if size < 512 else "512-2048" if size < 2048 else ">=2048"].append(s)
+    return {name: part for name, part in parts.items() if part}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--target", default="gfx942")
+    parser.add_argument("--json", type=Path, help="write the figures and every row's rank here")
+    parser.add_argument("--worst", type=int, nargs="?", const=10, default=0, help="list the worst sizes")
+    args = parser.parse_args(argv)
+    target = targets.load(args.target)
+    scores = score(read(args.file, target.fp8), target)
+    print(f"{'sqrt(MN)':<10} {'rows':>5}" + "".join(f"{f'top-{k}':>8}" for k in TOPS))
+    for name, part in by_size(scores).items():
+        print(f"{name:<10} {len(part):>5}" + "".join(f"{100 * v:>7.1f}%" for v in agreement(part).values()))
+    worst = sorted(scores, key=lambda s: s.rank or s.tiles + 1, reverse=True)[: args.worst]
+    for s in worst:
+        place = f"{s.rank} of {s.tiles}" if s.rank else f"pruned ({s.tiles} kept)"
+        print(f"{s.row.problem.key}: tuned {s.row.tile} ranks {place}; model: {', '.join(map(str, s.best))}")
+    if args.json:
+        rows = [{"problem": s.row.problem.key, "tile": s.row.tile, "rank": s.rank, "tiles": s.tiles} for s in scores]
+        top = {name: {f"top_{k}": v for k, v in agreement(part).items()} for name, part in by_size(scores).items()}
+        args.json.write_text(json.dumps({"target": target.name, "rows": len(rows), "agreement": top, "ranks": rows}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""The rules of pruning: each looks at one config and answers None, or the reason to drop it with its numbers.
+
+Kernels mask what does not divide, so no rule asks M, N or K to be a multiple of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tritongemm.config import Config
+from tritongemm.occupancy import MATRIX_K_BYTES, accumulators, lds_bytes, register_limit, sides, staging
+from tritongemm.problem import Problem
+from tritongemm.target import Target
+
+VECTOR_ROWS = 16  # a matrix instruction's rows: from here on it wastes nothing
+
+Check = Callable[[Config, Problem, Target], str | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One reason to drop a config.
+
+    Attributes:
+        name: key of the counts.
+        check: gives the reason, or None to keep.
+        templates: the only templates it judges; empty for all.
+    """
+
+    name: str
+    check: Check
+    templates: tuple[str, ...] = ()
+
+
+def _up(size: int, least: int) -> int:
+    """Smallest power of two that holds `size`, at least `least`."""
+    return max(least, 1 << (size - 1).bit_length())
+
+
+def _tiles(config: Config, problem: Problem) -> int:
+    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
+
+
+def fits_m(config: Config, problem: Problem, target: Target) -> str | None:
+    """A block more than half empty costs what a smaller one would not; warp groups come in 64 rows."""
+    limit = _up(problem.m, 64 if target.has("wgmma") or target.has("tensor_memory") else 16)
+    return f"BM {config.block_m} > {limit} that hold M {problem.m}" if config.block_m > limit else None
+
+
+def fits_n(config: Config, problem: Problem, target: Target) -> str | None:
+    limit = _up(problem.n, 16)
+    return f"BN {config.block_n} > {limit} that hold N {problem.n}" if config.block_n > limit else None
+
+
+def fits_k(config: Config, problem: Problem, target: Target) -> str | None:
+    limit = _up(problem.k, 32)
+    return f"BK {config.block_k} > {limit} that hold K {problem.k}" if config.block_k > limit else None
+
+
+def dot_k(config: Config, problem: Problem, target: Target) -> str | None:
+    """A matrix instruction takes at least 32 bytes along K, fp32 excepted: Triton wants 16 elements of any type."""
+    width = min(problem.a.bytes, problem.b.bytes)
+    least = max(16, MATRIX_K_BYTES // width)
+    return f"BK {config.block_k} < {least} of one dot" if config.block_k < least else None
+
+
+def short_rows(config: Config, problem: Problem, target: Target) -> str | None:
+    """Loads of less than 64 bytes of a row waste most of each cache line."""
+    row = config.block_k * max(problem.a.bytes, problem.b.bytes)
+    return f"{row} B of a row of K < 64 B" if row < 64 and problem.k > config.block_k else None
+
+
+def small_tile(config: Config, problem: Problem, target: Target) -> str | None:
+    """Where square tiles of 32 or 64 fill the device many times, smaller ones only load more."""
+    for side in (64, 32):
+        m, n = min(side, _up(problem.m, 16)), min(side, _up(problem.n, 16))
+        if config.block_m >= m and config.block_n >= n:
+            continue
+        tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
+        if tiles >= 4 * target.compute_units:
+            wide = f"{config.block_m}x{config.block_n} < {m}x{n}"
+            return f"{wide}, which makes {tiles} tiles for {target.compute_units} CUs"
+    return None
+
+
+def group_m(config: Config, problem: Problem, target: Target) -> str | None:
+    """Grouping more rows of tiles than there are changes nothing; nor does grouping a single column."""
+    if config.group_m == 1:
+        return None
+    rows, columns = -(-problem.m // config.block_m), -(-problem.n // config.block_n)
+    if config.group_m > rows:
+        return f"group_m {config.group_m} > {rows} tiles along M"
+    if config.split_k > 1:
+        return f"group_m {config.group_m} with split-K, where all tiles are under way at once"
+    return f"group_m {config.group_m} with one tile along N" if columns == 1 else None
+
+
+def split_k(config: Config, problem: Problem, target: Target) -> str | None:
+    """Splits must shorten the longest chain of K blocks on a compute unit by a quarter, or their sum never pays."""
+    split = config.split_k
+    if split == 1:
+        return None
+    tiles, units = _tiles(config, problem), target.compute_units
+    if tiles * split > 4 * units:
+        return f"split-K {split} makes {tiles * split} programs for {units} CUs"
+    if problem.k < 2 * split * config.block_k:
+        return f"K {problem.k} < 2 blocks of {config.block_k} for each of {split} splits"
+    if tiles >= units:
+        return f"split-K {split}: {tiles} tiles fill {units} CUs"
+    rounds = -(-tiles * split // units)
+    return f"split-K {split}: {rounds} rounds of 1/{split} K" if 4 * rounds > 3 * split else None
+
+
+def few_instructions(config: Config, problem: Problem, target: Target) -> str | None:
+    """A warp without a matrix instruction of its own idles; along K counts, since warps also share the loading."""
+    side = config.option("matrix_instr_nonkdim") or 16
+    m, n = (side, side) if target.has("matrix_instr_nonkdim") else (16, 8)
+    k = config.block_k * max(problem.a.bytes, problem.b.bytes) // MATRIX_K_BYTES
+    count = (config.block_m // m) * (config.block_n // n) * max(1, k)
+    return f"{config.num_warps} warps for {count} matrix instructions" if config.num_warps > count else None
+
+
+def warp_group(config: Config, problem: Problem, target: Target) -> str | None:
+    """Fewer than 4 warps fall back to the older, slower matrix instructions."""
+    if config.num_warps >= 4 or sides(config)[0] < 64 or not (target.has("wgmma") or target.has("tensor_memory")):
+        return None
+    return f"{config.num_warps} warps < 4 of a warp group"
+
+
+def accumulator(config: Config, problem: Problem, target: Target) -> str | None:
+    """The tile of C and the loads under way live in registers through the whole K loop."""
+    limit = register_limit(config, target)
+    held, waiting = accumulators(config, target), staging(config, problem, target)
+    return f"{held} accumulator + {waiting} staging registers >= {limit}" if held + waiting >= limit else None
+
+
+def lds(config: Config, problem: Problem, target: Target) -> str | None:
+    used = lds_bytes(config, problem, target)
+    return f"LDS {used} > {target.lds_bytes}" if used > target.lds_bytes else None
+
+
+def stages(config: Config, problem: Problem, target: Target) -> str | None:
+    """A pipeline deeper than the K loop is long only takes LDS."""
+    loop = -(-problem.k // (config.block_k * config.split_k))
+    deep = config.num_stages > 2 and config.num_stages - 1 > loop
+    return f"{config.num_stages} stages for {loop} K blocks" if deep else None
+
+
+def nonkdim_size(config: Config, problem: Problem, target: Target) -> str | None:
+    """Matrix instructions of 32 need a block of 32, and half of one is empty where M or N is below that."""
+    side = config.option("matrix_instr_nonkdim")
+    if side <= 16 or (config.block_m >= side and config.block_n >= side and min(problem.m, problem.n) > 16):
+        return None
+    return f"nonkdim {side} for a {config.block_m}x{config.block_n} tile of {problem.m}x{problem.n}"
+
+
+def kpack(config: Config, problem: Problem, target: Target) -> str | None:
+    """kpack 2 reads two matrix instructions' worth of K at once."""
+    pack = config.option("kpack", 1)
+    if pack <= 1:
+        return None
+    side = config.option("matrix_instr_nonkdim") or 16
+    least = pack * MATRIX_K_BYTES * 16 // side // max(problem.a.bytes, problem.b.bytes)
+    return f"kpack {pack} needs BK {least}, not {config.block_k}" if config.block_k < least else None
+
+
+def vector_rows(config: Config, problem: Problem, target: Target) -> str | None:
+    """Without matrix instructions only a few rows are worth it."""
+    few = min(problem.m, problem.n)
+    return f"{few} rows > {VECTOR_ROWS} for a kernel without matrix instructions" if few > VECTOR_ROWS else None
+
+
+def vector_registers(config: Config, problem: Problem, target: Target) -> str | None:
+    """Products of a whole block stay in registers until the end."""
+    held = config.block_m * config.block_n * config.block_k // (config.num_warps * target.wave_size)
+    limit = register_limit(config, target)
+    return f"{held} products >= {limit} registers" if held >= limit else None
+
+
+# Rules about matrix instructions fed from tiles in LDS; the rest hold for any template.
+_MATRIX = ("tile", "tma", "persistent", "stream_k", "swap_ab")
+_VECTOR = ("gemv",)
+
+# Cheap and strong ones first.
+RULES = (
+    Rule("group_m", group_m),
+    Rule("split_k", split_k),
+    Rule("fits_m", fits_m),
+    Rule("fits_n", fits_n),
+    Rule("fits_k", fits_k),
+    Rule("dot_k", dot_k, _MATRIX),
+    Rule("short_rows", short_rows, _MATRIX),
+    Rule("small_tile", small_tile, _MATRIX),
+    Rule("warp_group", warp_group, _MATRIX),
+    Rule("lds", lds, _MATRIX),
+    Rule("accumulator", accumulator, _MATRIX),
+    Rule("nonkdim_size", nonkdim_size, _MATRIX),
+    Rule("few_instructions", few_instructions, _MATRIX),
+    Rule("kpack", kpack, _MATRIX),
+    Rule("stages", stages),
+    Rule("vector_rows", vector_rows, _VECTOR),
+    Rule("vector_registers", vector_registers, _VECTOR),
+)

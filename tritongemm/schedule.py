@@ -1,0 +1,83 @@
+"""How the tiles of C are dealt out to compute units: the rounds a launch takes, and what shared tiles cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from tritongemm.config import Config
+from tritongemm.problem import Problem
+from tritongemm.target import Target
+
+PARTIAL_BYTES = 4  # split-K and stream-K add up in fp32
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Rounds alike in every way.
+
+    Attributes:
+        count: rounds, one after the other.
+        resident: programs that share a compute unit.
+        programs: programs under way on the device.
+        loop: K iterations each of them does.
+        shared: programs that work on one tile.
+    """
+
+    count: int
+    resident: int
+    programs: int
+    loop: int
+    shared: int
+
+
+def tiles_of(config: Config, problem: Problem) -> int:
+    """Tiles of C over the whole batch."""
+    return ceil(problem.m / config.block_m) * ceil(problem.n / config.block_n) * problem.batch
+
+
+def persistent_programs(config: Config, target: Target) -> int:
+    """Programs of a grid that does not grow with the problem; 0 for one program per tile."""
+    given = config.option("num_sms")
+    return given or (target.compute_units if config.template in ("stream_k", "persistent") else 0)
+
+
+def schedule(config: Config, problem: Problem, target: Target, fits: int) -> tuple[Phase, ...]:
+    """The phases of one launch on compute units that hold `fits` programs each."""
+    units, tiles, loop = target.compute_units, tiles_of(config, problem), ceil(problem.k / config.block_k)
+    programs = persistent_programs(config, target)
+    if not programs:
+        tiles, loop, shared = tiles * config.split_k, ceil(loop / config.split_k), config.split_k
+        whole, rest = divmod(tiles, units * fits)
+        full = Phase(whole, fits, units * fits, loop, shared)
+        last = Phase(1, ceil(rest / units), rest, loop, shared)
+        return (full,) * (whole > 0) + (last,) * (rest > 0)
+    resident = max(1, min(fits, ceil(programs / units)))
+    whole, rest = divmod(tiles, programs)
+    full = Phase(whole, resident, programs, loop, 1)
+    if config.template == "persistent":
+        last = Phase(1, min(resident, ceil(rest / units)), rest, loop, 1)
+    else:
+        # Stream-K: the K iterations of the remaining tiles are dealt out evenly.
+        each = ceil(rest * loop / programs)
+        last = Phase(1, resident, min(programs, rest * loop), each, _parts(rest, loop, programs))
+    return (full,) * (whole > 0) + (last,) * (rest > 0)
+
+
+def _parts(tiles: int, loop: int, programs: int) -> int:
+    """Programs whose iterations meet in one of `tiles` tiles."""
+    return min(loop, ceil(programs / tiles))
+
+
+def combine_seconds(config: Config, problem: Problem, target: Target, cu_rate: float, fits: int) -> float:
+    """Seconds to add up tiles that several programs share, 0 when none is.
+
+    Each part but the owner's goes out to memory and becomes visible to the whole device, which costs what the end of a
+    kernel costs; then one program reads the parts in order, waiting for each.
+    """
+    last = schedule(config, problem, target, fits)[-1]
+    if last.shared <= 1:
+        return 0.0
+    latency, transfer = target.memory_ns * 1e-9, config.block_m * config.block_n * PARTIAL_BYTES / cu_rate
+    owned = ceil(tiles_of(config, problem) / target.compute_units) if config.split_k > 1 else 1
+    return target.launch_us * 1e-6 + owned * (latency + transfer + last.shared * (latency + transfer))

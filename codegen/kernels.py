@@ -36,7 +36,7 @@ class KernelTemplate:
         workspace: expression of the scratch elements (four bytes each, any contents).
         semaphores: expression of the counters (four bytes each, zero before and after a launch).
         deterministic: whether equal inputs give equal bits.
-        descriptors: operands passed as TMA descriptors, with the two expressions of their block.
+        descriptors: operands passed as TMA descriptors, with the expressions of their block's rows and columns.
     """
 
     name: str
@@ -58,6 +58,19 @@ class Geometry:
     workspace_bytes: int
     semaphore_bytes: int
     descriptors: dict[str, tuple[int, int]]
+
+
+OPERANDS = ("a", "b", "c", "bias", "workspace", "semaphore")
+
+
+def parameters(template: KernelTemplate) -> list[str]:
+    """Names of a kernel's operand parameters, in order."""
+    return [f"{name}_{'desc' if name in template.descriptors else 'ptr'}" for name in OPERANDS]
+
+
+def stored_block(block: tuple[Any, Any], row_major: bool) -> tuple[Any, Any]:
+    """A block's extents in storage order, as a descriptor has them."""
+    return block if row_major else (block[1], block[0])
 
 
 def names() -> list[str]:
@@ -131,12 +144,15 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
     def value(expression: str) -> int:
         return int(eval(expression, {"__builtins__": {}}, scope))
 
+    row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
     x, y, z = (value(g) for g in template.grid)
     return Geometry(
         grid=(x, y, z),
         workspace_bytes=4 * value(template.workspace),
         semaphore_bytes=4 * value(template.semaphores),
-        descriptors={k: (value(r), value(c)) for k, (r, c) in template.descriptors.items()},
+        descriptors={
+            k: stored_block((value(r), value(c)), row_major[k]) for k, (r, c) in template.descriptors.items()
+        },
     )
 
 

@@ -8,7 +8,13 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tritongemm.codegen.kernels import TEMPLATES, compiler_options, kernel_template
+from tritongemm.codegen.kernels import (
+    TEMPLATES,
+    KernelTemplate,
+    compiler_options,
+    kernel_template,
+    parameters,
+)
 from tritongemm.config import Config
 from tritongemm.dtypes import DTYPES, DType
 from tritongemm.problem import Problem
@@ -36,6 +42,11 @@ class Facts:
     dot_options: str
     saturate: str
     zero: str
+
+    @staticmethod
+    def parameters(template: KernelTemplate) -> list[str]:
+        """Names of the operand parameters: ``a_desc`` where the template takes a descriptor, else ``a_ptr``."""
+        return parameters(template)
 
 
 def common_type(a: DType, b: DType) -> DType:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from tritongemm import target as targets
 from tritongemm.config import Config
@@ -14,6 +15,7 @@ from tritongemm.problem import Problem
 from tritongemm.target import Target
 
 AXES = ("block_m", "block_n", "block_k", "group_m", "split_k", "num_warps", "num_stages")
+ROW_ALIGN = 16  # bytes; the copy engine's requirement
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,18 @@ class Space:
                     yield axes.config((*point[:i], values[j], *point[i + 1 :]))
 
 
+def _usable(section: dict[str, Any], problem: Problem, target: Target) -> bool:
+    """Whether the target can run a template and the problem has the sizes and alignment it is for."""
+    low, high = section.get("m", (1, problem.m))
+    rows = {
+        "a": (problem.k if problem.row_major_a else problem.m) * problem.a.bytes,
+        "b": (problem.n if problem.row_major_b else problem.k) * problem.b.bytes,
+        "c": problem.n * problem.c.bytes,
+    }
+    aligned = all(rows[name] % ROW_ALIGN == 0 for name in section.get("aligned", ()))
+    return aligned and low <= problem.m <= high and all(target.has(f) for f in section["requires"])
+
+
 def space(problem: Problem, target: Target, file: str = "", templates: tuple[str, ...] = ()) -> Space:
     """The space of one problem.
 
@@ -82,7 +96,7 @@ def space(problem: Problem, target: Target, file: str = "", templates: tuple[str
     for template, section in sections.items():
         if templates and template not in templates:
             continue
-        if all(target.has(f) for f in section["requires"]):
+        if _usable(section, problem, target):
             named = [(a, tuple(section["axes"][a])) for a in AXES]
             named += [(o, tuple(v)) for o, v in section.get("options", {}).items()]
             usable.append(Axes(template, tuple(named)))

@@ -23,7 +23,6 @@ from tritongemm.target import Target
 from tritongemm.trial import Built
 
 SIZES = ("M", "N", "K", "stride_a", "stride_b", "stride_c")
-POINTERS = ("a", "b", "c", "bias", "workspace", "semaphore")
 _ALIGN = 16  # bytes a base address, and elements a size, are known to be a multiple of
 
 
@@ -56,14 +55,14 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
     accumulator = "i32" if render.common_type(problem.a, problem.b).is_integer else "fp32"
     types = {"a": problem.a.triton, "b": problem.b.triton, "c": problem.c.triton, "bias": problem.bias_dtype.triton}
     types |= {"workspace": accumulator, "semaphore": "i32"}
-    constants = kernels.constants(config, problem)
+    blocks = kernels.geometry(config, problem, 1).descriptors
     result = {}
-    for name in POINTERS:
-        if name in template.descriptors:
-            rows, cols = (constants.get(e, e) for e in template.descriptors[name])
-            result[f"{name}_ptr"] = f"tensordesc<{types[name]}[{rows},{cols}]>"
+    for name, parameter in zip(kernels.OPERANDS, kernels.parameters(template), strict=True):
+        if name in blocks:
+            rows, cols = blocks[name]
+            result[parameter] = f"tensordesc<{types[name]}[{rows},{cols}]>"
         else:
-            result[f"{name}_ptr"] = f"*{types[name]}"
+            result[parameter] = f"*{types[name]}"
     return result | dict.fromkeys(SIZES, "i32")
 
 
@@ -168,7 +167,7 @@ def launch(built: Built, problem: Problem, target: Target) -> Launch:
     row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
     maps: list[dict[str, Any]] = list(built.launch.get("tensor_maps", []))
     params: list[Param] = []
-    for name in POINTERS:
+    for name in kernels.OPERANDS:
         if name not in geometry.descriptors:
             params.append(Param("pointer", name if name != "bias" or problem.bias != "none" else "c"))
             continue

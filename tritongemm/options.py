@@ -1,0 +1,112 @@
+"""The command line of `python -m tritongemm.tune`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+
+from tritongemm import registry, target
+from tritongemm.families.dense import INITS
+
+EXAMPLES = """\
+examples:
+  python -m tritongemm.tune -m 16 -n 16 -k 16
+  python -m tritongemm.tune --gemm_size_file sizes.yaml --compare -o tuned.yaml
+  python -m tritongemm.tune --gemm_size_file tuned.yaml --compare_wo_tuning
+
+Options may be written with _ or -. Without a GPU, or with --target naming another one, kernels are compiled for
+real, ranked by an analytical model and checked by Triton's interpreter; such results say "timer: model".
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """All options, grouped."""
+    p = argparse.ArgumentParser(
+        prog="python -m tritongemm.tune",
+        description="Tune GEMMs: C[M, N] = A[M, K] @ B[K, N]. Results are written as they come; the same command resumes.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    g = p.add_argument_group("what to tune")
+    g.add_argument("-m", type=int, metavar="M", help="rows of A and C")
+    g.add_argument("-n", type=int, metavar="N", help="columns of B and C")
+    g.add_argument("-k", type=int, metavar="K", help="columns of A, rows of B")
+    g.add_argument("--gemm-size-file", metavar="FILE", help="sizes, or stored results, as YAML: a list of {M, N, K, …}")
+    g.add_argument("-col_a", "--col-a", action="store_true", help="A is column-major")
+    g.add_argument("-col_b", "--col-b", action="store_true", help="B is column-major, as a linear layer's weight is")
+    for operand in "abc":
+        flag = f"dtype_{operand}"
+        text = f"dtype of {operand.upper()}: fp16, bf16, fp32 (tf32), fp8 or bf8 (as the target encodes them), int8"
+        g.add_argument(f"-{flag}", f"--{flag.replace('_', '-')}", default=None, metavar="DTYPE", help=text)
+    g.add_argument("--bias-vector", nargs="?", const="m", choices=("m", "n"), default=None,
+                   help="add a bias: m, one value per row of C (the default form), or n, one per column")  # fmt: skip
+
+    g = p.add_argument_group("what to do (default: tune)")
+    e = g.add_mutually_exclusive_group()
+    e.add_argument("--compare", action="store_true", help="tune, and print the library's time beside ours")
+    e.add_argument("--compare-wo-tuning", action="store_true",
+                   help="only check the results stored in --gemm_size_file; exit status 1 if one is wrong")  # fmt: skip
+    e.add_argument("--benchmark", action="store_true", help="only time the results stored in --gemm_size_file")
+    e.add_argument("--generate-only", action="store_true", help="stop after writing the modules")
+    e.add_argument("--compile-only", action="store_true", help="stop after compiling; binaries stay in the cache")
+
+    g = p.add_argument_group("where")
+    g.add_argument("--target", metavar="ARCH", help=f"{', '.join(target.names())}; default: this machine's GPU, or gfx942")
+    g.add_argument("--gpu-ids", metavar="I,J,…", help="devices to use")
+    g.add_argument("--ngpus", type=int, default=0, metavar="N", help="use the first N devices (default 1)")
+    g.add_argument("--num-threads", type=int, default=0, metavar="N", help="compiler processes (default: all cores)")
+
+    g = p.add_argument_group("search")
+    g.add_argument("--strategy", default="exhaustive", choices=registry.names("strategies"), help="default: %(default)s")
+    g.add_argument("--budget", type=int, default=0, metavar="N", help="most configs tried for one size (default: all kept)")
+    g.add_argument("--finalists", type=int, default=12, metavar="N", help="candidates verified and raced (default 12)")
+    g.add_argument("--min-gain", type=float, default=0.5, metavar="PERCENT",
+                   help="keep the library unless a candidate is this much faster (default 0.5)")  # fmt: skip
+
+    g = p.add_argument_group("measuring")
+    g.add_argument("--iters", type=int, default=200, metavar="N", help="timed launches of a finalist at least (default 200)")
+    g.add_argument("--warmup", type=int, default=20, metavar="N", help="launches before them (default 20)")
+    g.add_argument("--no-warmup", dest="warmup", action="store_const", const=0, help="the same as --warmup 0")
+    g.add_argument("--init-type", default="randn", choices=INITS, help="contents of the operands (default randn)")
+    g.add_argument("--rotating-tensor", type=int, default=-1, metavar="MB",
+                   help="rotate the operands through this much memory (default: three times the last-level cache)")  # fmt: skip
+    g.add_argument("--timeout", type=float, default=60.0, metavar="S",
+                   help="seconds one compile or one candidate on the GPU may take (default 60)")  # fmt: skip
+
+    g = p.add_argument_group("results")
+    g.add_argument("-o", "--o", "--tuning-results-file", dest="output", metavar="FILE",
+                   help="results (default output/tuning_results_<target>.yaml)")  # fmt: skip
+    g.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True,
+                   help="continue from what is there (default), or measure these sizes anew")  # fmt: skip
+    g.add_argument("--keep", action="store_true", help="keep the generated modules with all candidates")
+    g.add_argument("--verbose", action="store_true", help="what each rule removed, what became of each candidate")
+    return p
+
+
+def normalised(argv: Sequence[str]) -> list[str]:
+    """Long options with ``_`` written with ``-``."""
+    return [re.sub(r"^--[^=]+", lambda m: m[0].replace("_", "-"), a) for a in argv]
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parsed options, checked as far as argparse can."""
+    p = parser()
+    args = p.parse_args(normalised(argv))
+    if args.gemm_size_file is None and None in (args.m, args.n, args.k):
+        p.error("name a size with -m, -n and -k, or a file of sizes with --gemm_size_file")
+    if args.gemm_size_file is not None and (args.m, args.n, args.k) != (None, None, None):
+        p.error("-m, -n, -k and --gemm_size_file exclude each other")
+    if (args.compare_wo_tuning or args.benchmark) and args.gemm_size_file is None:
+        p.error("--compare_wo_tuning and --benchmark read stored results: name their file with --gemm_size_file")
+    if args.gpu_ids is not None and args.ngpus:
+        p.error("--gpu_ids and --ngpus exclude each other")
+    for name in ("iters", "finalists"):
+        if getattr(args, name) < 1:
+            p.error(f"--{name} must be at least 1")
+    for name in ("warmup", "budget", "num_threads", "ngpus"):
+        if getattr(args, name) < 0:
+            p.error(f"--{name} must not be negative")
+    if args.timeout <= 0:
+        p.error("--timeout must be positive")
+    return args

@@ -1,0 +1,133 @@
+"""What the user sees: progress bars per stage, tables of results, log lines. Quiet where there is no terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from threading import Lock
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tritongemm.problem import Problem
+from tritongemm.prune import Pruned
+from tritongemm.record import Record
+from tritongemm.target import Target
+from tritongemm.trial import Trial
+
+
+class Reporter:
+    """Progress and tables on one console.
+
+    Args:
+        verbose: also say what each prune rule removed and what became of every candidate.
+    """
+
+    def __init__(self, verbose: bool = False, console: Console | None = None) -> None:
+        self.verbose = verbose
+        self.console = console or Console(highlight=False)
+        self._errors = Console(stderr=True, highlight=False)
+        self._progress = Progress(
+            TextColumn("{task.description:<8}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._errors,
+            disable=not self._errors.is_terminal,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._lock = Lock()
+        self.statuses: Counter[str] = Counter()
+
+    def __enter__(self) -> Reporter:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """One line of plain text."""
+        self._progress.console.print(text, markup=False, soft_wrap=True)
+
+    def stage(self, name: str, total: int) -> None:
+        with self._lock:
+            if name in self._tasks:
+                task = self._progress.tasks[self._tasks[name]]
+                self._progress.update(self._tasks[name], total=(task.total or 0) + total)
+            else:
+                self._tasks[name] = self._progress.add_task(name, total=total)
+
+    def step(self, name: str, count: int = 1) -> None:
+        with self._lock:
+            self._progress.advance(self._tasks[name], count)
+
+    def planned(self, problem: Problem, total: int, pruned: Pruned) -> None:
+        if not self.verbose:
+            return
+        self.say(f"{problem.key}: {total} configs, {len(pruned.kept)} kept")
+        for rule, count in pruned.removed.items():
+            if count:
+                self.say(f"  {rule:<18} removed {count:>7}, e.g. {pruned.reasons[rule]}")
+        for rule in pruned.skipped:
+            self.say(f"  {rule:<18} skipped: it would have removed all that were left")
+
+    def trial(self, problem: Problem, trial: Trial) -> None:
+        with self._lock:
+            self.statuses[trial.status] += 1
+        if not self.verbose:
+            return
+        time = f"{trial.seconds * 1e6:.2f} us ({trial.timer})" if trial.samples else ""
+        error = f"error {trial.error:.2e}" if trial.error is not None else ""
+        words = (problem.key, trial.stage, trial.config.name, trial.status, time, error, trial.reason)
+        self.say(" ".join(w for w in words if w))
+
+    def failed(self, problem: Problem, reason: str) -> None:
+        self.say(f"{problem.key}: failed: {reason}")
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table; the first column is text, the others are numbers."""
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        for index, column in enumerate(columns):
+            numeric = index and column not in ("config", "winner", "status", "why", "timer")
+            table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=bool(numeric))
+        for row in rows:
+            table.add_row(*row)
+        width = self.console.width if self.console.is_terminal else 200
+        self.console.print(table, width=max(width, 100))
+
+    def records(self, records: Sequence[Record], target: Target, compare: bool) -> None:
+        """The table of results, with the library's times beside ours where asked."""
+        rows = [_row(r, target, compare) for r in records]
+        columns = ["size", "us", "TFLOPS", "GB/s", "roofline"]
+        if compare:
+            columns += ["library us", "ratio", "winner"]
+        title = "Predicted, not measured (timer: model)" if any(r.timer == "model" for r in records) else ""
+        self.table(title, [*columns, "error", "timer", "config"], rows)
+        raced = [r for r in records if r.library_seconds is not None]
+        if compare and raced:
+            won = sum(r.winner != r.library for r in raced)
+            ties = sum(r.tie for r in raced)
+            mean = 1.0
+            for r in raced:
+                mean *= (r.speedup or 1.0) ** (1 / len(raced))
+            self.say(
+                f"{won} of {len(raced)} sizes won, {ties} tied, {len(raced) - won - ties} lost to {raced[0].library}; "
+                f"geometric mean of the ratios {mean:.3f}"
+            )
+
+
+def _row(record: Record, target: Target, compare: bool) -> list[str]:
+    problem = record.problem
+    roof = target.roofline_seconds(problem.flops, problem.bytes, problem.a) / record.seconds
+    row = [problem.key, f"{record.seconds * 1e6:.2f}", f"{record.tflops:.1f}", f"{record.gbps:.0f}", f"{roof:.2f}"]
+    if compare:
+        if record.library_seconds is None:
+            row += ["-", "-", record.winner]
+        else:
+            winner = record.winner + (" (tie)" if record.tie else "")
+            row += [f"{record.library_seconds * 1e6:.2f}", f"{record.speedup:.3f}", winner]
+    error = "-" if record.error is None else f"{record.error:.1e}"
+    return [*row, error, record.timer, record.config.name]

@@ -1,0 +1,86 @@
+"""Stored results → verdicts or times, without tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tritongemm import choose, generate, registry
+from tritongemm.compile import Compiler
+from tritongemm.errors import InputError
+from tritongemm.pipeline import Judge, Plan
+from tritongemm.report import Reporter
+from tritongemm.sizes import Row
+from tritongemm.trial import Built, Trial
+
+
+def _built(
+    rows: Sequence[Row], judge: Judge, compiler: Compiler, plan: Plan, reporter: Reporter
+) -> Iterator[tuple[Row, Built]]:
+    """Each row's config, compiled.
+
+    Raises:
+        InputError: a row without a config.
+    """
+    jobs = []
+    for row in rows:
+        if row.config is None:
+            raise InputError(f"{row.problem.key} (line {row.line}) is a size without a config; tune it first")
+        module = generate.module(row.problem, [row.config], judge.target, plan.folder)
+        backend = registry.load("backends", row.config.backend)
+        jobs.append(backend.job(row.config, row.problem, judge.target, str(module)))
+    reporter.stage("compile", len({j.digest for j in jobs}))
+    built = {}
+    for one in compiler.stream(jobs):
+        built[one.digest] = one
+        reporter.step("compile")
+    for row, job in zip(rows, jobs, strict=True):
+        yield row, built[job.digest]
+
+
+def check(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, plan: Plan, reporter: Reporter) -> int:
+    """Check every stored result; 1 if any is wrong or can't be run.
+
+    Args:
+        rows: stored results.
+        judges: what verifies them; the first is used.
+        compiler: builds their kernels.
+        plan: where generated modules go.
+        reporter: prints the table.
+    """
+    judge, table, bad = judges[0], [], 0
+    reporter.stage("verify", len(rows))
+    for row, built in _built(rows, judge, compiler, plan, reporter):
+        if built.status == "ok":
+            (trial,) = judge.check(row.problem, [built])
+        else:
+            trial = Trial(built.config, built.status, built.reason)
+        bad += trial.status != "ok"
+        error, limit = ("-" if v is None else f"{v:.2e}" for v in (trial.error, trial.tolerance))
+        how = judge.describe(row.problem, built.config)
+        table.append([row.problem.key, trial.status, error, limit, how, built.config.name, trial.reason])
+        reporter.step("verify")
+    reporter.table("", ["size", "status", "error", "allowed", "checked", "config", "why"], table)
+    reporter.say(f"{len(table) - bad} of {len(table)} results are right" + (f", {bad} are not" if bad else ""))
+    return 1 if bad else 0
+
+
+def benchmark(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, plan: Plan, reporter: Reporter) -> int:
+    """Time every stored result beside the library; 1 if any can't be timed."""
+    judge, table, bad = judges[0], [], 0
+    reporter.stage("time", len(rows))
+    for row, built in _built(rows, judge, compiler, plan, reporter):
+        reporter.step("time")
+        final = judge.final(row.problem, [built], plan.library) if built.status == "ok" else None
+        trial = final.trials[0] if final else Trial(built.config, built.status, built.reason)
+        if final is None or trial.status != "ok":
+            bad += 1
+            table.append([row.problem.key, "-", "-", "-", "-", trial.status, built.config.name, trial.reason])
+            continue
+        library = final.samples.get(choose.LIBRARY)
+        theirs = choose.median(library) if library else None
+        rate = row.problem.flops / trial.seconds / 1e12
+        times = [f"{trial.seconds * 1e6:.2f}", f"{rate:.1f}"]
+        times += [f"{theirs * 1e6:.2f}", f"{theirs / trial.seconds:.3f}"] if theirs else ["-", "-"]
+        table.append([row.problem.key, *times, trial.timer, built.config.name, ""])
+    reporter.table("", ["size", "us", "TFLOPS", "library us", "ratio", "timer", "config", "why"], table)
+    return 1 if bad else 0

@@ -1,0 +1,152 @@
+"""The command line: `python -m tritongemm.tune`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from tritongemm import machine, options, registry, settings, sizes, stored
+from tritongemm.bench import Protocol
+from tritongemm.compile import Cache, Compiler
+from tritongemm.errors import InputError, TritonGemmError
+from tritongemm.machine import Machine
+from tritongemm.offline import Offline
+from tritongemm.pipeline import Judge, Pipeline, Plan
+from tritongemm.problem import Problem
+from tritongemm.report import Reporter
+from tritongemm.sizes import Row
+from tritongemm.store import Store
+from tritongemm.timing import Gpu
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status is 0, 1 if a result is wrong or a size failed, 2 for bad input."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    args = options.parse(argv)
+    with Reporter(args.verbose) as reporter:
+        try:
+            return _run(args, reporter, shlex.join(argv))
+        except TritonGemmError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+
+
+def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
+    here = machine.find(args.target, args.gpu_ids, args.ngpus)
+    rows = _rows(args, here)
+    for problem in (r.problem for r in rows):
+        refusal = registry.load("families", problem.family).unsupported(problem, here.target)
+        if refusal:
+            raise InputError(f"{problem.key}: {refusal}")
+    reporter.say(here.why)
+    protocol = Protocol(
+        timer="events" if here.devices else "model",
+        init=args.init_type,
+        rotating_mb=args.rotating_tensor,
+        iters=args.iters,
+        warmup=args.warmup,
+    )
+    output = Path(args.output or f"output/tuning_results_{here.target.name}.yaml")
+    plan = Plan(
+        folder=output.parent / f"{output.stem}_kernels",
+        strategy=args.strategy,
+        budget=args.budget,
+        finalists=args.finalists,
+        margin=args.min_gain / 100,
+        stop="generate" if args.generate_only else "compile" if args.compile_only else "",
+        toolchain=machine.toolchain(here),
+    )
+    with ExitStack() as stack:
+        compiler = Compiler(Cache(settings.cache_folder()), args.num_threads, args.timeout)
+        stack.callback(compiler.close)
+        judges = [*_judges(here, protocol, plan.folder, args.timeout)]
+        for judge in judges:
+            stack.callback(judge.close)
+        if args.compare_wo_tuning:
+            return stored.check(rows, judges, compiler, plan, reporter)
+        if args.benchmark:
+            return stored.benchmark(rows, judges, compiler, plan, reporter)
+        identity = asdict(protocol) if here.devices else {"timer": "model"}
+        store = stack.enter_context(Store.open(output, here.target.name, plan.toolchain, identity, resume=args.resume))
+        return _tune([r.problem for r in rows], judges, compiler, store, plan, args, reporter, command)
+
+
+def _rows(args: argparse.Namespace, here: Machine) -> list[Row]:
+    """What the command line asks for."""
+    defaults = sizes.Defaults(
+        dtype_a=args.dtype_a,
+        dtype_b=args.dtype_b,
+        dtype_c=args.dtype_c,
+        row_major_a=not args.col_a,
+        row_major_b=not args.col_b,
+        bias=args.bias_vector or "none",
+        fp8_encoding=here.target.fp8,
+    )
+    if args.gemm_size_file is not None:
+        return sizes.from_file(Path(args.gemm_size_file), defaults)
+    return sizes.from_options(args.m, args.n, args.k, defaults)
+
+
+def _judges(here: Machine, protocol: Protocol, folder: Path, timeout: float) -> Iterator[Judge]:
+    if not here.devices:
+        yield Offline(here.target, folder, timeout)
+    for device in here.devices:
+        yield Gpu(here.target, here.vendor, device, protocol, timeout)
+
+
+@contextmanager
+def _merging(store: Store, problems: Sequence[Problem], command: str) -> Iterator[None]:
+    """Merge what is done whatever happens, and say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        store.merge(problems)
+        print(f"\nstopped; what is done is in {store.path}. Go on with:", file=sys.stderr)
+        print(f"  python -m tritongemm.tune {command}", file=sys.stderr)
+        raise
+    store.merge(problems)
+
+
+def _tune(
+    problems: list[Problem],
+    judges: list[Judge],
+    compiler: Compiler,
+    store: Store,
+    plan: Plan,
+    args: argparse.Namespace,
+    reporter: Reporter,
+    command: str,
+) -> int:
+    done_before = sum(store.record(p) is not None for p in problems)
+    if done_before:
+        reporter.say(f"{done_before} of {len(problems)} sizes are in {store.path} already (--no-resume measures them anew)")
+    with _merging(store, problems, command):
+        failures = Pipeline(judges, compiler, store, plan, reporter).tune(problems)
+    counts = ", ".join(f"{n} {s}" for s, n in sorted(reporter.statuses.items()))
+    if plan.stop:
+        reporter.say(f"modules: {plan.folder}" + (f"; compiled: {counts}" if counts else ""))
+        return 1 if failures else 0
+    records = [r for r in map(store.record, problems) if r is not None]
+    if records:
+        reporter.records(records, judges[0].target, compare=args.compare)
+    if counts:
+        reporter.say(f"trials: {counts}")
+    reporter.say(f"results: {store.path}; winners as modules: {plan.folder}")
+    if not args.keep:
+        for module in plan.folder.glob("generated_kernel_*.py"):
+            module.unlink()
+    for problem, reason in failures.items():
+        print(f"failed: {problem.key}: {reason}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

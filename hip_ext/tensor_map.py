@@ -16,15 +16,6 @@ _NAN_OUTSIDE = 1
 # The compiler reports an element type by the device's numbering; the driver counts floats in another order.
 _HOST_TYPE = {8: 10, 9: 8, 10: 9}
 
-# what the compiler reports for the element types of GEMM operands: (elem_type, elem_size)
-ELEMENTS = {
-    "int8": (0, 1),
-    "fp8": (0, 1),
-    "float16": (6, 2),
-    "float32": (7, 4),
-    "bfloat16": (10, 2),
-}
-
 # up to this driver a map of less than 128 KiB must have a flag cleared, as CUTLASS and Triton do
 _FLAG_DRIVER, _FLAG_BYTES, _FLAG = 13010, 128 * 1024, 1 << 21
 

@@ -13,7 +13,7 @@ import pytest
 import triton
 
 from tritongemm.errors import DriverError, InputError, TargetError, UnavailableError
-from tritongemm.hip_ext import driver, libraries, tensor_map
+from tritongemm.hip_ext import driver, libraries
 
 BACKENDS = Path(triton.__file__).parent / "backends"
 CODE = b"co\0de and more"
@@ -250,7 +250,7 @@ def test_tensor_map_is_encoded_as_the_driver_wants_it(fake):
     library, opened = fake
     device = opened.device()
     ctypes.c_int.in_dll(library, "fake_version").value = 13020
-    elem_type, elem_size = tensor_map.ELEMENTS["bfloat16"]
+    elem_type, elem_size = 10, 2  # bfloat16 as the compiler counts
 
     def facts(*args: object, **options: bool) -> tuple[int, ...]:
         return struct.unpack("<16Q", device.tensor_map(*args, **options))
@@ -280,31 +280,3 @@ def test_a_driver_without_devices_or_calls_says_so(fake, vendor, monkeypatch):
     monkeypatch.setattr(libraries, "load", lambda *_: empty)
     with pytest.raises(UnavailableError, match=r"has no (cuInit|hipInit); a newer driver is needed"):
         driver.open.__wrapped__(vendor)
-
-
-def test_a_missing_library_names_every_place(tmp_path):
-    (tmp_path / "libnothing.so.2").write_text("not a library")
-    with pytest.raises(UnavailableError) as caught:
-        libraries.load("Nothing", ("libnothing.so.2", "libnothing.so"), [tmp_path])
-    text = str(caught.value)
-    assert text.startswith(f"Nothing: no library found; looked for {tmp_path / 'libnothing.so.2'} (")
-    assert "file too short" in text or "invalid ELF header" in text
-    assert text.endswith("libnothing.so.2, libnothing.so")
-
-
-def test_a_loaded_library_is_found_before_any_other(built, tmp_path, monkeypatch):
-    path = Path(shutil.copy(built / "nvidia.so", tmp_path / "libloadedonce.so.3"))
-    loaded = ctypes.CDLL(str(path))
-    assert libraries.mapped("libloadedonce.so") == path
-    again = libraries.load("it", ("libloadedonce.so.1",))
-    assert again._handle == loaded._handle
-    assert libraries.mapped("libneverloaded.so") is None
-
-
-def test_wheel_folders_are_found_without_importing(monkeypatch, tmp_path):
-    (tmp_path / "fakewheel/lib/deep").mkdir(parents=True)
-    (tmp_path / "fakewheel/__init__.py").write_text("raise RuntimeError('imported')")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert libraries.wheel_folders("fakewheel/lib/deep", "fakewheel/none", "no_such_wheel/lib") == [
-        tmp_path / "fakewheel/lib/deep"
-    ]

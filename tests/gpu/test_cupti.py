@@ -1,0 +1,108 @@
+"""CUPTI's kernel times on a real GPU, against graphs timed with events."""
+
+from __future__ import annotations
+
+import itertools
+from statistics import median
+
+import pytest
+import torch
+
+from tritongemm.hip_ext import cupti, driver
+from tritongemm.hip_ext.trace import TraceError
+
+pytestmark = pytest.mark.skipif(driver.present() != "nvidia", reason="no NVIDIA driver")
+
+LAUNCHES = 20
+
+
+def graph_seconds(device, call) -> float:
+    """Seconds of one call among many in a graph: the best of ten replays, less what an empty graph takes."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+        device.begin_capture(stream.cuda_stream)
+        for _ in range(LAUNCHES):
+            call()
+        graph = device.end_capture(stream.cuda_stream)
+    start, stop = device.event(), device.event()
+    best = float("inf")
+    for _ in range(10):
+        graph.launch(stream.cuda_stream)
+        start.record(stream.cuda_stream)
+        graph.launch(stream.cuda_stream)
+        stop.record(stream.cuda_stream)
+        stop.synchronize()
+        best = min(best, start.elapsed_ms(stop) / 1e3 / LAUNCHES)
+    with cupti.KernelTrace() as trace:
+        graph.launch(stream.cuda_stream)
+    assert len(trace.records(LAUNCHES)) == LAUNCHES  # the kernels of a graph are seen one by one
+    inside = median(r.seconds for r in trace.records())
+    graph.destroy()
+    print(f"  graph {best * 1e6:9.3f} us, traced inside the graph {inside * 1e6:9.3f} us")
+    return best
+
+
+@pytest.fixture(scope="module")
+def device():
+    found = driver.open("nvidia").device()
+    torch.zeros(1, device="cuda")
+    return found
+
+
+def test_names_and_order(device):
+    x = torch.randn(1 << 20, device="cuda")
+    with cupti.KernelTrace() as trace:
+        x.sin()
+        torch.mm(x.view(1024, 1024), x.view(1024, 1024))
+        x.cos()
+    records = trace.records(3)
+    assert "sin" in records[0].name and "cos" in records[2].name
+    assert "gemm" in records[1].name.lower() or "cutlass" in records[1].name.lower() or "nvjet" in records[1].name
+    assert [r.start_ns for r in records] == sorted(r.start_ns for r in records)
+    assert all(1e-7 < r.seconds < 1e-2 for r in records)
+    with pytest.raises(TraceError, match="4 launches, but 3 records"):
+        trace.records(4, timeout=0.1)
+    with pytest.raises(TraceError, match="launch 0 was other"):
+        trace.records(["other", "", ""])
+
+
+def test_nothing_is_carried_from_trace_to_trace(device):
+    x = torch.randn(1 << 24, device="cuda")
+    for count in (1, 5, 0, 3):
+        for _ in range(50):
+            x.sin_()  # still running when the trace begins
+        with cupti.KernelTrace() as trace:
+            for _ in range(count):
+                x.cos_()
+        assert len(trace.records(count)) == count
+        assert all("cos" in r.name for r in trace.records())
+
+
+def test_more_kernels_than_a_buffer_holds(device):
+    x = torch.zeros(16, device="cuda")
+    with cupti.KernelTrace() as trace:
+        for _ in range(20_000):
+            x.add_(1)
+    records = trace.records(20_000)
+    assert x[0].item() == 20_000
+    assert all(a.end_ns <= b.start_ns for a, b in itertools.pairwise(records))
+
+
+@pytest.mark.parametrize("size", [512, 1024, 2048, 4096, 8192])
+def test_durations_agree_with_graphs(device, size):
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    c = torch.empty_like(a)
+
+    def call() -> None:
+        torch.mm(a, b, out=c)
+
+    call()
+    graph = graph_seconds(device, call)
+    with cupti.KernelTrace() as trace:
+        for _ in range(LAUNCHES):
+            call()
+    traced = median(r.seconds for r in trace.records(LAUNCHES))
+    print(f"  {size}: CUPTI {traced * 1e6:9.3f} us, graph {graph * 1e6:9.3f} us, {(graph / traced - 1) * 100:+.1f} %")
+    # a graph also counts the gap between kernels, about a microsecond
+    assert abs(graph - traced) < max(0.05 * traced, 1.5e-6)

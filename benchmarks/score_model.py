@@ -23,12 +23,13 @@ from tritongemm import target as targets
 from tritongemm.config import Config
 from tritongemm.dtypes import dtype
 from tritongemm.problem import Problem
-from tritongemm.prune import prune
+from tritongemm.prune import TUNE_GEMM_RULES, prune
 from tritongemm.rank import rank
-from tritongemm.space import space
+from tritongemm.space import AXES, space
 from tritongemm.target import Target
 
 TOPS = (1, 5, 10, 20)
+SPLIT_RULES = tuple(r for r in TUNE_GEMM_RULES if r.name.startswith("split_"))
 Tile = tuple[int, int, int]
 
 
@@ -70,9 +71,17 @@ def _row(entry: dict[str, Any], fp8: str) -> Row | None:
     return Row(problem, (m, n, k), int(entry.get("NUM_SMS", 0)))
 
 
-def order(row: Row, target: Target) -> list[Tile]:
-    """Distinct tiles of the pruned space, the model's favourite first."""
-    kept: Iterable[Config] = prune(space(row.problem, target, templates=("tile",)), row.problem, target).kept
+def order(row: Row, target: Target, tried: bool = False) -> list[Tile]:
+    """Distinct tiles of the pruned space, the model's favourite first; `tried`: only splits tune_gemm would try."""
+    whole = space(row.problem, target, templates=("tile",))
+    # Options do not tell tiles apart; the first value of each is allowed for every tile.
+    lean = [
+        replace(a, values=a.values[: len(AXES)] + tuple((n, v[:1]) for n, v in a.values[len(AXES) :]))
+        for a in whole.axes
+    ]
+    kept: Iterable[Config] = prune(replace(whole, axes=tuple(lean)), row.problem, target).kept
+    if tried:
+        kept = prune(kept, row.problem, target, SPLIT_RULES).kept
     if row.num_sms:
         # Stream-K deals out K by itself, so split-K only repeats a config.
         sms = (("num_sms", row.num_sms),)
@@ -80,14 +89,14 @@ def order(row: Row, target: Target) -> list[Tile]:
     return list(dict.fromkeys(p.config.tile for p in rank(kept, row.problem, target)))
 
 
-def score(rows: Iterable[Row], target: Target) -> list[Score]:
+def score(rows: Iterable[Row], target: Target, tried: bool = False) -> list[Score]:
     seen: dict[tuple[Problem, int], list[Tile]] = {}
     scores = []
     for row in rows:
         key = row.problem, row.num_sms
         tiles = seen.setdefault(key, []) or seen[key]
         if not tiles:
-            tiles.extend(order(row, target))
+            tiles.extend(order(row, target, tried))
         place = tiles.index(row.tile) + 1 if row.tile in tiles else 0
         scores.append(Score(row, place, len(tiles), tuple(tiles[:3])))
     return scores
@@ -113,9 +122,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target", default="gfx942")
     parser.add_argument("--json", type=Path, help="write the figures and every row's rank here")
     parser.add_argument("--worst", type=int, nargs="?", const=10, default=0, help="list the worst sizes")
+    parser.add_argument(
+        "--tried",
+        action="store_true",
+        help="rank only split-K factors that tune_gemm's own rules would have tried: a label can't be what nobody ran",
+    )
     args = parser.parse_args(argv)
     target = targets.load(args.target)
-    scores = score(read(args.file, target.fp8), target)
+    scores = score(read(args.file, target.fp8), target, args.tried)
     print(f"{'sqrt(MN)':<10} {'rows':>5}" + "".join(f"{f'top-{k}':>8}" for k in TOPS))
     for name, part in by_size(scores).items():
         print(f"{name:<10} {len(part):>5}" + "".join(f"{100 * v:>7.1f}%" for v in agreement(part).values()))

@@ -20,7 +20,7 @@ from tritongemm.trial import Built
 
 CU_BYTES_PER_CLOCK = 64  # what one compute unit can draw from its L2
 SYNC_CLOCKS = 200  # barrier, waits and branch of one K iteration
-REQUEST_BYTES = 64  # opening one more row of a matrix costs memory as much as moving this many bytes
+LINE_BYTES = 128  # rows that do not start on a line touch one more of them
 VECTOR_BYTES = 16  # widest load of a thread
 TRANSPOSE = 2.0  # reading an operand from LDS across its rows, relative to along them
 FALLBACK_RATE = 0.6  # of the peak, for matrix instructions fed from registers where warp groups are native
@@ -65,11 +65,11 @@ def predict(config: Config, problem: Problem, target: Target, built: Built | Non
     cu_rate = CU_BYTES_PER_CLOCK * clock
     tile = _Tile.of(config, problem, target)
     fits = occupancy.per_cu(config, problem, target, built)
-    scratch = 0.0
-    crowding = _crowding(config, problem, target)
+    spilled = 4 * _excess_registers(config, problem, target)
     if built is not None and built.status == "ok":
-        # Spilled registers are written and read once per K iteration.
-        crowding, scratch = 1.0, 2 * built.spills * config.num_warps * target.wave_size / cu_rate
+        # Registers that the loop does not touch are spilled first, and that is free.
+        spilled = max(0, built.spills - 4 * occupancy.BOOKKEEPING_REGISTERS)
+    scratch = 2 * spilled * config.num_warps * target.wave_size / cu_rate
     terms = dict.fromkeys(("matrix", "lds", "l2", "llc", "hbm", "latency", "epilogue", "scratch"), 0.0)
     seconds = 0.0
     for phase in schedule(config, problem, target, fits):
@@ -90,7 +90,7 @@ def predict(config: Config, problem: Problem, target: Target, built: Built | Non
         # More waves on a SIMD hide more of each other's waiting: from nearly a sum to nearly a maximum.
         power = min(5.0, 2.0 + 0.5 * here * config.num_warps / SIMDS)
         memory = max(step["l2"], step["llc"], step["hbm"])
-        iteration = crowding * _overlap(power, step["matrix"], step["lds"], memory, step["latency"]) + step["scratch"]
+        iteration = _overlap(power, step["matrix"], step["lds"], memory, step["latency"]) + step["scratch"]
         width = PARTIAL_BYTES if phase.shared > 1 else problem.c.bytes
         stored = here * config.block_m * config.block_n * width
         epilogue = latency + stored / min(cu_rate, 2 * target.hbm_gbps * 1e9 / busy)
@@ -114,7 +114,7 @@ class _Tile:
     """One K iteration of one program.
 
     Attributes:
-        a, b: bytes of its blocks of A and B, as memory feels them.
+        a, b: bytes of its blocks of A and B, as caches and memory feel them.
         matrix: seconds of a warp's matrix instructions on one SIMD.
         lds: seconds of LDS traffic on one compute unit.
         issue: seconds to issue its loads, longer when rows are not aligned to the widest load.
@@ -145,10 +145,11 @@ class _Tile:
             lds += b * split.along_m * (TRANSPOSE if problem.row_major_b else 1.0) + a + b
         run_a = (config.block_k if problem.row_major_a else config.block_m) * problem.a.bytes
         run_b = (config.block_n if problem.row_major_b else config.block_k) * problem.b.bytes
-        vector_a, vector_b = _vectors(problem)
+        row_a, row_b = _rows(problem)
+        vector_a, vector_b = gcd(row_a, VECTOR_BYTES), gcd(row_b, VECTOR_BYTES)
         return cls(
-            a=a * (1 + REQUEST_BYTES / run_a),
-            b=b * (1 + REQUEST_BYTES / run_b),
+            a=a * (1 + _request(row_a, target) / run_a),
+            b=b * (1 + _request(row_b, target) / run_b),
             matrix=matrix,
             lds=lds / (target.lds_bytes_per_clock * clock),
             issue=(a / vector_a + b / vector_b) * VECTOR_BYTES / (CU_BYTES_PER_CLOCK * clock),
@@ -162,21 +163,23 @@ def _matrix_flops(problem: Problem, target: Target) -> float:
     return 1e12 * (target.tflops(slower) if target.supports(slower) else rates.get("fp16", min(rates.values())))
 
 
-def _vectors(problem: Problem) -> tuple[int, int]:
-    """Bytes a thread may load at once from A and B, by how their rows are aligned."""
+def _rows(problem: Problem) -> tuple[int, int]:
+    """Bytes from one stored row of A and of B to the next."""
     row_a = (problem.k if problem.row_major_a else problem.m) * problem.a.bytes
-    row_b = (problem.n if problem.row_major_b else problem.k) * problem.b.bytes
-    return gcd(row_a, VECTOR_BYTES), gcd(row_b, VECTOR_BYTES)
+    return row_a, (problem.n if problem.row_major_b else problem.k) * problem.b.bytes
 
 
-def _crowding(config: Config, problem: Problem, target: Target) -> float:
-    """How far the registers wanted exceed those there are; masks along K and narrow loads want more."""
+def _request(row: int, target: Target) -> int:
+    return target.request_bytes * (1 if row % LINE_BYTES == 0 else 2)
+
+
+def _excess_registers(config: Config, problem: Problem, target: Target) -> int:
+    """Registers the K loop wants beyond those a thread may have; masks along K and narrow loads want more."""
     waiting = occupancy.staging(config, problem, target)
-    # The compiler reads operands in slices when registers run short, so half of them is enough.
-    need = occupancy.registers(config, problem, target) - occupancy.operands(config, problem, target) / 2
-    need += waiting / 2 if problem.k % config.block_k else 0
-    need += waiting if min(_vectors(problem)) < VECTOR_BYTES else 0
-    return max(1.0, need / occupancy.register_limit(config, target))
+    need = occupancy.registers(config, problem, target) - occupancy.BOOKKEEPING_REGISTERS
+    need += waiting // 2 if problem.k % config.block_k else 0
+    need += waiting if any(row % VECTOR_BYTES for row in _rows(problem)) else 0
+    return max(0, need - occupancy.register_limit(config, target))
 
 
 def _shared_seconds(config: Config, problem: Problem, target: Target, phase: Phase, tile: _Tile) -> tuple[float, float]:

@@ -40,6 +40,7 @@ class Target:
         launch_us: shortest kernel seen, in microseconds.
         memory_ns: from issuing a load that misses every cache to its data, in nanoseconds.
         lds_bytes_per_clock: LDS / shared memory bandwidth of a compute unit.
+        request_bytes: what opening one more row costs caches and memory, as bytes moved: half a line or a sector.
         free_stages: stages of a software pipeline that hold no LDS buffer (they wait in registers or are consumed).
         fp8: encoding its matrix units read: ``fn``, ``fnuz`` or ``none``.
         peak_tflops: dense matrix rate by dtype (``fp8`` for all eight-bit floats).
@@ -67,6 +68,7 @@ class Target:
     launch_us: float
     memory_ns: float
     lds_bytes_per_clock: int
+    request_bytes: int
     free_stages: int
     fp8: str
     peak_tflops: Mapping[str, float] = field(hash=False)

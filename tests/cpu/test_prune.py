@@ -1,0 +1,114 @@
+"""Pruning: tune_gemm's counts, our rules' promises, and the guard that never leaves nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tritongemm import target as targets
+from tritongemm.config import Config
+from tritongemm.problem import Problem
+from tritongemm.prune import RULES, TUNE_GEMM_RULES, Rule, prune
+from tritongemm.space import space
+
+GFX942, SM90 = targets.load("gfx942"), targets.load("sm90")
+ODD = [(4097, 4097, 4096), (2050, 2050, 512), (1, 8192, 28672), (64, 64, 70), (1, 1, 1), (16, 16, 16), (1000, 1, 333)]
+
+
+def reasons(config: Config, problem: Problem, target: targets.Target) -> dict[str, str]:
+    applies = [r for r in RULES if not r.templates or config.template in r.templates]
+    return {r.name: why for r in applies if (why := r.check(config, problem, target))}
+
+
+@pytest.mark.parametrize(
+    ("size", "survivors"),
+    [
+        ((4096, 4096, 4096), 648),
+        ((8192, 8192, 8192), 672),
+        ((1024, 1024, 1024), 6224),
+        ((1, 8192, 28672), 880),
+        ((32, 16384, 53248), 4200),
+        ((4097, 4097, 4096), 0),
+        ((2050, 2050, 512), 0),
+    ],
+)
+def test_tune_gemm_counts(size: tuple[int, int, int], survivors: int) -> None:
+    problem = Problem(*size)
+    pruned = prune(space(problem, GFX942, "tune_gemm", ("tile",)), problem, GFX942, TUNE_GEMM_RULES, never_zero=False)
+    assert len(pruned.kept) == survivors
+    assert sum(pruned.removed.values()) + survivors == 132_000
+
+
+def test_guard_skips_the_rule_that_would_leave_nothing() -> None:
+    problem = Problem(4097, 4097, 4096)
+    pruned = prune(space(problem, GFX942, "tune_gemm", ("tile",)), problem, GFX942, TUNE_GEMM_RULES)
+    assert pruned.kept and pruned.skipped == ("large",) and pruned.removed["large"] == 0
+    nothing = prune(pruned.kept[:3], problem, GFX942, (Rule("all", lambda c, p, t: "no"),))
+    assert nothing.kept == pruned.kept[:3] and nothing.skipped == ("all",)
+    assert prune([], problem, GFX942).kept == ()
+
+
+@pytest.mark.parametrize("name", targets.names())
+@pytest.mark.parametrize("size", ODD)
+def test_odd_sizes_keep_candidates_unaided(name: str, size: tuple[int, int, int]) -> None:
+    target, problem = targets.load(name), Problem(*size)
+    pruned = prune(space(problem, target, templates=("tile",)), problem, target)
+    assert pruned.kept and not pruned.skipped
+
+
+def test_counts_stay_in_hand() -> None:
+    def kept(target: targets.Target, *size: int) -> int:
+        problem = Problem(*size)
+        return len(prune(space(problem, target, templates=("tile",)), problem, target).kept)
+
+    assert 300 <= kept(SM90, 4096, 4096, 4096) <= 1500
+    assert 1 <= kept(GFX942, 16, 16, 16) < 60
+
+
+def test_reasons_carry_numbers() -> None:
+    big = Config("tile", 256, 256, 128, num_warps=8)
+    problem = Problem(4096, 4096, 4096)
+    assert reasons(big, problem, GFX942) == {"lds": "LDS 131072 > 65536"}
+    pruned = prune([big, Config("tile", 128, 128, 64)], problem, GFX942)
+    assert pruned.removed["lds"] == 1 and pruned.reasons["lds"] == f"{big.name}: LDS 131072 > 65536"
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "rule"),
+    [
+        (Config("tile", 64, 64, 64, split_k=4), (4096, 4096, 4096), "split_k"),
+        (Config("tile", 64, 64, 64, split_k=4), (64, 64, 256), "split_k"),
+        (Config("tile", 64, 64, 64, group_m=8), (128, 4096, 4096), "group_m"),
+        (Config("tile", 64, 16, 64), (16, 16, 64), "fits_m"),
+        (Config("tile", 16, 16, 256, num_warps=1), (16, 16, 64), "fits_k"),
+        (Config("tile", 16, 16, 16, num_warps=4), (16, 16, 16), "few_instructions"),
+        (Config("tile", 256, 256, 32, num_warps=1), (4096, 4096, 4096), "accumulator"),
+        (Config("tile", 16, 16, 64, num_warps=1), (4096, 4096, 4096), "small_tile"),
+        (Config("tile", 16, 64, 64, options=(("matrix_instr_nonkdim", 32),)), (16, 64, 64), "nonkdim_size"),
+        (Config("gemv", 1, 64, 256), (64, 64, 256), "vector_rows"),
+    ],
+)
+def test_each_rule_drops_its_case(config: Config, size: tuple[int, int, int], rule: str) -> None:
+    assert rule in reasons(config, Problem(*size), GFX942)
+
+
+def test_skinny_winners_stay() -> None:
+    """Shapes and configs that tuning on MI300X is known to pick: more warps than tiles of 16x16, long K blocks."""
+    options = (("kpack", 1), ("matrix_instr_nonkdim", 16), ("waves_per_eu", 0))
+    assert not reasons(Config("tile", 16, 16, 256, options=options), Problem(2, 3584, 4096), GFX942)
+    split = Config("tile", 16, 128, 64, split_k=8, num_warps=8, options=options)
+    assert not reasons(split, Problem(2, 3584, 4096), GFX942)
+
+
+def test_fp8_needs_longer_k() -> None:
+    fp8 = Problem(128, 128, 128, dtype_a="fp8e4m3fn", dtype_b="fp8e4m3fn")
+    assert "dot_k" in reasons(Config("tile", 64, 64, 16), fp8, SM90)
+
+
+def test_wide_space_is_pruned_in_about_a_second() -> None:
+    problem = Problem(1024, 1024, 1024)
+    configs = list(space(problem, GFX942, "tune_gemm", ("tile",)))
+    start = time.process_time()
+    prune(configs, problem, GFX942)
+    assert time.process_time() - start < 3

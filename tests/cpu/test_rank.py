@@ -1,0 +1,118 @@
+"""The analytical model: shape of the answer, and the directions physics demands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tritongemm import occupancy
+from tritongemm import target as targets
+from tritongemm.config import Config
+from tritongemm.problem import Problem
+from tritongemm.prune import prune
+from tritongemm.rank import predict, rank
+from tritongemm.space import space
+from tritongemm.trial import Built
+
+GFX942, SM90 = targets.load("gfx942"), targets.load("sm90")
+LARGE = Problem(4096, 4096, 4096, row_major_b=False)
+TILE = Config("tile", 256, 256, 64, group_m=4, num_warps=8, options=(("kpack", 2), ("matrix_instr_nonkdim", 16)))
+
+
+def first_tiles(problem: Problem, target: targets.Target, count: int = 3) -> list[tuple[int, int, int]]:
+    kept = prune(space(problem, target, templates=("tile",)), problem, target).kept
+    return list(dict.fromkeys(p.config.tile for p in rank(kept, problem, target)))[:count]
+
+
+def test_rank_is_sorted_complete_and_repeatable() -> None:
+    kept = prune(space(LARGE, GFX942), LARGE, GFX942).kept
+    ordered = rank(kept, LARGE, GFX942)
+    assert {p.config for p in ordered} == set(kept) and len(ordered) == len(kept)
+    assert [p.seconds for p in ordered] == sorted(p.seconds for p in ordered)
+    assert [p.config for p in rank(reversed(kept), LARGE, GFX942)] == [p.config for p in ordered]
+
+
+@pytest.mark.parametrize("name", targets.names())
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "int8", "fp8e4m3fn", "fp8e4m3fnuz"])
+def test_every_target_and_dtype_is_slower_than_its_roofline(name: str, dtype: str) -> None:
+    target = targets.load(name)
+    problem = Problem(2048, 2048, 2048, dtype_a=dtype, dtype_b=dtype)
+    found = predict(Config("tile", 128, 128, 64), problem, target)
+    assert found.bound in found.terms and found.terms[found.bound] == max(found.terms.values())
+    if target.supports(problem.a):
+        assert found.seconds > target.roofline_seconds(problem.flops, problem.bytes, problem.a)
+
+
+@pytest.mark.parametrize("template", ["tile", "persistent", "stream_k", "gemv", "not_known_yet"])
+def test_templates_all_get_a_finite_time(template: str) -> None:
+    for size in [(1, 1, 1), (1, 8192, 28672), (4097, 4097, 4096)]:
+        found = predict(replace(TILE, template=template), Problem(*size), GFX942)
+        assert 0 < found.seconds < 1
+
+
+def test_large_sizes_want_large_tiles_and_skinny_ones_do_not() -> None:
+    assert first_tiles(LARGE, GFX942)[0] == (256, 256, 64)
+    assert all(m == 16 for m, _, _ in first_tiles(Problem(1, 8192, 28672, row_major_b=False), GFX942))
+    assert (128, 256, 64) in first_tiles(LARGE, SM90, 5)
+
+
+def test_a_tile_more_than_fills_the_device_costs_a_round() -> None:
+    even, odd = Problem(256 * 19, 4096, 4096), Problem(256 * 20, 4096, 4096)  # 304 and 320 tiles for 304 CUs
+    ratio = predict(TILE, odd, GFX942).seconds / predict(TILE, even, GFX942).seconds
+    assert ratio > 1.5
+    whole = replace(TILE, template="stream_k", options=(*TILE.options, ("num_sms", 304)))
+    assert predict(whole, odd, GFX942).seconds < predict(TILE, odd, GFX942).seconds
+
+
+def test_more_work_takes_longer() -> None:
+    times = [predict(TILE, Problem(4096, 4096, k), GFX942).seconds for k in (512, 1024, 4096, 16384)]
+    assert times == sorted(times) and times[-1] > 10 * times[0]
+
+
+def test_split_k_helps_where_few_tiles_have_a_long_k() -> None:
+    tile, problem = Config("tile", 16, 128, 128, num_warps=8), Problem(1, 1024, 65536)
+    assert predict(replace(tile, split_k=8), problem, GFX942).seconds < predict(tile, problem, GFX942).seconds
+    short = Problem(1, 1024, 1024)
+    assert predict(replace(tile, split_k=8), short, GFX942).seconds > predict(tile, short, GFX942).seconds
+
+
+def test_unaligned_rows_cost() -> None:
+    assert predict(TILE, Problem(4096, 4096, 4097, row_major_b=False), GFX942).seconds > 1.2 * (
+        predict(TILE, LARGE, GFX942).seconds
+    )
+
+
+def test_the_binary_corrects_the_estimate() -> None:
+    good = Built(TILE, "x", registers=256, shared=65536, threads=512)
+    spilling = replace(good, spills=1024)
+    assert predict(TILE, LARGE, GFX942, spilling).seconds > 1.5 * predict(TILE, LARGE, GFX942, good).seconds
+    assert rank([TILE], LARGE, GFX942, {TILE: spilling})[0].bound == "scratch"
+    small = Config("tile", 64, 64, 64)
+    lean, fat = (Built(small, "x", registers=r, shared=16384, threads=256) for r in (64, 512))
+    assert occupancy.per_cu(small, LARGE, GFX942, lean) == 4 and occupancy.per_cu(small, LARGE, GFX942, fat) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "shared"),
+    [
+        # Seen in Triton 3.9 binaries of a plain fp16 kernel.
+        ("gfx942", Config("tile", 64, 64, 64), 16384),
+        ("gfx942", Config("tile", 64, 64, 64, num_stages=1), 8192),
+        ("gfx942", Config("tile", 64, 64, 64, num_stages=3), 32768),
+        ("gfx1100", Config("tile", 128, 128, 32), 16384),
+        ("sm80", Config("tile", 64, 64, 64, num_stages=4), 49152),
+        ("sm90", Config("tile", 64, 64, 64, num_stages=4), 65536),
+        ("sm90", Config("tile", 32, 64, 64, num_stages=3), 24576),
+    ],
+)
+def test_lds_is_what_triton_allocates(name: str, config: Config, shared: int) -> None:
+    assert occupancy.lds_bytes(config, LARGE, targets.load(name)) == shared
+
+
+@pytest.mark.parametrize(
+    ("tile", "num_warps", "seen"), [((64, 64, 64), 4, 94), ((128, 128, 64), 4, 182), ((128, 128, 64), 2, 314)]
+)
+def test_registers_are_near_what_triton_uses(tile: tuple[int, int, int], num_warps: int, seen: int) -> None:
+    guess = occupancy.registers(Config("tile", *tile, num_warps=num_warps), LARGE, GFX942)
+    assert abs(guess - seen) <= 0.1 * seen

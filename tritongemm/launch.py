@@ -71,6 +71,8 @@ class Launch:
         params: kernel parameters in order.
         buffers: memory the parameters point to.
         cluster: programs of one cluster (Hopper and later).
+        at: byte offset of each parameter as the binary says; empty for natural alignment. (A tensor map is aligned in
+            the constant bank, not in the parameter block.)
     """
 
     path: str
@@ -81,9 +83,12 @@ class Launch:
     params: tuple[Param, ...]
     buffers: tuple[Buffer, ...]
     cluster: int = 1
+    at: tuple[int, ...] = ()
 
     def offsets(self) -> list[int]:
-        """Byte offset of each parameter, each at its natural alignment."""
+        """Byte offset of each parameter."""
+        if self.at:
+            return list(self.at)
         offsets, end = [], 0
         for param in self.params:
             end = -(-end // param.alignment) * param.alignment
@@ -118,5 +123,5 @@ class Launch:
     def from_json(cls, data: dict[str, Any]) -> Launch:
         params = tuple(Param(**{**p, "box": tuple(p["box"]), "shape": tuple(p["shape"])}) for p in data["params"])
         buffers = tuple(Buffer(**b) for b in data["buffers"])
-        shapes = {"grid": tuple(data["grid"]), "block": tuple(data["block"])}
+        shapes = {name: tuple(data[name]) for name in ("grid", "block", "at")}
         return cls(**{**data, **shapes, "params": params, "buffers": buffers})

@@ -27,6 +27,8 @@ class Reporter:
     def __init__(self, verbose: bool = False, console: Console | None = None) -> None:
         self.verbose = verbose
         self.console = console or Console(highlight=False)
+        if not self.console.is_terminal:
+            self.console.width = 240  # a pipe has no width to respect
         self._errors = Console(stderr=True, highlight=False)
         self._progress = Progress(
             TextColumn("{task.description:<8}"),
@@ -95,8 +97,7 @@ class Reporter:
             table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=bool(numeric))
         for row in rows:
             table.add_row(*row)
-        width = self.console.width if self.console.is_terminal else 200
-        self.console.print(table, width=max(width, 100))
+        self.console.print(table)
 
     def records(self, records: Sequence[Record], target: Target, compare: bool) -> None:
         """The table of results, with the library's times beside ours where asked."""

@@ -142,6 +142,7 @@ def build(job: Job) -> tuple[Built, bytes, str]:
         launch={
             "dynamic_shared": int(meta.shared),
             "cluster": int(getattr(meta, "num_ctas", 1)),
+            "offsets": [a.offset for a in found.args],
             "tensor_maps": [dict(m) for m in (getattr(meta, "tensordesc_meta", None) or []) if m],
         },
     )
@@ -179,6 +180,11 @@ def launch(built: Built, problem: Problem, target: Target) -> Launch:
         params += [Param("i32", rows), Param("i32", cols), Param("i64", lead[name]), Param("i64", 1)]
     params += [Param("i32", v) for v in (problem.m, problem.n, problem.k, *strides(problem))]
     params += [Param("pointer", ""), Param("pointer", "")]  # Triton's own scratch, unused
+    if len(built.launch["offsets"]) != len(params):
+        raise InputError(
+            f"{config.name}: the binary takes {len(built.launch['offsets'])} parameters, not {len(params)}; "
+            "this version of Triton passes arguments in a way this backend does not know"
+        )
     buffers = [Buffer(n, e) for n, e in (("workspace", geometry.workspace_bytes), ("semaphore", geometry.semaphore_bytes))]
     return Launch(
         path=built.path,
@@ -189,4 +195,5 @@ def launch(built: Built, problem: Problem, target: Target) -> Launch:
         params=tuple(params),
         buffers=tuple(b for b in buffers if b.bytes),
         cluster=built.launch["cluster"],
+        at=tuple(built.launch["offsets"]),
     )

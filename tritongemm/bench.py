@@ -1,4 +1,4 @@
-"""The GPU's own process: buffers, screening, verification and the final race of one device.
+"""The GPU's own process: screening, verification and the final race of one device.
 
 It may die: an illegal access or a hang ends it, the parent starts another and goes on with the next candidate.
 """
@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from tritongemm import choose, registry, verify
@@ -20,59 +20,11 @@ from tritongemm.errors import DriverError
 from tritongemm.hip_ext import driver
 from tritongemm.launch import Launch
 from tritongemm.problem import Problem
-from tritongemm.target import Target
 from tritongemm.trial import Trial
+from tritongemm.workbench import Calls, LibraryRefusal, Protocol, Request, Workbench
 
 # After these the context is lost; everything else is the candidate's own refusal.
 FATAL = ("ILLEGAL", "MISALIGNED", "LAUNCH_FAILED", "LAUNCH_FAILURE", "INVALID_PC", "HARDWARE", "ASSERT", "UNKNOWN")
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """How measurements are taken; trials of different protocols are not compared.
-
-    Attributes:
-        timer: plug-in of timers/.
-        init: distribution of the operands.
-        rotating_mb: operands rotate through this much memory; negative for three times the last-level cache.
-        iters: timed launches of a finalist at least.
-        warmup: launches before them.
-        seed: of the operands.
-    """
-
-    timer: str = "events"
-    init: str = "randn"
-    rotating_mb: int = -1
-    iters: int = 200
-    warmup: int = 20
-    seed: int = 0
-
-    def rotation_bytes(self, target: Target) -> int:
-        return 3 * target.llc_bytes if self.rotating_mb < 0 else self.rotating_mb * 2**20
-
-
-@dataclass(frozen=True)
-class Request:
-    """Work for the GPU's process.
-
-    Attributes:
-        kind: ``screen`` (cheap times, one answer each), ``check`` (errors) or ``final`` (errors, then one race of those
-            that pass).
-        problem, target, protocol, vendor, device: where and how.
-        candidates: what to launch.
-        library: plug-in of backends/ that races with them, for ``final``.
-        best: seconds of the best screened so far; a candidate twice as slow is not measured further.
-    """
-
-    kind: str
-    problem: Problem
-    target: Target
-    protocol: Protocol
-    vendor: str
-    device: int
-    candidates: tuple[tuple[Config, Launch], ...]
-    library: str = ""
-    best: float = math.inf
 
 
 @dataclass
@@ -82,103 +34,8 @@ class Contender:
     name: str
     graph: driver.Graph
     launches: int
-    module: driver.Module | None = None
+    calls: Calls
     samples: list[float] = field(default_factory=list)
-
-
-class Workbench:
-    """Operands of one problem on one device, in as many copies as it takes to keep them out of the cache.
-
-    Args:
-        request: names problem, target, protocol and device.
-        device: the device.
-        stream: handle of the stream all work runs on.
-    """
-
-    MOST_COPIES = 256
-
-    def __init__(self, request: Request, device: driver.Device, stream: int) -> None:
-        import torch
-
-        problem, protocol = request.problem, request.protocol
-        self.problem, self.device, self.stream = problem, device, stream
-        self.family = registry.load("families", problem.family)
-        self.timer = registry.load("timers", protocol.timer).Timer(device, stream)
-        self.protocol = protocol
-        place = f"cuda:{request.device}"
-        a, b, self.bias = self.family.inputs(problem, place, protocol.init, protocol.seed)
-        c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=place)
-        one_set = sum(t.numel() * t.element_size() for t in (a, b, c))
-        room = int(device.memory()[0] * 0.5) // one_set
-        wanted = math.ceil(protocol.rotation_bytes(request.target) / one_set) + 1
-        self.copies = max(1, min(wanted, room, self.MOST_COPIES))
-        self.cold = self.copies * one_set > request.target.llc_bytes
-        self.sets = [(a, b, c)] + [(a.clone(), b.clone(), torch.empty_like(c)) for _ in range(self.copies - 1)]
-        self.bytes = self.copies * one_set
-        self._scratch: dict[str, Any] = {}
-        self._exact: Any = None
-        # One launch's worth of time decides how many share a graph.
-        self.floor = request.target.roofline_seconds(problem.flops, problem.bytes, problem.a) + 1e-6
-
-    @property
-    def exact(self) -> Any:
-        """The float64 reference, computed once."""
-        if self._exact is None:
-            self._exact = self.family.reference(self.problem, *self.sets[0][:2], self.bias)
-        return self._exact
-
-    def scratch(self, name: str, nbytes: int) -> int:
-        """Address of the workspace (NaN at first) or the counters (zero), grown to `nbytes`."""
-        import torch
-
-        held = self._scratch.get(name)
-        if held is None or held.numel() < nbytes:
-            fill = 0 if name == "semaphore" else 0xFF
-            held = torch.full((max(nbytes, 256),), fill, dtype=torch.uint8, device=self.sets[0][0].device)
-            torch.cuda.synchronize()
-            self._scratch[name] = held
-        return int(held.data_ptr())
-
-    def addresses(self, launch: Launch, copy: int) -> dict[str, int]:
-        """Device addresses of a launch's buffers, with the operands of one copy."""
-        a, b, c = self.sets[copy]
-        found = {"a": a.data_ptr(), "b": b.data_ptr(), "c": c.data_ptr()}
-        if self.bias is not None:
-            found["bias"] = self.bias.data_ptr()
-        return found | {buffer.name: self.scratch(buffer.name, buffer.bytes) for buffer in launch.buffers}
-
-    def prepare(self, launch: Launch, copies: int) -> tuple[driver.Module, list[driver.Prepared]]:
-        """Load a candidate's code; its launches on the first `copies` sets of operands."""
-        module = self.device.load(Path(launch.path).read_bytes())
-        function = module.function(launch.symbol)
-        prepared = []
-        for copy in range(copies):
-            addresses = self.addresses(launch, copy)
-            maps = {
-                i: self.device.tensor_map(
-                    addresses[str(p.value)], p.elem_type, p.elem_size, p.shape, p.stride, p.box, p.swizzle
-                )
-                for i, p in enumerate(launch.params)
-                if p.kind == "tma"
-            }
-            params = launch.pack(addresses, maps)
-            prepared.append(function.prepare(launch.grid, launch.block, launch.shared, params, launch.cluster))
-        return module, prepared
-
-    def capture(self, calls: list[Callable[[], object]]) -> driver.Graph:
-        """A graph of the calls, which launch on this bench's stream."""
-        self.device.begin_capture(self.stream)
-        try:
-            for call in calls:
-                call()
-        except BaseException:
-            self.device.end_capture(self.stream).destroy()
-            raise
-        return self.device.end_capture(self.stream)
-
-    def launches_for(self, seconds: float, most: int) -> int:
-        """Launches of one graph: enough to fill `seconds`, and to pass through the copies."""
-        return max(1, min(max(int(seconds / self.floor), min(self.copies, most)), most))
 
 
 class Bench:
@@ -227,27 +84,26 @@ class Bench:
         except DriverError as error:
             fatal = any(word in error.name.upper() for word in FATAL)
             return Trial(config, "crashed" if fatal else "out_of_resources", str(error), stage=stage)
-        except self._torch.cuda.OutOfMemoryError as error:
+        except (self._torch.cuda.OutOfMemoryError, LibraryRefusal) as error:
             return Trial(config, "out_of_resources", str(error).splitlines()[0], stage=stage)
 
     def _screen(self, bench: Workbench, request: Request) -> Iterator[Trial]:
         best = request.best
         for config, launch in request.candidates:
-            trial = self._guard(config, "screen", lambda: self._screened(bench, config, launch, best))  # noqa: B023
+            trial = self._guard(config, "screen", partial(self._screened, bench, config, launch, best))
             yield trial
             if trial.status == "crashed":
                 raise SystemExit(f"{config.name}: {trial.reason}")
             if trial.status == "ok":
                 best = min(best, trial.seconds)
 
-    def _screened(self, bench: Workbench, config: Config, launch: Launch, best: float) -> Trial:
+    def _screened(self, bench: Workbench, config: Config, launch: Launch | None, best: float) -> Trial:
         label = registry.load("timers", bench.protocol.timer).LABEL
         launches = bench.launches_for(self.SCREEN_SECONDS, 32)
-        module, prepared = bench.prepare(launch, min(bench.copies, launches))
+        calls = bench.calls(config, launch, min(bench.copies, launches))
         try:
-            prepared[0].launch(bench.stream)
-            calls = [lambda i=i: prepared[i % len(prepared)].launch(bench.stream) for i in range(launches)]
-            graph = bench.capture(calls)  # type: ignore[arg-type]
+            calls.operations[0]()
+            graph = bench.capture(calls.repeated(launches))
             try:
                 samples = [bench.timer.time(graph, launches)]
                 if samples[0] < 2 * best:
@@ -255,14 +111,14 @@ class Bench:
             finally:
                 graph.destroy()
         finally:
-            module.unload()
+            calls.release()
         return Trial(config, "ok", samples=tuple(samples), timer=label)
 
     def _final(self, bench: Workbench, request: Request) -> Iterator[Any]:
         """Answers: a Trial each with its error, then {name: samples} of those that passed and the library ("")."""
         contenders: list[Contender] = []
         for config, launch in request.candidates:
-            trial = self._guard(config, "final", lambda: self._verified(bench, config, launch, contenders))  # noqa: B023
+            trial = self._guard(config, "final", partial(self._verified, bench, config, launch, contenders))
             yield trial
             if trial.status == "crashed":
                 raise SystemExit(f"{config.name}: {trial.reason}")
@@ -272,21 +128,20 @@ class Bench:
             contenders += library
         self._release(contenders)
 
-    def _verified(self, bench: Workbench, config: Config, launch: Launch, contenders: list[Contender]) -> Trial:
+    def _verified(self, bench: Workbench, config: Config, launch: Launch | None, contenders: list[Contender]) -> Trial:
         launches = bench.launches_for(self.RACE_SECONDS, Workbench.MOST_COPIES)
-        module, prepared = bench.prepare(launch, min(bench.copies, launches))
+        calls = bench.calls(config, launch, min(bench.copies, launches))
 
         def run() -> None:
-            prepared[0].launch(bench.stream)
+            calls.operations[0]()
             self._torch.cuda.current_stream().synchronize()
 
         found = verify.verify(bench.problem, bench.family, run, bench.sets[0][2], bench.exact)
         trial = Trial(config, "ok", stage="final", error=found.error, tolerance=found.tolerance)
         if not found.ok:
-            module.unload()
+            calls.release()
             return replace(trial, status="wrong", reason=found.reason)
-        calls = [lambda i=i: prepared[i % len(prepared)].launch(bench.stream) for i in range(launches)]
-        contenders.append(Contender(config.name, bench.capture(calls), launches, module))  # type: ignore[arg-type]
+        contenders.append(Contender(config.name, bench.capture(calls.repeated(launches)), launches, calls))
         return trial
 
     def _library(self, bench: Workbench, request: Request) -> list[Contender]:
@@ -294,16 +149,17 @@ class Bench:
             return []
         backend = registry.load("backends", request.library)
         launches = bench.launches_for(self.RACE_SECONDS, Workbench.MOST_COPIES)
-        calls = [backend.operation(bench.problem, *s[:2], bench.bias, s[2]) for s in bench.sets[:launches]]
-        if not calls or calls[0] is None:
+        operations = [backend.operation(bench.problem, *s[:2], bench.bias, s[2]) for s in bench.sets[:launches]]
+        if operations[0] is None:
             return []
+        calls = Calls(operations)
         try:
-            calls[0]()  # workspace and handles are made outside the capture
+            operations[0]()  # workspace and handles are made outside the capture
             self._torch.cuda.current_stream().synchronize()
-            graph = bench.capture([calls[i % len(calls)] for i in range(launches)])
+            graph = bench.capture(calls.repeated(launches))
         except RuntimeError:  # the library has no kernel for it
             return []
-        return [Contender("", graph, launches)]
+        return [Contender(choose.LIBRARY, graph, launches, calls)]
 
     def _race(self, bench: Workbench, ours: list[Contender], library: list[Contender]) -> dict[str, list[float]]:
         """Samples by name, taken in rounds of a new order each, so that drift meets all alike."""
@@ -320,7 +176,7 @@ class Bench:
             if done % 5 == 0:
                 kept = choose.still_racing({e.name: e.samples for e in running})
                 running = [e for e in running if e.name in kept]
-            if len(running) < 2 and done >= rounds or (
+            if (len(running) < 2 and done >= rounds) or (
                 done >= rounds and choose.decided({e.name: e.samples for e in running})
             ):
                 break
@@ -331,5 +187,4 @@ class Bench:
     def _release(self, contenders: list[Contender]) -> None:
         for contender in contenders:
             contender.graph.destroy()
-            if contender.module:
-                contender.module.unload()
+            contender.calls.release()

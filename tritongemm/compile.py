@@ -126,7 +126,8 @@ class Compiler:
         child = self._idle.get()
         failed = Built(job.config, job.digest, status="compile_failed")
         try:
-            return list(child.ask((job, str(self.cache.folder)), self.timeout))[0]
+            (built,) = child.ask((job, str(self.cache.folder)), self.timeout)
+            return replace(built, config=job.config)
         except ChildTimeout:
             return replace(failed, status="timeout", reason=f"compile took more than {self.timeout:g} s")
         except ChildDied as death:

@@ -57,7 +57,7 @@ class Interpreter:
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        module.torch = self._torch
+        vars(module)["torch"] = self._torch  # the module imports it only when it is run
         if hasattr(module, "teach_interpreter_bf16"):
             module.teach_interpreter_bf16()
         problem = check.problem

@@ -52,20 +52,28 @@ def parser() -> argparse.ArgumentParser:
     e.add_argument("--compile-only", action="store_true", help="stop after compiling; binaries stay in the cache")
 
     g = p.add_argument_group("where")
-    g.add_argument("--target", metavar="ARCH", help=f"{', '.join(target.names())}; default: this machine's GPU, or gfx942")
+    g.add_argument(
+        "--target", metavar="ARCH", help=f"{', '.join(target.names())}; default: this machine's GPU, or gfx942"
+    )
     g.add_argument("--gpu-ids", metavar="I,J,…", help="devices to use")
     g.add_argument("--ngpus", type=int, default=0, metavar="N", help="use the first N devices (default 1)")
     g.add_argument("--num-threads", type=int, default=0, metavar="N", help="compiler processes (default: all cores)")
 
     g = p.add_argument_group("search")
-    g.add_argument("--strategy", default="exhaustive", choices=registry.names("strategies"), help="default: %(default)s")
-    g.add_argument("--budget", type=int, default=0, metavar="N", help="most configs tried for one size (default: all kept)")
+    g.add_argument(
+        "--strategy", default="exhaustive", choices=registry.names("strategies"), help="default: %(default)s"
+    )
+    g.add_argument(
+        "--budget", type=int, default=0, metavar="N", help="most configs tried for one size (default: all kept)"
+    )
     g.add_argument("--finalists", type=int, default=12, metavar="N", help="candidates verified and raced (default 12)")
     g.add_argument("--min-gain", type=float, default=0.5, metavar="PERCENT",
                    help="keep the library unless a candidate is this much faster (default 0.5)")  # fmt: skip
 
     g = p.add_argument_group("measuring")
-    g.add_argument("--iters", type=int, default=200, metavar="N", help="timed launches of a finalist at least (default 200)")
+    g.add_argument(
+        "--iters", type=int, default=200, metavar="N", help="timed launches of a finalist at least (default 200)"
+    )
     g.add_argument("--warmup", type=int, default=20, metavar="N", help="launches before them (default 20)")
     g.add_argument("--no-warmup", dest="warmup", action="store_const", const=0, help="the same as --warmup 0")
     g.add_argument("--init-type", default="randn", choices=INITS, help="contents of the operands (default randn)")

@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
+from statistics import median
 from typing import Any, Protocol
 
 from tritongemm import choose, generate, prune, rank, registry
@@ -102,9 +103,7 @@ class Pipeline:
         watcher: told of the progress.
     """
 
-    def __init__(
-        self, judges: Sequence[Judge], compiler: Compiler, store: Store, plan: Plan, watcher: Watcher
-    ) -> None:
+    def __init__(self, judges: Sequence[Judge], compiler: Compiler, store: Store, plan: Plan, watcher: Watcher) -> None:
         self.judges, self.compiler, self.store, self.plan, self.watcher = judges, compiler, store, plan, watcher
 
     def tune(self, problems: Sequence[Problem]) -> dict[Problem, str]:
@@ -156,12 +155,16 @@ class Pipeline:
         wanted: dict[str, list[tuple[Task, Config]]] = {}
         jobs: list[Job] = []
         for task in tasks:
-            known = {name: trial for (name, stage), trial in self.store.trials(task.problem).items() if stage == "screen"}
+            known = {
+                name: trial for (name, stage), trial in self.store.trials(task.problem).items() if stage == "screen"
+            }
             for config in task.batch:
                 if config.name in known and known[config.name].status != "ok" and not self.plan.stop:
                     task.trials[config.name] = known[config.name]
                     continue
-                job = registry.load("backends", config.backend).job(config, task.problem, task.judge.target, str(task.module))
+                job = registry.load("backends", config.backend).job(
+                    config, task.problem, task.judge.target, str(task.module)
+                )
                 if job.digest not in wanted:
                     wanted[job.digest] = []
                     jobs.append(job)
@@ -295,7 +298,7 @@ class Pipeline:
             timer=best.timer,
             error=best.error,
             tolerance=best.tolerance,
-            library_seconds=choose.median(library) if library else None,
+            library_seconds=median(library) if library else None,
             library=self.plan.library if library else "",
             tie=choice.tie,
             verified=task.judge.describe(task.problem, best.config),

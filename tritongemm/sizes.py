@@ -70,8 +70,7 @@ def from_options(m: int, n: int, k: int, defaults: Defaults) -> list[Row]:
         InputError: a size or dtype that can't be.
     """
     a, b, c = defaults.dtypes()
-    layouts = {"row_major_a": defaults.row_major_a, "row_major_b": defaults.row_major_b}
-    return [Row(Problem(m, n, k, a, b, c, bias=defaults.bias, **layouts))]
+    return [Row(Problem(m, n, k, a, b, c, defaults.row_major_a, defaults.row_major_b, defaults.bias))]
 
 
 def from_file(path: Path, defaults: Defaults) -> list[Row]:
@@ -107,5 +106,3 @@ def _unique(path: Path, rows: list[Row]) -> list[Row]:
     if not rows:
         raise InputError(f"{path}: holds no sizes; write a list of maps, e.g. - {{M: 16, N: 16, K: 16}}")
     return rows
-
-

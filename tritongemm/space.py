@@ -29,7 +29,7 @@ class Axes:
         return prod(len(v) for _, v in self.values)
 
     def config(self, point: tuple[int, ...]) -> Config:
-        fixed = dict(zip(AXES, point, strict=False))
+        fixed: dict[str, Any] = dict(zip(AXES, point, strict=False))
         options = tuple(zip((n for n, _ in self.values[len(AXES) :]), point[len(AXES) :], strict=True))
         return Config(template=self.template, options=options, **fixed)
 

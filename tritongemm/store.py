@@ -66,7 +66,9 @@ class Store:
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            raise OutputError(f"{path} is held by another run ({_holder(path)}); wait for it, or choose another -o") from None
+            raise OutputError(
+                f"{path} is held by another run ({_holder(path)}); wait for it, or choose another -o"
+            ) from None
         store = cls(path, {"target": target, "toolchain": toolchain, "protocol": protocol}, lock, resume)
         try:
             store._read_results()
@@ -140,7 +142,9 @@ class Store:
         self._agree(str(self.journal), header["target"], header["toolchain"])
         if header["protocol"] != self.header["protocol"]:
             theirs, ours = header["protocol"], self.header["protocol"]
-            changed = [f"{k} {theirs.get(k)} → {ours.get(k)}" for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)]
+            changed = [
+                f"{k} {theirs.get(k)} → {ours.get(k)}" for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)
+            ]
             raise OutputError(
                 f"{self.journal} was measured otherwise ({', '.join(changed)}): use the same options, another -o, or "
                 "--no-resume"
@@ -206,7 +210,9 @@ class Store:
             os.replace(fresh, self.path)
         except OSError as error:
             Path(fresh).unlink(missing_ok=True)
-            raise OutputError(f"{self.path} can't be written: {error.strerror}; its journal {self.journal} is safe") from error
+            raise OutputError(
+                f"{self.path} can't be written: {error.strerror}; its journal {self.journal} is safe"
+            ) from error
 
     def close(self) -> None:
         """Give the output file back."""

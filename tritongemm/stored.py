@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 from tritongemm import choose, generate, registry
 from tritongemm.compile import Compiler
@@ -77,7 +78,7 @@ def benchmark(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, 
             table.append([row.problem.key, "-", "-", "-", "-", trial.status, built.config.name, trial.reason])
             continue
         library = final.samples.get(choose.LIBRARY)
-        theirs = choose.median(library) if library else None
+        theirs = median(library) if library else None
         rate = row.problem.flops / trial.seconds / 1e12
         times = [f"{trial.seconds * 1e6:.2f}", f"{rate:.1f}"]
         times += [f"{theirs * 1e6:.2f}", f"{theirs / trial.seconds:.3f}"] if theirs else ["-", "-"]

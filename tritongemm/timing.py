@@ -10,14 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tritongemm import registry
-from tritongemm.bench import Protocol, Request
 from tritongemm.config import Config
 from tritongemm.errors import TritonGemmError
 from tritongemm.launch import Launch
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 from tritongemm.trial import Built, Trial
+from tritongemm.workbench import Protocol, Request
 from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
+
+Candidate = tuple[Config, Launch | None]
+
 
 class _Fault(Exception):
     """The process is gone; `status` is what that makes of the candidate that ran, "" if it has been answered."""
@@ -58,7 +61,7 @@ class Gpu:
         self.protocol, self.timeout = protocol, timeout
         self._child = Child("tritongemm.bench:Bench")
 
-    def _request(self, kind: str, problem: Problem, candidates: Sequence[tuple[Config, Launch]], **more: Any) -> Request:
+    def _request(self, kind: str, problem: Problem, candidates: Sequence[Candidate], **more: Any) -> Request:
         common = (kind, problem, self.target, self.protocol, self.vendor, self.device)
         return Request(*common, tuple(candidates), **more)
 
@@ -82,7 +85,7 @@ class Gpu:
         except ChildError as error:
             raise TritonGemmError(f"{request.problem.key}: {error}") from error
 
-    def _launches(self, problem: Problem, built: Sequence[Built]) -> list[tuple[Config, Launch]]:
+    def _launches(self, problem: Problem, built: Sequence[Built]) -> list[Candidate]:
         backends = {b.config.backend: registry.load("backends", b.config.backend) for b in built}
         return [(b.config, backends[b.config.backend].launch(b, problem, self.target)) for b in built]
 
@@ -142,7 +145,9 @@ class Gpu:
                 elif len(trials) < len(left):
                     lost.append(Trial(left.pop(len(trials))[0], fault.status, fault.reason, stage="final"))
                 elif deaths > 2:
-                    raise TritonGemmError(f"{problem.key}: the final race ended {deaths} times: {fault.reason}") from None
+                    raise TritonGemmError(
+                        f"{problem.key}: the final race ended {deaths} times: {fault.reason}"
+                    ) from None
                 continue
             raced = [replace(t, samples=tuple(samples.get(t.config.name, ())), timer=label) for t in trials]
             return Final((*raced, *lost), samples, cold)

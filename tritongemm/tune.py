@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tritongemm import machine, options, registry, settings, sizes, stored
-from tritongemm.bench import Protocol
 from tritongemm.compile import Cache, Compiler
 from tritongemm.errors import InputError, TritonGemmError
 from tritongemm.machine import Machine
@@ -22,6 +21,7 @@ from tritongemm.report import Reporter
 from tritongemm.sizes import Row
 from tritongemm.store import Store
 from tritongemm.timing import Gpu
+from tritongemm.workbench import Protocol
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,7 +127,9 @@ def _tune(
 ) -> int:
     done_before = sum(store.record(p) is not None for p in problems)
     if done_before:
-        reporter.say(f"{done_before} of {len(problems)} sizes are in {store.path} already (--no-resume measures them anew)")
+        reporter.say(
+            f"{done_before} of {len(problems)} sizes are in {store.path} already (--no-resume measures them anew)"
+        )
     with _merging(store, problems, command):
         failures = Pipeline(judges, compiler, store, plan, reporter).tune(problems)
     counts = ", ".join(f"{n} {s}" for s, n in sorted(reporter.statuses.items()))

@@ -6,6 +6,7 @@ started too; the parent sees an exception and goes on with a fresh child.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -45,7 +46,7 @@ class Child:
 
     def _start(self) -> None:
         here, there = os.pipe(), os.pipe()
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in kill)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tritongemm.worker", self.role, str(there[0]), str(here[1])],
             env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
@@ -111,10 +112,8 @@ class Child:
         """End the process and everything it started."""
         if self._process is None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
         self._process = None
         self._answers.close()

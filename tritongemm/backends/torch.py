@@ -19,9 +19,7 @@ def unavailable() -> str | None:
     return None if settings.version("torch") != "missing" else "the torch package is not installed"
 
 
-def operation(
-    problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor
-) -> Callable[[], object] | None:
+def operation(problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor) -> Callable[[], object] | None:
     """A call that computes C as a user of PyTorch would, or None where PyTorch has no GEMM for the problem.
 
     Args:

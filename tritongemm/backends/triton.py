@@ -185,7 +185,9 @@ def launch(built: Built, problem: Problem, target: Target) -> Launch:
             f"{config.name}: the binary takes {len(built.launch['offsets'])} parameters, not {len(params)}; "
             "this version of Triton passes arguments in a way this backend does not know"
         )
-    buffers = [Buffer(n, e) for n, e in (("workspace", geometry.workspace_bytes), ("semaphore", geometry.semaphore_bytes))]
+    buffers = [
+        Buffer(n, e) for n, e in (("workspace", geometry.workspace_bytes), ("semaphore", geometry.semaphore_bytes))
+    ]
     return Launch(
         path=built.path,
         symbol=built.symbol,

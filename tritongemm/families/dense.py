@@ -22,7 +22,9 @@ def unsupported(problem: Problem, target: Target) -> str | None:
     """Why the target can't run this problem, or None."""
     for name, dtype in (("A", problem.a), ("B", problem.b)):
         if not target.supports(dtype):
-            return f"{target.name} has no matrix instruction for {dtype.name} ({name}); its fp8 encoding is {target.fp8}"
+            return (
+                f"{target.name} has no matrix instruction for {dtype.name} ({name}); its fp8 encoding is {target.fp8}"
+            )
     if problem.c.is_fp8 and not target.supports(problem.c):
         return f"{target.name} does not convert to {problem.c.name} (C); its fp8 encoding is {target.fp8}"
     if problem.a.is_integer != problem.b.is_integer:

@@ -1,0 +1,193 @@
+"""What a GPU's process works with: the request, the operands of one problem in copies, and candidates made ready."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tritongemm import registry
+from tritongemm.config import Config
+from tritongemm.hip_ext import driver
+from tritongemm.launch import Launch
+from tritongemm.problem import Problem
+from tritongemm.target import Target
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How measurements are taken; trials of different protocols are not compared.
+
+    Attributes:
+        timer: plug-in of timers/.
+        init: distribution of the operands.
+        rotating_mb: operands rotate through this much memory; negative for three times the last-level cache.
+        iters: timed launches of a finalist at least.
+        warmup: launches before them.
+        seed: of the operands.
+    """
+
+    timer: str = "events"
+    init: str = "randn"
+    rotating_mb: int = -1
+    iters: int = 200
+    warmup: int = 20
+    seed: int = 0
+
+    def rotation_bytes(self, target: Target) -> int:
+        return 3 * target.llc_bytes if self.rotating_mb < 0 else self.rotating_mb * 2**20
+
+
+@dataclass(frozen=True)
+class Request:
+    """Work for the GPU's process.
+
+    Attributes:
+        kind: ``screen`` (cheap times, one answer each), ``check`` (errors) or ``final`` (errors, then one race of those
+            that pass).
+        problem, target, protocol, vendor, device: where and how.
+        candidates: what to launch; None where the backend is a library that launches by itself.
+        library: plug-in of backends/ that races with them, for ``final``.
+        best: seconds of the best screened so far; a candidate twice as slow is not measured further.
+    """
+
+    kind: str
+    problem: Problem
+    target: Target
+    protocol: Protocol
+    vendor: str
+    device: int
+    candidates: tuple[tuple[Config, Launch | None], ...]
+    library: str = ""
+    best: float = math.inf
+
+
+class LibraryRefusal(Exception):
+    """A library has no kernel for the problem."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """A candidate made ready: one call for each set of operands, and the loaded code to give back."""
+
+    operations: list[Callable[[], object]]
+    module: driver.Module | None = None
+
+    def repeated(self, launches: int) -> list[Callable[[], object]]:
+        """So many calls, going round the sets of operands."""
+        return [self.operations[i % len(self.operations)] for i in range(launches)]
+
+    def release(self) -> None:
+        if self.module is not None:
+            self.module.unload()
+
+
+class Workbench:
+    """Operands of one problem on one device, in as many copies as it takes to keep them out of the cache.
+
+    Args:
+        request: names problem, target, protocol and device.
+        device: the device.
+        stream: handle of the stream all work runs on.
+    """
+
+    MOST_COPIES = 256
+
+    def __init__(self, request: Request, device: driver.Device, stream: int) -> None:
+        import torch
+
+        problem, protocol = request.problem, request.protocol
+        self.problem, self.device, self.stream = problem, device, stream
+        self.family = registry.load("families", problem.family)
+        self.timer = registry.load("timers", protocol.timer).Timer(device, stream)
+        self.protocol = protocol
+        place = f"cuda:{request.device}"
+        a, b, self.bias = self.family.inputs(problem, place, protocol.init, protocol.seed)
+        c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=place)
+        one_set = sum(t.numel() * t.element_size() for t in (a, b, c))
+        room = int(device.memory()[0] * 0.5) // one_set
+        wanted = math.ceil(protocol.rotation_bytes(request.target) / one_set) + 1
+        self.copies = max(1, min(wanted, room, self.MOST_COPIES))
+        self.cold = self.copies * one_set > request.target.llc_bytes
+        self.sets = [(a, b, c)] + [(a.clone(), b.clone(), torch.empty_like(c)) for _ in range(self.copies - 1)]
+        self.bytes = self.copies * one_set
+        self._scratch: dict[str, Any] = {}
+        self._exact: Any = None
+        # One launch's worth of time decides how many share a graph.
+        self.floor = request.target.roofline_seconds(problem.flops, problem.bytes, problem.a) + 1e-6
+
+    @property
+    def exact(self) -> Any:
+        """The float64 reference, computed once."""
+        if self._exact is None:
+            self._exact = self.family.reference(self.problem, *self.sets[0][:2], self.bias)
+        return self._exact
+
+    def scratch(self, name: str, nbytes: int) -> int:
+        """Address of the workspace (NaN at first) or the counters (zero), grown to `nbytes`."""
+        import torch
+
+        held = self._scratch.get(name)
+        if held is None or held.numel() < nbytes:
+            fill = 0 if name == "semaphore" else 0xFF
+            held = torch.full((max(nbytes, 256),), fill, dtype=torch.uint8, device=self.sets[0][0].device)
+            torch.cuda.synchronize()
+            self._scratch[name] = held
+        address: int = held.data_ptr()
+        return address
+
+    def addresses(self, launch: Launch, copy: int) -> dict[str, int]:
+        """Device addresses of a launch's buffers, with the operands of one copy."""
+        a, b, c = self.sets[copy]
+        found = {"a": a.data_ptr(), "b": b.data_ptr(), "c": c.data_ptr()}
+        if self.bias is not None:
+            found["bias"] = self.bias.data_ptr()
+        return found | {buffer.name: self.scratch(buffer.name, buffer.bytes) for buffer in launch.buffers}
+
+    def calls(self, config: Config, launch: Launch | None, copies: int) -> Calls:
+        """A candidate's calls on the first `copies` sets of operands.
+
+        Raises:
+            DriverError: the driver refuses its code or its launch.
+            LibraryRefusal: the library has no kernel for the problem.
+        """
+        if launch is None:
+            backend = registry.load("backends", config.backend)
+            operations = [backend.operation(self.problem, *s[:2], self.bias, s[2], config) for s in self.sets[:copies]]
+            if operations[0] is None:
+                raise LibraryRefusal(f"{config.backend} has no kernel for {self.problem.key}")
+            return Calls(operations)
+        module = self.device.load(Path(launch.path).read_bytes())
+        function = module.function(launch.symbol)
+        launches: list[Callable[[], object]] = []
+        for copy in range(copies):
+            addresses = self.addresses(launch, copy)
+            maps = {
+                i: self.device.tensor_map(
+                    addresses[str(p.value)], p.elem_type, p.elem_size, p.shape, p.stride, p.box, p.swizzle
+                )
+                for i, p in enumerate(launch.params)
+                if p.kind == "tma"
+            }
+            params = launch.pack(addresses, maps)
+            prepared = function.prepare(launch.grid, launch.block, launch.shared, params, launch.cluster)
+            launches.append(partial(prepared.launch, self.stream))
+        return Calls(launches, module)
+
+    def capture(self, calls: list[Callable[[], object]]) -> driver.Graph:
+        """A graph of the calls, which launch on this bench's stream."""
+        self.device.begin_capture(self.stream)
+        try:
+            for call in calls:
+                call()
+        except BaseException:
+            self.device.end_capture(self.stream).destroy()
+            raise
+        return self.device.end_capture(self.stream)
+
+    def launches_for(self, seconds: float, most: int) -> int:
+        """Launches of one graph: enough to fill `seconds`, and to pass through the copies."""
+        return max(1, min(max(int(seconds / self.floor), min(self.copies, most)), most))

@@ -150,9 +150,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
         grid=(x, y, z),
         workspace_bytes=4 * value(template.workspace),
         semaphore_bytes=4 * value(template.semaphores),
-        descriptors={
-            k: stored_block((value(r), value(c)), row_major[k]) for k, (r, c) in template.descriptors.items()
-        },
+        descriptors={k: stored_block((value(r), value(c)), row_major[k]) for k, (r, c) in template.descriptors.items()},
     )
 
 

@@ -105,16 +105,20 @@ def module_name(problem: Problem) -> str:
 
 def _render(template: str, problem: Problem, configs: list[Config], target: Target, **extra: Any) -> str:
     used = sorted({c.template for c in configs})
-    return _environment().get_template(template).render(
-        p=problem,
-        x=facts(problem, target),
-        target=target,
-        configs=configs,
-        kernels={name: kernel_source(problem, name, target) for name in used},
-        templates={name: kernel_template(name) for name in used},
-        compiler_options={c.name: compiler_options(c) for c in configs},
-        module_name=module_name(problem),
-        **extra,
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            p=problem,
+            x=facts(problem, target),
+            target=target,
+            configs=configs,
+            kernels={name: kernel_source(problem, name, target) for name in used},
+            templates={name: kernel_template(name) for name in used},
+            compiler_options={c.name: compiler_options(c) for c in configs},
+            module_name=module_name(problem),
+            **extra,
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""The command line of `python -m tritongemm.tune`."""
+"""The command line of `python -m tritongemm.tune`, and the options other commands share with it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from tritongemm import registry, target
 from tritongemm.families.dense import INITS
+from tritongemm.sizes import Defaults
 
 EXAMPLES = """\
 examples:
@@ -20,6 +21,34 @@ real, ranked by an analytical model and checked by Triton's interpreter; such re
 """
 
 
+def problem_options(g: argparse._ArgumentGroup) -> None:
+    """Add the options that describe one GEMM."""
+    g.add_argument("-m", type=int, metavar="M", help="rows of A and C")
+    g.add_argument("-n", type=int, metavar="N", help="columns of B and C")
+    g.add_argument("-k", type=int, metavar="K", help="columns of A, rows of B")
+    g.add_argument("-col_a", "--col-a", action="store_true", help="A is column-major")
+    g.add_argument("-col_b", "--col-b", action="store_true", help="B is column-major, as a linear layer's weight is")
+    for operand in "abc":
+        flag = f"dtype_{operand}"
+        text = f"dtype of {operand.upper()}: fp16, bf16, fp32 (tf32), fp8 or bf8 (as the target encodes them), int8"
+        g.add_argument(f"-{flag}", f"--{flag.replace('_', '-')}", default=None, metavar="DTYPE", help=text)
+    g.add_argument("--bias-vector", nargs="?", const="m", choices=("m", "n"), default=None,
+                   help="add a bias: m, one value per row of C (the default form), or n, one per column")  # fmt: skip
+
+
+def defaults(args: argparse.Namespace, fp8_encoding: str) -> Defaults:
+    """What `problem_options` were given, as the defaults of a file's rows."""
+    return Defaults(
+        dtype_a=args.dtype_a,
+        dtype_b=args.dtype_b,
+        dtype_c=args.dtype_c,
+        row_major_a=not args.col_a,
+        row_major_b=not args.col_b,
+        bias=args.bias_vector or "none",
+        fp8_encoding=fp8_encoding,
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """All options, grouped."""
     p = argparse.ArgumentParser(
@@ -29,18 +58,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     g = p.add_argument_group("what to tune")
-    g.add_argument("-m", type=int, metavar="M", help="rows of A and C")
-    g.add_argument("-n", type=int, metavar="N", help="columns of B and C")
-    g.add_argument("-k", type=int, metavar="K", help="columns of A, rows of B")
+    problem_options(g)
     g.add_argument("--gemm-size-file", metavar="FILE", help="sizes, or stored results, as YAML: a list of {M, N, K, …}")
-    g.add_argument("-col_a", "--col-a", action="store_true", help="A is column-major")
-    g.add_argument("-col_b", "--col-b", action="store_true", help="B is column-major, as a linear layer's weight is")
-    for operand in "abc":
-        flag = f"dtype_{operand}"
-        text = f"dtype of {operand.upper()}: fp16, bf16, fp32 (tf32), fp8 or bf8 (as the target encodes them), int8"
-        g.add_argument(f"-{flag}", f"--{flag.replace('_', '-')}", default=None, metavar="DTYPE", help=text)
-    g.add_argument("--bias-vector", nargs="?", const="m", choices=("m", "n"), default=None,
-                   help="add a bias: m, one value per row of C (the default form), or n, one per column")  # fmt: skip
 
     g = p.add_argument_group("what to do (default: tune)")
     e = g.add_mutually_exclusive_group()

@@ -81,15 +81,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
 
 def _rows(args: argparse.Namespace, here: Machine) -> list[Row]:
     """What the command line asks for."""
-    defaults = sizes.Defaults(
-        dtype_a=args.dtype_a,
-        dtype_b=args.dtype_b,
-        dtype_c=args.dtype_c,
-        row_major_a=not args.col_a,
-        row_major_b=not args.col_b,
-        bias=args.bias_vector or "none",
-        fp8_encoding=here.target.fp8,
-    )
+    defaults = options.defaults(args, here.target.fp8)
     if args.gemm_size_file is not None:
         return sizes.from_file(Path(args.gemm_size_file), defaults)
     return sizes.from_options(args.m, args.n, args.k, defaults)

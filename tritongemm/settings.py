@@ -2,6 +2,7 @@
 
 TRITONGEMM_CACHE    folder of compiled kernels; default: ~/.cache/tritongemm
 TRITONGEMM_CONFIG   tuned records that `tritongemm.mm` serves
+TRITONGEMM_EMULATOR_CHECKOUT   checkout of tinygrad, for the tests that execute AMD code objects on an emulator
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ def cache_folder() -> Path:
 def tuned_config() -> Path | None:
     """File of tuned records, if one is set."""
     value = os.environ.get("TRITONGEMM_CONFIG", "")
+    return Path(value).expanduser() if value else None
+
+
+def emulator_checkout() -> Path | None:
+    """Checkout the emulator of AMD GPUs is made from, if one is set."""
+    value = os.environ.get("TRITONGEMM_EMULATOR_CHECKOUT", "")
     return Path(value).expanduser() if value else None
 
 

@@ -1,0 +1,136 @@
+"""Plans of launches: every field against the code object and the problem, and where an emulator is at hand, the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tritongemm import launch_plan, settings
+from tritongemm.hip_ext import code_object
+
+EMULATOR = Path(__file__).parents[3] / "shared/tools/amd_emulator"
+LDS = {"gfx942": 65536, "gfx950": 163840}
+M, N, K = 33, 100, 77
+SPLIT = "tile__bm16__bn32__bk32__gm1__sk2__w2__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0"
+GEMV = "gemv__bm2__bn8__bk128__gm1__sk1__w4__s2"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """One cache for the file, so that a config is compiled once for each architecture."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITONGEMM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def write(folder: Path, *options: str, size=(M, N, K), target="gfx942") -> list[Path]:
+    m, n, k = map(str, size)
+    argv = ["-m", m, "-n", n, "-k", k, "--target", target, "-o", str(folder), "--num_threads", "1", *options]
+    assert launch_plan.main(argv) == 0
+    return sorted(folder.glob("plan_*.json"))
+
+
+@pytest.mark.parametrize("target", LDS)
+def test_plan_agrees_with_the_code_object_and_the_problem(tmp_path, target):
+    (path,) = write(tmp_path, "--config", SPLIT, "--bias-vector", "n", "-col_b", target=target)
+    plan = json.loads(path.read_text())
+    code = (tmp_path / plan["object"]).read_bytes()
+    (kernel,) = code_object.read(code)
+    assert (plan["arch"], plan["kernel"]) == (code_object.arch(code), kernel.symbol) == (target, SPLIT)
+    assert plan["grid"] == [3 * 4, 2, 1]
+    assert plan["block"] == [2 * 64, 1, 1]
+    assert plan["block"][0] <= kernel.max_threads
+    assert 0 < plan["dynamic_lds"] + kernel.shared <= LDS[target]
+
+    block = bytes.fromhex(plan["kernarg"])
+    assert len(block) <= kernel.kernarg_bytes
+    pointers = [a.offset for a in kernel.args if a.kind == "pointer"]
+    values = [struct.unpack_from("<i", block, a.offset)[0] for a in kernel.args if a.kind == "value"]
+    assert values == [M, N, K, K, K, N]
+    assert all(block[at : at + 8] == bytes(8) for at in pointers)
+
+    buffers = {b["name"]: b for b in plan["buffers"]}
+    assert [b["offset"] for b in plan["buffers"]] == pointers[:6]
+    assert {n: (b["bytes"], b["init"]) for n, b in buffers.items()} == {
+        "a": (M * K * 2, "random"),
+        "b": (K * N * 2, "random"),
+        "c": (M * N * 2, "poison"),
+        "bias": (N * 2, "random"),
+        "workspace": (12 * 2 * 16 * 32 * 4, "poison"),
+        "semaphore": (12 * 4, "zero"),
+    }
+    assert buffers["a"]["strides"] == [K, 1]
+    assert buffers["b"]["strides"] == [1, K]
+    assert all(b["name"] == b["role"] for b in plan["buffers"])
+    assert plan["problem"] == {"M": M, "N": N, "K": K}
+    assert plan["launches"] == 1
+
+
+def test_without_a_bias_only_read_pointers_get_a_buffer(tmp_path):
+    (path,) = write(tmp_path, "--config", SPLIT.replace("sk2", "sk1"), "-dtype_a", "int8")
+    plan = json.loads(path.read_text())
+    assert [(b["name"], b["dtype"]) for b in plan["buffers"]] == [("a", "i8"), ("b", "i8"), ("c", "i32")]
+
+
+def test_column_bias_is_broadcast_along_rows():
+    from tritongemm.problem import Problem
+
+    bias = launch_plan.operands(Problem(M, N, K, dtype_c="fp16", bias="m"))["bias"]
+    assert (bias["shape"], bias["bytes"]) == ([M, 1], M * 2)
+
+
+def test_best_config_and_all(tmp_path):
+    (best,) = write(tmp_path / "one", size=(16, 16, 16))
+    several = write(tmp_path / "two", "--all", "2", size=(16, 16, 16))
+    names = [json.loads(p.read_text())["kernel"] for p in several]
+    assert names[0] == json.loads(best.read_text())["kernel"]
+    assert len(set(names)) == len(names) >= 2
+    assert not list(tmp_path.glob("*/generated_kernel_*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--config", "no_such_thing"], "is not a config name"),
+        (["--config", SPLIT.replace("tile", "tma")], "does not run template tma"),
+        (["--config", SPLIT.replace("tile", "nothing")], "nothing"),
+        (["-dtype_a", "fp8e4m3fn"], "fp8 encoding is fnuz"),
+        (["--target", "gfx1"], "unknown target"),
+    ],
+)
+def test_bad_input_is_named(tmp_path, capsys, options, named):
+    assert launch_plan.main(["-m", "8", "-n", "8", "-k", "8", "-o", str(tmp_path), *options]) == 2
+    assert named in capsys.readouterr().err
+
+
+def emulator(folder: Path) -> list[str]:
+    """Command that executes a plan; skips the test where something is missing."""
+    checkout = settings.emulator_checkout()
+    if checkout is None or not checkout.is_dir():
+        pytest.skip("no checkout for the emulator: TRITONGEMM_EMULATOR_CHECKOUT does not name one")
+    if not EMULATOR.is_dir():
+        pytest.skip(f"no emulator at {EMULATOR}")
+    clang = next(filter(None, map(shutil.which, ("clang", *(f"clang-{v}" for v in range(22, 14, -1))))), None)
+    if clang is None:
+        pytest.skip("the emulator needs clang")
+    shutil.copytree(EMULATOR, folder / "emulator", dirs_exist_ok=True)  # it compiles itself beside its sources
+    os.chmod(folder / "emulator", 0o755)
+    return ["env", f"CC={clang}", sys.executable, str(folder / "emulator/run_plan.py"), str(checkout)]
+
+
+@pytest.mark.parametrize("target", LDS)
+@pytest.mark.parametrize(("config", "size"), [(SPLIT, (M, N, K)), (GEMV, (1, 33, 300))], ids=["split", "gemv"])
+def test_kernels_run_right_on_an_emulator(tmp_path, target, config, size):
+    command = emulator(tmp_path)
+    (path,) = write(tmp_path, "--config", config, "--bias-vector", "m", size=size, target=target)
+    ran = subprocess.run([*command, str(path), "--late"], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "races 0" in ran.stdout
+    assert "nan 0" in ran.stdout

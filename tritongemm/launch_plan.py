@@ -1,0 +1,243 @@
+"""The command line of `python -m tritongemm.launch_plan`: a config's code object, and everything its launch needs, as files.
+
+No GPU is needed: an emulator, a debugger or another runtime can start the kernel from them. For each launch, in the
+order they run, the folder gets ``plan_<i>.json`` and ``plan_<i>.<hsaco or cubin>``. A plan has these keys:
+
+arch, object, kernel    architecture, file name of the code object, symbol
+grid, block             workgroups and threads along x, y, z
+dynamic_lds             bytes of LDS beside what the code object declares
+kernarg                 the parameter block in hex, every pointer zero
+buffers                 memory to allocate: name; offset of its pointer in the parameter block; bytes; role (a, b, c, bias,
+                        workspace, semaphore …); init (random, zero or poison); dtype; shape; strides in elements
+problem, launches       M, N, K; how often to launch
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tritongemm import generate, options, prune, rank, registry, settings, sizes, target
+from tritongemm.codegen import kernels
+from tritongemm.compile import Cache, Compiler
+from tritongemm.config import Config
+from tritongemm.dtypes import DType
+from tritongemm.errors import InputError, TritonGemmError
+from tritongemm.launch import Launch
+from tritongemm.problem import Problem
+from tritongemm.space import space
+from tritongemm.target import Target
+from tritongemm.trial import Built
+
+_SHORT = {"int8": "i8", "int32": "i32"}  # as the readers of plans spell them
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status is 0, or 2 for bad input."""
+    args = parser().parse_args(options.normalised(sys.argv[1:] if argv is None else argv))
+    try:
+        for path in _run(args):
+            print(path)
+    except TritonGemmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """All options."""
+    p = argparse.ArgumentParser(
+        prog="python -m tritongemm.launch_plan",
+        description="Write a config's code object and the plan of its launch, without a GPU.",
+    )
+    g = p.add_argument_group("what to run")
+    options.problem_options(g)
+    g.add_argument(
+        "--target", default="gfx942", metavar="ARCH", help=f"{', '.join(target.names())}; default: %(default)s"
+    )
+    g.add_argument("--config", metavar="NAME", help="the config; default: the one predicted fastest")
+    g.add_argument("--all", type=int, default=0, metavar="N",
+                   help="the N configs predicted fastest, and each template's best")  # fmt: skip
+    g = p.add_argument_group("result")
+    g.add_argument(
+        "-o", "--output", required=True, metavar="DIR", help="folder for the files; made where it is missing"
+    )
+    g.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds one compile may take (default 60)")
+    g.add_argument("--num-threads", type=int, default=0, metavar="N", help="compiler processes (default: all cores)")
+    return p
+
+
+def _run(args: argparse.Namespace) -> Iterator[Path]:
+    facts = target.load(args.target)
+    if None in (args.m, args.n, args.k):
+        raise InputError("name a size with -m, -n and -k")
+    (row,) = sizes.from_options(args.m, args.n, args.k, options.defaults(args, facts.fp8))
+    problem, folder = row.problem, Path(args.output)
+    refusal = registry.load("families", problem.family).unsupported(problem, facts)
+    if refusal:
+        raise InputError(f"{problem.key}: {refusal}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with closing(Compiler(Cache(settings.cache_folder()), args.num_threads, args.timeout)) as compiler:
+        for index, launch in enumerate(launches(problem, facts, compiler, folder, args.config, args.all)):
+            suffix = Path(launch.path).suffix
+            shutil.copyfile(launch.path, folder / f"plan_{index}{suffix}")
+            path = folder / f"plan_{index}.json"
+            generate.write_text(
+                path, json.dumps(plan(launch, problem, facts, f"plan_{index}{suffix}"), indent=1) + "\n"
+            )
+            yield path
+
+
+def launches(
+    problem: Problem, facts: Target, compiler: Compiler, folder: Path, name: str | None = None, count: int = 0
+) -> Iterator[Launch]:
+    """The launches of one config, or of several.
+
+    Args:
+        problem: what to compute.
+        facts: where.
+        compiler: builds them.
+        folder: where the generated module goes, for the time of compiling.
+        name: the config; None for the predicted best that compiles.
+        count: with no name, so many of the predicted best, and each template's best.
+
+    Raises:
+        InputError: `name` is no config that the target can run, or nothing compiles.
+    """
+    if name is not None:
+        config = Config.parse(name)
+        check(config, problem, facts)
+        candidates, wanted = [config], 1
+    else:
+        candidates = ranked(problem, facts)
+        wanted = count or 1
+    found, templates, reasons = 0, set[str](), []
+    build = builder(problem, facts, compiler, folder)
+    for config in candidates:
+        if found >= wanted and (not count or config.template in templates):
+            continue
+        built = build(config)
+        if built.status != "ok":
+            reasons.append(f"{config.name}: {built.reason}")
+            continue
+        found += 1
+        templates.add(config.template)
+        yield registry.load("backends", config.backend).launch(built, problem, facts)
+    if not found:
+        raise InputError(
+            f"{problem.key}: no config can be built; the first: {reasons[0] if reasons else 'none is left'}"
+        )
+
+
+def ranked(problem: Problem, facts: Target) -> list[Config]:
+    """Kept configs, the predicted fastest first."""
+    kept = prune.prune(space(problem, facts), problem, facts).kept
+    return [p.config for p in rank.rank(kept, problem, facts)]
+
+
+def check(config: Config, problem: Problem, facts: Target) -> None:
+    """Refuse a config whose template the target or the problem rules out.
+
+    Raises:
+        InputError: says which templates there are.
+    """
+    if config.backend != "triton":
+        return
+    kernels.kernel_template(config.template)
+    usable = [axes.template for axes in space(problem, facts).axes]
+    if config.template not in usable:
+        known = ", ".join(usable)
+        raise InputError(
+            f"{config.name}: {facts.name} does not run template {config.template} on {problem.key}; only {known}"
+        )
+
+
+def builder(problem: Problem, facts: Target, compiler: Compiler, folder: Path) -> Callable[[Config], Built]:
+    """What compiles one config; a generated module lies in `folder` meanwhile."""
+
+    def build(config: Config) -> Built:
+        module = generate.module(problem, [config], facts, folder) if config.backend == "triton" else Path()
+        try:
+            return compiler.build(registry.load("backends", config.backend).job(config, problem, facts, str(module)))
+        finally:
+            if module.is_file():
+                module.unlink()
+
+    return build
+
+
+def plan(launch: Launch, problem: Problem, facts: Target, code: str) -> dict[str, Any]:
+    """A launch as JSON values.
+
+    Args:
+        launch: the launch.
+        problem: gives the operands' shapes and dtypes.
+        facts: the architecture.
+        code: file name of the code object.
+
+    Raises:
+        InputError: the launch takes tensor maps, which only a driver can make.
+    """
+    if any(p.kind == "tma" for p in launch.params):
+        raise InputError(f"{launch.symbol} takes tensor maps, which only a driver can make: no plan can hold them")
+    known = operands(problem)
+    for extra in launch.buffers:
+        zero = extra.name == "semaphore"
+        known[extra.name] = {**_flat(extra.name, extra.bytes), "init": "zero" if zero else "poison"}
+    buffers = []
+    for param, offset in zip(launch.params, launch.offsets(), strict=True):
+        # A name that comes back is a parameter the kernel does not read, e.g. the bias of a GEMM without one.
+        if param.kind == "pointer" and param.value in known:
+            buffers.append({"name": param.value, "offset": offset, **known.pop(str(param.value))})
+    return {
+        "arch": facts.name,
+        "object": code,
+        "kernel": launch.symbol,
+        "grid": list(launch.grid),
+        "block": list(launch.block),
+        "dynamic_lds": launch.shared,
+        "kernarg": launch.pack({}).hex(),
+        "buffers": buffers,
+        "problem": {"M": problem.m, "N": problem.n, "K": problem.k},
+        "launches": 1,
+    }
+
+
+def operands(problem: Problem) -> dict[str, dict[str, Any]]:
+    """A, B, C and the bias as a plan describes them: A [M, K], B [K, N], C [M, N], bias [N] or [M, 1]."""
+    m, n, k = problem.m, problem.n, problem.k
+    a = (k, 1) if problem.row_major_a else (1, m)
+    b = (n, 1) if problem.row_major_b else (1, k)
+    known = {
+        "a": _operand("a", problem.a, (m, k), a),
+        "b": _operand("b", problem.b, (k, n), b),
+        "c": {**_operand("c", problem.c, (m, n), (n, 1)), "init": "poison"},
+    }
+    if problem.bias == "m":
+        known["bias"] = _operand("bias", problem.bias_dtype, (m, 1), (1, 1))
+    elif problem.bias == "n":
+        known["bias"] = _operand("bias", problem.bias_dtype, (n,), (1,))
+    return known
+
+
+def _operand(role: str, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:
+    count = 1
+    for extent in shape:
+        count *= extent
+    short = _SHORT.get(dtype.name, dtype.name)
+    sized = {"bytes": count * dtype.bytes, "role": role, "init": "random", "dtype": short}
+    return {**sized, "shape": list(shape), "strides": list(strides)}
+
+
+def _flat(role: str, nbytes: int) -> dict[str, Any]:
+    return {"bytes": nbytes, "role": role, "dtype": "i32", "shape": [nbytes // 4], "strides": [1]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

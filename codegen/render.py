@@ -34,6 +34,8 @@ class Facts:
         dot_options: further arguments of ``tl.dot``.
         saturate: expression that clamps the accumulator to C's range, or "".
         zero: what masked-off loads give.
+        publish, observe: cache modifiers of partial sums that another program reads: where dies have an L2 each they
+            must go past it.
     """
 
     acc: str
@@ -42,6 +44,8 @@ class Facts:
     dot_options: str
     saturate: str
     zero: str
+    publish: str
+    observe: str
 
     @staticmethod
     def parameters(template: KernelTemplate) -> list[str]:
@@ -78,7 +82,10 @@ def facts(problem: Problem, target: Target) -> Facts:
         bounds = f"{int(low)}, {int(high)}" if integer else f"{low}, {high}"
         saturate = f"tl.minimum(tl.maximum(acc, {bounds.split(', ')[0]}{nan}), {bounds.split(', ')[1]}{nan})"
     casts = not (problem.a == problem.b or (problem.a.is_fp8 and problem.b.is_fp8))
-    return Facts(acc, casts, TL.get(compute.name, ""), precision, saturate, "0" if integer else "0.0")
+    apart = target.xcds > 1
+    publish, observe = (', cache_modifier=".wt"', ', cache_modifier=".cv"') if apart else ("", ', cache_modifier=".cg"')
+    zero = "0" if integer else "0.0"
+    return Facts(acc, casts, TL.get(compute.name, ""), precision, saturate, zero, publish, observe)
 
 
 @cache

@@ -9,18 +9,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import log2
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
 from typing import Any, Protocol
 
-from tritongemm import choose, generate, prune, rank, registry
+from tritongemm import choose, generate, planning, prune, registry
 from tritongemm.compile import Compiler, Job
 from tritongemm.config import Config
-from tritongemm.errors import InputError, OutputError, TritonGemmError
+from tritongemm.errors import OutputError, TritonGemmError
+from tritongemm.planning import Planned
 from tritongemm.problem import Problem
 from tritongemm.record import Record
-from tritongemm.space import space
 from tritongemm.store import Store
 from tritongemm.target import Target
 from tritongemm.timing import Final
@@ -92,6 +93,17 @@ class Task:
         return min((t.seconds for t in self.trials.values() if t.status == "ok"), default=float("inf"))
 
 
+def nearest(problem: Problem, records: Iterable[Record], count: int = 3) -> list[Config]:
+    """Winners of the solved problems that differ least in size, among those of equal dtypes and layouts."""
+
+    def distance(other: Problem) -> float:
+        pairs = ((problem.m, other.m), (problem.n, other.n), (problem.k, other.k))
+        return sum(abs(log2(a / b)) for a, b in pairs)
+
+    alike = [r for r in records if (r.problem.dtypes, r.problem.layout) == (problem.dtypes, problem.layout)]
+    return [r.config for r in sorted(alike, key=lambda r: distance(r.problem))[:count] if r.config.backend == "triton"]
+
+
 class Pipeline:
     """The stages and what they share during one run.
 
@@ -112,9 +124,10 @@ class Pipeline:
         Returns:
             The problems that failed, with the reason.
         """
-        open_problems = [p for p in problems if self.store.record(p) is None]
-        self.watcher.stage("plan", len(open_problems))
-        tasks = [self._start(p, self.judges[i % len(self.judges)]) for i, p in enumerate(open_problems)]
+        todo = [p for p in problems if self.store.record(p) is None]
+        self.watcher.stage("plan", len(todo))
+        planned = planning.plans(todo, self.judges[0].target, self.plan.folder, self.compiler.jobs)
+        tasks = [self._start(p, self.judges[i % len(self.judges)]) for i, p in enumerate(planned)]
         if self.plan.stop == "generate":
             return {}
         running = tasks
@@ -126,20 +139,14 @@ class Pipeline:
         self._on_judges(tasks, "final", self._finish)
         return {t.problem: t.failure for t in tasks if t.failure}
 
-    def _start(self, problem: Problem, judge: Judge) -> Task:
-        target = judge.target
-        family = registry.load("families", problem.family)
-        refusal = family.unsupported(problem, target)
-        if refusal:
-            raise InputError(f"{problem.key}: {refusal}")
-        whole = space(problem, target)
-        pruned = prune.prune(whole, problem, target)
-        order = [p.config for p in rank.rank(pruned.kept, problem, target)]
-        search = registry.load("strategies", self.plan.strategy).search(whole, order, self.plan.budget)
-        module = generate.module(problem, order, target, self.plan.folder)
-        self.watcher.planned(problem, len(whole), pruned)
+    def _start(self, planned: Planned, judge: Judge) -> Task:
+        problem = planned.problem
+        strategy = registry.load("strategies", self.plan.strategy)
+        seeds = nearest(problem, self.store.records())
+        search = strategy.search(planned.space, planned.order, self.plan.budget, seeds)
+        self.watcher.planned(problem, len(planned.space), planned.pruned)
         self.watcher.step("plan")
-        return Task(problem, judge, module, search, next(search))
+        return Task(problem, judge, planned.module, search, next(search))
 
     def _next(self, task: Task) -> bool:
         """Send a task's trials to its strategy; whether it asks for more."""

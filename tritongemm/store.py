@@ -194,6 +194,10 @@ class Store:
             return self._records[problem]
         return self._kept.get(problem) if self._resumed else None
 
+    def records(self) -> list[Record]:
+        """Every result of this file, the run's own and those that were there."""
+        return list({**self._kept, **self._records}.values())
+
     def merge(self, order: Sequence[Problem] = ()) -> None:
         """Replace the results file: rows that were there keep their place, new ones follow in the order given."""
         merged = {**self._kept, **{p: self._records[p] for p in order if p in self._records}, **self._records}

@@ -1,234 +1,216 @@
-"""tune_gemm's YAML, sizes and results, with our own fields beside its own.
+"""Format: the YAML of ROCm Triton's tune_gemm and tune_streamk, a list of maps, ↔ rows and records.
 
-A row is a map. Its keys and the defaults of those that are missing:
+A row is a size (M, N, K, rowMajorA, rowMajorB; T is row-major, N column-major), or a result (BLOCK_SIZE_M … as well).
+What a row leaves out:
 
-    M, N, K                        sizes; no default
-    rowMajorA, rowMajorB           T (row-major) or N (column-major); the command line's layouts
-    dtype_a, dtype_b, dtype_c      the command line's
-    bias, batch, family            the command line's bias, 1, dense
-    BLOCK_SIZE_M, _N, _K           no default: a row without them is a size
-    GROUP_SIZE_M, SPLIT_K          1
-    NUM_SMS                        makes the row a stream-K config
-    num_warps, num_stages          4, 2 (0, an older Triton's word for its own pipeliner, is read as 2)
-    waves_per_eu, matrix_instr_nonkdim, kpack, options    compiler options; not set
-    template, backend              tile, triton
-    instruction_sched_variant      read and dropped: no longer an option of Triton
-    TFLOPS, time(us)               also read from a trailing "# TFLOPS: 500.58 time(us): 1095.0"
-    target, winner, timer, spread, error, tolerance, library, library_us, tie, verified, cold, toolchain    ours
+    rowMajorA, rowMajorB, dtype_*, bias   the caller's defaults
+    batch, family                         1, dense
+    GROUP_SIZE_M, SPLIT_K                 1
+    num_warps, num_stages                 4, 2; num_stages 0, an older Triton's word for its own pipeliner, is read as 2
+    waves_per_eu, kpack, options …        left to the backend
+    template, backend                     stream_k where the row has NUM_SMS, else tile; triton
+    TFLOPS, time(us)                      a remark behind the row: # TFLOPS: 500.58 time(us): 1095.0
+    winner, timer, cold                   the backend; tune_gemm; false, as it times with warm caches
+
+instruction_sched_variant is read and dropped; today's Triton has no such option. Our own keys stand behind tune_gemm's,
+which passes over them. Times are decimal shifts of seconds, so that what is written is read back equal.
 """
 
 from __future__ import annotations
 
-import difflib
+import math
 import re
 from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from tritongemm.config import Config
 from tritongemm.errors import InputError
-from tritongemm.problem import Problem
+from tritongemm.interop import Defaults, Row
+from tritongemm.interop._yaml import Entry, entries
+from tritongemm.problem import BIASES, Problem
 from tritongemm.record import Record
 
-if TYPE_CHECKING:
-    from tritongemm.sizes import Defaults, Row
+FORMAT = "tune_gemm's YAML, a list of maps"
+HEAD = "# Tuned by tritongemm: tune_gemm's keys, then tritongemm's. With timer: model, times are predictions.\n"
 
-TUNED_OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
-_INTEGERS = {
-    "M", "N", "K", "batch", "BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "SPLIT_K", "NUM_SMS",
-    "num_warps", "num_stages", *TUNED_OPTIONS,
-}  # fmt: skip
-_NUMBERS = {"TFLOPS", "time(us)", "spread", "error", "tolerance", "library_us"}
-_FLAGS = {"tie", "cold"}
-_MAPS = {"toolchain", "options"}
-_TEXTS = {
-    "rowMajorA", "rowMajorB", "dtype_a", "dtype_b", "dtype_c", "bias", "family", "template", "backend",
-    "instruction_sched_variant", "target", "winner", "timer", "library", "verified",
-}  # fmt: skip
-KEYS = _INTEGERS | _NUMBERS | _FLAGS | _MAPS | _TEXTS
-_REMARK = re.compile(r"#.*?TFLOPS:\s*([\d.]+).*?time\(us\):\s*([\d.]+)")
+_SIZES = ("M", "N", "K")
+_LAYOUTS = {"rowMajorA": "row_major_a", "rowMajorB": "row_major_b"}
+_BLOCKS = {"BLOCK_SIZE_M": "block_m", "BLOCK_SIZE_N": "block_n", "BLOCK_SIZE_K": "block_k"}
+_COUNTS = {"GROUP_SIZE_M": "group_m", "SPLIT_K": "split_k", "num_warps": "num_warps", "num_stages": "num_stages"}
+_OPTIONS = {"NUM_SMS": "num_sms"} | {k: k for k in ("waves_per_eu", "matrix_instr_nonkdim", "kpack")}
+_CONFIG = (*_BLOCKS, *_COUNTS, *_OPTIONS, "instruction_sched_variant", "template", "backend", "options")
+_TIMES = ("TFLOPS", "time(us)")
+_TYPED = ("dtype_a", "dtype_b", "dtype_c", "bias")
+_RESULT = (
+    *("target", "winner", "timer", "spread", "error", "tolerance"),
+    *("library", "library_us", "tie", "verified", "cold", "toolchain"),
+)
+KEYS = (*_SIZES, *_LAYOUTS, *_CONFIG, *_TIMES, *_TYPED, "batch", "family", *_RESULT)
+
+_REMARK = re.compile(r"#.*?\bTFLOPS:\s*(?P<tflops>\d[\d.]*)(?:.*?\btime\(us\):\s*(?P<us>\d[\d.]*))?")
 
 
 def recognises(path: Path, text: str) -> bool:
-    """YAML is what remains when no other format claims a file by its suffix."""
-    return path.suffix.lower() not in (".csv", ".json", ".log")
+    """Whether the file is YAML by its name, or begins with a list item."""
+    first = next((line for line in text.splitlines() if line.strip() and not line.startswith(("#", "---"))), "")
+    return path.suffix.lower() in (".yaml", ".yml") or first.lstrip().startswith("-")
 
 
 def read(path: Path, text: str, defaults: Defaults) -> list[Row]:
-    """The rows of a file.
+    """The rows of a file, in its order.
+
+    Args:
+        path: for messages.
+        text: contents.
+        defaults: what holds for a row that does not say.
 
     Raises:
-        InputError: not a list of maps, or a row with a wrong key or value; names file, line and field.
+        InputError: not such a file, or a row is wrong or double; names file, row, line and field.
     """
+    rows: list[Row] = []
+    seen: dict[tuple[Problem, str], Entry] = {}
+    for entry in entries(path, text, KEYS):
+        problem, config = _problem(entry, defaults), _config(entry)
+        row = Row(problem, config, _record(entry, problem, config) if config else None, entry.line)
+        # One file may hold a problem's results on several targets.
+        twin = seen.setdefault((problem, row.record.target if row.record else ""), entry)
+        if twin is not entry:
+            entry.fail(f"repeats row {twin.row} (line {twin.line}), {problem.key}; keep one of them")
+        rows.append(row)
+    if not rows:
+        raise InputError(f"{path} holds an empty list")
+    return rows
+
+
+def _problem(entry: Entry, defaults: Defaults) -> Problem:
+    missing = [k for k in _SIZES if k not in entry]
+    if missing:
+        entry.fail(f"has no {', '.join(missing)}; a row needs at least M, N and K")
+    m, n, k = (entry.whole(key, 1, 0) for key in _SIZES)
+    given: dict[str, Any] = {k: entry.text(k) for k in _TYPED if k in entry}
+    if "bias" in given:
+        entry.text("bias", choices=BIASES)
+    for key, name in _LAYOUTS.items():
+        if key in entry:
+            given[name] = entry.text(key, choices=("T", "N")) == "T"
+    given["batch"] = entry.whole("batch", 1, 1)
+    given["family"] = entry.plugin("family", "families", "dense")
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
-    if root is None:
-        return []
-    if not isinstance(root, yaml.SequenceNode):
-        raise InputError(f"{path}: must be a list of maps, e.g. - {{M: 16, N: 16, K: 16}}")
-    lines = text.splitlines()
-    return [_row(path, number, node, lines, defaults) for number, node in enumerate(root.value, 1)]
-
-
-def _row(path: Path, number: int, node: yaml.Node, lines: list[str], defaults: Defaults) -> Row:
-    from tritongemm.sizes import Row
-
-    line = node.start_mark.line + 1
-    where = f"{path}: row {number} (line {line})"
-    if not isinstance(node, yaml.MappingNode):
-        raise InputError(f"{where}: must be a map, e.g. {{M: 16, N: 16, K: 16}}")
-    data = _fields(where, node)
-    for name in ("M", "N", "K"):
-        if name not in data:
-            raise InputError(f"{where}: {name} is missing")
-    try:
-        problem = _problem(data, defaults)
+        return defaults.problem(m, n, k, **given)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
-    remark = _REMARK.search(lines[node.end_mark.line] if node.end_mark.line < len(lines) else "")
-    if remark:
-        data.setdefault("TFLOPS", float(remark[1]))
-        data.setdefault("time(us)", float(remark[2]))
-    config = _config(where, data)
-    return Row(problem, config, _record(problem, config, data), line)
+        entry.fail(f"can't be: {error}")
 
 
-def _fields(where: str, node: yaml.MappingNode) -> dict[str, Any]:
-    loader = yaml.SafeLoader("")
-    data: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        key, value = loader.construct_object(key_node), loader.construct_object(value_node, deep=True)
-        if key in data:
-            raise InputError(f"{where}: {key} is there twice; remove one")
-        if key not in KEYS:
-            near = difflib.get_close_matches(str(key), KEYS, 1, 0.5)
-            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(KEYS))}"
-            raise InputError(f"{where}: unknown key {key!r}; {hint}")
-        data[key] = _checked(where, key, value)
-    return data
-
-
-def _checked(where: str, key: str, value: Any) -> Any:
-    """The value, if it is of the key's kind."""
-    kinds: list[tuple[set[str], tuple[type, ...], str]] = [
-        (_INTEGERS, (int,), "a whole number"),
-        (_NUMBERS, (int, float), "a number"),
-        (_FLAGS, (bool,), "true or false"),
-        (_MAPS, (dict,), "a map"),
-        (_TEXTS, (str,), "text"),
-    ]
-    for keys, types, words in kinds:
-        wrong_bool = isinstance(value, bool) and bool not in types
-        if key in keys and (not isinstance(value, types) or wrong_bool):
-            raise InputError(f"{where}: {key} must be {words}, not {value!r}")
-    if key in ("rowMajorA", "rowMajorB") and value not in ("T", "N"):
-        raise InputError(f"{where}: {key} must be T (row-major) or N (column-major), not {value!r}")
-    least = 0 if key in ("num_stages", *TUNED_OPTIONS) else 1
-    if key in _INTEGERS and value < least:
-        raise InputError(f"{where}: {key} must be at least {least}, not {value}")
-    return value
-
-
-def _problem(data: dict[str, Any], defaults: Defaults) -> Problem:
-    a, b, c = defaults.dtypes(data.get("dtype_a"), data.get("dtype_b"), data.get("dtype_c"))
-    return Problem(
-        data["M"],
-        data["N"],
-        data["K"],
-        a,
-        b,
-        c,
-        row_major_a=data["rowMajorA"] == "T" if "rowMajorA" in data else defaults.row_major_a,
-        row_major_b=data["rowMajorB"] == "T" if "rowMajorB" in data else defaults.row_major_b,
-        bias=data.get("bias", defaults.bias),
-        batch=data.get("batch", 1),
-        family=data.get("family", "dense"),
-    )
-
-
-def _config(where: str, data: dict[str, Any]) -> Config | None:
-    blocks = [data.get(f"BLOCK_SIZE_{axis}") for axis in "MNK"]
-    if all(b is None for b in blocks):
+def _config(entry: Entry) -> Config | None:
+    """The row's config, or None for a bare size."""
+    missing = [k for k in _BLOCKS if k not in entry]
+    found = [k for k in (*_CONFIG, *_RESULT) if k in entry]
+    if not found:
         return None
-    for axis, block in zip("MNK", blocks, strict=True):
-        if block is None:
-            raise InputError(f"{where}: BLOCK_SIZE_{axis} is missing")
-        if block & (block - 1):
-            raise InputError(f"{where}: BLOCK_SIZE_{axis} must be a power of two, not {block}")
-    options = {name: data[name] for name in TUNED_OPTIONS if name in data} | data.get("options", {})
-    for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"{where}: option {name} must be a whole number, not {value!r}")
-    if "NUM_SMS" in data:
-        options["num_sms"] = data["NUM_SMS"]
-    return Config(
-        template=data.get("template", "stream_k" if "NUM_SMS" in data else "tile"),
-        block_m=blocks[0],  # type: ignore[arg-type]
-        block_n=blocks[1],  # type: ignore[arg-type]
-        block_k=blocks[2],  # type: ignore[arg-type]
-        group_m=data.get("GROUP_SIZE_M", 1),
-        split_k=data.get("SPLIT_K", 1),
-        num_warps=data.get("num_warps", 4),
-        num_stages=data.get("num_stages", 2) or 2,
-        options=tuple(options.items()),
-        backend=data.get("backend", "triton"),
-    )
+    if missing:
+        entry.fail(f"has {found[0]} but no {', '.join(missing)}; a result needs its tile, a size only M, N and K")
+    backend = entry.plugin("backend", "backends", "triton")
+    triton = int(backend == "triton")  # another backend's kernel may have no tile that it tells
+    numbers = {name: entry.whole(key, triton, 0) for key, name in _BLOCKS.items()}
+    for key, name in _BLOCKS.items():
+        if triton and numbers[name] & (numbers[name] - 1):
+            entry.fail(f"{key} must be a power of two, not {numbers[name]}")
+    for (key, name), default in zip(_COUNTS.items(), (1, 1, 4, 2), strict=True):
+        numbers[name] = entry.whole(key, 0 if key == "num_stages" else triton, default)
+    if triton:
+        numbers["num_stages"] = numbers["num_stages"] or 2
+    options = {name: entry.whole(key, 0, 0) for key, name in _OPTIONS.items() if key in entry}
+    options |= entry.wholes("options")
+    template = entry.text("template", "stream_k" if "NUM_SMS" in entry else "tile")
+    config = Config(template=template, options=tuple(options.items()), backend=backend, **numbers)
+    try:
+        if Config.parse(config.name) == config:
+            return config
+    except InputError:
+        pass
+    entry.fail(f"has a template {template!r} or options ({', '.join(options)}) that no config name can hold")
 
 
-def _record(problem: Problem, config: Config | None, data: dict[str, Any]) -> Record | None:
-    if config is None or not data.get("time(us)"):
+def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
+    """The row's result, or None where it has no time."""
+    seconds, flops = entry.shifted("time(us)", -6), entry.shifted("TFLOPS", 12)
+    remark = _REMARK.match(entry.remark)
+    if seconds is None and flops is None and remark:
+        try:
+            flops, us = float(remark["tflops"]) * 1e12, remark["us"]
+            seconds = float(us) / 1e6 if us else None
+        except ValueError:
+            entry.fail(f"has a remark that can't be read: {entry.remark}")
+    if seconds is None and flops:
+        seconds = problem.flops / flops
+    if not seconds:
         return None
-    library = data.get("library_us")
     return Record(
         problem=problem,
-        target=data.get("target", ""),
+        target=entry.text("target"),
         config=config,
-        winner=data.get("winner", config.backend),
-        seconds=float(data["time(us)"]) / 1e6,
-        spread=float(data.get("spread", 0.0)),
-        timer=data.get("timer", ""),
-        error=data.get("error"),
-        tolerance=data.get("tolerance"),
-        library_seconds=None if library is None else float(library) / 1e6,
-        library=data.get("library", ""),
-        tie=data.get("tie", False),
-        verified=data.get("verified", ""),
-        toolchain={str(k): str(v) for k, v in data.get("toolchain", {}).items()},
-        cold=data.get("cold", True),
+        winner=entry.text("winner", config.backend),
+        seconds=seconds,
+        spread=entry.number("spread") or 0.0,
+        timer=entry.text("timer", "tune_gemm"),
+        error=entry.number("error"),
+        tolerance=entry.number("tolerance"),
+        library_seconds=entry.shifted("library_us", -6),
+        library=entry.text("library"),
+        tie=entry.flag("tie"),
+        verified=entry.text("verified"),
+        toolchain=entry.texts("toolchain"),
+        cold=entry.flag("cold"),
     )
 
 
 def write(records: Iterable[Record]) -> str:
-    """The text of a results file: a row each, tune_gemm's keys first. `read` gives back equal records."""
-    head = "# Tuned by tritongemm; tune_gemm's keys, then tritongemm's. time(us) with timer: model is a prediction.\n"
-    return head + "".join(f"- {_flow(_fields_of(r))}\n" for r in records)
+    """The records as a file: one line each, in the order given. `read` gives equal records back."""
+    return HEAD + "".join(f"- {_flow(_row(r))}\n" for r in records)
 
 
-def _fields_of(record: Record) -> dict[str, Any]:
+def _row(record: Record) -> dict[str, Any]:
+    """What a record's line holds, in the order of its keys."""
     problem, config = record.problem, record.config
     options = dict(config.options)
     row: dict[str, Any] = {"M": problem.m, "N": problem.n, "K": problem.k}
-    row |= {"rowMajorA": "T" if problem.row_major_a else "N", "rowMajorB": "T" if problem.row_major_b else "N"}
-    row |= dict(zip(("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"), config.tile, strict=True))
-    row |= {"GROUP_SIZE_M": config.group_m, "SPLIT_K": config.split_k}
-    row |= {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    row |= {name: options.pop(name) for name in TUNED_OPTIONS if name in options}
-    row |= {"TFLOPS": round(record.tflops, 2), "time(us)": record.seconds * 1e6}
-    row |= {"dtype_a": problem.dtype_a, "dtype_b": problem.dtype_b, "dtype_c": problem.dtype_c, "bias": problem.bias}
-    row |= {"batch": problem.batch, "family": problem.family, "template": config.template, "backend": config.backend}
-    row |= {"options": options} if options else {}
+    row |= {"rowMajorA": problem.layout[0], "rowMajorB": problem.layout[1]}
+    row |= {key: getattr(config, name) for key, name in (*_BLOCKS.items(), *_COUNTS.items())}
+    row |= {key: options.pop(name) for key, name in _OPTIONS.items() if name in options}
+    if "NUM_SMS" in row and config.split_k == 1:
+        del row["SPLIT_K"]  # tune_streamk's rows have the one instead of the other
+    row |= {"TFLOPS": float(f"{record.tflops:.5g}"), "time(us)": _microseconds(record.seconds)}
+    row |= {key: getattr(problem, key) for key in (*_TYPED, "batch", "family")}
+    row |= {"template": config.template, "backend": config.backend, "options": options or None}
     row |= {"target": record.target, "winner": record.winner, "timer": record.timer, "spread": record.spread}
-    row |= {} if record.error is None else {"error": record.error}
-    row |= {} if record.tolerance is None else {"tolerance": record.tolerance}
-    if record.library_seconds is not None:
-        row |= {"library": record.library, "library_us": record.library_seconds * 1e6}
-    row |= {"tie": record.tie, "verified": record.verified, "cold": record.cold, "toolchain": record.toolchain}
-    return row
+    row |= {"error": record.error, "tolerance": record.tolerance, "library": record.library or None}
+    row |= {"library_us": None if record.library_seconds is None else _microseconds(record.library_seconds)}
+    row |= {"tie": record.tie, "verified": record.verified, "cold": record.cold}
+    row |= {"toolchain": dict(sorted(record.toolchain.items()))}
+    return {key: value for key, value in row.items() if value is not None}
 
 
-def _flow(row: dict[str, Any]) -> str:
-    return yaml.safe_dump(row, default_flow_style=True, sort_keys=False, width=10**9).strip()
+def _microseconds(seconds: float) -> Decimal:
+    """Shifted, not multiplied: a product would be rounded, and would not come back."""
+    return Decimal(repr(seconds)).scaleb(6)
+
+
+def _flow(value: object) -> str:
+    """A value in YAML's flow style, quoted as Python prints it, which is how tune_gemm's files look."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_flow(str(k))}: {_flow(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and value.isprintable():
+        return "'" + value.replace("'", "''") + "'"
+    if isinstance(value, Decimal):
+        text = format(value.normalize(), "f")
+        return text if "." in text else f"{text}.0"
+    if isinstance(value, str | float):
+        style = '"' if isinstance(value, str) else None
+        return yaml.safe_dump(value, default_style=style, width=math.inf, allow_unicode=True).splitlines()[0]
+    return str(value)

@@ -1,0 +1,57 @@
+"""Stage: Problem, Target → what to try: the space pruned, ranked and written out as a module. Uses no GPU.
+
+It takes a core a second for a large space, so many problems are planned side by side in processes of joblib.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tritongemm import generate, prune, rank
+from tritongemm.config import Config
+from tritongemm.problem import Problem
+from tritongemm.space import Space, space
+from tritongemm.target import Target
+
+FEW = 3  # so many problems are planned sooner than processes start
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What to try for one problem.
+
+    Attributes:
+        problem: what is tuned.
+        space: before pruning.
+        order: kept configs, the predicted best first.
+        pruned: what each rule removed; without the kept configs, which `order` holds.
+        module: path of the generated module with all of them.
+    """
+
+    problem: Problem
+    space: Space
+    order: tuple[Config, ...]
+    pruned: prune.Pruned
+    module: Path
+
+
+def plan(problem: Problem, target: Target, folder: Path) -> Planned:
+    """Plan one problem; the module goes to `folder`."""
+    whole = space(problem, target)
+    pruned = prune.prune(whole, problem, target)
+    order = tuple(p.config for p in rank.rank(pruned.kept, problem, target))
+    module = generate.module(problem, order, target, folder)
+    return Planned(problem, whole, order, pruned, module)
+
+
+def plans(problems: Sequence[Problem], target: Target, folder: Path, jobs: int) -> Iterator[Planned]:
+    """Plan problems, in their order, on `jobs` processes."""
+    if len(problems) <= FEW or jobs == 1:
+        yield from (plan(p, target, folder) for p in problems)
+        return
+    import joblib
+
+    pool = joblib.Parallel(n_jobs=min(jobs, len(problems)), return_as="generator")
+    yield from pool(joblib.delayed(plan)(p, target, folder) for p in problems)

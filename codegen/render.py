@@ -34,6 +34,7 @@ class Facts:
         dot_options: further arguments of ``tl.dot``.
         saturate: expression that clamps the accumulator to C's range, or "".
         zero: what masked-off loads give.
+        store_wait: assembly that waits until a wave's stores have landed; "" where a barrier does.
         publish, observe: cache modifiers of partial sums that another program reads: where dies have an L2 each they
             must go past it.
     """
@@ -46,6 +47,7 @@ class Facts:
     zero: str
     publish: str
     observe: str
+    store_wait: str
 
     @staticmethod
     def parameters(template: KernelTemplate) -> list[str]:
@@ -85,7 +87,7 @@ def facts(problem: Problem, target: Target) -> Facts:
     apart = target.xcds > 1
     publish, observe = (', cache_modifier=".wt"', ', cache_modifier=".cv"') if apart else ("", ', cache_modifier=".cg"')
     zero = "0" if integer else "0.0"
-    return Facts(acc, casts, TL.get(compute.name, ""), precision, saturate, zero, publish, observe)
+    return Facts(acc, casts, TL.get(compute.name, ""), precision, saturate, zero, publish, observe, target.store_wait)
 
 
 @cache

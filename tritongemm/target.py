@@ -42,6 +42,7 @@ class Target:
         lds_bytes_per_clock: LDS / shared memory bandwidth of a compute unit.
         request_bytes: what opening one more row costs caches and memory, as bytes moved: half a line or a sector.
         free_stages: stages of a software pipeline that hold no LDS buffer (they wait in registers or are consumed).
+        store_wait: assembly that waits until a wave's stores have landed; "" where a barrier waits for them.
         fp8: encoding its matrix units read: ``fn``, ``fnuz`` or ``none``.
         peak_tflops: dense matrix rate by dtype (``fp8`` for all eight-bit floats).
         features: capabilities templates and rules ask for.
@@ -70,6 +71,7 @@ class Target:
     lds_bytes_per_clock: int
     request_bytes: int
     free_stages: int
+    store_wait: str
     fp8: str
     peak_tflops: Mapping[str, float] = field(hash=False)
     features: frozenset[str]

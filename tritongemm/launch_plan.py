@@ -19,7 +19,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -118,17 +118,17 @@ def launches(
         candidates = ranked(problem, facts)
         wanted = count or 1
     found, templates, reasons = 0, set[str](), []
-    build = builder(problem, facts, compiler, folder)
-    for config in candidates:
-        if found >= wanted and (not count or config.template in templates):
-            continue
-        built = build(config)
-        if built.status != "ok":
-            reasons.append(f"{config.name}: {built.reason}")
-            continue
-        found += 1
-        templates.add(config.template)
-        yield registry.load("backends", config.backend).launch(built, problem, facts)
+    with builder(candidates, problem, facts, compiler, folder) as build:
+        for config in candidates:
+            if found >= wanted and (not count or config.template in templates):
+                continue
+            built = build(config)
+            if built.status != "ok":
+                reasons.append(f"{config.name}: {built.reason}")
+                continue
+            found += 1
+            templates.add(config.template)
+            yield registry.load("backends", config.backend).launch(built, problem, facts)
     if not found:
         raise InputError(
             f"{problem.key}: no config can be built; the first: {reasons[0] if reasons else 'none is left'}"
@@ -158,18 +158,23 @@ def check(config: Config, problem: Problem, facts: Target) -> None:
         )
 
 
-def builder(problem: Problem, facts: Target, compiler: Compiler, folder: Path) -> Callable[[Config], Built]:
-    """What compiles one config; a generated module lies in `folder` meanwhile."""
+@contextmanager
+def builder(
+    candidates: Sequence[Config], problem: Problem, facts: Target, compiler: Compiler, folder: Path
+) -> Iterator[Callable[[Config], Built]]:
+    """What compiles the candidates; their generated module lies in `folder` meanwhile."""
+    generated = [c for c in candidates if c.backend == "triton"]
+    # A compiler process reads a module once: all candidates must be in it.
+    module = generate.module(problem, generated, facts, folder) if generated else None
 
     def build(config: Config) -> Built:
-        module = generate.module(problem, [config], facts, folder) if config.backend == "triton" else Path()
-        try:
-            return compiler.build(registry.load("backends", config.backend).job(config, problem, facts, str(module)))
-        finally:
-            if module.is_file():
-                module.unlink()
+        return compiler.build(registry.load("backends", config.backend).job(config, problem, facts, str(module)))
 
-    return build
+    try:
+        yield build
+    finally:
+        if module is not None:
+            module.unlink(missing_ok=True)
 
 
 def plan(launch: Launch, problem: Problem, facts: Target, code: str) -> dict[str, Any]:

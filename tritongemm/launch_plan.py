@@ -6,7 +6,7 @@ order they run, the folder gets ``plan_<i>.json`` and ``plan_<i>.<hsaco or cubin
 arch, object, kernel    architecture, file name of the code object, symbol
 grid, block             workgroups and threads along x, y, z
 dynamic_lds             bytes of LDS beside what the code object declares
-kernarg                 the parameter block in hex, every pointer zero
+kernarg                 the parameter block in hex, hidden arguments included, every pointer zero
 buffers                 memory to allocate: name; offset of its pointer in the parameter block; bytes; role (a, b, c, bias,
                         workspace, semaphore …); init (random, zero or poison); dtype; shape; strides in elements
 problem, launches       M, N, K; how often to launch
@@ -29,6 +29,7 @@ from tritongemm.compile import Cache, Compiler
 from tritongemm.config import Config
 from tritongemm.dtypes import DType
 from tritongemm.errors import InputError, TritonGemmError
+from tritongemm.hip_ext import code_object, hidden_args
 from tritongemm.launch import Launch
 from tritongemm.problem import Problem
 from tritongemm.space import space
@@ -191,6 +192,7 @@ def plan(launch: Launch, problem: Problem, facts: Target, code: str) -> dict[str
     """
     if any(p.kind == "tma" for p in launch.params):
         raise InputError(f"{launch.symbol} takes tensor maps, which only a driver can make: no plan can hold them")
+    kernel = next(k for k in code_object.read(Path(launch.path).read_bytes()) if k.symbol == launch.symbol)
     known = operands(problem)
     for extra in launch.buffers:
         zero = extra.name == "semaphore"
@@ -207,7 +209,7 @@ def plan(launch: Launch, problem: Problem, facts: Target, code: str) -> dict[str
         "grid": list(launch.grid),
         "block": list(launch.block),
         "dynamic_lds": launch.shared,
-        "kernarg": launch.pack({}).hex(),
+        "kernarg": hidden_args.append(launch.pack({}), kernel, launch.grid, launch.block, launch.shared).hex(),
         "buffers": buffers,
         "problem": {"M": problem.m, "N": problem.n, "K": problem.k},
         "launches": 1,

@@ -79,6 +79,18 @@ def test_without_a_bias_only_read_pointers_get_a_buffer(tmp_path):
     assert [(b["name"], b["dtype"]) for b in plan["buffers"]] == [("a", "i8"), ("b", "i8"), ("c", "i32")]
 
 
+def test_arguments_a_runtime_would_add_are_in_the_plan(tmp_path):
+    (path,) = write(tmp_path, "--config", SPLIT + "__xcds8")
+    plan = json.loads(path.read_text())
+    (kernel,) = code_object.read((tmp_path / plan["object"]).read_bytes())
+    block, at = bytes.fromhex(plan["kernarg"]), {a.kind: a.offset for a in kernel.args}
+    assert len(block) == kernel.kernarg_bytes > kernel.explicit_bytes
+    assert struct.unpack_from("<III", block, at["hidden_block_count_x"]) == tuple(plan["grid"])
+    assert struct.unpack_from("<HHH", block, at["hidden_group_size_x"]) == tuple(plan["block"])
+    assert struct.unpack_from("<I", block, at["hidden_dynamic_lds_size"])[0] == plan["dynamic_lds"]
+    assert struct.unpack_from("<H", block, at["hidden_grid_dims"])[0] == 3
+
+
 def test_column_bias_is_broadcast_along_rows():
     from tritongemm.problem import Problem
 

@@ -142,7 +142,7 @@ def build(job: Job) -> tuple[Built, bytes, str]:
         launch={
             "dynamic_shared": int(meta.shared),
             "cluster": int(getattr(meta, "num_ctas", 1)),
-            "offsets": [a.offset for a in found.args],
+            "offsets": [a.offset for a in found.args if not a.kind.startswith("hidden_")],  # a runtime adds those
             "tensor_maps": [dict(m) for m in (getattr(meta, "tensordesc_meta", None) or []) if m],
         },
     )

@@ -1,0 +1,170 @@
+"""A matmul made ready on one device: its descriptors, the algorithms the library has for it, and their launches."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Mapping
+from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from functools import cached_property, partial
+from typing import Any
+
+from tritongemm.errors import DriverError
+from tritongemm.hip_ext.blaslt import REFUSALS, Algorithm, Library, Matmul, Matrix
+from tritongemm.hip_ext.blaslt_tables import ATTRIBUTES, EPILOGUE_BIAS
+
+
+class Plan:
+    """A Matmul made ready on one device: descriptors, algorithms and launches.
+
+    Args:
+        library: whose.
+        matmul: what.
+        device: ordinal of the current device.
+        workspace: most bytes an algorithm may need.
+        requested: algorithms the heuristics are asked for.
+
+    Raises:
+        DriverError: the library refuses a type or an attribute.
+        KeyError: it has no such type.
+    """
+
+    def __init__(self, library: Library, matmul: Matmul, device: int, workspace: int, requested: int) -> None:
+        self.library, self.matmul, self._table = library, matmul, library.table
+        self.workspace, self._requested = workspace, requested
+        self._handle = library.handle(device)
+        self._desc = self._make("MatmulDesc", self._table.compute[matmul.compute], self._table.types[matmul.scale])
+        self._layouts = [self._layout(m) for m in (matmul.a, matmul.b, matmul.c, matmul.d)]
+        number = c_int32 if matmul.scale == "int32" else c_float
+        self._one, self._zero = number(1), number(0)
+        self._describe()
+
+    def _make(self, kind: str, *args: Any) -> c_void_p:
+        made, calls = c_void_p(), self.library.calls
+        calls[f"{kind}Create"](byref(made), *args)
+        weakref.finalize(self, calls[f"{kind}Destroy"], made).atexit = False
+        return made
+
+    def _set(self, kind: str, made: c_void_p, attribute: int, value: Any) -> None:
+        self.library.calls[f"{kind}SetAttribute"](made, attribute, byref(value), ctypes.sizeof(value))
+
+    def _layout(self, matrix: Matrix) -> c_void_p:
+        made = self._make("MatrixLayout", self._table.types[matrix.dtype], matrix.rows, matrix.cols, matrix.ld)
+        if matrix.batch != 1:
+            self._set("MatrixLayout", made, self._table.layout["batch_count"], c_int32(matrix.batch))
+            self._set("MatrixLayout", made, self._table.layout["batch_offset"], c_int64(matrix.stride))
+        return made
+
+    def _describe(self) -> None:
+        matmul, table = self.matmul, self._table
+        values: dict[str, Any] = {
+            "trans_a": c_int32(table.operations[matmul.trans[0]]),
+            "trans_b": c_int32(table.operations[matmul.trans[1]]),
+        }
+        if matmul.bias:
+            values["epilogue"] = c_int32(EPILOGUE_BIAS)
+            values["bias"] = c_uint64(matmul.bias)
+            values["bias_type"] = c_int32(table.types[matmul.bias_dtype])
+        for which, address in zip("abd", matmul.scales, strict=True):
+            if address:
+                values[f"scale_{which}"] = c_uint64(address)
+        for which, mode in zip("ab", matmul.scale_modes, strict=True):
+            if mode != "scalar":
+                values[f"scale_mode_{which}"] = c_int32(table.scale_modes[mode])
+        if matmul.fast:
+            values["fast_accumulation"] = ctypes.c_int8(1)
+        for name, value in values.items():
+            self._set("MatmulDesc", self._desc, table.desc[name], value)
+
+    @cached_property
+    def algorithms(self) -> tuple[Algorithm, ...]:
+        """All that the library has within the workspace, its best guess first, no two alike; may be empty."""
+        found: dict[tuple[tuple[str, int], ...], Algorithm] = {}
+        for algorithm in self._heuristics():
+            found.setdefault(algorithm.values, algorithm)
+        if self.library.extension is not None:
+            for raw, need in self.library.extension.all(
+                self._handle, self._desc, self._layouts, self.matmul, self._table
+            ):
+                algorithm = self._algorithm(raw, need)
+                if need <= self.workspace:
+                    found.setdefault(algorithm.values, algorithm)
+        return tuple(found.values())
+
+    def _heuristics(self) -> list[Algorithm]:
+        preference, count = self._make("MatmulPreference"), c_int()
+        numbers = self._table.preference
+        self._set("MatmulPreference", preference, numbers["workspace"], c_uint64(self.workspace))
+        for which in "abcd":
+            if f"alignment_{which}" in numbers:
+                value = ctypes.c_uint32(self.matmul.alignment)
+                self._set("MatmulPreference", preference, numbers[f"alignment_{which}"], value)
+        results = (self.library.result_type * self._requested)()
+        try:
+            self.library.calls["MatmulAlgoGetHeuristic"](
+                self._handle, self._desc, *self._layouts, preference, self._requested, results, byref(count)
+            )
+        except DriverError as error:
+            if any(word in error.name for word in REFUSALS):
+                return []
+            raise
+        good = [r for r in results[: count.value] if not r.status and r.workspace <= self.workspace]
+        return [self._algorithm(bytes(r.algo), r.workspace) for r in good]
+
+    def _algorithm(self, raw: bytes, workspace: int) -> Algorithm:
+        if self.library.extension is not None:
+            name = self.library.extension.name(self._handle, raw)
+            return Algorithm(raw, workspace, (("solution", int.from_bytes(raw[:4], "little")),), name)
+        values, get = [], self.library.calls["MatmulAlgoConfigGetAttribute"]
+        for name, (attribute, size) in ATTRIBUTES.items():
+            value = c_uint64(0)
+            get(raw, attribute, byref(value), size, byref(c_size_t()))
+            values.append((name, value.value))
+        return Algorithm(raw, workspace, tuple(values))
+
+    def rebuild(self, values: Mapping[str, int]) -> Algorithm | None:
+        """The algorithm of these values, if the library supports it here; None otherwise."""
+        try:
+            if self.library.extension is not None:
+                solution = values["solution"]
+                found = self.library.extension.by_index(self._handle, self._desc, self._layouts, self.matmul, solution)
+                algorithm = self._algorithm(*found) if found else None
+            else:
+                algorithm = self._from_attributes(values)
+        except DriverError as error:
+            if any(word in error.name for word in REFUSALS):
+                return None
+            raise
+        return algorithm if algorithm is not None and algorithm.workspace <= self.workspace else None
+
+    def _from_attributes(self, values: Mapping[str, int]) -> Algorithm:
+        calls, raw = self.library.calls, ctypes.create_string_buffer(self._table.algo_bytes)
+        matmul, types = self.matmul, self._table.types
+        kinds = [self._table.compute[matmul.compute], types[matmul.scale]]
+        kinds += [types[m.dtype] for m in (matmul.a, matmul.b, matmul.c, matmul.d)]
+        calls["MatmulAlgoInit"](self._handle, *kinds, values["algo"], raw)
+        for name, (attribute, size) in ATTRIBUTES.items():
+            if name != "algo" and name in values:
+                calls["MatmulAlgoConfigSetAttribute"](raw, attribute, byref(c_uint64(values[name])), size)
+        result = self.library.result_type()
+        calls["MatmulAlgoCheck"](self._handle, self._desc, *self._layouts, raw, byref(result))
+        return self._algorithm(raw.raw, result.workspace)
+
+    def prepare(
+        self, algorithm: Algorithm, a: int, b: int, c: int, d: int, add: bool = False
+    ) -> Callable[[int, int], int]:
+        """A call that takes the address of the workspace and a stream, and queues D = op(A) op(B), plus C if `add`.
+
+        Args:
+            algorithm: one of this plan's.
+            a, b, c, d: addresses; C may be D, or 0 where it is not added and cuBLASLt runs.
+        """
+        la, lb, lc, ld = self._layouts
+        raw, beta = ctypes.create_string_buffer(algorithm.raw, len(algorithm.raw)), self._one if add else self._zero
+        head = (self._handle, self._desc, byref(self._one), a, la, b, lb, byref(beta), c or None, lc, d, ld, raw)
+        return partial(_launch, self, self.library.calls["Matmul"], head, algorithm.workspace)
+
+
+def _launch(plan: Plan, call: Callable[..., int], head: tuple[Any, ...], need: int, workspace: int, stream: int) -> int:
+    # `plan` rides along so that its descriptors live as long as the call
+    return call(*head, workspace, need, stream)

@@ -1,0 +1,170 @@
+"""The two symbol tables of the BLASLt binding: what cuBLASLt and hipBLASLt number differently.
+
+From cublasLt.h of CUDA 13.1 and hipblaslt.h, hipblas-common.h of ROCm 7. Values newer than an installed library are
+refused by it with a status, never misread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+
+@dataclass(frozen=True)
+class Table:
+    """One vendor's names and numbers.
+
+    Attributes:
+        vendor: ``nvidia`` or ``amd``.
+        label: the library's name.
+        prefix: of every symbol.
+        files: library file names, newest first.
+        folders: of wheels, as ``package/folder``, then absolute paths.
+        algo_bytes: size of the algorithm struct.
+        types: element types by our names; the narrow ones beyond `tritongemm.dtypes` by their formats.
+        compute: compute types.
+        operations: ``N`` and ``T``.
+        orders: memory orders of a layout.
+        layout, desc, preference: attribute numbers.
+        scale_modes: what a scale pointer points to.
+        statuses: names of the statuses; empty where the library names them itself.
+    """
+
+    vendor: str
+    label: str
+    prefix: str
+    files: tuple[str, ...]
+    folders: tuple[str, ...]
+    algo_bytes: int
+    types: Mapping[str, int] = field(hash=False)
+    compute: Mapping[str, int] = field(hash=False)
+    operations: Mapping[str, int] = field(hash=False)
+    orders: Mapping[str, int] = field(hash=False)
+    layout: Mapping[str, int] = field(hash=False)
+    desc: Mapping[str, int] = field(hash=False)
+    preference: Mapping[str, int] = field(hash=False)
+    scale_modes: Mapping[str, int] = field(hash=False)
+    statuses: Mapping[int, str] = field(hash=False, default_factory=dict)
+
+
+# the numbers on which both agree
+EPILOGUE_BIAS = 4
+_TYPES = {
+    "fp32": 0, "fp64": 1, "fp16": 2, "int8": 3, "int32": 10, "bf16": 14,
+    "fp8e4m3fn": 28, "fp8e5m2": 29, "ue8m0": 30, "fp6e2m3": 31, "fp6e3m2": 32, "fp4e2m1": 33,
+}  # fmt: skip
+_SCALE_MODES = {"scalar": 0, "vec16_ue4m3": 1, "vec32_ue8m0": 2, "outer_vec": 3, "vec128": 4, "blk128x128": 5}
+
+NVIDIA = Table(
+    vendor="nvidia",
+    label="cublaslt",
+    prefix="cublasLt",
+    files=("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"),
+    folders=("nvidia/cu13/lib", "nvidia/cublas/lib", "/usr/local/cuda/lib64"),
+    algo_bytes=64,
+    types=_TYPES,
+    compute={"fp16": 64, "fp32": 68, "fp32_fast_fp16": 74, "fp32_fast_bf16": 75, "tf32": 77, "bf16x9": 78, "int32": 72},
+    operations={"N": 0, "T": 1},
+    orders={"col": 0, "row": 1, "col32": 2, "col4_4r2_8c": 3, "col32_2r_4r4": 4},
+    layout={
+        "type": 0, "order": 1, "rows": 2, "cols": 3, "ld": 4, "batch_count": 5, "batch_offset": 6, "plane_offset": 7,
+        "batch_mode": 8,
+    },
+    desc={
+        "pointer_mode": 2, "trans_a": 3, "trans_b": 4, "epilogue": 7, "bias": 8, "bias_batch_stride": 10,
+        "sm_count_target": 15, "scale_a": 17, "scale_b": 18, "scale_c": 19, "scale_d": 20, "amax_d": 21,
+        "fast_accumulation": 25, "bias_type": 26, "scale_mode_a": 31, "scale_mode_b": 32, "scale_mode_c": 33,
+        "scale_mode_d": 34, "scale_out_d": 36, "scale_mode_out_d": 37, "emulation": 38,
+    },
+    preference={
+        "search_mode": 0, "workspace": 1, "reduction_mask": 3, "alignment_a": 5, "alignment_b": 6, "alignment_c": 7,
+        "alignment_d": 8, "waves": 9, "implementation_mask": 12,
+    },
+    scale_modes=_SCALE_MODES,
+)  # fmt: skip
+
+AMD = Table(
+    vendor="amd",
+    label="hipblaslt",
+    prefix="hipblasLt",
+    files=("libhipblaslt.so", "libhipblaslt.so.1", "libhipblaslt.so.0"),
+    folders=(
+        "torch/lib",
+        "_rocm_sdk_libraries_gfx94X_dcgpu/lib",
+        "_rocm_sdk_libraries_gfx950_dcgpu/lib",
+        "/opt/rocm/lib",
+    ),
+    algo_bytes=24,
+    types={**_TYPES, "fp8e4m3fnuz": 1000, "fp8e5m2fnuz": 1001},
+    compute={"fp16": 0, "fp32": 2, "fp32_fast_fp16": 4, "fp32_fast_bf16": 5, "tf32": 6, "int32": 9},
+    operations={"N": 111, "T": 112},
+    orders={
+        "col": 0, "row": 1, "col16_4r32": 99, "col16_4r16": 100, "col16_4r8": 101, "col16_4r4": 102, "col16_4r2": 103,
+    },
+    layout={
+        "batch_count": 0, "batch_offset": 1, "type": 2, "order": 3, "rows": 4, "cols": 5, "ld": 6, "batch_mode": 7,
+        "offset": 8,
+    },
+    desc={
+        "trans_a": 0, "trans_b": 1, "epilogue": 2, "bias": 3, "bias_type": 4, "scale_a": 5, "scale_b": 6, "scale_c": 7,
+        "scale_d": 8, "pointer_mode": 13, "amax_d": 14, "bias_batch_stride": 23, "scale_mode_a": 31,
+        "scale_mode_b": 32, "sm_count_target": 33, "compute_input_a": 100, "compute_input_b": 101,
+        "stream_k_schedule": 104, "uniform_summation": 105, "fused_epilogue": 106,
+    },
+    preference={"search_mode": 0, "workspace": 1, "sm_count_target": 2},
+    scale_modes={**_SCALE_MODES, "blk32_ue8m0_swizzled": 1001, "vec16_ue8m0": 1002, "vec32_ue4m3": 1003,
+                 "vec16_ue5m3": 1004, "vec32_ue5m3": 1005},
+    statuses=dict(enumerate((
+        "HIPBLAS_STATUS_SUCCESS", "HIPBLAS_STATUS_NOT_INITIALIZED", "HIPBLAS_STATUS_ALLOC_FAILED",
+        "HIPBLAS_STATUS_INVALID_VALUE", "HIPBLAS_STATUS_MAPPING_ERROR", "HIPBLAS_STATUS_EXECUTION_FAILED",
+        "HIPBLAS_STATUS_INTERNAL_ERROR", "HIPBLAS_STATUS_NOT_SUPPORTED", "HIPBLAS_STATUS_ARCH_MISMATCH",
+        "HIPBLAS_STATUS_HANDLE_IS_NULLPTR", "HIPBLAS_STATUS_INVALID_ENUM", "HIPBLAS_STATUS_UNKNOWN",
+    ))),
+)  # fmt: skip
+
+TABLES = {"nvidia": NVIDIA, "amd": AMD}
+
+# cublasLtMatmulAlgoConfigAttributes_t by the names a Config's options use: (number, bytes)
+ATTRIBUTES = {
+    "algo": (0, 4),
+    "tile": (1, 4),
+    "splitk": (2, 4),
+    "reduction": (3, 4),
+    "swizzle": (4, 4),
+    "custom": (5, 4),
+    "stages": (6, 4),
+    "inner": (7, 2),
+    "cluster": (8, 2),
+}
+
+_FIRST_TILES = (
+    (8, 8), (8, 16), (16, 8), (8, 32), (16, 16), (32, 8), (8, 64), (16, 32), (32, 16), (64, 8), (32, 32), (32, 64),
+    (64, 32), (32, 128), (64, 64), (128, 32), (64, 128), (128, 64), (64, 256), (128, 128), (256, 64), (64, 512),
+    (128, 256), (256, 128), (512, 64), (64, 96), (96, 64), (96, 128), (128, 160), (160, 128), (192, 128), (128, 192),
+    (128, 96), (32, 256), (256, 32),
+)  # fmt: skip
+_LAST_TILES = ((256, 512), (256, 1024), (512, 512), (512, 1024))
+_DEPTHS = (16, 32, 64, 128)
+
+
+@cache
+def tiles() -> dict[int, tuple[int, int]]:
+    """cublasLtMatmulTile_t: rows and columns of D (column-major) by id.
+
+    After the first 35 the ids are ordered: for each height the widths in steps of 64, then for each height of a
+    multiple of 64 the widths in steps of 8, as far as the accumulators reach.
+    """
+    found = dict.fromkeys(_FIRST_TILES)
+    grids = ((range(8, 769, 8), range(64, 769, 64), 3 << 14), (range(64, 769, 64), range(8, 769, 8), 1 << 16))
+    for heights, widths, most in grids:
+        found |= dict.fromkeys((m, n) for m in heights for n in widths if m * n <= most)
+    return dict(enumerate([*found, *_LAST_TILES], 1))
+
+
+@cache
+def stages() -> dict[int, tuple[int, int]]:
+    """cublasLtMatmulStages_t: depth of a tile along K and number of stages (0: chosen by the library) by id."""
+    pairs = [(depth, count) for depth in _DEPTHS for count in range(1, 7)] + [(32, 10), (8, 4), (16, 10), (8, 5)]
+    known = dict(enumerate(pairs, 1)) | {31: (8, 3)}
+    return known | {32 + i: (depth, 0) for i, depth in enumerate((8, *_DEPTHS, 256, 768))}

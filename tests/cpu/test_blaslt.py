@@ -1,0 +1,292 @@
+"""The BLASLt binding and backend, against a stand-in that computes on the host, as cuBLASLt and as hipBLASLt."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import logging
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from tritongemm import registry, target, timing, workbench
+from tritongemm.backends import blaslt as backend
+from tritongemm.config import Config
+from tritongemm.errors import DriverError, UnavailableError
+from tritongemm.hip_ext import blaslt, blaslt_tables, driver
+from tritongemm.hip_ext.blaslt import Matmul, Matrix
+from tritongemm.hip_ext.blaslt_plan import Plan
+from tritongemm.problem import Problem
+from tritongemm.trial import Built
+from tritongemm.worker import ChildError
+
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+
+F32 = dict.fromkeys(("dtype_a", "dtype_b", "dtype_c"), "fp32")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder, source = tmp_path_factory.mktemp("fake"), str(Path(__file__).with_name("fake_blaslt.cpp"))
+    for vendor, flags in (("nvidia", []), ("amd", ["-DAMD"])):
+        command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", *flags, source, "-o", str(folder / f"{vendor}.so")]
+        subprocess.run(command, check=True, timeout=120)
+    return folder
+
+
+@pytest.fixture(params=["nvidia", "amd"])
+def library(request, built, tmp_path, monkeypatch):
+    copy = shutil.copy(built / f"{request.param}.so", tmp_path / "blaslt.so")  # its state starts afresh
+    found = blaslt.Library(blaslt_tables.TABLES[request.param], ctypes.CDLL(str(copy)))
+    monkeypatch.setattr(backend, "_library", lambda: found)
+    monkeypatch.setattr(backend, "_vendor", lambda: request.param)
+    monkeypatch.setattr(backend, "_stream", lambda device: 0)
+    yield found
+    backend._plan.cache_clear()
+    backend._workspace.cache_clear()
+
+
+def poke(library: blaslt.Library, name: str, value: int) -> None:
+    ctypes.c_int.in_dll(library._library, f"fake_{name}").value = value
+
+
+def peek(library: blaslt.Library, name: str) -> int:
+    return ctypes.c_int.in_dll(library._library, f"fake_{name}").value
+
+
+def operands(problem: Problem):
+    torch.manual_seed(0)
+    lead = (problem.batch,) if problem.batch > 1 else ()
+
+    def fill(rows, cols, row_major):
+        return torch.randn(*lead, rows, cols) if row_major else torch.randn(*lead, cols, rows).transpose(-1, -2)
+
+    a, b = fill(problem.m, problem.k, problem.row_major_a), fill(problem.k, problem.n, problem.row_major_b)
+    length = {"none": 0, "m": problem.m, "n": problem.n}[problem.bias]
+    return a, b, torch.randn(length) if length else None, torch.full((*lead, problem.m, problem.n), float("nan"))
+
+
+def expected(problem, a, b, bias):
+    return a @ b + (0 if bias is None else bias[:, None] if problem.bias == "m" else bias[None, :])
+
+
+def test_the_tables_agree_with_the_headers():
+    """Fingerprints of cublasLt.h of CUDA 13.1, all 634 tiles and 36 stages."""
+
+    def mark(table):
+        return hashlib.sha256(repr(sorted(table.items())).encode()).hexdigest()[:16]
+
+    assert (mark(blaslt_tables.tiles()), mark(blaslt_tables.stages())) == ("7a2810358ac8576b", "d878ca7ce9cb92c2")
+    assert blaslt_tables.AMD.operations["T"] == 112 and blaslt_tables.NVIDIA.operations["T"] == 1
+
+
+@pytest.mark.parametrize("bias", ["none", "n", "m"])
+@pytest.mark.parametrize(("row_a", "row_b"), list(itertools.product([True, False], repeat=2)))
+def test_every_layout_and_bias(library, row_a, row_b, bias):
+    problem = Problem(5, 7, 3, **F32, row_major_a=row_a, row_major_b=row_b, bias=bias)
+    a, b, vector, c = operands(problem)
+    call = backend.operation(problem, a, b, vector, c)
+    for _ in range(2):
+        c.fill_(float("nan"))
+        call()
+        torch.testing.assert_close(c, expected(problem, a, b, vector))
+    assert peek(library, "matmuls") == 2
+
+
+def test_rows_further_apart_and_batches(library):
+    problem = Problem(4, 6, 5, **F32, row_major_b=False)
+    a, b = torch.randn(4, 9)[:, :5], torch.randn(6, 11)[:, :5].T
+    c = torch.zeros(4, 8)
+    backend.operation(problem, a, b, None, c[:, :6])()
+    torch.testing.assert_close(c, torch.nn.functional.pad(a @ b, (0, 2)))
+    problem = Problem(4, 6, 5, **F32, batch=3, row_major_a=False)
+    a, b, _, c = operands(problem)
+    backend.operation(problem, a, b, None, c)()
+    torch.testing.assert_close(c, a @ b)
+    assert backend.operation(problem, torch.randn(3, 8, 5)[:, ::2], b, None, c) is None
+
+
+def test_one_row_whose_stride_says_nothing(library):
+    problem = Problem(1, 6, 5, **F32)
+    a, b, _, c = operands(problem)
+    backend.operation(problem, a.as_strided((1, 5), (1, 1)), b, None, c)()
+    torch.testing.assert_close(c, a @ b)
+
+
+def test_algorithms_become_configs_that_find_their_way_back(library):
+    problem = Problem(5, 7, 3, **F32, bias="n")
+    a, b, bias, c = operands(problem)
+    configs = backend.enumerate(problem, a, b, bias, c)
+    # neither the one that failed, nor the one that needs too much, nor one twice; hipBLASLt's C++ side knows more
+    amd = library.table.vendor == "amd"
+    assert [x.option("index") for x in configs] == ([1, 2, 0, 4, 5] if amd else [0, 1])
+    assert len({backend.identity(x) for x in configs}) == len(configs)
+    assert all(Config.parse(x.name) == x for x in configs)
+    if amd:
+        assert configs[0].template == "Cijk_third" and configs[4].template == "heuristic"
+        named = configs[2]
+        assert named.template == "Cijk_MT128x256x64_a_long_name_on_the_heap_GSU4"
+        assert (named.tile, named.split_k) == ((256, 128, 64), 4)
+    else:
+        # tile 21 is 256 rows by 64 columns of the transposed problem; stages 16 is four of 64
+        assert (configs[0].tile, configs[0].num_stages, configs[0].split_k) == ((64, 256, 64), 4, 1)
+        assert configs[0].option("version") == 130100
+    for config in configs:
+        c.fill_(float("nan"))
+        backend.operation(problem, a, b, bias, c, config)()
+        torch.testing.assert_close(c, expected(problem, a, b, bias))
+
+
+def test_a_config_the_heuristics_do_not_know_is_rebuilt_or_refused(library):
+    problem = Problem(5, 7, 3, **F32)
+    a, b, _, c = operands(problem)
+    config = backend.enumerate(problem, a, b, None, c)[-1]
+    if library.table.vendor == "nvidia":
+        other = dict(config.options) | {"tile": 15, "index": 99}
+        config = Config("heuristic", 64, 64, 64, options=tuple(other.items()), backend="blaslt", num_warps=0)
+        backend.operation(problem, a, b, None, c, config)()
+        torch.testing.assert_close(c, a @ b)
+        other["algo"] = 50
+    else:
+        other = dict(config.options) | {"index": 3}
+    gone = Config("heuristic", 0, 0, 0, options=tuple(other.items()), backend="blaslt", num_warps=0, num_stages=0)
+    assert backend.operation(problem, a, b, None, c, gone) is None
+
+
+def test_stored_rows_follow_the_library(library, caplog):
+    problem = Problem(5, 7, 3, **F32)
+    a, b, _, c = operands(problem)
+    stored = backend.enumerate(problem, a, b, None, c)
+    version = backend.version()
+    assert backend.resolve(stored[0], problem, version) is stored[0]
+    if library.table.vendor == "amd":
+        assert version == (100000 << 32) + 0x8D1AE90E
+        poke(library, "revision", 2)
+        backend._plan.cache_clear()
+        found, now = backend.enumerate(problem, a, b, None, c), backend.version()
+        # the kernels moved to other indices
+        moved = backend.resolve(stored[0], problem, now, found)
+        assert moved.template == stored[0].template and moved.option("index") != stored[0].option("index")
+        assert backend.operation(problem, a, b, None, c, stored[0]) is not None  # searched by name
+        lost = stored[4]  # it had no name
+        assert backend.operation(problem, a, b, None, c, lost) is None
+    else:
+        found, now = [x for x in stored if x is not stored[1]], 140000
+        assert backend.resolve(stored[0], problem, now, found) is stored[0]
+        lost = stored[1]
+    with caplog.at_level(logging.WARNING):
+        assert backend.resolve(lost, problem, now, found) is None
+    assert len(caplog.records) == 1
+    assert "5x7x3_fp32_TT" in caplog.text and "stale" in caplog.text and str(now) in caplog.text
+
+
+def test_an_index_that_means_another_kernel_is_not_used(library):
+    if library.table.vendor != "amd":
+        pytest.skip("cuBLASLt's algorithms are compared by their attributes")
+    problem = Problem(5, 7, 3, **F32)
+    a, b, _, c = operands(problem)
+    first, second, *_ = backend.enumerate(problem, a, b, None, c)
+    swapped = Config(first.template, 0, 0, 0, options=second.options, backend="blaslt")
+    plan, _ = backend._prepared(problem, a, b, None, c, False)
+    assert dict(backend._find(plan, swapped, backend.version()).values)["solution"] == first.option("index")
+
+
+def test_what_the_library_lacks_is_none_and_what_fails_is_named(library):
+    problem = Problem(5, 7, 3, **F32)
+    a, b, _, c = operands(problem)
+    call = backend.operation(problem, a, b, None, c)
+    poke(library, "fail", 13 if library.table.vendor == "nvidia" else 5)
+    with pytest.raises(DriverError, match=r"blasLtMatmul failed: .*STATUS_EXECUTION_FAILED"):
+        call()
+    poke(library, "none", 1)
+    backend._plan.cache_clear()
+    if library.table.vendor == "nvidia":
+        assert backend.operation(problem, a, b, None, c) is None and backend.enumerate(problem, a, b, None, c) == []
+        fnuz = Problem(5, 7, 3, "fp8e4m3fnuz", "fp8e4m3fnuz", "fp16")
+        assert backend.operation(fnuz, a, b, None, c) is None
+    else:  # the C++ side still has some
+        assert [x.option("index") for x in backend.enumerate(problem, a, b, None, c)] == [0, 1, 2, 4, 5]
+
+
+def test_scales_reach_the_library_and_descriptors_are_given_back(library):
+    a, b, d = torch.randn(3, 2), torch.randn(2, 3), torch.zeros(2, 2)
+    scale_a, scale_b = torch.tensor(2.0), torch.tensor(0.5)
+    matmul = Matmul(
+        Matrix("fp32", 2, 3, 2), Matrix("fp32", 3, 2, 3), Matrix("fp32", 2, 2, 2), Matrix("fp32", 2, 2, 2),
+        scales=(scale_a.data_ptr(), scale_b.data_ptr(), 0),
+    )  # fmt: skip
+    plan = Plan(library, matmul, 0, 1 << 20, 10)
+    start = plan.prepare(plan.algorithms[0], a.data_ptr(), b.data_ptr(), d.data_ptr(), d.data_ptr())
+    scratch = torch.zeros(16)
+    start(scratch.data_ptr(), 0)
+    scale_a.fill_(4.0)
+    first = d.clone()
+    start(scratch.data_ptr(), 0)
+    torch.testing.assert_close(first, b @ a)
+    torch.testing.assert_close(d, 2 * first)
+    del plan
+    assert peek(library, "alive") > 0  # the call holds them
+    del start
+    assert peek(library, "alive") == 0
+
+
+def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations():
+    problem = Problem(16, 32, 64, *["fp8e4m3fn"] * 3, row_major_b=False)
+    matmul = backend._matmul(problem, (64, 64, 32), (0, 0, 0), 16, "nvidia")
+    assert (matmul.trans, matmul.c.dtype, matmul.d.dtype) == ("TN", "fp16", "fp8e4m3fn")
+    assert backend._matmul(problem, (64, 64, 32), (0, 0, 0), 16, "amd").c.dtype == "fp8e4m3fn"
+    whole = backend._matmul(Problem(16, 32, 64, "int8", "int8", "int32"), (64, 32, 32), (0, 0, 0), 16, "amd")
+    assert (whole.compute, whole.scale, whole.trans) == ("int32", "int32", "NN")
+
+
+def test_without_a_gpu_or_a_library_it_says_so(monkeypatch, tmp_path):
+    if driver.present() is None:
+        assert "no CUDA or HIP driver" in registry.unavailable("backends", "blaslt")
+    blaslt.open.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setitem(
+            blaslt_tables.TABLES, "amd",
+            blaslt_tables.Table(**{**blaslt_tables.AMD.__dict__, "files": ("libnohipblaslt.so",), "folders": ()}),
+        )  # fmt: skip
+        with pytest.raises(UnavailableError, match=r"hipblaslt: no library found; looked for libnohipblaslt\.so"):
+            blaslt.open("amd")
+    for vendor, label in (("amd", "hipblaslt"), ("nvidia", "cublaslt"), (None, "cublaslt")):
+        monkeypatch.setattr(backend, "_vendor", lambda vendor=vendor: vendor)
+        assert label == backend.LABEL
+
+
+def test_a_library_that_lacks_a_symbol_is_refused_by_name(tmp_path):
+    (tmp_path / "empty.c").write_text("int nothing;")
+    path = tmp_path / "empty.so"
+    subprocess.run(["c++", "-shared", "-fPIC", str(tmp_path / "empty.c"), "-o", str(path)], check=True, timeout=60)
+    with pytest.raises(UnavailableError, match=r"empty\.so has no cublasLtCreate"):
+        blaslt.Library(blaslt_tables.NVIDIA, ctypes.CDLL(str(path)))
+
+
+def test_the_gpu_process_is_asked_for_what_a_library_has(monkeypatch, caplog):
+    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, workbench.Protocol(), 5)
+    asked, config = [], Config("heuristic", 0, 0, 0, backend="blaslt")
+
+    def ask(request, timeout):
+        asked.append(request)
+        yield {"copies": 1, "cold": True}
+        if len(asked) == 2:
+            raise ChildError("UnavailableError: no library")
+        yield [config]
+
+    monkeypatch.setattr(gpu._child, "ask", ask)
+    monkeypatch.setattr(registry, "unavailable", lambda kind, name: None)
+    problem = Problem(5, 7, 3)
+    assert gpu.enumerate(problem, "blaslt") == [config]
+    assert (asked[0].kind, asked[0].library, asked[0].problem) == ("enumerate", "blaslt", problem)
+    with caplog.at_level(logging.WARNING):
+        assert gpu.enumerate(problem, "blaslt") == []
+        monkeypatch.setattr(registry, "unavailable", lambda kind, name: "not here")
+        assert gpu.enumerate(problem, "blaslt") == []
+    assert "UnavailableError: no library" in caplog.text and "not here" in caplog.text and len(asked) == 2
+    [candidate] = gpu._launches(problem, [Built(config, "")])
+    assert candidate == (config, None)

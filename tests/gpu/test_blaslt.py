@@ -1,0 +1,134 @@
+"""The BLASLt backend on a real GPU: every layout, bias and dtype against float64, algorithms, graphs and streams."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tritongemm import registry, verify
+from tritongemm.backends import blaslt as backend
+from tritongemm.config import Config
+from tritongemm.families import dense
+from tritongemm.hip_ext import driver
+from tritongemm.problem import Problem
+
+pytestmark = pytest.mark.skipif(driver.present() is None, reason="no GPU driver")
+
+FP8 = ("fp8e4m3fn", "fp8e4m3fn")
+
+
+def made(problem: Problem):
+    a, b, bias = dense.inputs(problem, "cuda")
+    return a, b, bias, torch.empty(problem.m, problem.n, dtype=getattr(torch, problem.c.torch), device="cuda")
+
+
+def check(problem: Problem, config: Config | None = None, operands=None) -> None:
+    a, b, bias, c = operands or made(problem)
+    call = backend.operation(problem, a, b, bias, c, config)
+    assert call is not None, f"no algorithm for {problem.key}"
+
+    def run() -> None:
+        call()
+        torch.cuda.synchronize()
+
+    found = verify.verify(problem, dense, run, c, dense.reference(problem, a, b, bias))
+    assert found.ok, f"{problem.key}: {found.reason}"
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("bias", ["none", "n", "m"])
+@pytest.mark.parametrize(("row_a", "row_b"), list(itertools.product([True, False], repeat=2)))
+def test_layouts_and_biases(dtype, bias, row_a, row_b):
+    for m, n, k in ((128, 256, 192), (16, 40, 72), (1, 96, 64)):
+        check(Problem(m, n, k, dtype, dtype, dtype, row_major_a=row_a, row_major_b=row_b, bias=bias))
+
+
+@pytest.mark.skipif(driver.present() != "nvidia" or torch.cuda.get_device_capability() < (8, 9), reason="no fp8 units")
+@pytest.mark.parametrize("out", ["fp16", "bf16", "fp32", "fp8e4m3fn"])
+def test_fp8_in_every_output(out):
+    for bias in ("none",) if out == "fp8e4m3fn" else ("none", "n"):
+        problem = Problem(64, 256, 512, *FP8, out, row_major_b=False, bias=bias)
+        check(problem)
+        operands = made(problem)
+        configs = backend.enumerate(problem, *operands)
+        assert {c.option("fast") for c in configs} == {0, 1}
+        for config in (configs[0], configs[-1]):
+            check(problem, config, operands)
+    assert backend.operation(*(lambda p: (p, *made(p)))(Problem(64, 256, 512, *FP8, out))) is None  # not TN
+
+
+def test_int8_and_mixed_types():
+    check(Problem(64, 256, 512, "int8", "int8", "int32", row_major_b=False))
+    check(Problem(64, 256, 512, "int8", "int8", "int32", row_major_b=False, bias="n"))
+    check(Problem(64, 256, 512, "fp16", "fp16", "fp32", row_major_b=False))
+    mixed = Problem(64, 256, 512, "fp16", "bf16", "fp32")
+    assert backend.operation(mixed, *made(mixed)) is None
+
+
+def test_every_algorithm_is_right_and_finds_its_way_back():
+    problem = Problem(256, 1280, 2048, "bf16", "bf16", "bf16", row_major_b=False, bias="n")
+    operands = made(problem)
+    configs = backend.enumerate(problem, *operands)
+    assert len(configs) > 1 and len({backend.identity(c) for c in configs}) == len(configs)
+    for config in configs:
+        assert Config.parse(config.name) == config
+        check(problem, config, operands)
+    assert backend.resolve(configs[-1], problem, backend.version()) is configs[-1]
+    assert backend.resolve(configs[-1], problem, 1) == configs[-1]  # found again by what it is
+    gone = Config.parse(configs[0].name.replace("__tile", "__tile9"))
+    assert backend.resolve(gone, problem, 1) is None
+
+
+@pytest.mark.skipif(driver.present() != "nvidia", reason="hipBLASLt's indices need no rebuilding")
+def test_algorithms_are_rebuilt_from_their_attributes():
+    problem = Problem(256, 1280, 2048, "bf16", "bf16", "bf16", row_major_b=False)
+    operands = made(problem)
+    plan, _ = backend._prepared(problem, *operands, False)
+    same = 0
+    for algorithm in plan.algorithms:
+        again = plan.rebuild(dict(algorithm.values))
+        same += again is not None and again.values == algorithm.values
+        if again is not None:
+            c = operands[3].fill_(float("nan"))
+            args = (operands[1].data_ptr(), operands[0].data_ptr(), c.data_ptr(), c.data_ptr())
+            plan.prepare(again, *args)(backend._workspace(c.device, 0).data_ptr(), 0)
+            torch.cuda.synchronize()
+            assert dense.deviation(c, dense.reference(problem, *operands[:3])) <= dense.tolerance(problem)
+    print(f"rebuilt {same} of {len(plan.algorithms)}")
+    assert same >= len(plan.algorithms) // 2
+
+
+def test_graphs_streams_and_operands_that_are_not_aligned():
+    problem = Problem(64, 128, 256, "bf16", "bf16", "bf16", row_major_b=False, bias="m")
+    a, b, bias, c = made(problem)
+    call = backend.operation(problem, a, b, bias, c)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+        stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    c.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert dense.deviation(c, dense.reference(problem, a, b, bias)) <= dense.tolerance(problem)
+    odd = Problem(33, 7, 13, "bf16", "bf16", "bf16")
+    flat = torch.randn(33 * 13 + 1, device="cuda", dtype=torch.bfloat16)
+    a, b, _, c = made(odd)
+    check(odd, None, (flat[1:].view(33, 13), b, None, c))
+
+
+def test_batches():
+    problem = Problem(32, 48, 64, "fp16", "fp16", "fp16", batch=5)
+    a, b = (torch.randn(5, *s, device="cuda", dtype=torch.float16) for s in ((32, 64), (64, 48)))
+    c = torch.empty(5, 32, 48, device="cuda", dtype=torch.float16)
+    backend.operation(problem, a, b, None, c)()
+    torch.testing.assert_close(c, a @ b, rtol=2e-3, atol=2e-2)
+
+
+def test_the_registry_says_it_is_here():
+    assert registry.unavailable("backends", "blaslt") is None
+    assert {"nvidia": "cublaslt", "amd": "hipblaslt"}[driver.present()] == backend.LABEL

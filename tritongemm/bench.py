@@ -24,7 +24,10 @@ from tritongemm.trial import Trial
 from tritongemm.workbench import Calls, LibraryRefusal, Protocol, Request, Workbench
 
 # After these the context is lost; everything else is the candidate's own refusal.
-FATAL = ("ILLEGAL", "MISALIGNED", "LAUNCH_FAILED", "LAUNCH_FAILURE", "INVALID_PC", "HARDWARE", "ASSERT", "UNKNOWN")
+FATAL = (
+    "ILLEGAL", "MISALIGNED", "LAUNCH_FAILED", "LAUNCH_FAILURE", "EXECUTION_FAILED", "INVALID_PC", "HARDWARE", "ASSERT",
+    "UNKNOWN",
+)  # fmt: skip
 
 
 @dataclass
@@ -63,6 +66,10 @@ class Bench:
         with torch.cuda.stream(self._stream):
             bench = self._bench(request)
             yield {"copies": bench.copies, "cold": bench.cold}
+            if request.kind == "enumerate":
+                backend = registry.load("backends", request.library)
+                yield backend.enumerate(bench.problem, *bench.sets[0][:2], bench.bias, bench.sets[0][2])
+                return
             yield from self._screen(bench, request) if request.kind == "screen" else self._final(bench, request)
 
     def _bench(self, request: Request) -> Workbench:

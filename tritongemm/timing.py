@@ -5,6 +5,7 @@ A crash or a hang costs the candidate that was running; the rest go on in a fres
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,8 @@ from tritongemm.target import Target
 from tritongemm.trial import Built, Trial
 from tritongemm.workbench import Protocol, Request
 from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
+
+_log = logging.getLogger(__name__)
 
 Candidate = tuple[Config, Launch | None]
 
@@ -110,6 +113,19 @@ class Gpu:
             except _Fault as fault:
                 if fault.status and left:
                     yield Trial(left.pop(0)[0], fault.status, fault.reason, stage="screen")
+
+    def enumerate(self, problem: Problem, backend: str) -> list[Config]:
+        """The configs a library has for a problem; none, with the reason logged, where it can't be asked."""
+        reason = registry.unavailable("backends", backend)
+        if reason is None:
+            try:
+                answers = list(self._answers(self._request("enumerate", problem, (), library=backend)))
+                found: list[Config] = answers[-1]
+                return found
+            except (_Fault, TritonGemmError) as error:
+                reason = str(error)
+        _log.warning("%s: %s has no candidates: %s", problem.key, backend, reason)
+        return []
 
     def check(self, problem: Problem, built: Sequence[Built]) -> Iterator[Trial]:
         """The error of each candidate at full size."""

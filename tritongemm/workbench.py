@@ -47,10 +47,10 @@ class Request:
 
     Attributes:
         kind: ``screen`` (cheap times, one answer each), ``check`` (errors) or ``final`` (errors, then one race of those
-            that pass).
+            that pass), or ``enumerate`` (one list of the configs `library` has).
         problem, target, protocol, vendor, device: where and how.
         candidates: what to launch; None where the backend is a library that launches by itself.
-        library: plug-in of backends/ that races with them, for ``final``.
+        library: plug-in of backends/ that races with them, for ``final``, or that is asked, for ``enumerate``.
         best: seconds of the best screened so far; a candidate twice as slow is not measured further.
     """
 

@@ -1,6 +1,6 @@
 """How fast the tuner itself is, on this machine's GPU: compiles and screens a second, whole runs, and a resume.
 
-    python benchmarks/throughput.py [--json OUT] [compile screen full eight resume]
+    python benchmarks/throughput.py [--json OUT] [stages full eight]
 
 Every figure comes from the command line or its own stages with a cold cache in a temporary folder.
 """
@@ -23,6 +23,7 @@ from tritongemm.timing import Gpu
 from tritongemm.workbench import Protocol
 
 ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("stages", "full", "eight")
 LLAMA_8B = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
 
 
@@ -89,17 +90,18 @@ def eight(folder: Path) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=["stages", "full", "eight"], default=[], metavar="what")
+    parser.add_argument("what", nargs="*", help=f"of {', '.join(PARTS)}; all of them if none is named")
     parser.add_argument("--json", metavar="OUT", help="write the figures here as well")
     args = parser.parse_args()
+    if unknown := set(args.what) - set(PARTS):
+        parser.error(f"{', '.join(sorted(unknown))}: not of {', '.join(PARTS)}")
     here = machine.find(None)
     if not here.devices:
         print("needs a GPU", file=sys.stderr)
         return 2
-    wanted = args.what or ["stages", "full", "eight"]
     figures: dict[str, float] = {}
     print(f"{here.product}, {len(os.sched_getaffinity(0))} cores", flush=True)
-    for name in wanted:
+    for name in args.what or PARTS:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             found = stages(folder, here) if name == "stages" else {"full": full, "eight": eight}[name](folder)

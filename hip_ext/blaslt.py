@@ -2,7 +2,7 @@
 
 Two tables (`blaslt_tables`), one code; `blaslt_plan` runs what is described here; matrices are column-major, as BLAS has it. Algorithms come from the heuristics,
 asked for many. hipBLASLt keeps further ones behind C++ entry points, reached as `blaslt_ext` says; cuBLASLt can also
-rebuild an algorithm from its attributes. The kernel's name is told by hipBLASLt's C++ side only; cuBLASLt tells tile,
+rebuild an algorithm from its attributes, and so make more of them (`blaslt_variants`). The kernel's name is told by hipBLASLt's C++ side only; cuBLASLt tells tile,
 stages and the like instead. hipBLASLt's side has never run on AMD hardware, only against a stand-in library.
 """
 
@@ -39,6 +39,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 _NVIDIA_CALLS: dict[str, tuple[Any, ...]] = {
     "MatmulAlgoInit": (_P, *[c_int] * 7, _P),
     "MatmulAlgoCheck": (*[_P] * 8,),
+    "MatmulAlgoCapGetAttribute": (_P, c_int, _P, c_size_t, _P),
     "MatmulAlgoConfigSetAttribute": (_P, c_int, _P, c_size_t),
     "MatmulAlgoConfigGetAttribute": (_P, c_int, _P, c_size_t, _P),
 }

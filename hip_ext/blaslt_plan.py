@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from tritongemm.errors import DriverError
+from tritongemm.hip_ext import blaslt_variants
 from tritongemm.hip_ext.blaslt import REFUSALS, Algorithm, Library, Matmul, Matrix
 from tritongemm.hip_ext.blaslt_tables import ATTRIBUTES, EPILOGUE_BIAS
 
@@ -37,6 +38,7 @@ class Plan:
         self._layouts = [self._layout(m) for m in (matmul.a, matmul.b, matmul.c, matmul.d)]
         number = c_int32 if matmul.scale == "int32" else c_float
         self._one, self._zero = number(1), number(0)
+        self._rebuilt: dict[tuple[tuple[str, int], ...], Algorithm | None] = {}
         self._describe()
 
     def _make(self, kind: str, *args: Any) -> c_void_p:
@@ -80,7 +82,7 @@ class Plan:
     def algorithms(self) -> tuple[Algorithm, ...]:
         """All that the library has within the workspace, its best guess first, no two alike; may be empty."""
         found: dict[tuple[tuple[str, int], ...], Algorithm] = {}
-        for algorithm in self._heuristics():
+        for algorithm in self.heuristics(self.workspace):
             found.setdefault(algorithm.values, algorithm)
         if self.library.extension is not None:
             for raw, need in self.library.extension.all(
@@ -91,10 +93,13 @@ class Plan:
                     found.setdefault(algorithm.values, algorithm)
         return tuple(found.values())
 
-    def _heuristics(self) -> list[Algorithm]:
+    def heuristics(self, workspace: int, reductions: int | None = None) -> list[Algorithm]:
+        """What the library would take with so much workspace and, on cuBLASLt, these ways to sum up split-K (bits)."""
         preference, count = self._make("MatmulPreference"), c_int()
         numbers = self._table.preference
-        self._set("MatmulPreference", preference, numbers["workspace"], c_uint64(self.workspace))
+        self._set("MatmulPreference", preference, numbers["workspace"], c_uint64(workspace))
+        if reductions is not None:
+            self._set("MatmulPreference", preference, numbers["reduction_mask"], ctypes.c_uint32(reductions))
         for which in "abcd":
             if f"alignment_{which}" in numbers:
                 value = ctypes.c_uint32(self.matmul.alignment)
@@ -108,7 +113,7 @@ class Plan:
             if any(word in error.name for word in REFUSALS):
                 return []
             raise
-        good = [r for r in results[: count.value] if not r.status and r.workspace <= self.workspace]
+        good = [r for r in results[: count.value] if not r.status and r.workspace <= workspace]
         return [self._algorithm(bytes(r.algo), r.workspace) for r in good]
 
     def _algorithm(self, raw: bytes, workspace: int) -> Algorithm:
@@ -122,8 +127,19 @@ class Plan:
             values.append((name, value.value))
         return Algorithm(raw, workspace, tuple(values))
 
+    @cached_property
+    def every(self) -> tuple[Algorithm, ...]:
+        """`algorithms`, on cuBLASLt followed by those of `blaslt_variants`."""
+        return self.algorithms if self.library.extension is not None else blaslt_variants.wider(self)
+
     def rebuild(self, values: Mapping[str, int]) -> Algorithm | None:
         """The algorithm of these values, if the library supports it here; None otherwise."""
+        key = tuple(sorted(values.items()))
+        if key not in self._rebuilt:
+            self._rebuilt[key] = self._rebuild(values)
+        return self._rebuilt[key]
+
+    def _rebuild(self, values: Mapping[str, int]) -> Algorithm | None:
         try:
             if self.library.extension is not None:
                 solution = values["solution"]

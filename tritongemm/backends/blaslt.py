@@ -10,6 +10,7 @@ import builtins
 import logging
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -63,13 +64,9 @@ def _library() -> blaslt.Library:
 
 def version() -> int:
     """Version of the library of the current device; solution indices mean the same as long as it is equal."""
-    return _library().version(_ordinal())
-
-
-def _ordinal() -> int:
     import torch
 
-    return torch.cuda.current_device() if torch.cuda.is_available() else 0
+    return _library().version(torch.cuda.current_device() if torch.cuda.is_available() else 0)
 
 
 def _stream(device: int) -> int:
@@ -78,6 +75,13 @@ def _stream(device: int) -> int:
 
     stream: int = torch._C._cuda_getCurrentRawStream(device)
     return stream
+
+
+def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
+    """Makes the tensor's device current: handles belong to one device."""
+    import torch
+
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 @lru_cache(maxsize=64)
@@ -187,7 +191,7 @@ def enumerate(problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Te
     now, found = version(), list[Config]()
     for fast in _accumulations(problem):
         prepared = _prepared(problem, a, b, bias, c, fast)
-        algorithms = prepared[0].algorithms if prepared else ()
+        algorithms = prepared[0].every if prepared else ()
         found += [_config(algorithm, index, now, fast) for index, algorithm in builtins.enumerate(algorithms)]
     return found
 
@@ -234,11 +238,12 @@ def operation(
         c: [M, N], written.
         config: one of `enumerate`'s; None for the library's own first choice.
     """
-    prepared = _prepared(problem, a, b, bias, c, bool(config and config.option("fast")))
-    if prepared is None:
-        return None
-    plan, fused = prepared
-    algorithm = plan.algorithms[0] if config is None else _find(plan, config, version())
+    with _device_of(a):
+        prepared = _prepared(problem, a, b, bias, c, bool(config and config.option("fast")))
+        if prepared is None:
+            return None
+        plan, fused = prepared
+        algorithm = plan.algorithms[0] if config is None else _find(plan, config, version())
     if algorithm is None:
         return None
     added = c.data_ptr() if plan.matmul.c.dtype == plan.matmul.d.dtype else 0

@@ -1,0 +1,152 @@
+"""One tuned kernel ready to be called again and again from one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tritongemm.fallback import linear
+from tritongemm.hip_ext import serving
+
+if TYPE_CHECKING:
+    from tritongemm.served import Kernel, Served
+
+_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+_current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
+_ALIGN = 15  # addresses are known to the compiler as multiples of 16
+_PLACE = 1 << 20  # any aligned address: a tensor map is moved before it is used
+
+
+class Library:
+    """A call that PyTorch serves."""
+
+    __slots__ = ()
+
+    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+        return linear(x, w, bias, out_dtype)
+
+
+class Call:
+    """A launch whose addresses are patched; belongs to one thread.
+
+    Args:
+        kernel: the loaded kernel.
+        served: its device.
+        shape: of the result.
+        dtype: of the result.
+    """
+
+    __slots__ = (
+        "_alone",
+        "_counters",
+        "_device",
+        "_dtype",
+        "_index",
+        "_last",
+        "_launch",
+        "_put_a",
+        "_put_b",
+        "_put_bias",
+        "_put_c",
+        "_put_semaphore",
+        "_put_workspace",
+        "_shape",
+        "_workspace",
+    )
+
+    def __init__(self, kernel: Kernel, served: Served, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        launch = kernel.launch
+        self._shape, self._dtype, self._index = shape, dtype, served.index
+        self._device = served.place
+        self._alone = torch.cuda.device_count() <= 1
+        self._workspace = kernel.bytes("workspace")
+        self._counters = served.counters if kernel.bytes("semaphore") else None
+        served.device.make_current()
+        maps: dict[int, serving.MovingMap] = {}
+        for index, p in enumerate(launch.params):
+            if p.kind == "tma":
+                data = served.device.tensor_map(_PLACE, p.elem_type, p.elem_size, p.shape, p.stride, p.box, p.swizzle)
+                maps[index] = serving.MovingMap(served.device.api, data)
+        offsets = launch.offsets()
+        packed = launch.pack({}, {i: bytes(m.data) for i, m in maps.items()})
+        prepared = kernel.function.prepare(
+            launch.grid, launch.block, launch.shared, packed, launch.cluster, offsets if maps else ()
+        )
+        self._launch = prepared.launch
+        self._last = [0, 0, 0, 0]
+
+        def setter(name: str) -> Callable[[int], None]:
+            at = [i for i, p in enumerate(launch.params) if p.kind in ("pointer", "tma") and p.value == name]
+            # A missing bias stands as a second pointer to C that the kernel never reads.
+            if name == "c":
+                at = at[:1]
+            if not at:
+                return lambda address: None
+            (index,) = at
+            offset = offsets[index]
+            if index in maps:
+                move, put_bytes = maps[index].move, prepared.set_bytes
+                return lambda address: put_bytes(offset, move(address))  # type: ignore[arg-type]
+            put = prepared.set_pointer
+            return lambda address: put(offset, address)
+
+        self._put_a, self._put_b, self._put_c, self._put_bias = map(setter, ("a", "b", "c", "bias"))
+        self._put_workspace, self._put_semaphore = setter("workspace"), setter("semaphore")
+
+    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+        """The result in new memory, in order of x's device's current stream; PyTorch's where an operand does not fit."""
+        a, b = x.data_ptr(), w.data_ptr()
+        d = 0 if bias is None else bias.data_ptr()
+        if (
+            (a | b | d) & _ALIGN
+            or not (x.is_contiguous() and w.is_contiguous())
+            or w.get_device() != self._index
+            or (bias is not None and not (bias.is_contiguous() and bias.get_device() == self._index))
+        ):
+            return linear(x, w, bias, out_dtype)
+        c = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        if self._alone or _current() == self._index:
+            self.start(a, b, c.data_ptr(), d)
+        else:
+            with torch.cuda.device(self._index):
+                self.start(a, b, c.data_ptr(), d)
+        return c
+
+    def start(self, a: int, b: int, c: int, bias: int) -> None:
+        """Launch on these addresses, on the current stream of the device, which must be the current one."""
+        last = self._last
+        if a != last[0]:
+            self._put_a(a)
+            last[0] = a
+        if b != last[1]:
+            self._put_b(b)
+            last[1] = b
+        if c != last[2]:
+            self._put_c(c)
+            last[2] = c
+        if bias != last[3]:
+            self._put_bias(bias)
+            last[3] = bias
+        stream = _stream(self._index)
+        if self._counters is None and not self._workspace:
+            self._launch(stream)
+        else:
+            self._shared(stream)
+
+    def _shared(self, stream: int) -> None:
+        """Launch programs that share tiles: partial sums in scratch, counters of this stream or capture."""
+        # From PyTorch's allocator: in a capture it lies in the graph's own pool, and is free again in stream order.
+        scratch = torch.empty(self._workspace, dtype=torch.uint8, device=self._device)
+        self._put_workspace(scratch.data_ptr())
+        if self._counters is not None:
+            address: int | None
+            address = self._counters.of_capture(stream) if _capturing() else self._counters.of_stream(stream)
+            if address is None:
+                zeros = torch.zeros(self._counters.each, dtype=torch.uint8, device=self._device)
+                address = zeros.data_ptr()
+            self._put_semaphore(address)
+        self._launch(stream)

@@ -1,0 +1,201 @@
+"""Stage: Problem at run time → a tuned kernel, or PyTorch. For inference: where a gradient is wanted, PyTorch serves.
+
+Records come from `load` or, at the first call, from the file that TRITONGEMM_CONFIG names. Reading, compiling and
+loading happen then; after that a call costs a lookup, patched addresses and a launch. What a graph captures must have
+been loaded before: while capturing nothing is read, compiled or loaded, and PyTorch serves instead.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritongemm import settings
+from tritongemm.call import Call, Library
+from tritongemm.errors import InputError
+from tritongemm.fallback import NAMES, output_dtype
+from tritongemm.problem import Problem
+from tritongemm.record import Record
+from tritongemm.served import Kernel, Served
+
+_MOST_CALLS = 8192  # of one thread; sequences of any length must not fill the memory
+_LIBRARY = Library()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who serves a call, and why.
+
+    Attributes:
+        kind: ``exact`` (the tuned kernel), ``library`` (it won the tuning) or ``fallback`` (no usable record).
+        text: which kernel, the library's lead, or the reason.
+        kernel, served: for ``exact``, and the device that it is loaded on.
+        lasting: whether an equal call will get the same verdict until other records are loaded.
+    """
+
+    kind: str
+    text: str
+    kernel: Kernel | None = None
+    served: Served | None = None
+    lasting: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+class _Calls(threading.local):
+    """Ready calls of one thread, by shapes, dtypes, layouts and device."""
+
+    def __init__(self) -> None:
+        self.table: dict[tuple[Any, ...], Call | Library] = {}
+
+
+def servable(problem: Problem) -> bool:
+    """Whether `mm` can ask for a problem: x [M, K] row-major, a linear layer's w [N, K], a bias along N or none."""
+    layout = problem.row_major_a and not problem.row_major_b and problem.bias in ("none", "n")
+    return layout and problem.batch == 1 and problem.family == "dense"
+
+
+def records_of(source: str | os.PathLike[str] | Iterable[Record]) -> list[Record]:
+    """The records in a file of any format of interop/, or those given.
+
+    Raises:
+        InputError: the file can't be read, or holds no tuned result.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return list(source)
+    from tritongemm.sizes import Defaults, from_file
+
+    found = [row.record for row in from_file(Path(source), Defaults()) if row.record is not None]
+    if not found:
+        raise InputError(f"{source}: holds sizes but no tuned result; tune it first")
+    return found
+
+
+class Dispatcher:
+    """Tuned records, and what has been made of them on each device."""
+
+    def __init__(self) -> None:
+        self.records: dict[tuple[str, Problem], Record] = {}
+        self._devices: dict[int, Served] = {}
+        self._calls = _Calls()
+        self._lock = threading.RLock()
+        self._read = False
+
+    def load(self, source: str | os.PathLike[str] | Iterable[Record]) -> int:
+        """Add records, and make those of the current GPU ready; see `operation.load`."""
+        usable = [r for r in records_of(source) if servable(r.problem)]
+        with self._lock:
+            self._read = True
+            self.records |= {(r.target, r.problem): r for r in usable}
+            self._devices = {}
+            if torch.cuda.is_available():
+                self._served(torch.cuda.current_device())
+            self._calls = _Calls()
+        return len(usable)
+
+    def run(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+        """x @ w.T (+ bias) for plain tensors that want no gradient."""
+        if bias is None:
+            key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.layout, w.layout, x.get_device(), out_dtype)
+        else:
+            key = (
+                *(x.shape, w.shape, x.dtype, w.dtype, x.layout, w.layout, x.get_device(), out_dtype),
+                *(bias.shape, bias.dtype),
+            )
+        call = self._calls.table.get(key)
+        if call is None:
+            call = self._plan(key, x, w, bias, out_dtype)
+        return call(x, w, bias, out_dtype)
+
+    def _plan(self, key: tuple[Any, ...], *operands: Any) -> Call | Library:
+        x, w, bias, out_dtype = operands
+        calls = self._calls
+        verdict = self.verdict(x, w, bias, out_dtype)
+        made: Call | Library = _LIBRARY
+        if verdict.kernel is not None and verdict.served is not None:
+            shape = (*x.shape[:-1], w.shape[0])
+            made = Call(verdict.kernel, verdict.served, shape, output_dtype(x, out_dtype))
+        if verdict.lasting:
+            if len(calls.table) >= _MOST_CALLS:
+                calls.table.clear()
+            calls.table[key] = made
+        return made
+
+    def verdict(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Verdict:
+        """Who serves calls with operands of these shapes, dtypes and devices.
+
+        Raises:
+            InputError: TRITONGEMM_CONFIG names a file that can't be read.
+        """
+        problem = _problem(x, w, bias, out_dtype)
+        if isinstance(problem, str):
+            return Verdict("fallback", problem)
+        served = self._served(x.get_device())
+        if served is None:
+            text = "not loaded on this device before a graph is captured; call tritongemm.load or run it once first"
+            return Verdict("fallback", text, lasting=False)
+        record = self.records.get((served.arch, problem))
+        if record is None:
+            return Verdict("fallback", self._unknown(problem, served.arch))
+        kernel = served.kernels.get(problem)
+        if isinstance(kernel, Kernel):
+            gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
+            return Verdict("exact", f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})", kernel, served)
+        if kernel is not None:
+            return Verdict("fallback", f"{problem.key} on {served.arch}: {kernel}")
+        if record.timer == "model":
+            return Verdict("fallback", f"{problem.key}: its record is a prediction (timer: model); tune it on the GPU")
+        if record.winner in ("torch", record.library):
+            return Verdict("library", f"{record.winner} won the tuning of {problem.key} on {served.arch}")
+        return Verdict("fallback", f"{problem.key}: its winner {record.winner} can't be called from here")
+
+    def _unknown(self, problem: Problem, arch: str) -> str:
+        others = sorted(target or "no target named" for target, p in self.records if p == problem)
+        if others:
+            return f"{problem.key} was tuned for {', '.join(others)}; this GPU is {arch}"
+        return f"{problem.key} was never tuned for {arch}"
+
+    def _served(self, index: int) -> Served | None:
+        """What a device serves, made on first use; None while a capture forbids that."""
+        served = self._devices.get(index)
+        if served is None and not torch.cuda.is_current_stream_capturing():
+            with self._lock:
+                path = settings.tuned_config()
+                if not self._read and path is not None:
+                    self.records = {(r.target, r.problem): r for r in records_of(path) if servable(r.problem)}
+                self._read = True
+                if index not in self._devices:
+                    self._devices[index] = Served(index, self.records)
+                served = self._devices[index]
+        return served
+
+
+def _problem(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Problem | str:
+    """The problem of a call, or why it is none that a kernel could solve."""
+    if not x.is_cuda:
+        return f"x is on {x.device}; tuned kernels run on a GPU"
+    if x.layout != torch.strided or w.layout != torch.strided:
+        return "an operand is sparse"
+    if w.dim() != 2 or x.dim() < 1 or x.shape[-1] != w.shape[1]:
+        return f"x {tuple(x.shape)} and w {tuple(w.shape)} are not [..., K] and [N, K]"
+    wanted = output_dtype(x, out_dtype)
+    unknown = {x.dtype, w.dtype, wanted} - NAMES.keys()
+    if unknown:
+        return f"no kernels for {', '.join(sorted(map(str, unknown)))}"
+    n, k = w.shape
+    if not x.numel() or not w.numel():
+        return "an operand is empty"
+    kind = "none" if bias is None else "n"
+    dtypes = NAMES[x.dtype], NAMES[w.dtype], NAMES[wanted]
+    problem = Problem(x.numel() // k, n, k, *dtypes, row_major_b=False, bias=kind)
+    if bias is not None and (tuple(bias.shape) != (n,) or NAMES.get(bias.dtype) != problem.bias_dtype.name):
+        return f"the bias is {bias.dtype} {tuple(bias.shape)}; kernels take {problem.bias_dtype.torch} ({n},)"
+    return problem

@@ -1,0 +1,231 @@
+"""Records + a live device → loaded kernels, and the counters that several programs of one tile share."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tritongemm import settings
+from tritongemm.errors import TritonGemmError
+from tritongemm.hip_ext import driver, serving
+from tritongemm.launch import Launch
+from tritongemm.problem import Problem
+from tritongemm.record import Record
+
+if TYPE_CHECKING:
+    from tritongemm.compile import Cache
+    from tritongemm.target import Target
+    from tritongemm.trial import Built
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A tuned kernel on a device.
+
+    Attributes:
+        record: the result that chose it.
+        launch: its launch on this device.
+        function: the loaded code.
+    """
+
+    record: Record
+    launch: Launch
+    function: driver.Function
+
+    def bytes(self, buffer: str) -> int:
+        """Bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
+        return sum(b.bytes for b in self.launch.buffers if b.name == buffer)
+
+
+def moved(record: Record) -> bool:
+    """Whether another Triton than the one installed made the record, so that its kernel must be checked again."""
+    return record.toolchain.get("triton") != settings.version("triton")
+
+
+def launches(records: Sequence[Record], target: Target, cache: Cache) -> dict[Problem, Launch | str]:
+    """The launch of each record's config, compiled in parallel where the cache lacks it; or why there is none.
+
+    Args:
+        records: one for each problem, tuned for the target.
+        target: facts of the live device; its compute units size persistent grids.
+        cache: compiled kernels.
+    """
+    from tritongemm import generate
+    from tritongemm.backends import triton
+    from tritongemm.codegen import kernels
+    from tritongemm.compile import Compiler
+
+    found: dict[Problem, Launch | str] = {}
+    waiting: dict[Problem, Any] = {}
+
+    def finish(problem: Problem, built: Built) -> None:
+        try:
+            ok = built.status == "ok"
+            found[problem] = triton.launch(built, problem, target) if ok else f"{built.status}: {built.reason}"
+        except TritonGemmError as error:
+            found[problem] = str(error)
+
+    with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
+        for record in records:
+            problem, config = record.problem, record.config
+            try:
+                kernels.kernel_template(config.template)  # the record may be older or newer than the templates
+                job = triton.job(config, problem, target, "")
+                built = cache.get(job.digest)
+                if built is None:
+                    # A file for each problem: modules of equal sizes but other layouts differ in name already.
+                    module = generate.module(problem, [config], target, Path(folder))
+                    waiting[problem] = triton.job(config, problem, target, str(module))
+                else:
+                    finish(problem, built)
+            except TritonGemmError as error:
+                found[problem] = str(error)
+        if waiting:
+            compiler = Compiler(cache, min(len(os.sched_getaffinity(0)), len(waiting)))
+            try:
+                by_digest = {built.digest: built for built in compiler.stream(waiting.values())}
+            finally:
+                compiler.close()
+            for problem, job in waiting.items():
+                finish(problem, by_digest[job.digest])
+    return found
+
+
+class Counters:
+    """Counters that are zero before and after every launch: a set for each stream, and one for each stream of each
+    capture, because a graph may be replayed beside the stream it was captured on.
+
+    They come from the driver rather than from PyTorch's allocator, so no graph's private pool ever holds them.
+
+    Args:
+        device: the device.
+        each: bytes of one set.
+    """
+
+    SETS, MOST_BYTES = 1024, 4 << 20
+
+    def __init__(self, device: driver.Device, each: int) -> None:
+        self.each = -(-max(each, 1) // 256) * 256
+        self._device = device
+        self._lock = threading.Lock()
+        self._free: list[int] = []
+        self._streams: dict[int, int] = {}
+        self._captures: dict[tuple[int, int], int] = {}
+        self._grow()
+
+    def of_stream(self, stream: int) -> int:
+        """Address of a stream's counters, while nothing is being captured on it."""
+        address = self._streams.get(stream)
+        if address is None:
+            with self._lock:
+                if not self._free:
+                    self._grow()
+                address = self._streams.setdefault(stream, self._free.pop())
+        return address
+
+    def of_capture(self, stream: int) -> int | None:
+        """Address of the counters of the capture that `stream` is in; None when all are given out, as memory can't
+        be allocated meanwhile."""
+        key = (serving.capture_id(self._device.api, stream), stream)
+        with self._lock:
+            if key not in self._captures:
+                if not self._free:
+                    return None
+                self._captures[key] = self._free.pop()
+            return self._captures[key]
+
+    def _grow(self) -> None:
+        count = max(64, min(self.SETS, self.MOST_BYTES // self.each))
+        start = self._device.alloc(count * self.each)
+        self._device.memset(start, 0, count * self.each)
+        self._device.synchronize()
+        self._free += [start + i * self.each for i in range(count)]
+
+
+class Served:
+    """What one device serves.
+
+    Args:
+        index: the device.
+        records: every record that `mm` can ask for, by target and problem.
+
+    Attributes:
+        index, place: the device, as PyTorch counts and names it.
+        arch: the device's architecture.
+        kernels: the loaded kernel of each problem that a kernel won, or why there is none.
+        counters: for kernels whose programs share a tile; None if there are none.
+    """
+
+    def __init__(self, index: int, records: dict[tuple[str, Problem], Record]) -> None:
+        import torch
+
+        vendor = driver.present()
+        assert vendor is not None, "PyTorch sees a GPU, its driver does not"
+        self.index, self.place = index, torch.device("cuda", index)
+        self.kernels: dict[Problem, Kernel | str] = {}
+        self.counters: Counters | None = None
+        with torch.cuda.device(index):
+            torch.zeros(1, device=self.place)  # starts PyTorch's context before ours is made current
+            self.device = driver.open(vendor).device(index)
+            self.arch = self.device.arch
+            mine = [r for (target, _), r in records.items() if target == self.arch and is_kernel(r)]
+            if mine:
+                self._load(mine)
+
+    def _load(self, records: Sequence[Record]) -> None:
+        from tritongemm import machine
+        from tritongemm.compile import Cache
+
+        target = machine.find(None, str(self.index)).target
+        ready = launches(records, target, Cache(settings.cache_folder()))
+        by_problem = {r.problem: r for r in records}
+        for problem, launch in ready.items():
+            self.kernels[problem] = launch if isinstance(launch, str) else self._kernel(by_problem[problem], launch)
+        loaded = [k for k in self.kernels.values() if isinstance(k, Kernel)]
+        each = max((k.bytes("semaphore") for k in loaded), default=0)
+        if each:
+            self.counters = Counters(self.device, each)
+        for kernel in loaded:
+            reason = self._check(kernel) if moved(kernel.record) else None
+            if reason:
+                self.kernels[kernel.record.problem] = reason
+
+    def _kernel(self, record: Record, launch: Launch) -> Kernel | str:
+        try:
+            function = self.device.load(Path(launch.path).read_bytes()).function(launch.symbol)
+            _ = function.attributes  # the driver may load code late; a capture must not be the first to ask
+            return Kernel(record, launch, function)
+        except (TritonGemmError, OSError) as error:
+            return str(error)
+
+    def _check(self, kernel: Kernel) -> str | None:
+        """Run a kernel whose toolchain moved on random operands; why it is not to be trusted, or None."""
+        import torch
+
+        from tritongemm import registry, verify
+        from tritongemm.call import Call
+
+        problem = kernel.record.problem
+        family = registry.load("families", problem.family)
+        try:
+            a, b, bias = family.inputs(problem, str(self.place))
+            c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=a.device)
+            call = Call(kernel, self, c.shape, c.dtype)
+            operands = a.data_ptr(), b.data_ptr(), c.data_ptr(), 0 if bias is None else bias.data_ptr()
+            found = verify.verify(
+                problem, family, partial(call.start, *operands), c, family.reference(problem, a, b, bias)
+            )
+        except (TritonGemmError, torch.cuda.OutOfMemoryError) as error:
+            return f"could not be checked with Triton {settings.version('triton')}: {error}"
+        return None if found.ok else f"wrong with Triton {settings.version('triton')}: {found.reason}"
+
+
+def is_kernel(record: Record) -> bool:
+    """Whether a kernel of ours, measured and not predicted, won."""
+    return record.winner == record.config.backend == "triton" and record.timer != "model"

@@ -99,8 +99,8 @@ def test_column_bias_is_broadcast_along_rows():
 
 
 def test_best_config_and_all(tmp_path):
-    (best,) = write(tmp_path / "one", size=(4, 16, 128))
-    several = write(tmp_path / "two", "--all", "1", size=(4, 16, 128))
+    (best,) = write(tmp_path / "one", size=(4, 16, 256))
+    several = write(tmp_path / "two", "--all", "1", size=(4, 16, 256))
     names = [json.loads(p.read_text())["kernel"] for p in several]
     assert names[0] == json.loads(best.read_text())["kernel"]
     assert {n.split("__")[0] for n in names} >= {"tile", "gemv"}

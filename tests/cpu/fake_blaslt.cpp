@@ -118,16 +118,16 @@ int cublasLtMatmulAlgoConfigSetAttribute(int *algo, int attribute, const void *v
 int cublasLtMatmulAlgoInit(void *, int, int, int, int, int, int, int id, int *algo) {
   return memset(algo, 0, ALGO), *algo = id, id > 9 ? NOT_SUPPORTED : 0;
 }
-/* split-K and tiles 15, 21 and 22, of which 22 is refused by the check */
+/* split-K and tiles 15, 21, 22 and 23, of which the check refuses 23 */
 int cublasLtMatmulAlgoCapGetAttribute(const int *algo, int capability, void *value, size_t size, size_t *written) {
-  unsigned tiles[] = {15, 21, 22};
+  unsigned tiles[] = {15, 21, 22, 23};
   int known = capability == 0 ? 1 : capability == 1 ? 2 : 0;
   if (capability == 6) return *written = sizeof tiles, size ? (memcpy(value, tiles, size), 0) : 0;
   if (capability == 13) return 7;
   return *written = 4, memcpy(value, &known, 4), 0;
 }
 int cublasLtMatmulAlgoCheck(void *, Desc *, Layout *, Layout *, Layout *, Layout *, const int *algo, Result *r) {
-  return r->workspace = 16, algo[1] == 22 && algo[0] > 1 ? NOT_SUPPORTED : 0;
+  return r->workspace = 16, algo[1] == 23 ? NOT_SUPPORTED : 0;
 }
 #else
 int hipblasLtGetVersion(void *, int *v) { return *v = 100000, 0; }

@@ -17,7 +17,7 @@ from tritongemm import registry, target, timing, workbench
 from tritongemm.backends import blaslt as backend
 from tritongemm.config import Config
 from tritongemm.errors import DriverError, UnavailableError
-from tritongemm.hip_ext import blaslt, blaslt_tables, driver
+from tritongemm.hip_ext import blaslt, blaslt_tables, blaslt_variants, driver
 from tritongemm.hip_ext.blaslt import Matmul, Matrix
 from tritongemm.hip_ext.blaslt_plan import Plan
 from tritongemm.problem import Problem
@@ -123,7 +123,7 @@ def test_algorithms_become_configs_that_find_their_way_back(library):
     configs = backend.enumerate(problem, a, b, bias, c)
     # neither the one that failed, nor the one that needs too much, nor one twice; hipBLASLt's C++ side knows more
     amd = library.table.vendor == "amd"
-    assert [x.option("index") for x in configs] == ([1, 2, 0, 4, 5] if amd else [0, 1])
+    assert [x.option("index") for x in configs] == ([1, 2, 0, 4, 5] if amd else list(range(len(configs))))
     assert len({backend.identity(x) for x in configs}) == len(configs)
     assert all(Config.parse(x.name) == x for x in configs)
     if amd:
@@ -135,6 +135,10 @@ def test_algorithms_become_configs_that_find_their_way_back(library):
         # tile 21 is 256 rows by 64 columns of the transposed problem; stages 16 is four of 64
         assert (configs[0].tile, configs[0].num_stages, configs[0].split_k) == ((64, 256, 64), 4, 1)
         assert configs[0].option("version") == 130100
+        # beyond the heuristics' two: other splits of K, and tiles as far as the library accepts them
+        assert {x.split_k for x in configs} == set(blaslt_variants.SPLITS)
+        pairs = {(x.option("algo"), x.option("tile")) for x in configs}
+        assert pairs == {(1, 15), (1, 21), (1, 22), (2, 15), (2, 21), (2, 22)}
     for config in configs:
         c.fill_(float("nan"))
         backend.operation(problem, a, b, bias, c, config)()

@@ -109,15 +109,8 @@ def _plan(library: blaslt.Library, matmul: Matmul, device: int) -> Plan | None:
 
 
 def _matmul(problem: Problem, lead: Sequence[int], strides: Sequence[int], align: int, vendor: str) -> Matmul:
-    """The problem as the library sees it, without a bias.
-
-    Args:
-        problem: sizes, dtypes and layouts.
-        lead: elements from row to row (or column to column) of A, B and C.
-        strides: elements from matrix to matrix of A, B and C.
-        align: bytes their addresses are multiples of.
-        vendor: ``nvidia`` or ``amd``.
-    """
+    """The problem as the library sees it, without a bias; `lead` and `strides` (from matrix to matrix) of A, B, C in
+    elements, `align` the bytes that their addresses are multiples of."""
     m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
     rows, cols = (n, k) if problem.row_major_b else (k, n)
     left = Matrix(problem.dtype_b, rows, cols, lead[1], batch, strides[1])
@@ -151,16 +144,13 @@ def _prepared(
         address = tensor.data_ptr()
         align = min(align, address & -address if address else 256)
     matmul = replace(_matmul(problem, leads, strides, align, library.table.vendor), fast=fast)
-    if bias is None:
-        plan = _plan(library, matmul, device)
-        return (plan, True) if plan else None
-    if problem.bias == "n" and not problem.c.is_integer:
-        fused = replace(matmul, bias=bias.data_ptr(), bias_dtype=problem.bias_dtype.name)
-        plan = _plan(library, fused, device)
-        if plan:
-            return plan, True
-    plan = _plan(library, matmul, device) if problem.c.bytes > 1 else None
-    return (plan, False) if plan else None
+    if bias is not None and problem.bias == "n" and not problem.c.is_integer:
+        fused = _plan(library, replace(matmul, bias=bias.data_ptr(), bias_dtype=problem.bias_dtype.name), device)
+        if fused:
+            return fused, True
+    # nothing is added to an eight-bit C
+    plan = _plan(library, matmul, device) if bias is None or problem.c.bytes > 1 else None
+    return (plan, bias is None) if plan else None
 
 
 def _config(algorithm: Algorithm, index: int, version: int, fast: bool) -> Config:
@@ -182,11 +172,11 @@ def _config(algorithm: Algorithm, index: int, version: int, fast: bool) -> Confi
 def enumerate(problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor) -> list[Config]:
     """Every algorithm the library has for the problem, its best guess first; runs in the GPU's process.
 
+    cuBLASLt 13.1 has 700 to 3400 for bf16 on an H200; the first 50 hold most of what is to be gained.
+
     Args:
         problem: dtypes, layouts and bias.
-        a, b: operands [M, K] and [K, N], on the device.
-        bias: [M] or [N], or None.
-        c: [M, N].
+        a, b, bias, c: operands as for `operation`.
     """
     now, found = version(), list[Config]()
     for fast in _accumulations(problem):
@@ -202,14 +192,12 @@ def _accumulations(problem: Problem) -> tuple[bool, ...]:
 
 
 def _find(plan: Plan, config: Config, now: int) -> Algorithm | None:
-    """The algorithm a config means, in this version of the library."""
+    """The algorithm a config means, in this version of the library; cuBLASLt's are what their attributes say."""
     named = config.template != NAMELESS
     wanted = {n: v for n, v in config.options if n not in (*_PLACE, "fast")}
     if plan.library.table.vendor == "nvidia":
         wanted["splitk"] = config.split_k
-        index = config.option("index", -1)
-        places = plan.algorithms[index : index + 1] if index >= 0 else ()
-        for algorithm in (*places, *plan.algorithms):
+        for algorithm in plan.algorithms:
             values = dict(algorithm.values)
             if {**values, "splitk": max(1, values["splitk"])} == wanted:
                 return algorithm
@@ -236,7 +224,7 @@ def operation(
         a, b: operands [M, K] and [K, N], on the device.
         bias: [M] or [N], or None.
         c: [M, N], written.
-        config: one of `enumerate`'s; None for the library's own first choice.
+        config: one of `enumerate`'s; None for the library's first choice.
     """
     with _device_of(a):
         prepared = _prepared(problem, a, b, bias, c, bool(config and config.option("fast")))
@@ -274,8 +262,8 @@ def identity(config: Config) -> Config:
 def resolve(config: Config, problem: Problem, version: int, found: Sequence[Config] | None = None) -> Config | None:
     """A stored config as the library of today has it, or None, with one line in the log, where it has it no more.
 
-    The index is trusted as long as the version agrees; `operation` still compares the name. Otherwise the kernel is
-    searched by its name, or on cuBLASLt by its attributes.
+    While the version agrees the index is trusted, and `operation` still compares the name; else the kernel is searched
+    by its name, on cuBLASLt by its attributes.
 
     Args:
         config: as stored.

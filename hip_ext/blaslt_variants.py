@@ -1,0 +1,82 @@
+"""More of cuBLASLt's algorithms than its heuristics name, which stop at eight whatever is asked for.
+
+Two ways: the heuristics are asked again with some of their choices forbidden, and each algorithm they name is changed
+in one attribute at a time, as far as its capabilities go. The library itself checks every one of them for the problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from ctypes import byref, c_int32, c_size_t, c_uint32
+from typing import TYPE_CHECKING
+
+from tritongemm.errors import DriverError
+from tritongemm.hip_ext.blaslt import Algorithm
+
+if TYPE_CHECKING:
+    from tritongemm.hip_ext.blaslt_plan import Plan
+
+# cublasLtMatmulAlgoCapAttributes_t
+_SPLIT_K, _REDUCTIONS, _SWIZZLE, _TILES, _CUSTOM_MOST, _STAGES = 0, 1, 2, 6, 7, 13
+SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32)
+CLUSTERS = range(2, 17)  # all shapes of up to 16 blocks, powers of two
+REDUCTIONS = (1, 2, 4)  # in place, in the compute type, in the output type
+
+
+def number(plan: Plan, algorithm: Algorithm, capability: int) -> int:
+    """One number among an algorithm's capabilities; 0 where it is not told."""
+    value = c_int32(0)
+    try:
+        plan.library.calls["MatmulAlgoCapGetAttribute"](algorithm.raw, capability, byref(value), 4, byref(c_size_t()))
+    except DriverError:
+        return 0
+    return value.value
+
+
+def numbers(plan: Plan, algorithm: Algorithm, capability: int) -> list[int]:
+    """A list among an algorithm's capabilities; empty where it is not told."""
+    get, written = plan.library.calls["MatmulAlgoCapGetAttribute"], c_size_t()
+    try:
+        get(algorithm.raw, capability, None, 0, byref(written))
+        values = (c_uint32 * (written.value // 4))()
+        get(algorithm.raw, capability, byref(values), written.value, byref(written))
+    except DriverError:
+        return []
+    return list(values)
+
+
+def around(plan: Plan, algorithm: Algorithm) -> Iterator[Mapping[str, int]]:
+    """The algorithm's attributes with one thing changed; not all of them exist."""
+    values = dict(algorithm.values)
+
+    def changed(name: str, choices: Sequence[int]) -> Iterator[Mapping[str, int]]:
+        yield from ({**values, name: choice} for choice in choices if choice != values[name])
+
+    if number(plan, algorithm, _SPLIT_K):
+        schemes = [r for r in REDUCTIONS if r & number(plan, algorithm, _REDUCTIONS)]
+        for split in SPLITS:
+            for scheme in schemes if split > 1 else [0]:
+                if (split, scheme) != (values["splitk"], values["reduction"]):
+                    yield {**values, "splitk": split, "reduction": scheme}
+    if values["cluster"]:
+        yield from changed("cluster", CLUSTERS)
+    yield from changed("custom", range(number(plan, algorithm, _CUSTOM_MOST) + 1))
+    yield from changed("swizzle", range(number(plan, algorithm, _SWIZZLE) + 1))
+    yield from changed("stages", numbers(plan, algorithm, _STAGES))
+    yield from changed("tile", numbers(plan, algorithm, _TILES))
+
+
+def wider(plan: Plan) -> tuple[Algorithm, ...]:
+    """The plan's algorithms, what the heuristics say when split-K or workspace is forbidden, then the changed ones."""
+    found = {a.values: a for a in plan.algorithms}
+    for mask, workspace in ((0, plan.workspace), (1, plan.workspace), (2, plan.workspace), (4, plan.workspace), (7, 0)):
+        for algorithm in plan.heuristics(workspace, mask):
+            found.setdefault(algorithm.values, algorithm)
+    for seed in list(found.values()):
+        for values in around(plan, seed):
+            if tuple(values.items()) in found:
+                continue
+            changed = plan.rebuild(values)
+            if changed is not None:
+                found.setdefault(changed.values, changed)
+    return tuple(found.values())

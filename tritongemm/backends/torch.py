@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tritongemm import settings
+from tritongemm.config import Config
 from tritongemm.problem import Problem
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ def unavailable() -> str | None:
     return None if settings.version("torch") != "missing" else "the torch package is not installed"
 
 
-def operation(problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor) -> Callable[[], object] | None:
+def operation(
+    problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, config: Config | None = None
+) -> Callable[[], object] | None:
     """A call that computes C as a user of PyTorch would, or None where PyTorch has no GEMM for the problem.
 
     Args:
@@ -27,6 +30,7 @@ def operation(problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Te
         a, b: operands [M, K] and [K, N].
         bias: [M] or [N], or None.
         c: [M, N], written where PyTorch can; the fp8 and int8 paths allocate theirs.
+        config: ignored; PyTorch chooses for itself.
     """
     import torch
 

@@ -42,8 +42,7 @@ def __getattr__(name: str) -> str:
     raise AttributeError(name)
 
 
-def _vendor() -> str | None:
-    return driver.present()
+_vendor = driver.present
 
 
 def unavailable() -> str | None:
@@ -224,7 +223,7 @@ def operation(
         a, b: operands [M, K] and [K, N], on the device.
         bias: [M] or [N], or None.
         c: [M, N], written.
-        config: one of `enumerate`'s; None for the library's first choice.
+        config: of `enumerate`; None for the library's first choice.
     """
     with _device_of(a):
         prepared = _prepared(problem, a, b, bias, c, bool(config and config.option("fast")))
@@ -251,7 +250,7 @@ def _run(start: Callable[[int, int], int], addend: Tensor | None, operands: tupl
 
 
 def launch(built: Built, problem: Problem, target: Target) -> None:
-    """None: the library launches by itself, through `operation`."""
+    """None: `operation` launches."""
 
 
 def identity(config: Config) -> Config:
@@ -262,8 +261,7 @@ def identity(config: Config) -> Config:
 def resolve(config: Config, problem: Problem, version: int, found: Sequence[Config] | None = None) -> Config | None:
     """A stored config as the library of today has it, or None, with one line in the log, where it has it no more.
 
-    While the version agrees the index is trusted, and `operation` still compares the name; else the kernel is searched
-    by its name, on cuBLASLt by its attributes.
+    An index counts while the version agrees (`operation` compares the name); else the name or attributes are searched.
 
     Args:
         config: as stored.

@@ -126,8 +126,9 @@ class Compiler:
         child = self._idle.get()
         failed = Built(job.config, job.digest, status="compile_failed")
         try:
+            built: Built
             (built,) = child.ask((job, str(self.cache.folder)), self.timeout)
-            return replace(built, config=job.config)
+            return built
         except ChildTimeout:
             return replace(failed, status="timeout", reason=f"compile took more than {self.timeout:g} s")
         except ChildDied as death:

@@ -90,6 +90,10 @@ class Offline:
         for one in built:
             yield Trial(one.config, "ok", samples=(model.predict(problem, self.target, one),), timer=model.LABEL)
 
+    def enumerate(self, problem: Problem, backend: str) -> list[Config]:
+        """None: a library can be asked on a GPU only."""
+        return []
+
     def check(self, problem: Problem, built: Sequence[Built]) -> Iterator[Trial]:
         """The error of each candidate, from Triton's interpreter on a reduced problem."""
         path = generate.module(problem, [b.config for b in built], self.target, self.folder)

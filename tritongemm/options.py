@@ -86,6 +86,8 @@ def parser() -> argparse.ArgumentParser:
         "--budget", type=int, default=0, metavar="N", help="most configs tried for one size (default: all kept)"
     )
     g.add_argument("--finalists", type=int, default=12, metavar="N", help="candidates verified and raced (default 12)")
+    g.add_argument("--libtype", default="all", metavar="B,…",
+                   help="who races with the library: all, triton, or a comma list of backends (default all)")  # fmt: skip
     g.add_argument("--min-gain", type=float, default=0.5, metavar="PERCENT",
                    help="keep the library unless a candidate is this much faster (default 0.5)")  # fmt: skip
 

@@ -1,21 +1,20 @@
 """The line: Problems → Records. Prune, rank, generate, compile, time, verify, choose and write, in rounds.
 
 In a round every problem asks its strategy for a batch; what they ask for is compiled once for all of them and timed as
-the binaries arrive. When no strategy asks for more, each problem's finalists are verified and raced.
+the binaries arrive. Libraries are asked for their candidates in the first round, while the first compiles run. When no
+strategy asks for more, each problem's finalists are verified and raced.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from math import log2
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
-from tritongemm import choose, generate, planning, prune, registry
+from tritongemm import choose, generate, planning, registry
 from tritongemm.compile import Compiler, Job
 from tritongemm.config import Config
 from tritongemm.errors import OutputError, TritonGemmError
@@ -23,85 +22,23 @@ from tritongemm.planning import Planned
 from tritongemm.problem import Problem
 from tritongemm.record import Record
 from tritongemm.store import Store
-from tritongemm.target import Target
+from tritongemm.task import Judge, Plan, Task, Watcher, nearest
 from tritongemm.timing import Final
 from tritongemm.trial import Built, Trial
 
 
-class Judge(Protocol):
-    """What times and verifies candidates: a GPU, or the stand-in for one."""
-
-    target: Target
-
-    def screen(self, problem: Problem, built: Sequence[Built], best: float) -> Iterator[Trial]: ...
-    def check(self, problem: Problem, built: Sequence[Built]) -> Iterator[Trial]: ...
-    def final(self, problem: Problem, built: Sequence[Built], library: str) -> Final: ...
-    def describe(self, problem: Problem, config: Config) -> str: ...
-    def close(self) -> None: ...
-
-
-class Watcher(Protocol):
-    """What is told of the progress."""
-
-    def planned(self, problem: Problem, total: int, pruned: prune.Pruned) -> None: ...
-    def stage(self, name: str, total: int) -> None: ...
-    def step(self, name: str, count: int = 1) -> None: ...
-    def trial(self, problem: Problem, trial: Trial) -> None: ...
-    def failed(self, problem: Problem, reason: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to do, beside the problems.
-
-    Attributes:
-        folder: where generated modules go.
-        strategy: plug-in of strategies/.
-        budget: most configs tried for one problem; 0 for no limit.
-        finalists: candidates verified and raced.
-        library: plug-in of backends/ that is raced; "" for none.
-        margin: relative gain below which the library is kept.
-        stop: "" to tune, or the stage after which to stop: ``generate`` or ``compile``.
-        toolchain: versions, for the records.
-    """
-
-    folder: Path
-    strategy: str = "exhaustive"
-    budget: int = 0
-    finalists: int = 12
-    library: str = "torch"
-    margin: float = choose.MARGIN
-    stop: str = ""
-    toolchain: dict[str, str] = field(default_factory=dict, hash=False)
-
-
-@dataclass
-class Task:
-    """One problem on its way down the line."""
-
-    problem: Problem
-    judge: Judge
-    module: Path
-    search: Generator[list[Config], list[Trial], None]
-    batch: list[Config]
-    trials: dict[str, Trial] = field(default_factory=dict)
-    built: dict[str, Built] = field(default_factory=dict)
-    failure: str = ""
-
-    @property
-    def best(self) -> float:
-        return min((t.seconds for t in self.trials.values() if t.status == "ok"), default=float("inf"))
-
-
-def nearest(problem: Problem, records: Iterable[Record], count: int = 3) -> list[Config]:
-    """Winners of the solved problems that differ least in size, among those of equal dtypes and layouts."""
-
-    def distance(other: Problem) -> float:
-        pairs = ((problem.m, other.m), (problem.n, other.n), (problem.k, other.k))
-        return sum(abs(log2(a / b)) for a, b in pairs)
-
-    alike = [r for r in records if (r.problem.dtypes, r.problem.layout) == (problem.dtypes, problem.layout)]
-    return [r.config for r in sorted(alike, key=lambda r: distance(r.problem))[:count] if r.config.backend == "triton"]
+def finalists(trials: Iterable[Trial], count: int) -> list[Trial]:
+    """Screened candidates in the order they get to the final: of the first `count`, a quarter are each backend's best,
+    so that near-copies of one library's kernel don't fill it."""
+    ranked = sorted((t for t in trials if t.status == "ok"), key=lambda t: (t.seconds, t.config))
+    share = max(1, count // 4)
+    first: list[Trial] = []
+    for backend in sorted({t.config.backend for t in ranked}):
+        first += [t for t in ranked if t.config.backend == backend][:share]
+    libraries = Counter(t.config.backend for t in first)
+    rest = [t for t in ranked if t not in first]
+    ours = [t for t in rest if libraries[t.config.backend] < share or t.config.backend == "triton"]
+    return [*first, *ours, *(t for t in rest if t not in ours)]
 
 
 class Pipeline:
@@ -159,6 +96,7 @@ class Pipeline:
             return False
 
     def _round(self, tasks: Sequence[Task]) -> None:
+        """Compile and screen what the tasks' strategies ask for; in the first round, what libraries have as well."""
         wanted: dict[str, list[tuple[Task, Config]]] = {}
         jobs: list[Job] = []
         for task in tasks:
@@ -185,6 +123,9 @@ class Pipeline:
         threads = [threading.Thread(target=self._lane, args=(q, faults), daemon=True) for q in lanes.values()]
         for thread in threads:
             thread.start()
+        for task in tasks:
+            if not task.asked and not self.plan.stop:
+                lanes[id(task.judge)].put((task, None, None))
         try:
             for built in self.compiler.stream(jobs):
                 self.watcher.step("compile")
@@ -209,6 +150,9 @@ class Pipeline:
                 open_ = None not in items
                 by_task: dict[int, tuple[Task, list[Built]]] = {}
                 for task, config, built in (i for i in items if i is not None):
+                    if config is None:
+                        self._ask_libraries(task)
+                        continue
                     task.built[config.name] = built
                     if config.name in task.trials or task.failure:
                         self.watcher.step("screen")
@@ -218,6 +162,21 @@ class Pipeline:
                     self._screen(task, builds)
         except BaseException as error:
             faults.append(error)
+
+    def _ask_libraries(self, task: Task) -> None:
+        """Screen the libraries' own candidates of one problem; they need no compiling."""
+        task.asked = True
+        known = self.store.trials(task.problem)
+        for backend in self.plan.libraries:
+            builds = []
+            for config in task.judge.enumerate(task.problem, backend)[: self.plan.algorithms]:
+                task.built[config.name] = Built(config, "")
+                if (config.name, "screen") in known:
+                    task.trials[config.name] = known[config.name, "screen"]
+                else:
+                    builds.append(task.built[config.name])
+            self.watcher.stage("screen", len(builds))
+            self._screen(task, builds)
 
     def _screen(self, task: Task, builds: list[Built]) -> None:
         fresh = [Trial(b.config, b.status, b.reason) for b in builds if b.status != "ok"]
@@ -238,7 +197,7 @@ class Pipeline:
             task.trials[trial.config.name] = trial
             self.watcher.trial(task.problem, trial)
 
-    def _on_judges(self, tasks: Sequence[Task], stage: str, work: Any) -> None:
+    def _on_judges(self, tasks: Sequence[Task], stage: str, work: Callable[[Task], None]) -> None:
         """Run `work` on every task, one thread for each judge."""
         self.watcher.stage(stage, len(tasks))
         faults: list[BaseException] = []
@@ -267,29 +226,30 @@ class Pipeline:
         if task.failure:
             return
         problem, judge, plan = task.problem, task.judge, self.plan
-        ranked = sorted((t for t in task.trials.values() if t.status == "ok"), key=lambda t: (t.seconds, t.config))
+        waiting = finalists(task.trials.values(), plan.finalists)
         final: Final | None = None
+        raced: set[str] = set()
         # Wrong finalists make room for the next in line, until somebody passes.
-        while ranked and (final is None or not final.samples.keys() - {choose.LIBRARY}):
-            finalists, ranked = ranked[: plan.finalists], ranked[plan.finalists :]
+        while waiting and not raced:
+            batch, waiting = waiting[: plan.finalists], waiting[plan.finalists :]
             try:
-                final = judge.final(problem, [task.built[t.config.name] for t in finalists], plan.library)
+                final = judge.final(problem, [task.built[t.config.name] for t in batch], plan.library)
             except TritonGemmError as error:
                 task.failure = str(error)
                 break
+            raced = final.samples.keys() - {choose.LIBRARY}
             self.store.add_trials(problem, final.trials)
             for trial in final.trials:
                 self.watcher.trial(problem, trial)
-        if final is None or not final.samples.keys() - {choose.LIBRARY}:
-            counts: dict[str, int] = {}
-            for trial in (*task.trials.values(), *(final.trials if final else ())):
-                counts[trial.status] = counts.get(trial.status, 0) + 1
+        if final is None or not raced:
+            counts = Counter(t.status for t in (*task.trials.values(), *(final.trials if final else ())))
             task.failure = task.failure or "no candidate passed: " + ", ".join(f"{n} {s}" for s, n in counts.items())
             self.watcher.failed(problem, task.failure)
             return
         record = self._record(task, final)
         self.store.add_record(record)
-        generate.winner(record, judge.target, plan.folder)
+        if record.config.backend == "triton":
+            generate.winner(record, judge.target, plan.folder)
 
     def _record(self, task: Task, final: Final) -> Record:
         choice = choose.choose(final.samples, self.plan.margin)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from tritongemm import choose, generate, registry
-from tritongemm.compile import Compiler
+from tritongemm.compile import Compiler, Job
 from tritongemm.errors import InputError
-from tritongemm.pipeline import Judge, Plan
 from tritongemm.report import Reporter
 from tritongemm.sizes import Row
+from tritongemm.task import Judge, Plan
 from tritongemm.trial import Built, Trial
 
 
@@ -22,20 +22,24 @@ def _built(
     Raises:
         InputError: a row without a config.
     """
-    jobs = []
+    jobs: list[Job | None] = []
     for row in rows:
         if row.config is None:
             raise InputError(f"{row.problem.key} (line {row.line}) is a size without a config; tune it first")
-        module = generate.module(row.problem, [row.config], judge.target, plan.folder)
         backend = registry.load("backends", row.config.backend)
+        if not hasattr(backend, "job"):  # a library brings its own kernels
+            jobs.append(None)
+            continue
+        module = generate.module(row.problem, [row.config], judge.target, plan.folder)
         jobs.append(backend.job(row.config, row.problem, judge.target, str(module)))
-    reporter.stage("compile", len({j.digest for j in jobs}))
+    reporter.stage("compile", len({j.digest for j in jobs if j}))
     built = {}
-    for one in compiler.stream(jobs):
+    for one in compiler.stream(j for j in jobs if j):
         built[one.digest] = one
         reporter.step("compile")
     for row, job in zip(rows, jobs, strict=True):
-        yield row, built[job.digest]
+        assert row.config is not None
+        yield row, built[job.digest] if job else Built(row.config, "")
 
 
 def check(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, plan: Plan, reporter: Reporter) -> int:

@@ -15,11 +15,12 @@ from tritongemm.compile import Cache, Compiler
 from tritongemm.errors import InputError, TritonGemmError
 from tritongemm.machine import Machine
 from tritongemm.offline import Offline
-from tritongemm.pipeline import Judge, Pipeline, Plan
+from tritongemm.pipeline import Pipeline
 from tritongemm.problem import Problem
 from tritongemm.report import Reporter
 from tritongemm.sizes import Row
 from tritongemm.store import Store
+from tritongemm.task import Judge, Plan
 from tritongemm.timing import Gpu
 from tritongemm.workbench import Protocol
 
@@ -60,6 +61,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         strategy=args.strategy,
         budget=args.budget,
         finalists=args.finalists,
+        libraries=_libraries(args.libtype),
         margin=args.min_gain / 100,
         stop="generate" if args.generate_only else "compile" if args.compile_only else "",
         toolchain=machine.toolchain(here),
@@ -85,6 +87,23 @@ def _rows(args: argparse.Namespace, here: Machine) -> list[Row]:
     if args.gemm_size_file is not None:
         return sizes.from_file(Path(args.gemm_size_file), defaults)
     return sizes.from_options(args.m, args.n, args.k, defaults)
+
+
+def _libraries(libtype: str) -> tuple[str, ...]:
+    """Backends beside Triton whose candidates race.
+
+    Raises:
+        InputError: an unknown backend, or one that is not available here.
+    """
+    if libtype == "all":
+        usable = [n for n in registry.names("backends") if registry.unavailable("backends", n) is None]
+        return tuple(n for n in usable if hasattr(registry.load("backends", n), "enumerate"))
+    wanted = [n for n in libtype.split(",") if n not in ("triton", "torch")]
+    for name in wanted:
+        reason = registry.unavailable("backends", name)
+        if reason:
+            raise InputError(f"--libtype {name}: {reason}")
+    return tuple(wanted)
 
 
 def _judges(here: Machine, protocol: Protocol, folder: Path, timeout: float) -> Iterator[Judge]:

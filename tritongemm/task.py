@@ -1,0 +1,99 @@
+"""What the pipeline works on and with: tasks, the plan for all of them, and who judges and who watches."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import log2
+from pathlib import Path
+from typing import Protocol
+
+from tritongemm import choose, prune
+from tritongemm.config import Config
+from tritongemm.problem import Problem
+from tritongemm.record import Record
+from tritongemm.target import Target
+from tritongemm.timing import Final
+from tritongemm.trial import Built, Trial
+
+
+class Judge(Protocol):
+    """What times and verifies candidates: a GPU, or the stand-in for one."""
+
+    target: Target
+
+    def screen(self, problem: Problem, built: Sequence[Built], best: float) -> Iterator[Trial]: ...
+    def enumerate(self, problem: Problem, backend: str) -> list[Config]: ...
+    def check(self, problem: Problem, built: Sequence[Built]) -> Iterator[Trial]: ...
+    def final(self, problem: Problem, built: Sequence[Built], library: str) -> Final: ...
+    def describe(self, problem: Problem, config: Config) -> str: ...
+    def close(self) -> None: ...
+
+
+class Watcher(Protocol):
+    """What is told of the progress."""
+
+    def planned(self, problem: Problem, total: int, pruned: prune.Pruned) -> None: ...
+    def stage(self, name: str, total: int) -> None: ...
+    def step(self, name: str, count: int = 1) -> None: ...
+    def trial(self, problem: Problem, trial: Trial) -> None: ...
+    def failed(self, problem: Problem, reason: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do, beside the problems.
+
+    Attributes:
+        folder: where generated modules go.
+        strategy: plug-in of strategies/.
+        budget: most configs tried for one problem; 0 for no limit.
+        finalists: candidates verified and raced.
+        library: plug-in of backends/ that is raced; "" for none.
+        libraries: plug-ins of backends/ that list candidates of their own.
+        algorithms: most of them that are screened, of each library; the library's own best guesses come first.
+        margin: relative gain below which the library is kept.
+        stop: "" to tune, or the stage after which to stop: ``generate`` or ``compile``.
+        toolchain: versions, for the records.
+    """
+
+    folder: Path
+    strategy: str = "exhaustive"
+    budget: int = 0
+    finalists: int = 12
+    library: str = "torch"
+    libraries: tuple[str, ...] = ()
+    algorithms: int = 64
+    margin: float = choose.MARGIN
+    stop: str = ""
+    toolchain: dict[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass
+class Task:
+    """One problem on its way down the line."""
+
+    problem: Problem
+    judge: Judge
+    module: Path
+    search: Generator[list[Config], list[Trial], None]
+    batch: list[Config]
+    trials: dict[str, Trial] = field(default_factory=dict)
+    built: dict[str, Built] = field(default_factory=dict)
+    asked: bool = False
+    failure: str = ""
+
+    @property
+    def best(self) -> float:
+        return min((t.seconds for t in self.trials.values() if t.status == "ok"), default=float("inf"))
+
+
+def nearest(problem: Problem, records: Iterable[Record], count: int = 3) -> list[Config]:
+    """Winners of the solved problems that differ least in size, among those of equal dtypes and layouts."""
+
+    def distance(other: Problem) -> float:
+        pairs = ((problem.m, other.m), (problem.n, other.n), (problem.k, other.k))
+        return sum(abs(log2(a / b)) for a, b in pairs)
+
+    alike = [r for r in records if (r.problem.dtypes, r.problem.layout) == (problem.dtypes, problem.layout)]
+    return [r.config for r in sorted(alike, key=lambda r: distance(r.problem))[:count] if r.config.backend == "triton"]

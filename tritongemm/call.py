@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,11 +13,13 @@ from tritongemm.fallback import linear
 from tritongemm.hip_ext import serving
 
 if TYPE_CHECKING:
+    from tritongemm.scratch import Scratch
     from tritongemm.served import Kernel, Served
 
 _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 _capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 _current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
+_empty: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 _ALIGN = 15  # addresses are known to the compiler as multiples of 16
 _PLACE = 1 << 20  # any aligned address: a tensor map is moved before it is used
 
@@ -42,18 +45,20 @@ class Call:
 
     __slots__ = (
         "_alone",
-        "_counters",
         "_device",
         "_dtype",
+        "_empty",
         "_index",
         "_last",
         "_launch",
+        "_pair",
         "_put_a",
         "_put_b",
         "_put_bias",
         "_put_c",
         "_put_semaphore",
         "_put_workspace",
+        "_scratch",
         "_shape",
         "_workspace",
     )
@@ -64,7 +69,9 @@ class Call:
         self._device = served.place
         self._alone = torch.cuda.device_count() <= 1
         self._workspace = kernel.bytes("workspace")
-        self._counters = served.counters if kernel.bytes("semaphore") else None
+        self._scratch = served.scratch if kernel.launch.buffers else None
+        self._pair: tuple[int, int] | None = None
+        self._empty = self._allocator()
         served.device.make_current()
         maps: dict[int, serving.MovingMap] = {}
         for index, p in enumerate(launch.params):
@@ -99,8 +106,11 @@ class Call:
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
         """The result in new memory, in order of x's device's current stream; PyTorch's where an operand does not fit."""
-        a, b = x.data_ptr(), w.data_ptr()
-        d = 0 if bias is None else bias.data_ptr()
+        try:
+            a, b = x.data_ptr(), w.data_ptr()
+            d = 0 if bias is None else bias.data_ptr()
+        except RuntimeError:  # sparse, or wrapped by a transform
+            return linear(x, w, bias, out_dtype)
         if (
             (a | b | d) & _ALIGN
             or not (x.is_contiguous() and w.is_contiguous())
@@ -108,13 +118,20 @@ class Call:
             or (bias is not None and not (bias.is_contiguous() and bias.get_device() == self._index))
         ):
             return linear(x, w, bias, out_dtype)
-        c = torch.empty(self._shape, dtype=self._dtype, device=self._device)
-        if self._alone or _current() == self._index:
-            self.start(a, b, c.data_ptr(), d)
-        else:
+        if not self._alone and _current() != self._index:
             with torch.cuda.device(self._index):
-                self.start(a, b, c.data_ptr(), d)
+                return self(x, w, bias, out_dtype)
+        c = self._empty()
+        self.start(a, b, c.data_ptr(), d)
         return c
+
+    def _allocator(self) -> Callable[[], Tensor]:
+        """Makes new memory for a result."""
+        if self._device.type == "cuda" and _empty is not None:
+            # What torch.compile's own code calls: torch.empty without its argument parser and dispatcher.
+            strides = torch.empty(self._shape, device="meta").stride()
+            return partial(_empty, tuple(self._shape), strides, self._dtype)
+        return partial(torch.empty, self._shape, dtype=self._dtype, device=self._device)
 
     def start(self, a: int, b: int, c: int, bias: int) -> None:
         """Launch on these addresses, on the current stream of the device, which must be the current one."""
@@ -132,21 +149,28 @@ class Call:
             self._put_bias(bias)
             last[3] = bias
         stream = _stream(self._index)
-        if self._counters is None and not self._workspace:
+        if self._scratch is None:
             self._launch(stream)
         else:
-            self._shared(stream)
+            self._shared(self._scratch, stream)
 
-    def _shared(self, stream: int) -> None:
-        """Launch programs that share tiles: partial sums in scratch, counters of this stream or capture."""
-        # From PyTorch's allocator: in a capture it lies in the graph's own pool, and is free again in stream order.
-        scratch = torch.empty(self._workspace, dtype=torch.uint8, device=self._device)
-        self._put_workspace(scratch.data_ptr())
-        if self._counters is not None:
-            address: int | None
-            address = self._counters.of_capture(stream) if _capturing() else self._counters.of_stream(stream)
-            if address is None:
-                zeros = torch.zeros(self._counters.each, dtype=torch.uint8, device=self._device)
-                address = zeros.data_ptr()
-            self._put_semaphore(address)
+    def _shared(self, scratch: Scratch, stream: int) -> None:
+        """Launch programs that share tiles."""
+        if not _capturing():
+            pair = scratch.of_stream(stream)
+            if pair is not self._pair:
+                self._put_workspace(pair[0])
+                self._put_semaphore(pair[1])
+                self._pair = pair
+            self._launch(stream)
+            return
+        self._pair = None
+        # From PyTorch's allocator: it lies in the graph's own pool, and is free again in stream order.
+        workspace = torch.empty(self._workspace, dtype=torch.uint8, device=self._device)
+        self._put_workspace(workspace.data_ptr())
+        address = scratch.of_capture(stream)
+        if address is None:  # given out to other captures: the graph itself zeroes some
+            zeros = torch.zeros(scratch.each, dtype=torch.uint8, device=self._device)
+            address = zeros.data_ptr()
+        self._put_semaphore(address)
         self._launch(stream)

@@ -50,8 +50,8 @@ class Verdict:
         return f"{self.kind}: {self.text}"
 
 
-class _Calls(threading.local):
-    """Ready calls of one thread, by shapes, dtypes, layouts and device."""
+class Calls(threading.local):
+    """Ready calls of one thread, by shapes, dtypes and device."""
 
     def __init__(self) -> None:
         self.table: dict[tuple[Any, ...], Call | Library] = {}
@@ -80,12 +80,18 @@ def records_of(source: str | os.PathLike[str] | Iterable[Record]) -> list[Record
 
 
 class Dispatcher:
-    """Tuned records, and what has been made of them on each device."""
+    """Tuned records, and what has been made of them on each device.
+
+    Attributes:
+        records: by target and problem.
+        calls: ready calls of the present thread.
+    """
 
     def __init__(self) -> None:
         self.records: dict[tuple[str, Problem], Record] = {}
         self._devices: dict[int, Served] = {}
-        self._calls = _Calls()
+        self._former: dict[int, Served] = {}
+        self.calls = Calls()
         self._lock = threading.RLock()
         self._read = False
 
@@ -95,35 +101,31 @@ class Dispatcher:
         with self._lock:
             self._read = True
             self.records |= {(r.target, r.problem): r for r in usable}
-            self._devices = {}
+            self._former, self._devices = self._former | self._devices, {}
             if torch.cuda.is_available():
                 self._served(torch.cuda.current_device())
-            self._calls = _Calls()
+            self.calls = Calls()
         return len(usable)
 
     def run(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        """x @ w.T (+ bias) for plain tensors that want no gradient."""
+        """x @ w.T (+ bias) for plain tensors that want no gradient. `mm` repeats these lines, to save a call."""
         if bias is None:
-            key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.layout, w.layout, x.get_device(), out_dtype)
+            key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype)
         else:
-            key = (
-                *(x.shape, w.shape, x.dtype, w.dtype, x.layout, w.layout, x.get_device(), out_dtype),
-                *(bias.shape, bias.dtype),
-            )
-        call = self._calls.table.get(key)
-        if call is None:
-            call = self._plan(key, x, w, bias, out_dtype)
-        return call(x, w, bias, out_dtype)
+            key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, bias.shape, bias.dtype)
+        return (self.calls.table.get(key) or self.plan(key, x, w, bias, out_dtype))(x, w, bias, out_dtype)
 
-    def _plan(self, key: tuple[Any, ...], *operands: Any) -> Call | Library:
-        x, w, bias, out_dtype = operands
-        calls = self._calls
+    def plan(
+        self, key: tuple[Any, ...], x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None
+    ) -> Call | Library:
+        """What serves calls of this key, kept for the next one."""
+        calls = self.calls
         verdict = self.verdict(x, w, bias, out_dtype)
         made: Call | Library = _LIBRARY
         if verdict.kernel is not None and verdict.served is not None:
             shape = (*x.shape[:-1], w.shape[0])
             made = Call(verdict.kernel, verdict.served, shape, output_dtype(x, out_dtype))
-        if verdict.lasting:
+        if verdict.lasting and x.layout == w.layout == torch.strided:  # a dense call has the same key
             if len(calls.table) >= _MOST_CALLS:
                 calls.table.clear()
             calls.table[key] = made
@@ -173,7 +175,7 @@ class Dispatcher:
                     self.records = {(r.target, r.problem): r for r in records_of(path) if servable(r.problem)}
                 self._read = True
                 if index not in self._devices:
-                    self._devices[index] = Served(index, self.records)
+                    self._devices[index] = Served(index, self.records, self._former.get(index))
                 served = self._devices[index]
         return served
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,6 @@ DISPATCHER = Dispatcher()
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
-_transforms = torch._C._functorch.peek_interpreter_stack
 _compiling = torch.compiler.is_compiling
 _grad = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
@@ -47,15 +47,20 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
     if (
         type(x) not in _PLAIN
         or type(w) not in _PLAIN
-        or (bias is not None and type(bias) not in _PLAIN)
-        or (_grad() and (x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)))
+        or (_grad() and _requires(x, w, bias))
         or _modes()
         or _autocast()
         or _tracing() is not None
-        or _transforms() is not None
     ):
         return _unusual(x, w, bias, out_dtype)
-    return DISPATCHER.run(x, w, bias, out_dtype)
+    if bias is None:
+        key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype)
+    else:
+        if type(bias) not in _PLAIN:
+            return _unusual(x, w, bias, out_dtype)
+        key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, bias.shape, bias.dtype)
+    call = DISPATCHER.calls.table.get(key) or DISPATCHER.plan(key, x, w, bias, out_dtype)
+    return call(x, w, bias, out_dtype)
 
 
 def load(source: str | os.PathLike[str] | Iterable[Record]) -> int:
@@ -100,14 +105,13 @@ def _hindrance(x: Tensor, w: Tensor, bias: Tensor | None) -> str | None:
     return None
 
 
-def _wants_gradient(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
-    operands = (x, w) if bias is None else (x, w, bias)
-    return torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+def _requires(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
+    return x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)
 
 
 def _compiled(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     """The call as torch.compile and torch.export trace it."""
-    if _wants_gradient(x, w, bias) or torch.is_autocast_enabled("cuda"):
+    if (torch.is_grad_enabled() and _requires(x, w, bias)) or torch.is_autocast_enabled("cuda"):
         return linear(x, w, bias, out_dtype)
     result: Tensor = torch.ops.tritongemm.mm(x, w, bias, out_dtype)
     return result
@@ -116,7 +120,7 @@ def _compiled(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype 
 def _unusual(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     """A call in a mode: gradients, autocast, subclasses, tracers and transforms."""
     operands = (x, w) if bias is None else (x, w, bias)
-    if _wants_gradient(x, w, bias) or _tracing() is not None or _transforms() is not None:
+    if (_grad() and _requires(x, w, bias)) or _tracing() is not None:
         return linear(x, w, bias, out_dtype)
     if _modes():  # make_fx, fake tensors and the like see one operation
         result: Tensor = torch.ops.tritongemm.mm(x, w, bias, out_dtype)

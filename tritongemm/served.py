@@ -1,10 +1,9 @@
-"""Records + a live device → loaded kernels, and the counters that several programs of one tile share."""
+"""Records + a live device → loaded kernels."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from tritongemm import settings
 from tritongemm.errors import TritonGemmError
-from tritongemm.hip_ext import driver, serving
+from tritongemm.hip_ext import driver
 from tritongemm.launch import Launch
 from tritongemm.problem import Problem
 from tritongemm.record import Record
+from tritongemm.scratch import Scratch
 
 if TYPE_CHECKING:
     from tritongemm.compile import Cache
@@ -97,82 +97,32 @@ def launches(records: Sequence[Record], target: Target, cache: Cache) -> dict[Pr
     return found
 
 
-class Counters:
-    """Counters that are zero before and after every launch: a set for each stream, and one for each stream of each
-    capture, because a graph may be replayed beside the stream it was captured on.
-
-    They come from the driver rather than from PyTorch's allocator, so no graph's private pool ever holds them.
-
-    Args:
-        device: the device.
-        each: bytes of one set.
-    """
-
-    SETS, MOST_BYTES = 1024, 4 << 20
-
-    def __init__(self, device: driver.Device, each: int) -> None:
-        self.each = -(-max(each, 1) // 256) * 256
-        self._device = device
-        self._lock = threading.Lock()
-        self._free: list[int] = []
-        self._streams: dict[int, int] = {}
-        self._captures: dict[tuple[int, int], int] = {}
-        self._grow()
-
-    def of_stream(self, stream: int) -> int:
-        """Address of a stream's counters, while nothing is being captured on it."""
-        address = self._streams.get(stream)
-        if address is None:
-            with self._lock:
-                if not self._free:
-                    self._grow()
-                address = self._streams.setdefault(stream, self._free.pop())
-        return address
-
-    def of_capture(self, stream: int) -> int | None:
-        """Address of the counters of the capture that `stream` is in; None when all are given out, as memory can't
-        be allocated meanwhile."""
-        key = (serving.capture_id(self._device.api, stream), stream)
-        with self._lock:
-            if key not in self._captures:
-                if not self._free:
-                    return None
-                self._captures[key] = self._free.pop()
-            return self._captures[key]
-
-    def _grow(self) -> None:
-        count = max(64, min(self.SETS, self.MOST_BYTES // self.each))
-        start = self._device.alloc(count * self.each)
-        self._device.memset(start, 0, count * self.each)
-        self._device.synchronize()
-        self._free += [start + i * self.each for i in range(count)]
-
-
 class Served:
     """What one device serves.
 
     Args:
         index: the device.
         records: every record that `mm` can ask for, by target and problem.
+        former: what the device served before, whose scratch memory is kept if it is large enough.
 
     Attributes:
         index, place: the device, as PyTorch counts and names it.
         arch: the device's architecture.
         kernels: the loaded kernel of each problem that a kernel won, or why there is none.
-        counters: for kernels whose programs share a tile; None if there are none.
+        scratch: for kernels whose programs share a tile; None if there are none.
     """
 
-    def __init__(self, index: int, records: dict[tuple[str, Problem], Record]) -> None:
+    def __init__(self, index: int, records: dict[tuple[str, Problem], Record], former: Served | None = None) -> None:
         import torch
 
         vendor = driver.present()
         assert vendor is not None, "PyTorch sees a GPU, its driver does not"
         self.index, self.place = index, torch.device("cuda", index)
         self.kernels: dict[Problem, Kernel | str] = {}
-        self.counters: Counters | None = None
+        self.scratch: Scratch | None = former.scratch if former else None
         with torch.cuda.device(index):
             torch.zeros(1, device=self.place)  # starts PyTorch's context before ours is made current
-            self.device = driver.open(vendor).device(index)
+            self.device: driver.Device = driver.open(vendor).device(index)
             self.arch = self.device.arch
             mine = [r for (target, _), r in records.items() if target == self.arch and is_kernel(r)]
             if mine:
@@ -188,9 +138,9 @@ class Served:
         for problem, launch in ready.items():
             self.kernels[problem] = launch if isinstance(launch, str) else self._kernel(by_problem[problem], launch)
         loaded = [k for k in self.kernels.values() if isinstance(k, Kernel)]
-        each = max((k.bytes("semaphore") for k in loaded), default=0)
-        if each:
-            self.counters = Counters(self.device, each)
+        need = [max((k.bytes(b) for k in loaded), default=0) for b in ("workspace", "semaphore")]
+        if any(need) and not (self.scratch and self.scratch.holds(*need)):
+            self.scratch = Scratch(self.device, *need)
         for kernel in loaded:
             reason = self._check(kernel) if moved(kernel.record) else None
             if reason:

@@ -1,10 +1,7 @@
-"""Serving without a GPU: PyTorch's fallback, what `explain` says, tracing, and launches made ready on stand-ins."""
+"""Serving without a GPU: PyTorch's fallback, what `explain` says, and tracing."""
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import struct
 import subprocess
 import sys
 import threading
@@ -14,27 +11,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import triton
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 import tritongemm
-from tritongemm import served, settings, target
-from tritongemm.call import Call
-from tritongemm.compile import Cache
+from tritongemm import served, settings
 from tritongemm.config import Config
 from tritongemm.dispatch import Dispatcher, records_of, servable
-from tritongemm.errors import InputError, UnavailableError
+from tritongemm.errors import InputError
 from tritongemm.fallback import linear
-from tritongemm.hip_ext import libraries, serving, symbols
-from tritongemm.launch import Launch
 from tritongemm.operation import DISPATCHER
 from tritongemm.problem import Problem
 from tritongemm.record import Record
 
 TILE = Config("tile", 16, 32, 32, split_k=2, num_warps=4, num_stages=2)
-TMA = Config("tma", 64, 64, 64, num_warps=4, num_stages=2)
-PERSISTENT = Config("persistent", 64, 64, 64, num_warps=4, num_stages=2)
 
 
 def problem(m: int, n: int, k: int, bias: str = "none", dtype: str = "bf16") -> Problem:
@@ -238,7 +228,7 @@ def test_the_environment_names_the_records(gpu, tmp_path, monkeypatch):
     file.write_text(tune_gemm.write([record(problem(16, 32, 64), winner="torch")]))
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
     made = SimpleNamespace(arch="sm90", kernels={}, index=0)
-    monkeypatch.setattr("tritongemm.dispatch.Served", lambda index, records: made)
+    monkeypatch.setattr("tritongemm.dispatch.Served", lambda *_: made)
     assert say(Dispatcher(), empty(16, 64), empty(32, 64)).startswith("library: torch won")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(tmp_path / "gone.yaml"))
     with pytest.raises(InputError, match=r"gone\.yaml"):
@@ -256,244 +246,18 @@ def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch):
     dispatcher = Dispatcher()
     x, w = torch.randn(3, 8), torch.randn(4, 8)
     dispatcher.run(x, w, None, None)
-    assert len(dispatcher._calls.table) == 1
+    assert len(dispatcher.calls.table) == 1
     sizes = []
-    thread = threading.Thread(target=lambda: sizes.append(len(dispatcher._calls.table)))
+    thread = threading.Thread(target=lambda: sizes.append(len(dispatcher.calls.table)))
     thread.start()
     thread.join()
     assert sizes == [0]
     monkeypatch.setattr("tritongemm.dispatch._MOST_CALLS", 4)
     for rows in range(1, 20):
         dispatcher.run(torch.randn(rows, 8), w, None, None)
-    assert len(dispatcher._calls.table) <= 4
+    assert len(dispatcher.calls.table) <= 4
     dispatcher.load([])
-    assert not dispatcher._calls.table
-
-
-# Launches, compiled for a GPU that is not here.
-
-
-@pytest.fixture
-def no_gpu(monkeypatch):
-    """One default stream that captures nothing, also where there is a GPU."""
-    stand_ins = {"_stream": lambda index: 0, "_capturing": lambda: False, "_current": lambda: -1}
-    for name, value in stand_ins.items():
-        monkeypatch.setattr(f"tritongemm.call.{name}", value)
-
-
-class Device:
-    """Stands in for `driver.Device`: memory that only has addresses, tensor maps that name their matrix."""
-
-    api = None
-
-    def __init__(self):
-        self.next, self.allocations = 1 << 32, 0
-
-    def make_current(self):
-        pass
-
-    def synchronize(self):
-        pass
-
-    def memset(self, address, byte, nbytes):
-        pass
-
-    def alloc(self, nbytes):
-        self.allocations += 1
-        self.next += nbytes
-        return self.next - nbytes
-
-    def tensor_map(self, address, elem_type, elem_size, shape, stride, box, swizzle):
-        return struct.pack("<Q4i", address, *shape, *box).ljust(128, b"m")
-
-
-class Map:
-    """Stands in for `serving.MovingMap`."""
-
-    def __init__(self, api, data):
-        self.data = bytearray(data)
-
-    def move(self, address):
-        struct.pack_into("<Q", self.data, 0, address)
-        return memoryview(self.data)
-
-
-class Function:
-    """Stands in for `driver.Function`: keeps the parameter blocks that were launched."""
-
-    def prepare(self, grid, block, shared, params, cluster, offsets):
-        self.params, self.offsets, self.launched = bytearray(params), offsets, []
-        return self
-
-    def set_pointer(self, offset, address):
-        struct.pack_into("<Q", self.params, offset, address)
-
-    def set_bytes(self, offset, data):
-        self.params[offset : offset + len(data)] = data
-
-    def launch(self, stream):
-        self.launched.append(bytes(self.params))
-
-
-@pytest.fixture(scope="module")
-def ready(tmp_path_factory):
-    """Launches for an H200, compiled here: (records, {problem: launch}, the cache)."""
-    cache = Cache(tmp_path_factory.mktemp("cache"))
-    records = [
-        record(problem(20, 48, 160)),
-        record(problem(20, 48, 160, "n"), TMA),
-        record(problem(100, 64, 128), PERSISTENT),
-        record(problem(8, 16, 16), Config("no_such_template", 16, 16, 16)),
-    ]
-    return records, served.launches(records, target.load("sm90", compute_units=132), cache), cache
-
-
-def values(launch: Launch, block: bytes, kind: str) -> list[int]:
-    code = {"pointer": "<Q", "i32": "<i", "i64": "<q"}[kind]
-    found = zip(launch.params, launch.offsets(), strict=True)
-    return [struct.unpack_from(code, block, at)[0] for p, at in found if p.kind == kind]
-
-
-def aligned(*shape: int) -> torch.Tensor:
-    """A bfloat16 tensor whose address is a multiple of 16."""
-    count = torch.Size(shape).numel()
-    flat = torch.zeros(count + 8, dtype=torch.bfloat16)
-    skip = -flat.data_ptr() % 16 // 2
-    return flat[skip : skip + count].view(shape)
-
-
-def called(kernel: served.Kernel, counters: served.Counters | None, shape: tuple[int, int]) -> Call:
-    device = Device()
-    stand_in = SimpleNamespace(index=-1, place=torch.device("cpu"), device=device, counters=counters)
-    return Call(kernel, stand_in, shape, torch.bfloat16)
-
-
-def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
-    (split, *_), launches, _ = ready
-    launch, function = launches[split.problem], Function()
-    assert launch.grid == (2 * 2, 2, 1)
-    kernel = served.Kernel(split, launch, function)
-    assert kernel.bytes("workspace") == 4 * 2 * 32 * 64 and kernel.bytes("semaphore") == 4 * 4
-    counters = served.Counters(Device(), kernel.bytes("semaphore"))
-    call = called(kernel, counters, (20, 48))
-    for _ in range(2):
-        x, w = aligned(20, 160), aligned(48, 160)
-        out = call(x, w, None, None)
-        block = function.launched[-1]
-        a, b, c, bias, workspace, semaphore = values(launch, block, "pointer")[:6]
-        assert (a, b, c, bias) == (x.data_ptr(), w.data_ptr(), out.data_ptr(), 0)
-        assert workspace and semaphore == counters.of_stream(0)
-        assert values(launch, block, "i32") == [20, 48, 160, 160, 160, 48]
-    assert function.offsets == ()
-
-
-def test_tensor_maps_follow_their_operands(ready, no_gpu, monkeypatch):
-    monkeypatch.setattr(serving, "MovingMap", Map)
-    records, launches = ready[0][1:3], ready[1]
-    for one, described in zip(records, ("ab", "abc"), strict=True):
-        p = one.problem
-        launch, function = launches[p], Function()
-        call = called(served.Kernel(one, launch, function), None, (p.m, p.n))
-        x, w, bias = aligned(p.m, p.k), aligned(p.n, p.k), aligned(p.n) if p.bias == "n" else None
-        out = call(x, w, bias, None)
-        assert list(function.offsets) == launch.offsets()
-        block = function.launched[-1]
-        found = {q.value: at for q, at in zip(launch.params, launch.offsets(), strict=True) if q.kind == "tma"}
-        where = {"a": x, "b": w, "c": out}
-        assert sorted(found) == list(described)
-        for name, at in found.items():
-            assert struct.unpack_from("<Q2i", block, at) == (where[name].data_ptr(), *where[name].shape)
-        if bias is not None:
-            assert bias.data_ptr() in values(launch, block, "pointer")
-
-
-def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):
-    (split, *_), launches, _ = ready
-    function = Function()
-    counters = served.Counters(Device(), 16)
-    call = called(served.Kernel(split, launches[split.problem], function), counters, (20, 48))
-    x, w = aligned(20, 160).normal_(), aligned(48, 160).normal_()
-    strided = aligned(160, 20).normal_().T
-    odd = aligned(20 * 160 + 1).normal_()[1:].view(20, 160)
-    for left, right in ((strided, w), (odd, w), (x, aligned(160, 48).normal_().T)):
-        torch.testing.assert_close(call(left, right, None, None), functional.linear(left, right))
-    assert not function.launched
-
-
-def test_a_bad_record_costs_itself(ready):
-    records, launches, cache = ready
-    assert "no kernel template is called 'no_such_template'" in launches[records[3].problem]
-    again = served.launches(records[:3], target.load("sm90", compute_units=132), cache)
-    assert again == {p: value for p, value in launches.items() if not isinstance(value, str)}
-    fewer = served.launches(records[2:3], target.load("sm90", compute_units=1), cache)
-    assert (launches[records[2].problem].grid, fewer[records[2].problem].grid) == ((2, 1, 1), (1, 1, 1))
-
-
-def test_what_needs_another_check():
-    assert not served.moved(record(problem(1, 2, 3)))
-    assert served.moved(record(problem(1, 2, 3), toolchain={"triton": "0.1"}))
-    assert served.moved(record(problem(1, 2, 3), toolchain={}))
-
-
-def test_counters_are_shared_by_nobody(monkeypatch):
-    device, capture = Device(), 0
-    monkeypatch.setattr(serving, "capture_id", lambda api, stream: capture)
-    counters = served.Counters(device, 300)
-    assert counters.each == 512
-    first, second = counters.of_stream(1), counters.of_stream(2)
-    assert first == counters.of_stream(1) != second and abs(first - second) >= 512
-    seen = {first, second}
-    for capture in (7, 8):  # noqa: B007 (read by the stand-in)
-        seen |= {counters.of_capture(1), counters.of_capture(2)}
-        assert counters.of_capture(1) in seen
-    assert len(seen) == 6 and device.allocations == 1
-    while counters._free:
-        capture += 1
-        counters.of_capture(1)
-    capture += 1
-    assert counters.of_capture(1) is None and device.allocations == 1
-    assert counters.of_stream(3) not in seen and device.allocations == 2
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
-def test_the_two_driver_calls(vendor, tmp_path, monkeypatch):
-    header = {"nvidia": "#include <cuda.h>", "amd": "#define __HIP_PLATFORM_AMD__\n#include <hip/hip_runtime_api.h>"}
-    source = {
-        "nvidia": """
-#undef cuStreamGetCaptureInfo_v2
-CUresult cuStreamGetCaptureInfo_v2(CUstream s, CUstreamCaptureStatus *on, cuuint64_t *id, CUgraph *g,
-                                   const CUgraphNode **d, size_t *n) {
-  return s == (CUstream)9 ? 901 : (*on = s ? CU_STREAM_CAPTURE_STATUS_ACTIVE : 0, *id = 41, 0);
-}
-CUresult cuTensorMapReplaceAddress(CUtensorMap *map, void *at) {
-  return (size_t)map % 64 || (size_t)at % 16 ? 1 : (map->opaque[0] = (cuuint64_t)at, 0);
-}""",
-        "amd": """
-hipError_t hipStreamGetCaptureInfo_v2(hipStream_t s, hipStreamCaptureStatus *on, unsigned long long *id,
-                                      hipGraph_t *g, const hipGraphNode_t **d, size_t *n) {
-  return s == (hipStream_t)9 ? 901 : (*on = s ? hipStreamCaptureStatusActive : 0, *id = 41, 0);
-}""",
-    }
-    (tmp_path / "fake.c").write_text(f"{header[vendor]}\n{source[vendor]}\n")
-    include = Path(triton.__file__).parent / "backends" / vendor / "include"
-    command = ["cc", "-shared", "-fPIC", f"-I{include}", "fake.c", "-o", "fake.so"]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
-    library = ctypes.CDLL(str(tmp_path / "fake.so"))
-    monkeypatch.setattr(libraries, "load", lambda *_: library)
-    api = symbols.Api(vendor, library)
-    monkeypatch.setattr(symbols.Api, "error", lambda self, call, code: RuntimeError(f"{call} {code}"))
-    assert (serving.capture_id(api, 5), serving.capture_id(api, 0)) == (41, 0)
-    with pytest.raises(RuntimeError, match="CaptureInfo_v2 901"):
-        serving.capture_id(api, 9)
-    if vendor == "amd":
-        with pytest.raises(UnavailableError, match="cuTensorMapReplaceAddress"):
-            serving.MovingMap(api, bytes(128))
-        return
-    moving = serving.MovingMap(api, bytes(8) + b"x" * 120)
-    assert bytes(moving.move(4096)) == struct.pack("<Q", 4096) + b"x" * 120
-    with pytest.raises(RuntimeError, match="ReplaceAddress 1"):
-        moving.move(8)
+    assert not dispatcher.calls.table
 
 
 def test_the_module_keeps_one_dispatcher():

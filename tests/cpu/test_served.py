@@ -1,0 +1,263 @@
+"""Tuned kernels made ready without a GPU: compiled for an H200, launched on stand-ins."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import struct
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+from torch.nn import functional
+
+from tritongemm import served, settings, target
+from tritongemm.call import Call
+from tritongemm.compile import Cache
+from tritongemm.config import Config
+from tritongemm.errors import UnavailableError
+from tritongemm.hip_ext import libraries, serving, symbols
+from tritongemm.launch import Launch
+from tritongemm.problem import Problem
+from tritongemm.record import Record
+from tritongemm.scratch import Scratch
+
+TILE = Config("tile", 16, 32, 32, split_k=2, num_warps=4, num_stages=2)
+TMA = Config("tma", 64, 64, 64, num_warps=4, num_stages=2)
+PERSISTENT = Config("persistent", 64, 64, 64, num_warps=4, num_stages=2)
+
+
+def problem(m: int, n: int, k: int, bias: str = "none", dtype: str = "bf16") -> Problem:
+    return Problem(m, n, k, dtype, dtype, dtype, row_major_b=False, bias=bias)
+
+
+def record(of: Problem, config: Config = TILE, **changes: object) -> Record:
+    toolchain = {"triton": settings.version("triton")}
+    made = Record(of, "sm90", config, "triton", 2e-6, 0.01, "events", toolchain=toolchain, library="torch")
+    return replace(made, library_seconds=3e-6, **changes)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """One default stream that captures nothing, also where there is a GPU."""
+    stand_ins = {"_stream": lambda index: 0, "_capturing": lambda: False, "_current": lambda: -1}
+    for name, value in stand_ins.items():
+        monkeypatch.setattr(f"tritongemm.call.{name}", value)
+
+
+class Device:
+    """Stands in for `driver.Device`: memory that only has addresses, tensor maps that name their matrix."""
+
+    api = None
+
+    def __init__(self):
+        self.next, self.allocations = 1 << 32, 0
+
+    def make_current(self):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def memset(self, address, byte, nbytes):
+        pass
+
+    def alloc(self, nbytes):
+        self.allocations += 1
+        self.next += nbytes
+        return self.next - nbytes
+
+    def tensor_map(self, address, elem_type, elem_size, shape, stride, box, swizzle):
+        return struct.pack("<Q4i", address, *shape, *box).ljust(128, b"m")
+
+
+class Map:
+    """Stands in for `serving.MovingMap`."""
+
+    def __init__(self, api, data):
+        self.data = bytearray(data)
+
+    def move(self, address):
+        struct.pack_into("<Q", self.data, 0, address)
+        return memoryview(self.data)
+
+
+class Function:
+    """Stands in for `driver.Function`: keeps the parameter blocks that were launched."""
+
+    def prepare(self, grid, block, shared, params, cluster, offsets):
+        self.params, self.offsets, self.launched = bytearray(params), offsets, []
+        return self
+
+    def set_pointer(self, offset, address):
+        struct.pack_into("<Q", self.params, offset, address)
+
+    def set_bytes(self, offset, data):
+        self.params[offset : offset + len(data)] = data
+
+    def launch(self, stream):
+        self.launched.append(bytes(self.params))
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    """Launches for an H200, compiled here: (records, {problem: launch}, the cache)."""
+    cache = Cache(tmp_path_factory.mktemp("cache"))
+    records = [
+        record(problem(20, 48, 160)),
+        record(problem(20, 48, 160, "n"), TMA),
+        record(problem(100, 64, 128), PERSISTENT),
+        record(problem(8, 16, 16), Config("no_such_template", 16, 16, 16)),
+    ]
+    return records, served.launches(records, target.load("sm90", compute_units=132), cache), cache
+
+
+def values(launch: Launch, block: bytes, kind: str) -> list[int]:
+    code = {"pointer": "<Q", "i32": "<i", "i64": "<q"}[kind]
+    found = zip(launch.params, launch.offsets(), strict=True)
+    return [struct.unpack_from(code, block, at)[0] for p, at in found if p.kind == kind]
+
+
+def aligned(*shape: int) -> torch.Tensor:
+    """A bfloat16 tensor whose address is a multiple of 16."""
+    count = torch.Size(shape).numel()
+    flat = torch.zeros(count + 8, dtype=torch.bfloat16)
+    skip = -flat.data_ptr() % 16 // 2
+    return flat[skip : skip + count].view(shape)
+
+
+def called(kernel: served.Kernel, shared: Scratch | None, shape: tuple[int, int]) -> Call:
+    device = Device()
+    stand_in = SimpleNamespace(index=-1, place=torch.device("cpu"), device=device, scratch=shared)
+    return Call(kernel, stand_in, shape, torch.bfloat16)
+
+
+def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
+    (split, *_), launches, _ = ready
+    launch, function = launches[split.problem], Function()
+    assert launch.grid == (2 * 2, 2, 1)
+    kernel = served.Kernel(split, launch, function)
+    assert kernel.bytes("workspace") == 4 * 2 * 32 * 64 and kernel.bytes("semaphore") == 4 * 4
+    shared = Scratch(Device(), kernel.bytes("workspace"), kernel.bytes("semaphore"))
+    call = called(kernel, shared, (20, 48))
+    for _ in range(2):
+        x, w = aligned(20, 160), aligned(48, 160)
+        out = call(x, w, None, None)
+        block = function.launched[-1]
+        a, b, c, bias, workspace, semaphore = values(launch, block, "pointer")[:6]
+        assert (a, b, c, bias) == (x.data_ptr(), w.data_ptr(), out.data_ptr(), 0)
+        assert (workspace, semaphore) == shared.of_stream(0)
+        assert values(launch, block, "i32") == [20, 48, 160, 160, 160, 48]
+    assert function.offsets == ()
+
+
+def test_tensor_maps_follow_their_operands(ready, no_gpu, monkeypatch):
+    monkeypatch.setattr(serving, "MovingMap", Map)
+    records, launches = ready[0][1:3], ready[1]
+    for one, described in zip(records, ("ab", "abc"), strict=True):
+        p = one.problem
+        launch, function = launches[p], Function()
+        call = called(served.Kernel(one, launch, function), None, (p.m, p.n))
+        x, w, bias = aligned(p.m, p.k), aligned(p.n, p.k), aligned(p.n) if p.bias == "n" else None
+        out = call(x, w, bias, None)
+        assert list(function.offsets) == launch.offsets()
+        block = function.launched[-1]
+        found = {q.value: at for q, at in zip(launch.params, launch.offsets(), strict=True) if q.kind == "tma"}
+        where = {"a": x, "b": w, "c": out}
+        assert sorted(found) == list(described)
+        for name, at in found.items():
+            assert struct.unpack_from("<Q2i", block, at) == (where[name].data_ptr(), *where[name].shape)
+        if bias is not None:
+            assert bias.data_ptr() in values(launch, block, "pointer")
+
+
+def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):
+    (split, *_), launches, _ = ready
+    function = Function()
+    call = called(served.Kernel(split, launches[split.problem], function), Scratch(Device(), 9, 9), (20, 48))
+    x, w = aligned(20, 160).normal_(), aligned(48, 160).normal_()
+    strided = aligned(160, 20).normal_().T
+    odd = aligned(20 * 160 + 1).normal_()[1:].view(20, 160)
+    for left, right in ((strided, w), (odd, w), (x, aligned(160, 48).normal_().T)):
+        torch.testing.assert_close(call(left, right, None, None), functional.linear(left, right))
+    assert not function.launched
+
+
+def test_a_bad_record_costs_itself(ready):
+    records, launches, cache = ready
+    assert "no kernel template is called 'no_such_template'" in launches[records[3].problem]
+    again = served.launches(records[:3], target.load("sm90", compute_units=132), cache)
+    assert again == {p: value for p, value in launches.items() if not isinstance(value, str)}
+    fewer = served.launches(records[2:3], target.load("sm90", compute_units=1), cache)
+    assert (launches[records[2].problem].grid, fewer[records[2].problem].grid) == ((2, 1, 1), (1, 1, 1))
+
+
+def test_what_needs_another_check():
+    assert not served.moved(record(problem(1, 2, 3)))
+    assert served.moved(record(problem(1, 2, 3), toolchain={"triton": "0.1"}))
+    assert served.moved(record(problem(1, 2, 3), toolchain={}))
+
+
+def test_scratch_is_shared_by_nobody(monkeypatch):
+    device, capture = Device(), 0
+    monkeypatch.setattr(serving, "capture_id", lambda api, stream: capture)
+    shared = Scratch(device, 1000, 300)
+    assert shared.each == 512 and shared.holds(1000, 512) and not shared.holds(1001, 1) and not shared.holds(1, 513)
+    first, second = shared.of_stream(1), shared.of_stream(2)
+    assert first is shared.of_stream(1) and abs(first[0] - second[0]) >= 1000 and abs(first[1] - second[1]) >= 512
+    seen = {first[1], second[1]}
+    for capture in (7, 8):  # noqa: B007 (read by the stand-in)
+        seen |= {shared.of_capture(1), shared.of_capture(2)}
+        assert shared.of_capture(1) in seen
+    assert len(seen) == 6 and device.allocations == 3
+    while shared._free:
+        capture += 1
+        shared.of_capture(1)
+    capture += 1
+    assert shared.of_capture(1) is None and device.allocations == 3
+    assert shared.of_stream(3)[1] not in seen and device.allocations == 5
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_the_two_driver_calls(vendor, tmp_path, monkeypatch):
+    header = {"nvidia": "#include <cuda.h>", "amd": "#define __HIP_PLATFORM_AMD__\n#include <hip/hip_runtime_api.h>"}
+    source = {
+        "nvidia": """
+#undef cuStreamGetCaptureInfo_v2
+CUresult cuStreamGetCaptureInfo_v2(CUstream s, CUstreamCaptureStatus *on, cuuint64_t *id, CUgraph *g,
+                                   const CUgraphNode **d, size_t *n) {
+  return s == (CUstream)9 ? 901 : (*on = s ? CU_STREAM_CAPTURE_STATUS_ACTIVE : 0, *id = 41, 0);
+}
+CUresult cuTensorMapReplaceAddress(CUtensorMap *map, void *at) {
+  return (size_t)map % 64 || (size_t)at % 16 ? 1 : (map->opaque[0] = (cuuint64_t)at, 0);
+}""",
+        "amd": """
+hipError_t hipStreamGetCaptureInfo_v2(hipStream_t s, hipStreamCaptureStatus *on, unsigned long long *id,
+                                      hipGraph_t *g, const hipGraphNode_t **d, size_t *n) {
+  return s == (hipStream_t)9 ? 901 : (*on = s ? hipStreamCaptureStatusActive : 0, *id = 41, 0);
+}""",
+    }
+    (tmp_path / "fake.c").write_text(f"{header[vendor]}\n{source[vendor]}\n")
+    include = Path(triton.__file__).parent / "backends" / vendor / "include"
+    command = ["cc", "-shared", "-fPIC", f"-I{include}", "fake.c", "-o", "fake.so"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+    library = ctypes.CDLL(str(tmp_path / "fake.so"))
+    monkeypatch.setattr(libraries, "load", lambda *_: library)
+    api = symbols.Api(vendor, library)
+    monkeypatch.setattr(symbols.Api, "error", lambda self, call, code: RuntimeError(f"{call} {code}"))
+    assert (serving.capture_id(api, 5), serving.capture_id(api, 0)) == (41, 0)
+    with pytest.raises(RuntimeError, match="CaptureInfo_v2 901"):
+        serving.capture_id(api, 9)
+    if vendor == "amd":
+        with pytest.raises(UnavailableError, match="cuTensorMapReplaceAddress"):
+            serving.MovingMap(api, bytes(128))
+        return
+    moving = serving.MovingMap(api, bytes(8) + b"x" * 120)
+    assert bytes(moving.move(4096)) == struct.pack("<Q", 4096) + b"x" * 120
+    with pytest.raises(RuntimeError, match="ReplaceAddress 1"):
+        moving.move(8)

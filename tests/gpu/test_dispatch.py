@@ -1,0 +1,303 @@
+"""`tritongemm.mm` on a real GPU: every template against float64, streams, threads, graphs and torch.compile."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+import tritongemm
+from tritongemm import settings
+from tritongemm.config import Config
+from tritongemm.dispatch import Dispatcher
+from tritongemm.families import dense
+from tritongemm.hip_ext import driver
+from tritongemm.operation import DISPATCHER
+from tritongemm.problem import Problem
+from tritongemm.record import Record
+
+VENDOR = driver.present() if torch.cuda.is_available() else None
+pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
+ARCH = driver.open(VENDOR).device().arch if VENDOR else "none"
+TMA = ARCH.startswith("sm") and int(ARCH[2:]) >= 90
+
+
+def problem(m: int, n: int, k: int, bias: str = "none", c: str = "bf16") -> Problem:
+    return Problem(m, n, k, "bf16", "bf16", c, row_major_b=False, bias=bias)
+
+
+CASES = {
+    "tile": (problem(128, 256, 512), Config("tile", 64, 64, 64, 8, 1, 4, 3)),
+    "tile, odd sizes and a bias": (problem(33, 200, 136, "n"), Config("tile", 32, 64, 32, 4, 1, 4, 2)),
+    "tile, K of no use for wide loads": (problem(7, 100, 99, "n"), Config("tile", 16, 64, 32, 1, 1, 4, 2)),
+    "tile, float32 result": (problem(100, 128, 256, c="fp32"), Config("tile", 64, 64, 64, 8, 1, 4, 3)),
+    "split": (problem(7, 256, 1024), Config("tile", 16, 64, 64, 1, 4, 4, 3)),
+    "split, bias": (problem(100, 328, 2048, "n"), Config("tile", 32, 64, 64, 1, 3, 4, 3)),
+    "swap": (problem(5, 512, 1024, "n"), Config("tile", 16, 64, 128, 1, 2, 4, 3, (("swap_ab", 1),))),
+    "stream-K": (problem(300, 1100, 1000, "n"), Config("stream_k", 64, 64, 64, 8, 1, 4, 3)),
+    "gemv": (problem(1, 1000, 2048, "n"), Config("gemv", 1, 4, 1024, 1, 1, 4, 2)),
+    "gemv, three rows": (problem(3, 512, 4096), Config("gemv", 4, 4, 512, 1, 2, 4, 2)),
+}
+if TMA:
+    CASES |= {
+        "tma": (problem(777, 512, 256), Config("tma", 128, 128, 64, 8, 1, 8, 3)),
+        "tma, split and bias": (problem(33, 264, 1032, "n"), Config("tma", 64, 64, 64, 1, 2, 4, 3)),
+        "persistent": (problem(1000, 4096, 512, "n"), Config("persistent", 128, 128, 64, 8, 1, 8, 3)),
+        "persistent, halves": (
+            problem(777, 2056, 256),
+            Config("persistent", 128, 256, 64, 8, 1, 8, 3, (("epilogue_parts", 2),)),
+        ),
+    }
+SHARED = [name for name in CASES if CASES[name][1].split_k > 1 or name == "stream-K"]
+
+
+def record(of: Problem, config: Config, **changes: object) -> Record:
+    toolchain = {"triton": settings.version("triton")}
+    return replace(Record(of, ARCH, config, "triton", 1e-6, 0.01, "events", toolchain=toolchain), **changes)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded(tmp_path_factory):
+    """Every case loaded, and one size that the library won."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITONGEMM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        records = [record(*case) for case in CASES.values()]
+        won = record(problem(64, 64, 64), Config("tile", 16, 16, 16), winner="torch", library="torch")
+        assert tritongemm.load([*records, won]) == len(records) + 1
+        yield
+
+
+@pytest.fixture(autouse=True)
+def inference():
+    with torch.no_grad():
+        yield
+
+
+def operands(name: str, seed: int = 0):
+    """x [M, K], w [N, K], the bias or None, the dtype to ask for, and the exact result."""
+    p = CASES[name][0]
+    a, b, bias = dense.inputs(p, "cuda", seed=seed)
+    return a, b.T.contiguous(), bias, getattr(torch, p.c.torch), dense.reference(p, a, b, bias)
+
+
+def assert_right(name: str, out: torch.Tensor, exact: torch.Tensor) -> None:
+    assert dense.deviation(out.view(exact.shape), exact) <= dense.tolerance(CASES[name][0])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_template_is_right(name):
+    for seed in range(3):
+        x, w, bias, dtype, exact = operands(name, seed)
+        assert tritongemm.explain(x, w, bias, dtype).startswith(f"exact: {CASES[name][1].name}")
+        out = tritongemm.mm(x, w, bias, dtype)
+        assert out.dtype == dtype
+        assert_right(name, out, exact)
+
+
+def test_more_dimensions():
+    x, w, bias, _, exact = operands("split, bias")
+    out = tritongemm.mm(x.view(4, 25, -1), w, bias)
+    assert out.shape == (4, 25, 328) and out.is_contiguous()
+    assert_right("split, bias", out, exact)
+
+
+def test_nothing_is_read_or_compiled_after_warm_up():
+    ready = [operands(name) for name in CASES]
+    for x, w, bias, dtype, _ in ready:
+        tritongemm.mm(x, w, bias, dtype)
+    seen, watching = [], True
+    sys.addaudithook(lambda event, _: seen.append(event) if watching else None)  # hooks can't be removed
+    for x, w, bias, dtype, _ in ready:
+        tritongemm.mm(x, w, bias, dtype)
+    watching = False
+    assert not {"open", "import", "compile", "subprocess.Popen"} & set(seen)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_streams_do_not_meet(name):
+    streams, outs = [torch.cuda.Stream() for _ in range(6)], [[] for _ in range(6)]
+    work = [operands(name, seed) for seed in range(6)]
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for stream, (x, w, bias, dtype, _), out in zip(streams, work, outs, strict=True):
+            with torch.cuda.stream(stream):
+                out.append(tritongemm.mm(x, w, bias, dtype))
+    torch.cuda.synchronize()
+    for (*_, exact), out in zip(work, outs, strict=True):
+        assert all(torch.equal(out[0], o) for o in out)
+        assert_right(name, out[-1], exact)
+
+
+def test_threads_do_not_meet():
+    faults = []
+
+    def work(seed: int) -> None:
+        try:
+            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+                for name in CASES:
+                    for round_ in range(10):
+                        x, w, bias, dtype, exact = operands(name, seed * 100 + round_)
+                        assert_right(name, tritongemm.mm(x, w, bias, dtype), exact)
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for step in (threading.Thread.start, threading.Thread.join):
+        for thread in threads:
+            step(thread)
+    assert not faults
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_graph_sees_changed_operands(name):
+    x, w, bias, dtype, _ = operands(name)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = tritongemm.mm(x, w, bias, dtype)
+        twice = tritongemm.mm(x, w, bias, dtype) * 2
+    for seed in (1, 2, 3):
+        fresh_x, fresh_w, fresh_bias, _, exact = operands(name, seed)
+        x.copy_(fresh_x)
+        w.copy_(fresh_w)
+        if bias is not None:
+            bias.copy_(fresh_bias)
+        for _ in range(3):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert_right(name, out, exact)
+        assert torch.equal(twice, out * 2)
+
+
+@pytest.mark.parametrize("exhausted", [False, True])
+@pytest.mark.parametrize("name", SHARED)
+def test_graphs_of_one_stream_run_side_by_side(name, exhausted):
+    """Captured on the same stream, replayed on others, beside eager calls on the stream they were captured on."""
+    scratch = DISPATCHER._devices[torch.cuda.current_device()].scratch
+    held, capture = scratch._free, torch.cuda.Stream()
+    scratch.of_stream(capture.cuda_stream)
+    if exhausted:
+        scratch._free = []
+    made = []
+    for seed in range(3):
+        x, w, bias, dtype, exact = operands(name, seed)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=capture):
+            outs = [tritongemm.mm(x, w, bias, dtype) for _ in range(20)]
+        made.append((graph, outs, exact, torch.cuda.Stream(), (x, w, bias)))
+    scratch._free = held
+    x, w, bias, dtype, exact = operands(name, 9)
+    torch.cuda.synchronize()
+    for _ in range(10):
+        for graph, _, _, stream, _ in made:
+            with torch.cuda.stream(stream):
+                graph.replay()
+        with torch.cuda.stream(capture):
+            eager = tritongemm.mm(x, w, bias, dtype)
+    torch.cuda.synchronize()
+    assert_right(name, eager, exact)
+    for _, outs, wanted, _, _ in made:
+        assert all(torch.equal(outs[0], o) for o in outs)
+        assert_right(name, outs[0], wanted)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled(mode):
+    torch._dynamo.reset()
+    names = [n for n in CASES if "float32" not in n]
+    ready = [operands(n) for n in names]
+
+    @torch.compile(fullgraph=True, mode=mode)
+    def all_of_them(work):
+        return [tritongemm.mm(x, w, bias).relu() for x, w, bias in work]
+
+    for seed in range(4):  # recorded and replayed from the second and third
+        for name, (x, w, bias, *_) in zip(names, ready, strict=True):
+            fresh = operands(name, seed)
+            for mine, other in zip((x, w, bias), fresh[:3], strict=True):
+                if mine is not None:
+                    mine.copy_(other)
+        outs = all_of_them([(x, w, bias) for x, w, bias, *_ in ready])
+        for name, out in zip(names, outs, strict=True):
+            assert_right(name, out, operands(name, seed)[-1].relu())
+
+
+def test_what_does_not_fit_is_right_all_the_same():
+    x, w, _, _, exact = operands("tile")
+    wide = torch.zeros(128, 1024, device="cuda", dtype=torch.bfloat16)
+    wide[:, :512] = x
+    odd = torch.empty(128 * 512 + 1, device="cuda", dtype=torch.bfloat16)[1:].view(128, 512).copy_(x)
+    cases = {
+        "strides (1024, 1)": (wide[:, :512], w),
+        "multiple of 16": (odd, w),
+        "strides (1, 256)": (x, w.T.clone().T),
+    }
+    for reason, (left, right) in cases.items():
+        assert tritongemm.explain(left, right).startswith("fallback") and reason in tritongemm.explain(left, right)
+        assert_right("tile", tritongemm.mm(left, right), exact)
+    assert tritongemm.explain(x[:127], w).endswith(f"was never tuned for {ARCH}")
+    assert torch.equal(tritongemm.mm(x[:127], w), functional.linear(x[:127], w))
+    small = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16)
+    assert tritongemm.explain(small, small).startswith("library: torch won")
+    assert torch.equal(tritongemm.mm(small, small), functional.linear(small, small))
+
+
+def test_gradients_autocast_and_vmap():
+    x, w, _, _, exact = operands("tile")
+    with torch.enable_grad():
+        weight = torch.nn.Parameter(w)
+        assert "gradient" in tritongemm.explain(x, weight)
+        tritongemm.mm(x, weight).sum().backward()
+        assert weight.grad is not None
+    with torch.autocast("cuda", torch.bfloat16):
+        out = tritongemm.mm(x.float(), w.float())
+    assert out.dtype == torch.bfloat16
+    assert_right("tile", out, exact)
+    for out in torch.vmap(tritongemm.mm, (0, None))(x.expand(3, *x.shape), w):
+        assert_right("tile", out, exact)
+
+
+def test_other_records_fall_back():
+    x, w, _, _, exact = operands("tile")
+    case = CASES["tile"]
+    other = Dispatcher()
+    other.load([record(*case, target="gfx942" if VENDOR == "nvidia" else "sm90")])
+    assert "was tuned for" in str(other.verdict(x, w, None, None))
+    assert_right("tile", other.run(x, w, None, None), exact)
+    huge = Dispatcher()
+    huge.load([record(case[0], Config("tile", 256, 256, 128, 8, 1, 8, 4))])
+    assert "out_of_resources" in str(huge.verdict(x, w, None, None))
+    assert_right("tile", huge.run(x, w, None, None), exact)
+
+
+def test_an_older_toolchain_is_checked_and_a_wrong_kernel_refused(monkeypatch):
+    x, w, _, _, exact = operands("tile")
+    old = record(*CASES["tile"], toolchain={"triton": "3.0.0"})
+    fresh = Dispatcher()
+    fresh.load([old])
+    assert fresh.verdict(x, w, None, None).kind == "exact"
+    assert_right("tile", fresh.run(x, w, None, None), exact)
+    monkeypatch.setattr(dense, "tolerance", lambda _: 0.0)
+    strict = Dispatcher()
+    strict.load([old])
+    assert "wrong with Triton" in str(strict.verdict(x, w, None, None))
+
+
+def test_a_capture_before_loading_is_served_by_pytorch():
+    x, w, _, _, exact = operands("split")
+    late = Dispatcher()
+    late.records = {(ARCH, CASES["split"][0]): record(*CASES["split"])}
+    late._read = True
+    late.run(x[:2], torch.empty(8, 1024, device="cuda", dtype=torch.bfloat16), None, None)
+    late._devices = {}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = late.run(x, w, None, None)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_right("split", out, exact)
+    assert late.verdict(x, w, None, None).kind == "exact"

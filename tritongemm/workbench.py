@@ -110,7 +110,7 @@ class Workbench:
         one_set = sum(t.numel() * t.element_size() for t in (a, b, c))
         room = int(device.memory()[0] * 0.5) // one_set
         wanted = math.ceil(protocol.rotation_bytes(request.target) / one_set) + 1
-        self.copies = max(1, min(wanted, room, self.MOST_COPIES))
+        self.copies: int = max(1, min(wanted, room, self.MOST_COPIES))
         self.cold = self.copies * one_set > request.target.llc_bytes
         self.sets = [(a, b, c)] + [(a.clone(), b.clone(), torch.empty_like(c)) for _ in range(self.copies - 1)]
         self.bytes = self.copies * one_set

@@ -24,15 +24,6 @@ _ALIGN = 15  # addresses are known to the compiler as multiples of 16
 _PLACE = 1 << 20  # any aligned address: a tensor map is moved before it is used
 
 
-class Library:
-    """A call that PyTorch serves."""
-
-    __slots__ = ()
-
-    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        return linear(x, w, bias, out_dtype)
-
-
 class Call:
     """A launch whose addresses are patched; belongs to one thread.
 

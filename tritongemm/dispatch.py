@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tritongemm import settings
-from tritongemm.call import Call, Library
+from tritongemm.call import Call
 from tritongemm.errors import InputError
-from tritongemm.fallback import NAMES, output_dtype
+from tritongemm.fallback import NAMES, is_plain, linear, output_dtype
 from tritongemm.problem import Problem
 from tritongemm.record import Record
 from tritongemm.served import Kernel, Served
 
 _MOST_CALLS = 8192  # of one thread; sequences of any length must not fill the memory
-_LIBRARY = Library()
+Serve = Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,16 @@ class Verdict:
         return f"{self.kind}: {self.text}"
 
 
+def plainly(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+    """PyTorch's linear layer; `mm` knows this function and skips its frame."""
+    return functional.linear(x, w, bias)
+
+
 class Calls(threading.local):
     """Ready calls of one thread, by shapes, dtypes and device."""
 
     def __init__(self) -> None:
-        self.table: dict[tuple[Any, ...], Call | Library] = {}
+        self.table: dict[tuple[Any, ...], Serve] = {}
 
 
 def servable(problem: Problem) -> bool:
@@ -117,11 +123,11 @@ class Dispatcher:
 
     def plan(
         self, key: tuple[Any, ...], x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None
-    ) -> Call | Library:
+    ) -> Serve:
         """What serves calls of this key, kept for the next one."""
         calls = self.calls
         verdict = self.verdict(x, w, bias, out_dtype)
-        made: Call | Library = _LIBRARY
+        made: Serve = plainly if is_plain(x, w, out_dtype) else linear
         if verdict.kernel is not None and verdict.served is not None:
             shape = (*x.shape[:-1], w.shape[0])
             made = Call(verdict.kernel, verdict.served, shape, output_dtype(x, out_dtype))

@@ -20,6 +20,11 @@ def output_dtype(x: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
     return torch.float16 if x.dtype in _FP8 else torch.int32 if x.dtype == torch.int8 else x.dtype
 
 
+def is_plain(x: Tensor, w: Tensor, out_dtype: torch.dtype | None) -> bool:
+    """Whether ``torch.nn.functional.linear`` takes these dtypes and gives the one asked for."""
+    return x.dtype == w.dtype and out_dtype in (None, x.dtype) and x.dtype not in _NARROW
+
+
 def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     """x @ w.T (+ bias) by PyTorch.
 
@@ -29,7 +34,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | N
         bias: [N] or None.
         out_dtype: see `output_dtype`; a wider one is accumulated and stored without rounding in between.
     """
-    if x.dtype == w.dtype and out_dtype in (None, x.dtype) and x.dtype not in _NARROW:
+    if is_plain(x, w, out_dtype):
         return functional.linear(x, w, bias)
     wanted = output_dtype(x, out_dtype)
     if x.dim() > 1 and w.dim() == 2:

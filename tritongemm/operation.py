@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.dispatch import Dispatcher
+from tritongemm.dispatch import Dispatcher, plainly
 from tritongemm.fallback import linear, output_dtype
 from tritongemm.record import Record
 
@@ -21,6 +21,7 @@ _tracing = torch._C._get_tracing_state
 _compiling = torch.compiler.is_compiling
 _grad = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
+_linear = torch.nn.functional.linear
 
 
 def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -60,7 +61,7 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
             return _unusual(x, w, bias, out_dtype)
         key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, bias.shape, bias.dtype)
     call = DISPATCHER.calls.table.get(key) or DISPATCHER.plan(key, x, w, bias, out_dtype)
-    return call(x, w, bias, out_dtype)
+    return _linear(x, w, bias) if call is plainly else call(x, w, bias, out_dtype)
 
 
 def load(source: str | os.PathLike[str] | Iterable[Record]) -> int:

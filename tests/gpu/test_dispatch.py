@@ -238,9 +238,9 @@ def test_what_does_not_fit_is_right_all_the_same():
         said = tritongemm.explain(left, right)
         assert said.startswith("fallback") and reason in said
         assert_right("tile", tritongemm.mm(left, right), exact)
-    assert tritongemm.explain(x[:127], w).endswith(f"was never tuned for {ARCH}")
-    assert torch.equal(tritongemm.mm(x[:127], w), functional.linear(x[:127], w))
-    small = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16)
+    assert "was never tuned for" in tritongemm.explain(x[:9], w)
+    assert torch.equal(tritongemm.mm(x[:9], w), functional.linear(x[:9], w))
+    small = x[:64, :64].contiguous()
     assert tritongemm.explain(small, small).startswith("library: torch won")
     assert torch.equal(tritongemm.mm(small, small), functional.linear(small, small))
 
@@ -266,8 +266,7 @@ def test_other_records_fall_back():
     other.load([record(*case, target="gfx942" if VENDOR == "nvidia" else "sm90")])
     assert "was tuned for" in str(other.verdict(x, w, None, None))
     assert_right("tile", other.run(x, w, None, None), exact)
-    huge = Dispatcher()
-    huge.load([record(case[0], Config("tile", 256, 256, 128, 8, 1, 8, 4))])
+    (huge := Dispatcher()).load([record(case[0], Config("tile", 256, 256, 128, 8, 1, 8, 4))])
     assert "out_of_resources" in str(huge.verdict(x, w, None, None))
     assert_right("tile", huge.run(x, w, None, None), exact)
 

@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from tritongemm import registry, sizes
 from tritongemm.errors import InputError, OutputError
+from tritongemm.interop import text_of
 from tritongemm.problem import Problem
 from tritongemm.record import Record
 from tritongemm.trial import Trial
@@ -83,7 +84,7 @@ class Store:
         if not self.path.exists() or not self.path.stat().st_size:
             return
         reader = registry.load("interop", "tune_gemm")
-        text = self.path.read_text()
+        text = text_of(self.path)
         for row in reader.read(self.path, text, sizes.Defaults()):
             if row.record is None:
                 raise OutputError(f"{self.path}: line {row.line} is not a result; name another file with -o")
@@ -206,7 +207,7 @@ class Store:
         text = registry.load("interop", "tune_gemm").write(merged.values())
         handle, fresh = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
         try:
-            with os.fdopen(handle, "w") as out:
+            with os.fdopen(handle, "w", encoding="utf-8") as out:
                 out.write(text)
                 out.flush()
                 os.fsync(out.fileno())

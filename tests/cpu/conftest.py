@@ -1,0 +1,28 @@
+"""What the CPU tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Worked examples from the field, where a checkout has them next to it; they are no part of the repository.
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache of compiled kernels for the whole run, and never the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("compiled")
+        patch.setenv("TRITONGEMM_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of worked examples; skips where there is none."""
+    if not DATA.is_dir():
+        pytest.skip(f"{DATA} is not here")
+    return DATA

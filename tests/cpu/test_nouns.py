@@ -1,0 +1,248 @@
+"""The nouns: what they refuse, and that they come back from JSON and from their names as they were."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tritongemm import target as targets
+from tritongemm.config import Config
+from tritongemm.dtypes import ALIASES, BY_ENCODING, DTYPES, dtype
+from tritongemm.errors import InputError, TargetError, TritonGemmError
+from tritongemm.launch import Buffer, Launch, Param
+from tritongemm.problem import MAX_DIM, Problem
+from tritongemm.record import Record
+from tritongemm.trial import STATUSES, Built, Trial
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+IDENTIFIERS = st.from_regex(r"[a-z]+(_[a-z0-9]*[a-z])*", fullmatch=True)
+OPTIONS = st.dictionaries(st.from_regex(r"[a-z]+(_[a-z]+)*", fullmatch=True), st.integers(0, 10**6), max_size=4)
+SECONDS = st.floats(1e-9, 1e3)
+CONFIGS = st.builds(
+    Config,
+    template=IDENTIFIERS,
+    block_m=st.integers(0, 512),
+    block_n=st.integers(0, 512),
+    block_k=st.integers(0, 2048),
+    group_m=st.integers(0, 64),
+    split_k=st.integers(0, 64),
+    num_warps=st.integers(0, 32),
+    num_stages=st.integers(0, 9),
+    options=OPTIONS.map(lambda d: tuple(d.items())),
+    backend=st.sampled_from(["triton", "torch", "blaslt", "asm"]),
+)
+SIZES = st.integers(1, MAX_DIM)
+PROBLEMS = st.builds(
+    Problem,
+    SIZES, SIZES, SIZES,
+    *[st.sampled_from(sorted(DTYPES))] * 3,
+    st.booleans(), st.booleans(), st.sampled_from(["none", "m", "n"]), SIZES,
+)  # fmt: skip
+TRIALS = st.builds(
+    Trial,
+    config=CONFIGS,
+    status=st.sampled_from(STATUSES),
+    reason=WORDS,
+    samples=st.lists(SECONDS, max_size=5).map(tuple),
+    timer=WORDS,
+    stage=st.sampled_from(["screen", "final"]),
+    error=st.none() | st.floats(0, math.inf),
+    tolerance=st.none() | st.floats(0, 1),
+)
+BUILTS = st.builds(
+    Built,
+    config=CONFIGS,
+    digest=WORDS,
+    path=WORDS,
+    symbol=WORDS,
+    registers=st.integers(0, 512),
+    seconds=SECONDS,
+    status=st.sampled_from(["ok", "compile_failed", "out_of_resources", "timeout"]),
+    launch=st.dictionaries(WORDS, st.integers() | WORDS | st.lists(st.integers()), max_size=3),
+)
+RECORDS = st.builds(
+    Record,
+    problem=PROBLEMS,
+    target=WORDS,
+    config=CONFIGS,
+    winner=WORDS,
+    seconds=SECONDS,
+    spread=SECONDS,
+    timer=WORDS,
+    error=st.none() | st.floats(0, math.inf),
+    library_seconds=st.none() | SECONDS,
+    tie=st.booleans(),
+    toolchain=st.dictionaries(WORDS, WORDS, max_size=3),
+    cold=st.booleans(),
+)
+
+
+def through_json(noun: Any) -> Any:
+    return type(noun).from_json(json.loads(json.dumps(noun.to_json())))
+
+
+@given(st.one_of(CONFIGS, PROBLEMS, TRIALS, BUILTS, RECORDS))
+def test_json_round_trip(noun: Any) -> None:
+    assert through_json(noun) == noun
+
+
+def test_launch_round_trips() -> None:
+    params = (
+        Param("pointer", "a"),
+        Param("tma", "b", (64, 32), (70, 48), 48, 6, 2, 3),
+        Param("i64", 5),
+        Param("pad", 4),
+    )
+    launch = Launch(
+        "k.cubin", "kernel", (3, 2, 1), (128, 1, 1), 4096, params, (Buffer("workspace", 64),), 2, (0, 64, 192, 200)
+    )
+    assert through_json(launch) == launch
+
+
+@given(CONFIGS)
+def test_a_config_is_told_by_its_name(config: Config) -> None:
+    assert Config.parse(config.name) == config
+
+
+def test_config_names() -> None:
+    config = Config("tile", 64, 32, 16, 8, 2, 4, 3, (("waves_per_eu", 0), ("kpack", 2)))
+    assert config.name == "tile__bm64__bn32__bk16__gm8__sk2__w4__s3__kpack2__waves_per_eu0"
+    assert config.name.isidentifier(), "it names the kernel in a profiler's trace"
+    assert config == Config("tile", 64, 32, 16, 8, 2, 4, 3, (("kpack", 2), ("waves_per_eu", 0))), "options are sorted"
+    assert (config.option("kpack"), config.option("absent", 7), config.tile) == (2, 7, (64, 32, 16))
+    assert Config("addmm", 0, 0, 0, backend="torch").name.startswith("torch.addmm__")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "tile", "tile__bm16__bn16", "tile__bm16__bn16__bk16__gm1__sk1__w4__s2__Kpack1", "x y"]
+)
+def test_what_names_no_config(name: str) -> None:
+    with pytest.raises(InputError, match="is not a config name"):
+        Config.parse(name)
+
+
+@pytest.mark.parametrize("bad", [0, -1, MAX_DIM + 1, True, 16.0, "16", None])
+@pytest.mark.parametrize("field", ["m", "n", "k", "batch"])
+def test_a_problem_refuses_its_sizes_by_name(field: str, bad: Any) -> None:
+    with pytest.raises(InputError, match=f"^{field.upper()} must be .* not {bad!r}$"):
+        Problem(**{"m": 1, "n": 1, "k": 1, field: bad})
+
+
+def test_a_problem_refuses_dtypes_and_biases() -> None:
+    with pytest.raises(InputError, match=r"dtype_b is 'fp7'; known dtypes: fp16, bf16"):
+        Problem(1, 1, 1, dtype_b="fp7")
+    with pytest.raises(InputError, match="bias must be one of none, m, n, not 'k'"):
+        Problem(1, 1, 1, bias="k")
+
+
+def test_what_a_problem_amounts_to() -> None:
+    problem = Problem(3, 5, 7, "fp16", "fp8e5m2", "fp32", False, True, "n", batch=2)
+    assert problem.flops == 2 * 2 * 3 * 5 * 7
+    assert problem.bytes == 2 * (3 * 7 * 2 + 7 * 5 * 1 + 3 * 5 * 4) + 5 * 4
+    assert problem.layout == "NT"
+    assert problem.key == "3x5x7_fp16-fp8e5m2-fp32_NT_biasn_batch2"
+    assert Problem(1, 1, 1, "int8", "int8", "int8").bias_dtype.name == "int32"
+    assert Problem(1, 1, 1, dtype_c="fp8e5m2").bias_dtype.name == "fp16"
+
+
+@given(PROBLEMS, PROBLEMS)
+def test_keys_are_identities(one: Problem, other: Problem) -> None:
+    assert (one.key == other.key) == (one == other)
+
+
+def test_dtype_names() -> None:
+    assert {dtype(n).name for n in DTYPES} == set(DTYPES)
+    for alias, name in ALIASES.items():
+        assert dtype(alias).name == dtype(f"torch.{alias}").name == dtype(alias.upper()).name == name
+    for open_name, meanings in BY_ENCODING.items():
+        for encoding, name in meanings.items():
+            assert dtype(open_name, encoding).name == name
+    with pytest.raises(InputError, match=r"unknown dtype 'fp7'; there are: fp16, .*bf8"):
+        dtype("fp7")
+
+
+def test_dtypes_are_pytorchs() -> None:
+    import torch
+
+    for one in DTYPES.values():
+        theirs = getattr(torch, one.torch)
+        facts = torch.finfo(theirs) if theirs.is_floating_point else torch.iinfo(theirs)
+        assert (one.bytes, one.maximum) == (theirs.itemsize, facts.max), one.name
+        if theirs.is_floating_point:  # finfo's eps is wrong for float8_e5m2fnuz
+            bits = {1: torch.int8, 2: torch.int16, 4: torch.int32}[one.bytes]
+            next_up = (torch.ones(1).to(theirs).view(bits) + 1).view(theirs).double().item()
+            assert one.epsilon == next_up - 1, one.name
+        assert (one.is_fp8, one.is_integer) == (
+            one.bytes == 1 and theirs.is_floating_point,
+            not theirs.is_floating_point,
+        )
+
+
+def test_trials_say_what_became_of_them() -> None:
+    config = Config("tile", 16, 16, 16)
+    trial = Trial(config, "ok", samples=(3.0, 1.0, 2.0, 4.0, 100.0))
+    assert (trial.seconds, trial.spread) == (3.0, (4.0 - 2.0) / 2 / 3.0)
+    with pytest.raises(ValueError, match="'fine' is not a status"):
+        Trial(config, "fine")
+
+
+def test_records_have_rates() -> None:
+    record = Record(Problem(1000, 1000, 1000), "gfx942", Config("tile", 16, 16, 16), "triton", 1e-3, 0.0, "events")
+    assert record.tflops == pytest.approx(2.0)
+    assert record.gbps == pytest.approx(6.0)
+    assert record.speedup is None
+    assert Record.from_json({**record.to_json(), "library_seconds": 2e-3}).speedup == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("name", targets.names())
+def test_every_target_can_be_read(name: str) -> None:
+    """Facts are of the right kind and plausible; a space is there for each."""
+    target = targets.load(name)
+    assert target.vendor == ("nvidia" if name.startswith("sm") else "amd")
+    assert target.wave_size == (32 if target.vendor == "nvidia" or name == "gfx1100" else 64)
+    for field in ("compute_units", "lds_bytes", "registers_per_cu", "l2_bytes", "hbm_gbps", "clock_ghz", "launch_us"):
+        assert getattr(target, field) > 0, field
+    assert target.lds_bytes <= target.lds_per_cu and target.hbm_gbps < target.l2_gbps
+    assert target.fp8 in ("fn", "fnuz", "none") and (target.fp8 != "none") == ("fp8" in target.peak_tflops)
+    assert target.supports(DTYPES["fp16"]) and target.tflops(DTYPES["fp16"]) > 10
+    assert target.has(next(iter(target.features))) and not target.has("antigravity")
+    sections = targets.space_file(name)["templates"]
+    assert "tile" in sections
+    for template, section in sections.items():
+        for axis, values in {**section["axes"], **section.get("options", {})}.items():
+            assert values and all(type(v) is int for v in values) and len(set(values)) == len(values), (template, axis)
+
+
+def test_targets_named_in_the_issue_are_there() -> None:
+    assert {"gfx942", "gfx950", "gfx90a", "gfx1100", "sm80", "sm90", "sm100"} <= set(targets.names())
+    assert (targets.load("gfx942").fp8, targets.load("gfx950").fp8) == ("fnuz", "fn")
+
+
+def test_target_files_that_are_not_there_or_wrong(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TargetError, match=r"unknown target 'gfx1'; there are: gfx1100, .*sm90"):
+        targets.load("gfx1")
+    with pytest.raises(TargetError, match="gfx90a has no matrix instruction for fp8e4m3fn"):
+        targets.load("gfx90a").tflops(DTYPES["fp8e4m3fn"])
+    (tmp_path / "toy9.yaml").write_text("target: {vendor: amd, features: []}\n")
+    monkeypatch.setattr(targets, "SPACES", tmp_path)
+    with pytest.raises(InputError, match=r"toy9\.yaml: section target .* check \['clock_ghz'"):
+        targets.load("toy9")
+
+
+def test_siblings_and_measured_facts_override_the_file() -> None:
+    plain, sibling = targets.load("sm90"), targets.load("sm90", "NVIDIA H200", compute_units=100)
+    assert (sibling.compute_units, sibling.product) == (100, "H200")
+    assert sibling.hbm_gbps > plain.hbm_gbps and sibling.clock_ghz == plain.clock_ghz
+
+
+def test_every_error_is_the_users() -> None:
+    from tritongemm import errors
+
+    kinds = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, Exception)]
+    assert len(kinds) == 6 and all(issubclass(e, TritonGemmError) for e in kinds)
+    assert str(errors.DriverError("cuX", 700, "CUDA_ERROR_Y", "bad")) == "cuX failed: CUDA_ERROR_Y (700): bad"

@@ -1,0 +1,203 @@
+"""Plug-ins: one file dropped into a folder is found and used; one that can't run says why."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tritongemm import planning, registry, sizes
+from tritongemm import target as targets
+from tritongemm.compile import Cache, Compiler, Job
+from tritongemm.config import Config
+from tritongemm.errors import InputError, UnavailableError
+from tritongemm.pipeline import Pipeline, Plan
+from tritongemm.problem import Problem
+from tritongemm.report import Reporter
+from tritongemm.sizes import Defaults
+from tritongemm.space import space
+from tritongemm.store import Store
+from tritongemm.timing import Final
+from tritongemm.trial import Built, Trial
+
+Drop = Callable[[str, str, str], None]
+
+
+@pytest.fixture
+def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
+    """Puts a plug-in of some kind, name and text beside the ones that are there."""
+    modules = set(sys.modules)
+
+    def add(kind: str, name: str, text: str) -> None:
+        folder = tmp_path / kind
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.py").write_text(text)
+        package = importlib.import_module(f"tritongemm.{kind}")
+        if str(folder) not in package.__path__:
+            monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+        importlib.invalidate_caches()
+
+    yield add
+    for name in set(sys.modules) - modules:
+        if name.rpartition(".")[2].startswith("toy_"):
+            del sys.modules[name]
+            package, _, leaf = name.rpartition(".")
+            vars(sys.modules[package]).pop(leaf, None)
+
+
+@pytest.mark.parametrize("kind", registry.KINDS)
+def test_what_is_there(kind: str) -> None:
+    """Every file is listed, sorted, and loads or says why it can't."""
+    known = registry.names(kind)
+    folder = Path(registry.__file__).parent / kind
+    assert known == sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
+    for name in known:
+        reason = registry.unavailable(kind, name)
+        assert reason is None or reason.strip()
+
+
+@pytest.mark.parametrize("kind", registry.KINDS)
+def test_names_nobody_has(kind: str) -> None:
+    with pytest.raises(InputError, match=f"no {kind} plug-in is called 'abacus'; there are: "):
+        registry.load(kind, "abacus")
+
+
+def test_plug_ins_that_can_not_run_say_why(drop: Drop) -> None:
+    drop("timers", "toy_missing", "import a_package_nobody_has\n")
+    drop("timers", "toy_refuses", "def unavailable():\n    return 'no sundial on this machine'\n")
+    drop("timers", "_toy_helper", "raise RuntimeError('shared code is no plug-in')\n")
+    assert {"toy_missing", "toy_refuses"} <= set(registry.names("timers"))
+    assert "_toy_helper" not in registry.names("timers")
+    assert registry.unavailable("timers", "toy_refuses") == "no sundial on this machine"
+    why = registry.unavailable("timers", "toy_missing")
+    assert why and why.startswith("timers/toy_missing.py needs a package that is missing") and "a_package_nobody" in why
+    with pytest.raises(UnavailableError, match="a_package_nobody_has"):
+        registry.load("timers", "toy_missing")
+
+
+FAMILY = """
+def unsupported(problem, target):
+    return 'toys are for children' if problem.m > 5 else None
+def tolerance(problem):
+    return 0.125
+def scale(problem):
+    return 0.5
+"""
+
+STRATEGY = """
+def search(space, order, budget, seeds=()):
+    first = yield [order[-1]]
+    assert first[0].config == order[-1]
+    yield [order[0]]
+"""
+
+BACKEND = """
+from tritongemm.compile import Job
+from tritongemm.trial import Built
+def job(config, problem, target, module):
+    return Job(config, {"toy": config.name})
+def build(job):
+    return Built(job.config, job.digest, symbol="toy", registers=7), b"code", "kernel.toy"
+"""
+
+TIMER = """
+LABEL = 'sundial'
+class Timer:
+    def __init__(self, device, stream): pass
+    def time(self, graph, launches): return 60.0
+"""
+
+
+class ToyJudge:
+    """Times by the toy clock and finds everything right."""
+
+    def __init__(self) -> None:
+        self.target = targets.load("gfx942")
+        self.timer = registry.load("timers", "toy_timer")
+        self.screened: list[str] = []
+
+    def screen(self, problem: Problem, built: list[Built], best: float) -> Iterator[Trial]:
+        for one in built:
+            self.screened.append(one.config.name)
+            seconds = self.timer.Timer(None, 0).time(None, 1) + len(self.screened)
+            yield Trial(one.config, "ok", samples=(seconds,), timer=self.timer.LABEL)
+
+    def final(self, problem: Problem, built: list[Built], library: str) -> Final:
+        trials = tuple(Trial(b.config, "ok", samples=(60.0,), timer="sundial", stage="final", error=0.0) for b in built)
+        return Final(trials, {t.config.name: t.samples for t in trials}, True)
+
+    def describe(self, problem: Problem, config: Config) -> str:
+        return "by eye"
+
+    def close(self) -> None:
+        pass
+
+
+def test_one_file_of_each_kind_goes_down_the_line(drop: Drop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A toy family, strategy, backend, timer and format together tune a toy file."""
+    drop("families", "toy_family", FAMILY)
+    drop("strategies", "toy_strategy", STRATEGY)
+    drop("backends", "toy_backend", BACKEND)
+    drop("timers", "toy_timer", TIMER)
+    drop(
+        "interop",
+        "toy_format",
+        "from tritongemm.interop import Row\n"
+        "FORMAT = 'toy'\n"
+        "def recognises(path, text): return text.startswith('toy')\n"
+        "def read(path, text, defaults):\n"
+        "    return [Row(defaults.problem(*map(int, l.split()), family='toy_family')) for l in text.splitlines()[1:]]\n",
+    )
+    (tmp_path / "sizes.toy").write_text("toy\n3 4 5\n")
+    (row,) = sizes.from_file(tmp_path / "sizes.toy", Defaults())
+    assert row.problem == Problem(3, 4, 5, family="toy_family")
+    assert registry.load("families", "toy_family").unsupported(Problem(6, 1, 1), None) == "toys are for children"
+
+    configs = [Config("toy", n, n, n, backend="toy_backend") for n in (1, 2, 3)]
+
+    def planned(problem: Problem, target: targets.Target, folder: Path) -> planning.Planned:
+        kept = planning.prune.Pruned(tuple(configs), {}, {})
+        return planning.Planned(problem, space(problem, target), tuple(configs), kept, folder / "none.py")
+
+    monkeypatch.setattr(planning, "plan", planned)
+    monkeypatch.setattr("tritongemm.generate.winner", lambda *_: None)
+    compiler = Compiler(Cache(tmp_path / "cache"), jobs=1)
+    monkeypatch.setattr(compiler, "build", lambda job: registry.load("backends", job.config.backend).build(job)[0])
+    judge = ToyJudge()
+    store = Store.open(tmp_path / "out.yaml", "gfx942", {}, {})
+    with store:
+        plan = Plan(tmp_path, strategy="toy_strategy", library="")
+        assert Pipeline([judge], compiler, store, plan, Reporter()).tune([row.problem]) == {}
+        record = store.record(row.problem)
+    assert judge.screened == [configs[-1].name, configs[0].name], "what the toy strategy asked for, in its order"
+    assert record and (record.timer, record.winner, record.config) == ("sundial", "toy_backend", configs[-1])
+
+
+def test_a_backends_job_is_built_by_its_file(drop: Drop, tmp_path: Path) -> None:
+    """The compiler process finds the backend as this process does."""
+    drop("backends", "toy_backend", BACKEND)
+    job: Job = registry.load("backends", "toy_backend").job(
+        Config("toy", 1, 2, 3, backend="toy_backend"), None, None, ""
+    )
+    built, code, name = registry.load("backends", job.config.backend).build(job)
+    cache = Cache(tmp_path)
+    cache.put(built, code, name)
+    found = cache.get(job.digest)
+    assert found and (found.registers, Path(found.path).read_bytes()) == (7, b"code")
+
+
+def test_a_target_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "base.yaml").write_text((targets.SPACES / "base.yaml").read_text())
+    (tmp_path / "gfx942.yaml").write_text((targets.SPACES / "gfx942.yaml").read_text())
+    (tmp_path / "toy1.yaml").write_text("inherit: gfx942\ntarget: {product: Toy, compute_units: 3}\n")
+    monkeypatch.setattr(targets, "SPACES", tmp_path)
+    targets.space_file.cache_clear()
+    try:
+        toy = targets.load("toy1")
+        assert (toy.name, toy.product, toy.compute_units, toy.wave_size) == ("toy1", "Toy", 3, 64)
+        assert "toy1" in targets.names() and len(space(Problem(16, 16, 16), toy)) > 0
+    finally:
+        targets.space_file.cache_clear()

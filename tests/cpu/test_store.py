@@ -1,0 +1,354 @@
+"""The journal and the results file: nothing lost, nothing mixed up, whatever happens to the process or the disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tritongemm import sizes
+from tritongemm.config import Config
+from tritongemm.errors import InputError, OutputError
+from tritongemm.problem import Problem
+from tritongemm.record import Record
+from tritongemm.store import Store
+from tritongemm.trial import Trial
+
+TOOLS = {"triton": "3.6.0", "torch": "2.9.0"}
+HOW = {"timer": "events", "iters": 200}
+ONE, TWO, THREE = Problem(16, 16, 16), Problem(32, 16, 16), Problem(64, 16, 16)
+CONFIG = Config("tile", 16, 16, 16)
+
+
+def take(path: Path, **other: Any) -> Store:
+    """Open a store as the same command would."""
+    return Store.open(path, **{"target": "gfx942", "toolchain": TOOLS, "protocol": HOW, **other})
+
+
+def trial(number: int, **other: Any) -> Trial:
+    config = dataclasses.replace(CONFIG, group_m=number + 1)
+    return Trial(config, **{"status": "ok", "samples": (1e-6 + number,), "timer": "graph-events", **other})
+
+
+def record(problem: Problem, seconds: float = 1e-5, **other: Any) -> Record:
+    facts = {
+        "spread": 0.01,
+        "timer": "graph-events",
+        "target": "gfx942",
+        "toolchain": TOOLS,
+        "winner": "triton",
+        **other,
+    }
+    return Record(problem, config=CONFIG, seconds=seconds, **facts)
+
+
+def known(store: Store) -> list[tuple[str, str]]:
+    """Problem and config of every trial held."""
+    return [(p.key, name) for p in (ONE, TWO, THREE) for name, _ in store.trials(p)]
+
+
+def test_what_is_added_is_there_after_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "folder" / "out.yaml"
+    failed = trial(1, status="crashed", samples=(), reason="illegal access")
+    with take(path) as store:
+        store.add_trials(ONE, [trial(0), failed])
+        store.add_trials(TWO, [trial(0, stage="final", error=1e-4, tolerance=1e-3)])
+        store.add_trials(TWO, [])
+        store.add_record(record(ONE))
+        assert not path.exists(), "results are merged at the end"
+    with take(path) as store:
+        assert store.trials(ONE) == {(trial(0).config.name, "screen"): trial(0), (failed.config.name, "screen"): failed}
+        assert list(store.trials(TWO).values()) == [trial(0, stage="final", error=1e-4, tolerance=1e-3)]
+        assert (store.record(ONE), store.record(TWO)) == (record(ONE), None)
+
+
+def test_a_line_is_on_disk_when_the_call_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), real(fd))[1])
+    with take(tmp_path / "out.yaml") as store:
+        before = len(synced)
+        store.add_trials(ONE, [trial(0)])
+        store.add_record(record(ONE))
+        assert len(synced) == before + 2
+        lines = [json.loads(x) for x in store.journal.read_text().splitlines()]
+    assert [next(iter(sorted(x))) for x in lines] == ["header", "problem", "record"]
+
+
+def test_merge_is_deterministic_and_keeps_other_rows(tmp_path: Path) -> None:
+    """Rows of other problems keep their place; new ones follow in the order asked for, not of their arrival."""
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    for path, arrival in ((first, (ONE, THREE)), (second, (THREE, ONE))):
+        with take(path) as store:
+            store.add_record(record(TWO))
+            store.merge()
+        with take(path, resume=False) as store:
+            for problem in arrival:
+                store.add_record(record(problem))
+            store.merge((ONE, THREE))
+    assert first.read_bytes() == second.read_bytes()
+    rows = sizes.from_file(first, sizes.Defaults())
+    assert [r.record for r in rows] == [record(TWO), record(ONE), record(THREE)]
+    with take(first) as store:
+        store.merge((THREE, ONE))
+    assert first.read_bytes() == second.read_bytes(), "merging again changes nothing"
+
+
+def test_measured_anew_replaces_the_row_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        store.add_record(record(ONE))
+        store.add_record(record(TWO))
+        store.merge((ONE, TWO))
+    with take(path, toolchain={**TOOLS, "triton": "9.9"}, resume=False) as store:
+        assert store.record(ONE) is None and store.trials(ONE) == {}
+        store.add_record(record(ONE, 7e-6, toolchain={**TOOLS, "triton": "9.9"}))
+        store.merge((ONE,))
+    assert path.with_name("out.yaml.journal.old").exists(), "the old journal is set aside, not deleted"
+    assert [r.record.seconds for r in sizes.from_file(path, sizes.Defaults()) if r.record] == [7e-6, 1e-5]
+
+
+def test_results_without_their_journal_count(tmp_path: Path) -> None:
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        store.add_record(record(ONE))
+        store.merge()
+        store.journal.unlink()
+    with take(path) as store:
+        assert store.record(ONE) == record(ONE)
+
+
+def test_a_merge_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        store.add_record(record(ONE))
+        store.merge()
+        old = path.read_bytes()
+        store.add_record(record(TWO))
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", full)
+            with pytest.raises(OutputError, match=r"out\.yaml can't be written: No space left.*journal .* is safe"):
+                store.merge()
+        assert path.read_bytes() == old
+        assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".out")) == [], "no debris"
+        store.merge()
+    assert len(sizes.from_file(path, sizes.Defaults())) == 2
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+import test_store as t
+with t.take(Path({path!r})) as store:
+    for number in range(100000):
+        store.add_trials(t.ONE, [t.trial(number)])
+        print(number, flush=True)
+"""
+
+
+def start(path: Path) -> subprocess.Popen[str]:
+    """A second process that takes `path` and appends until it is killed."""
+    text = WRITER.format(here=str(Path(__file__).parent), path=str(path))
+    return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+
+
+def test_kill_nine_while_appending(tmp_path: Path) -> None:
+    """What a killed run had said is done is there, once; while it lived, nobody else could take the file."""
+    path = tmp_path / "out.yaml"
+    writer = start(path)
+    try:
+        assert writer.stdout
+        said = [int(writer.stdout.readline()) for _ in range(3)]
+        with pytest.raises(
+            OutputError, match=rf"out\.yaml is held by another run \(process {writer.pid}\).*another -o"
+        ):
+            take(path)
+        said += [int(writer.stdout.readline()) for _ in range(20)]
+    finally:
+        writer.send_signal(signal.SIGKILL)
+    said += [int(x) for x in writer.communicate()[0].splitlines() if x.isdigit()]
+    with take(path) as store:
+        held = store.trials(ONE)
+        assert {t.config.group_m - 1 for t in held.values()} >= set(said)
+        assert len(held) <= len(said) + 1
+        store.add_trials(TWO, [trial(0)])
+    lines = path.with_name("out.yaml.journal").read_text().splitlines()
+    assert len(lines) == 1 + len(held) + 1
+    assert all(json.loads(x) for x in lines)
+
+
+def written(path: Path) -> bytes:
+    """A journal of every kind of line."""
+    with take(path) as store:
+        for number, problem in enumerate((ONE, TWO, THREE)):
+            store.add_trials(problem, [trial(number), trial(number + 10, status="timeout", samples=(), reason="né")])
+            store.add_record(record(problem))
+        data = store.journal.read_bytes()
+        store.journal.unlink()
+    return data
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return written(tmp_path_factory.mktemp("whole") / "out.yaml")
+
+
+@given(share=st.floats(0, 1))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+@example(share=0.0)
+@example(share=1.0)
+def test_torn_at_any_byte_loses_one_line_at_most(tmp_path: Path, whole: bytes, share: float) -> None:
+    path = tmp_path / "out.yaml"
+    journal = path.with_name("out.yaml.journal")
+    cut = round(share * len(whole))
+    journal.write_bytes(whole[:cut])
+    complete = whole[:cut].count(b"\n")
+    with take(path) as store:
+        held = len(known(store)) + len(store.records())
+        assert held == max(0, complete - 1), "every line but the header and the torn one"
+        store.add_trials(ONE, [trial(99)])
+    lines = journal.read_bytes().splitlines()
+    assert len(lines) == max(1, complete) + 1 and all(json.loads(x) for x in lines)
+    journal.unlink()
+
+
+def test_a_damaged_line_is_named(tmp_path: Path, whole: bytes) -> None:
+    path = tmp_path / "out.yaml"
+    lines = whole.splitlines(keepends=True)
+    for damage in (
+        b"{\n",
+        b'"text"\n',
+        b'{"problem": {"m": 0, "n": 1, "k": 1}, "trial": {}}\n',
+        b"\0\0\0\n",
+        b"\xff\xfe\n",
+        b"[]\n",
+    ):
+        path.with_name("out.yaml.journal").write_bytes(b"".join([*lines[:3], damage, *lines[3:]]))
+        with pytest.raises(OutputError, match=r"journal: line 4 is damaged .*--no-resume"):
+            take(path)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the write fails, is cut short, or the sync fails: an error that says what to do, and whole lines only."""
+    path = tmp_path / "out.yaml"
+    write, sync = os.write, os.fsync
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with take(path) as store:
+        store.add_trials(ONE, [trial(0)])
+        before = store.journal.read_bytes()
+        for name, replacement in (
+            ("write", refuse),
+            ("write", lambda fd, data: write(fd, data[: len(data) // 2])),
+            ("fsync", refuse),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(os, name, replacement)
+                with pytest.raises(
+                    OutputError, match=r"No space left on device; what was there before is safe\. Make room"
+                ):
+                    store.add_trials(ONE, [trial(1), trial(2)])
+                with pytest.raises(OutputError):
+                    store.add_record(record(ONE))
+            assert store.journal.read_bytes() == before
+            assert len(store.trials(ONE)) == 1 and store.record(ONE) is None
+        store.add_trials(ONE, [trial(1)])
+    assert os.fsync is sync
+    with take(path) as store:
+        assert len(store.trials(ONE)) == 2
+
+
+def test_a_disk_full_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "out.yaml"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", refuse)
+        with pytest.raises(OutputError, match="No space left"):
+            take(path)
+    take(path).close()  # and the lock was given back
+
+
+@pytest.mark.parametrize(
+    ("other", "complaint"),
+    [
+        ({"target": "sm90"}, r"is for gfx942, this run for sm90: choose another -o"),
+        ({"toolchain": {**TOOLS, "triton": "3.9.0"}}, r"another toolchain \(triton 3\.6\.0 → 3\.9\.0\): .*--no-resume"),
+        ({"toolchain": {**TOOLS, "device": "MI300X"}}, r"another toolchain \(device unknown → MI300X\)"),
+        (
+            {"protocol": {**HOW, "iters": 5}},
+            r"measured otherwise \(iters 200 → 5\): use the same options, another -o, or --no",
+        ),
+        ({"protocol": {"timer": "model"}}, r"\(timer events → model, iters 200 → None\)"),
+    ],
+)
+def test_runs_that_do_not_go_together(tmp_path: Path, other: dict[str, Any], complaint: str) -> None:
+    """Refused with what differs and what to do; nothing that was there is touched."""
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        store.add_trials(ONE, [trial(0)])
+        store.add_record(record(ONE))
+        store.merge()
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    with pytest.raises(OutputError, match=complaint):
+        take(path, **other)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    path.with_name("out.yaml.journal").unlink()
+    if "protocol" not in other:
+        with pytest.raises(OutputError, match=complaint):
+            take(path, **other)
+    take(path).close()
+
+
+def test_files_that_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"file/out\.yaml can't be written: .*choose another file with -o"):
+        take(tmp_path / "file" / "out.yaml")
+    with pytest.raises(OutputError, match="is a folder; name a file with -o"):
+        take(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "complaint"),
+    [
+        (b"- {M: 1, N: 1, K: 1}\n", OutputError, r"out\.yaml: line 1 is not a result; name another file"),
+        (b"- {M: 1, N: 1}\n", InputError, r"out\.yaml: row 1 \(line 1\) has no K"),
+        (b"\xff\xfe\x00", InputError, r"out\.yaml is not text"),
+    ],
+)
+def test_an_output_that_is_something_else(tmp_path: Path, text: bytes, error: type[Exception], complaint: str) -> None:
+    path = tmp_path / "out.yaml"
+    path.write_bytes(text)
+    with pytest.raises(error, match=complaint):
+        take(path)
+    assert path.read_bytes() == text
+
+
+def test_two_threads_do_not_tear_each_others_lines(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with take(tmp_path / "out.yaml") as store:
+        add: Callable[[int], None] = lambda n: store.add_trials((ONE, TWO)[n % 2], [trial(n), trial(n + 100)])
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(add, range(40)))
+    with take(tmp_path / "out.yaml") as store:
+        assert len(known(store)) == 80

@@ -21,6 +21,7 @@ from typing import Any
 
 from tritongemm import registry
 from tritongemm.config import Config
+from tritongemm.errors import InputError
 from tritongemm.trial import Built
 from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
 
@@ -67,7 +68,7 @@ class Cache:
             built = Built.from_json({**data, "path": str(place / data["path"]) if data["path"] else ""})
             size = data["launch"].get("bytes")
             return built if not built.path or os.path.getsize(built.path) == size else None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError):
             return None
 
     def put(self, built: Built, code: bytes, name: str) -> Built:

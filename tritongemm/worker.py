@@ -47,6 +47,7 @@ class Child:
     def _start(self) -> None:
         here, there = os.pipe(), os.pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in kill)
+        self._before = 0  # what an earlier request wrote is not this one's
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tritongemm.worker", self.role, str(there[0]), str(here[1])],
             env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
@@ -83,6 +84,7 @@ class Child:
         try:
             if not self.alive:
                 self._start()
+            self._before = os.fstat(self._log.fileno()).st_size
             self._requests.send(request)
             while True:
                 if not self._answers.poll(timeout):
@@ -103,7 +105,7 @@ class Child:
             return "killed"
         code = process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 4000))
+        self._log.seek(max(self._before, self._log.seek(0, os.SEEK_END) - 4000))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         self.kill()
         return f"{how}{': ' + lines[-1].strip() if lines else ''}"

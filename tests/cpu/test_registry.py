@@ -42,7 +42,7 @@ def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
 
     yield add
     for name in set(sys.modules) - modules:
-        if name.rpartition(".")[2].startswith("toy_"):
+        if name.rpartition(".")[2].startswith("toy"):
             del sys.modules[name]
             package, _, leaf = name.rpartition(".")
             vars(sys.modules[package]).pop(leaf, None)
@@ -140,7 +140,7 @@ def test_one_file_of_each_kind_goes_down_the_line(drop: Drop, tmp_path: Path, mo
     """A toy family, strategy, backend, timer and format together tune a toy file."""
     drop("families", "toy_family", FAMILY)
     drop("strategies", "toy_strategy", STRATEGY)
-    drop("backends", "toy_backend", BACKEND)
+    drop("backends", "toybackend", BACKEND)
     drop("timers", "toy_timer", TIMER)
     drop(
         "interop",
@@ -156,7 +156,7 @@ def test_one_file_of_each_kind_goes_down_the_line(drop: Drop, tmp_path: Path, mo
     assert row.problem == Problem(3, 4, 5, family="toy_family")
     assert registry.load("families", "toy_family").unsupported(Problem(6, 1, 1), None) == "toys are for children"
 
-    configs = [Config("toy", n, n, n, backend="toy_backend") for n in (1, 2, 3)]
+    configs = [Config("toy", n, n, n, backend="toybackend") for n in (1, 2, 3)]
 
     def planned(problem: Problem, target: targets.Target, folder: Path) -> planning.Planned:
         kept = planning.prune.Pruned(tuple(configs), {}, {})
@@ -173,15 +173,13 @@ def test_one_file_of_each_kind_goes_down_the_line(drop: Drop, tmp_path: Path, mo
         assert Pipeline([judge], compiler, store, plan, Reporter()).tune([row.problem]) == {}
         record = store.record(row.problem)
     assert judge.screened == [configs[-1].name, configs[0].name], "what the toy strategy asked for, in its order"
-    assert record and (record.timer, record.winner, record.config) == ("sundial", "toy_backend", configs[-1])
+    assert record and (record.timer, record.winner, record.config) == ("sundial", "toybackend", configs[-1])
 
 
 def test_a_backends_job_is_built_by_its_file(drop: Drop, tmp_path: Path) -> None:
     """The compiler process finds the backend as this process does."""
-    drop("backends", "toy_backend", BACKEND)
-    job: Job = registry.load("backends", "toy_backend").job(
-        Config("toy", 1, 2, 3, backend="toy_backend"), None, None, ""
-    )
+    drop("backends", "toybackend", BACKEND)
+    job: Job = registry.load("backends", "toybackend").job(Config("toy", 1, 2, 3, backend="toybackend"), None, None, "")
     built, code, name = registry.load("backends", job.config.backend).build(job)
     cache = Cache(tmp_path)
     cache.put(built, code, name)

@@ -1,0 +1,266 @@
+"""Compiling: a config that crashes or hangs the compiler costs itself; nothing is compiled twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tritongemm import backends, generate
+from tritongemm import target as targets
+from tritongemm.backends import triton
+from tritongemm.compile import Cache, Compiler, Job
+from tritongemm.config import Config
+from tritongemm.problem import Problem
+from tritongemm.trial import Built
+
+TOY = """
+import os, signal, time
+from pathlib import Path
+from tritongemm.compile import Job
+from tritongemm.trial import Built
+
+def build(job):
+    what = job.payload.get("what", "build")
+    if "log" in job.payload:
+        with open(job.payload["log"], "a") as log:
+            log.write(job.config.name + "\\n")
+    if what == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "fault":
+        import ctypes
+        ctypes.string_at(0)
+    if what == "hang":
+        if os.fork() == 0:
+            Path(job.payload["pid"]).write_text(str(os.getpid()))
+        while True:
+            signal.pause()
+    if what == "raise":
+        raise ValueError("tile too large for toys")
+    if what == "exit":
+        os._exit(5)
+    if what == "too large":
+        return Built(job.config, job.digest, status="out_of_resources", reason="LDS 9 > 8"), b"", ""
+    return Built(job.config, job.digest, symbol=job.config.name, registers=3), job.config.name.encode(), "kernel.toy"
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def toy_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A backend whose compiler misbehaves where told to; the compiler processes import `toy_roles` to find it."""
+    folder = tmp_path_factory.mktemp("toys")
+    (folder / "toycompiler.py").write_text(TOY)
+    hook = tmp_path_factory.mktemp("site")
+    (hook / "toy_site.py").write_text(f"import tritongemm.backends as b\nb.__path__.append({str(folder)!r})\n")
+    (hook / "toy_roles.py").write_text("import toy_site\nfrom tritongemm.compile import Builder\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "__path__", [*backends.__path__, str(folder)])
+        patch.syspath_prepend(str(hook))
+        yield
+    sys.modules.pop("tritongemm.backends.toycompiler", None)
+
+
+def compiler(folder: Path, jobs: int = 2, timeout: float = 60.0) -> Compiler:
+    """A compiler whose processes know the toy backend."""
+    made = Compiler(Cache(folder), jobs, timeout)
+    for child in made._children:
+        child.role = "toy_roles:Builder"
+    return made
+
+
+def job(number: int, what: str = "build", **payload: str) -> Job:
+    config = Config("toy", 16, 16, 16, group_m=number, backend="toycompiler")
+    return Job(config, {"toy": config.name}, {"what": what, **payload})
+
+
+def test_one_bad_config_costs_itself(tmp_path: Path) -> None:
+    """Killed, faulting, hanging, raising or leaving: each is a value with its reason, and the rest are built."""
+    pid = tmp_path / "pid"
+    bad = {1: "crash", 3: "fault", 5: "hang", 7: "raise", 9: "exit", 11: "too large"}
+    jobs = [job(n, bad.get(n, "build"), pid=str(pid)) for n in range(13)]
+    made = compiler(tmp_path / "cache", timeout=1.5)
+    try:
+        list(made.stream([job(20), job(21)]))  # started, so that the limit is the compile's own
+        found = {b.config.group_m: b for b in made.stream(jobs)}
+    finally:
+        made.close()
+    assert sorted(found) == list(range(13))
+    assert all(
+        b.status == "ok" and Path(b.path).read_bytes() == b.symbol.encode() for n, b in found.items() if n not in bad
+    )
+    told = {n: (found[n].status, found[n].reason) for n in bad}
+    assert told[1] == ("compile_failed", "the compiler process died: signal SIGKILL")
+    assert told[3][0] == "compile_failed" and "signal SIGSEGV" in told[3][1]
+    assert told[5] == ("timeout", "compile took more than 1.5 s")
+    assert told[7] == ("compile_failed", "ValueError: tile too large for toys")
+    assert told[9] == ("compile_failed", "the compiler process died: exit status 5")
+    assert told[11] == ("out_of_resources", "LDS 9 > 8")
+    assert (
+        not Path(f"/proc/{pid.read_text()}/cmdline").exists()
+        or not Path(f"/proc/{pid.read_text()}/cmdline").read_bytes()
+    )
+
+
+def test_equal_jobs_are_built_once_and_a_second_run_builds_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    jobs = [job(n % 3, "too large" if n % 3 == 2 else "build", log=str(log)) for n in range(9)]
+    made = compiler(tmp_path / "cache")
+    try:
+        first = {b.config: b for b in made.stream(jobs)}
+        assert len(first) == 3 == len(log.read_text().splitlines())
+        assert all(b.seconds > 0 for b in first.values())
+        again = {b.config: b for b in made.stream(jobs)}
+        assert len(log.read_text().splitlines()) == 3, "what does not fit is remembered as well"
+        assert again == {c: replace(b, seconds=0.0, launch=again[c].launch) for c, b in first.items()}
+        assert made.build(jobs[0]).seconds == 0.0
+    finally:
+        made.close()
+
+
+def test_failures_are_not_cached(tmp_path: Path) -> None:
+    """A compile that failed may have failed for want of memory: the next run tries again."""
+    made = compiler(tmp_path / "cache", jobs=1)
+    try:
+        assert made.build(job(1, "raise")).status == "compile_failed"
+        assert made.build(job(1)).status == "ok"
+    finally:
+        made.close()
+
+
+def put(cache: Cache, number: int = 0) -> Built:
+    one = job(number)
+    return cache.put(
+        Built(one.config, one.digest, symbol="toy", launch={"offsets": [0, 8]}), b"machine code", "kernel.toy"
+    )
+
+
+def damaged(place: Path) -> Iterator[str]:
+    """Ways an entry can be damaged; each is undone by writing the entry anew."""
+    code, facts = place / "kernel.toy", place / "built.json"
+    text = facts.read_text()
+    for name, path, data in (
+        ("code cut short", code, b"machine"),
+        ("code empty", code, b""),
+        ("facts cut short", facts, text[: len(text) // 2].encode()),
+        ("facts empty", facts, b""),
+        ("facts of another kind", facts, b"[]"),
+        ("facts without their parts", facts, b"{}"),
+        ("facts that are null", facts, b"null"),
+        ("no bytes known", facts, text.replace('"bytes"', '"sites"').encode()),
+        ("launch lost", facts, json.dumps({**json.loads(text), "launch": None}).encode()),
+        ("no config", facts, json.dumps({**json.loads(text), "config": "tile"}).encode()),
+        ("not text", facts, b"\xff\xfe"),
+    ):
+        path.write_bytes(data)
+        yield name
+    code.unlink()
+    yield "code gone"
+
+
+def test_a_damaged_entry_is_rebuilt(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    whole = put(cache)
+    assert cache.get(whole.digest) == replace(whole, launch={"offsets": [0, 8], "bytes": 12})
+    place = cache.path(whole.digest)
+    for name in damaged(place):
+        assert cache.get(whole.digest) is None, name
+        assert put(cache).path == whole.path
+        assert cache.get(whole.digest), name
+    assert [p.name for p in place.parent.iterdir()] == [place.name], "no debris"
+
+
+def test_no_damage_to_the_facts_is_an_exception(tmp_path: Path) -> None:
+    """Whatever byte turns over, the cache answers: a Built, or None."""
+    cache = Cache(tmp_path)
+    facts = cache.path(put(cache).digest) / "built.json"
+    text, rng = facts.read_bytes(), random.Random(1)
+    for _ in range(200):
+        at = rng.randrange(len(text))
+        facts.write_bytes(text[:at] + bytes([rng.randrange(256)]) + text[at + 1 :])
+        found = cache.get(job(0).digest)
+        assert found is None or isinstance(found, Built)
+
+
+def test_many_writers_of_one_entry(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        assert len({b.path for b in pool.map(lambda _: put(cache), range(32))}) == 1
+    place = cache.path(job(0).digest)
+    assert cache.get(job(0).digest) and [p.name for p in place.parent.iterdir()] == [place.name]
+
+
+def test_a_folder_that_can_not_be_written_is_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    made = compiler(tmp_path / "file" / "cache", jobs=1)
+    try:
+        built = made.build(job(0))
+        assert built.status == "compile_failed" and "NotADirectoryError" in built.reason
+    finally:
+        made.close()
+
+
+def test_sizes_are_run_time_arguments() -> None:
+    """48 sizes of one alignment have one binary for each config: M, N and K are in none of them."""
+    target = targets.load("gfx942")
+    configs = [Config("tile", 16, 16, 16), Config("tile", 32, 16, 16, 1, 2), Config("stream_k", 16, 16, 16)]
+    sizes = [Problem(m, 16 * n, 16 * k) for m in (1, 7, 16, 100) for n in (1, 5, 9, 300) for k in (1, 2, 77)]
+    assert len(sizes) == 48
+    digests = {triton.job(c, p, target, "").digest for c in configs for p in sizes}
+    assert len(digests) == len(configs)
+    one = triton.job(configs[0], sizes[0], target, "")
+    assert not {"M", "N", "K"} & one.identity["constants"].keys()
+    assert {"M", "N", "K"} <= one.identity["signature"].keys()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"k": 17},  # masks along K, and rows that are not aligned
+        {"n": 17},
+        {"dtype_c": "fp32"},
+        {"row_major_b": False},
+        {"bias": "n"},
+    ],
+)
+def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, object]) -> None:
+    target, config, problem = targets.load("gfx942"), Config("tile", 16, 16, 16), Problem(16, 16, 16)
+    digest = triton.job(config, problem, target, "").digest
+    assert triton.job(config, replace(problem, **other), target, "").digest != digest
+    assert triton.job(config, problem, target, "/elsewhere").digest == digest
+
+
+def test_so_is_the_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, problem = Config("tile", 16, 16, 16), Problem(16, 16, 16)
+    digest = triton.job(config, problem, targets.load("gfx942"), "").digest
+    assert triton.job(config, problem, targets.load("gfx950"), "").digest != digest
+    assert triton.job(replace(config, num_warps=1), problem, targets.load("gfx942"), "").digest != digest
+    monkeypatch.setattr("tritongemm.settings.version", lambda _: "99")
+    assert triton.job(config, problem, targets.load("gfx942"), "").digest != digest
+
+
+def test_triton_compiles_without_a_gpu_and_only_once(tmp_path: Path, session_cache: Path) -> None:
+    """A real compile: another size finds the binary, what does not fit LDS says so, and nobody saw the sizes."""
+    target, problem = targets.load("gfx942"), Problem(24, 16, 32)
+    good, large = Config("tile", 16, 16, 16, num_warps=1), Config("tile", 16, 16, 2048, num_warps=4)
+    module = generate.module(problem, [good, large], target, tmp_path)
+    made = Compiler(Cache(session_cache), jobs=1)
+    try:
+        found = {b.config: b for b in made.stream(triton.job(c, problem, target, str(module)) for c in (good, large))}
+        assert found[good].status == "ok", found[good].reason
+        assert (found[good].symbol, found[good].threads) == (good.name, 64)
+        assert found[good].registers > 0 and os.path.getsize(found[good].path) > 1000
+        assert (found[large].status, found[large].path) == ("out_of_resources", "")
+        assert "shared memory" in found[large].reason and "> 65536 bytes" in found[large].reason
+        other = Problem(400, 48, 64)
+        (again,) = made.stream([triton.job(good, other, target, "a module that is not read")])
+        assert (again.path, again.seconds) == (found[good].path, 0.0)
+        assert triton.launch(again, other, target).grid == (25 * 3, 1, 1)
+    finally:
+        made.close()

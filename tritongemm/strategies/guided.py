@@ -1,0 +1,99 @@
+"""Strategy: a few large batches, each where a learned correction of the model expects the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+
+import numpy as np
+
+from tritongemm import rank
+from tritongemm.config import Config
+from tritongemm.rank import Prediction
+from tritongemm.space import Space
+from tritongemm.strategies._kept import Kept
+from tritongemm.strategies._surrogate import Surrogate, features
+from tritongemm.trial import Trial
+
+SHARE = 0.05  # of the kept configs that the default budget tries,
+FEWEST, MOST = 48, 192  # within these bounds
+FIRST = 0.33  # of the budget that goes to the first batch
+ROUNDS = 6  # batches; each is a barrier between compiling and timing
+PATIENCE, GAIN = 3, 0.003  # stop after so many batches that gain less than this
+LEADERS = 4  # whose neighbours are looked at
+LOCAL = 0.34  # of a batch that goes to these neighbours
+BOLD = (1.0, 0.7, 0.5, 0.3, 0.0)  # standard deviations an unsure config is favoured by, batch after batch
+
+
+def search(
+    space: Space,
+    order: Sequence[Config],
+    budget: int,
+    seeds: Sequence[Config] = (),
+    expected: Sequence[Prediction] = (),
+) -> Generator[list[Config], list[Trial], None]:
+    """Yields batches to try and is sent their trials; `order` and equal trials give equal batches.
+
+    Args:
+        space: where neighbours are looked for, and whose problem and target shape the features.
+        order: kept configs, the predicted best first.
+        budget: most configs to try; 0 for 5 % of `order`, at least 48 and at most 192.
+        seeds: winners of similar problems, tried first; one that was pruned stands for the nearest kept config.
+        expected: predictions for `order`; made here when not given.
+    """
+    kept = Kept(order)
+    count = len(kept.order)
+    budget = min(count, budget or default_budget(count))
+    first = max(1, min(budget, round(FIRST * budget)))
+    batch = list(dict.fromkeys([*kept.seeds(seeds), *kept.spread(first)]))[:first]
+    each = max(1, -(-(budget - first) // (ROUNDS - 1)))
+    trials = {t.config: t for t in (yield batch)}
+    surrogate: Surrogate | None = None
+    stale = 0
+    for number in range(budget):
+        room = min(each, budget - len(trials))
+        if room <= 0 or stale >= PATIENCE:
+            return
+        before = best(trials.values())
+        if before == np.inf:
+            # Nothing to learn from yet: on along the order.
+            batch = [c for c in kept.spread(len(trials) + room) if c not in trials][:room]
+        else:
+            surrogate = surrogate or _surrogate(space, kept, expected)
+            batch = _refine(space, kept, surrogate, trials, room, BOLD[min(number, len(BOLD) - 1)])
+        trials |= {t.config: t for t in (yield batch)}
+        stale = 0 if best(trials.values()) < before * (1 - GAIN) or before == np.inf else stale + 1
+
+
+def default_budget(count: int) -> int:
+    """Configs to try of `count` kept ones."""
+    return min(count, max(FEWEST, min(MOST, round(SHARE * count))))
+
+
+def best(trials: Iterable[Trial]) -> float:
+    """Shortest seconds so far; infinite while all have failed."""
+    return min((t.seconds for t in trials if t.status == "ok"), default=float("inf"))
+
+
+def _surrogate(space: Space, kept: Kept, expected: Sequence[Prediction]) -> Surrogate:
+    given = {p.config: p for p in expected}
+    known = [given.get(c) or rank.predict(c, space.problem, space.target) for c in kept.order]
+    prior = np.log([p.seconds for p in known])
+    return Surrogate(features(known, space.problem, space.target), prior)
+
+
+def _refine(
+    space: Space, kept: Kept, surrogate: Surrogate, trials: dict[Config, Trial], room: int, bold: float
+) -> list[Config]:
+    """The next batch: neighbours of the leaders first, then the most promising anywhere."""
+    ok = [t.status == "ok" for t in trials.values()]
+    logs = np.log([t.seconds if good else np.nan for t, good in zip(trials.values(), ok, strict=True)])
+    surrogate.fit(np.array([kept.place[c] for c in trials]), logs)
+    leaders = sorted((t for t in trials.values() if t.status == "ok"), key=lambda t: (t.seconds, t.config))[:LEADERS]
+    near = dict.fromkeys(n for t in leaders for n in space.neighbours(t.config) if n in kept.place and n not in trials)
+    places = np.array([kept.place[c] for c in near], dtype=np.intp)
+    chosen = surrogate.choose(places, round(LOCAL * room), bold) if len(near) else []
+    taken = {kept.place[c] for c in trials} | set(chosen)
+    rest = np.array([i for i in range(len(kept.order)) if i not in taken], dtype=np.intp)
+    if len(rest):
+        chosen += surrogate.choose(rest, room - len(chosen), bold)
+    return [kept.order[i] for i in chosen]

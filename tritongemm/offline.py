@@ -4,6 +4,7 @@ Triton's interpreter on the CPU."""
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,12 +78,13 @@ class Offline:
 
     Args:
         target: the architecture compiled for.
-        folder: where the interpreter's modules go.
         timeout: seconds one check may take.
     """
 
-    def __init__(self, target: Target, folder: Path, timeout: float) -> None:
-        self.target, self.folder, self.timeout = target, folder, timeout
+    def __init__(self, target: Target, timeout: float) -> None:
+        self.target, self.timeout = target, timeout
+        # Beside the run's own modules these would replace them: they have the same names and fewer configs.
+        self._folder = tempfile.TemporaryDirectory(prefix="tritongemm-")
         self._child = Child("tritongemm.offline:Interpreter", {"TRITON_INTERPRET": "1"})
 
     def screen(self, problem: Problem, built: Sequence[Built], best: float) -> Iterator[Trial]:
@@ -96,7 +98,7 @@ class Offline:
 
     def check(self, problem: Problem, built: Sequence[Built]) -> Iterator[Trial]:
         """The error of each candidate, from Triton's interpreter on a reduced problem."""
-        path = generate.module(problem, [b.config for b in built], self.target, self.folder)
+        path = generate.module(problem, [b.config for b in built], self.target, Path(self._folder.name))
         for one in built:
             yield self._checked(problem, one.config, path)
 
@@ -132,3 +134,4 @@ class Offline:
     def close(self) -> None:
         """End the interpreter's process."""
         self._child.kill()
+        self._folder.cleanup()

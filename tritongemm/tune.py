@@ -58,7 +58,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
     output = Path(args.output or f"output/tuning_results_{here.target.name}.yaml")
     plan = Plan(
         folder=output.parent / f"{output.stem}_kernels",
-        strategy=args.strategy,
+        strategy=args.strategy or ("guided" if here.devices else "exhaustive"),
         budget=args.budget,
         finalists=args.finalists,
         libraries=_libraries(args.libtype),
@@ -69,7 +69,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
     with ExitStack() as stack:
         compiler = Compiler(Cache(settings.cache_folder()), args.num_threads, args.timeout)
         stack.callback(compiler.close)
-        judges = [*_judges(here, protocol, plan.folder, args.timeout)]
+        judges = [*_judges(here, protocol, args.timeout)]
         for judge in judges:
             stack.callback(judge.close)
         if args.compare_wo_tuning:
@@ -106,9 +106,9 @@ def _libraries(libtype: str) -> tuple[str, ...]:
     return tuple(wanted)
 
 
-def _judges(here: Machine, protocol: Protocol, folder: Path, timeout: float) -> Iterator[Judge]:
+def _judges(here: Machine, protocol: Protocol, timeout: float) -> Iterator[Judge]:
     if not here.devices:
-        yield Offline(here.target, folder, timeout)
+        yield Offline(here.target, timeout)
     for device in here.devices:
         yield Gpu(here.target, here.vendor, device, protocol, timeout)
 

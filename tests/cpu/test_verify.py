@@ -1,0 +1,191 @@
+"""Verification: what a wrong, unwritten, stale or flickering result looks like, and that rounding is none of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tritongemm import target as targets
+from tritongemm.errors import InputError
+from tritongemm.families import dense
+from tritongemm.problem import Problem
+from tritongemm.verify import Verdict, poison, verify
+
+Run = Callable[[torch.Tensor], None]
+
+
+def made(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
+    """An empty C and the exact result."""
+    a, b, bias = dense.inputs(problem, "cpu")
+    c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch))
+    return c, dense.reference(problem, a, b, bias)
+
+
+def judged(problem: Problem, spoil: Run = lambda _: None) -> Verdict:
+    """The verdict on the exact result, rounded to C's dtype and then spoiled."""
+    c, exact = made(problem)
+
+    def run() -> None:
+        c.copy_(exact.to(c.dtype))
+        spoil(c)
+
+    return verify(problem, dense, run, c, exact)
+
+
+def put(value: float) -> Run:
+    """Spoils one element in the middle."""
+
+    def spoil(c: torch.Tensor) -> None:
+        flat = c.view(-1).view(torch.uint8 if c.element_size() == 1 and c.dtype.is_floating_point else c.dtype)
+        flat[c.numel() // 2] = flat[c.numel() // 2] + 1 if math.isinf(value) else value
+
+    return spoil
+
+
+@pytest.mark.parametrize("dtype_c", ["fp16", "bf16", "fp32", "fp8e4m3fn", "fp8e4m3fnuz", "fp8e5m2", "fp8e5m2fnuz"])
+@pytest.mark.parametrize("bias", ["none", "m", "n"])
+def test_rounding_passes(dtype_c: str, bias: str) -> None:
+    found = judged(Problem(33, 65, 70, "bf16", "bf16", dtype_c, bias=bias))
+    assert found.ok and found.repeatable and found.reason == ""
+    assert found.error > 0 or dtype_c == "fp32"
+
+
+@pytest.mark.parametrize("dtype_c", ["int32", "int8"])
+def test_integers_are_exact(dtype_c: str) -> None:
+    problem = Problem(33, 65, 70, "int8", "int8", dtype_c)
+    assert (dense.tolerance(problem), judged(problem).error) == (0.0, 0.0)
+    found = judged(problem, put(math.inf))  # one more than right
+    assert not found.ok and found.error > 0, "one unit in one element shows"
+
+
+def test_one_wrong_element_in_a_large_matrix() -> None:
+    """An error of one standard deviation in one of a million elements is far above rounding."""
+    problem = Problem(1024, 1024, 64)
+    c, exact = made(problem)
+    wrong = float(exact.view(-1)[exact.numel() // 2]) + float(exact.std())
+    assert judged(problem).ok
+    found = judged(problem, put(wrong))
+    assert not found.ok and found.error > 100 * found.tolerance
+    assert found.reason == f"error {found.error:.3g} > {found.tolerance:.3g}"
+    assert c.shape == (1024, 1024)
+
+
+@pytest.mark.parametrize("dtypes", [("fp16",) * 3, ("bf16",) * 3, ("fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn"), ("int8", "int8", "int32"), ("int8",) * 3])  # fmt: skip
+def test_an_element_nobody_wrote(dtypes: tuple[str, str, str]) -> None:
+    """C holds the right answer from before, and one element is not written: the poison shows."""
+    problem = Problem(20, 20, 32, *dtypes)
+    c, exact = made(problem)
+    c.copy_(exact.to(c.dtype))
+    mask = torch.ones(20, 20, dtype=torch.bool)
+    mask[19, 19] = False
+    right = exact.to(c.dtype)
+    # int8 has no NaN; its poison must differ from what is right there, or nothing is to be seen
+    assert problem.dtype_c != "int8" or right[19, 19] != -77
+
+    def run() -> None:
+        kept = c[19, 19].clone()
+        c.copy_(right)
+        c[19, 19] = kept
+
+    assert not verify(problem, dense, run, c, exact).ok
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32", "fp8e4m3fn", "fp8e5m2fnuz"])
+def test_poison_is_nan_where_there_is_one(dtype: str) -> None:
+    c = torch.zeros((3, 3), dtype=getattr(torch, Problem(1, 1, 1, dtype_c=dtype).c.torch))
+    poison(c)
+    assert c.float().isnan().all()
+
+
+def test_nan_and_infinity_are_wrong() -> None:
+    problem = Problem(16, 16, 16)
+    assert judged(problem, lambda c: c.view(-1)[:1].fill_(math.nan)).error == math.inf
+    found = judged(problem, lambda c: c.view(-1)[:1].fill_(math.inf))
+    assert not found.ok and found.error > 1e3
+
+
+def test_a_second_run_that_differs() -> None:
+    """Counters left behind by the first launch spoil the second: both runs are judged."""
+    problem, calls = Problem(16, 16, 16), []
+    c, exact = made(problem)
+
+    def run() -> None:
+        calls.append(1)
+        c.copy_(exact.to(c.dtype) if len(calls) == 1 else torch.zeros_like(c))
+
+    found = verify(problem, dense, run, c, exact)
+    assert len(calls) == 2 and not found.ok and not found.repeatable
+
+
+def test_results_that_flicker_within_rounding() -> None:
+    problem, calls = Problem(16, 16, 16, dtype_c="fp8e4m3fn"), []
+    c, exact = made(problem)
+
+    def run() -> None:
+        calls.append(1)
+        c.copy_((exact * (1 + 1e-2 * (len(calls) - 1))).to(c.dtype))
+
+    found = verify(problem, dense, run, c, exact)
+    assert found.ok and not found.repeatable, "right, but the bits are not the same"
+
+
+def test_verdicts() -> None:
+    assert Verdict(0.0, 0.0, True).ok
+    assert not Verdict(math.inf, 0.1, True).ok
+    assert not Verdict(math.nan, 0.1, True).ok
+
+
+@pytest.mark.parametrize("row_major_a", [True, False])
+@pytest.mark.parametrize("row_major_b", [True, False])
+def test_operands_have_the_problems_layouts(row_major_a: bool, row_major_b: bool) -> None:
+    problem = Problem(5, 6, 7, row_major_a=row_major_a, row_major_b=row_major_b, bias="m")
+    a, b, bias = dense.inputs(problem, "cpu")
+    assert (a.shape, b.shape) == ((5, 7), (7, 6)) and bias is not None and bias.shape == (5,)
+    assert a.stride() == ((7, 1) if row_major_a else (1, 5))
+    assert b.stride() == ((6, 1) if row_major_b else (1, 7))
+    again = dense.inputs(problem, "cpu")
+    assert torch.equal(a, again[0]) and not torch.equal(a, dense.inputs(problem, "cpu", seed=1)[0])
+
+
+@pytest.mark.parametrize("init", dense.INITS)
+def test_inits(init: str) -> None:
+    a, _, _ = dense.inputs(Problem(64, 64, 64, "fp32", "fp32", "fp32"), "cpu", init)
+    assert a.isfinite().all() and (init == "zeros") == (not a.any())
+    if init == "hpl":
+        assert a.min() >= -0.5 and a.max() <= 0.5
+    with pytest.raises(InputError, match=r"--init_type is 'ones'; there are: randn, "):
+        dense.inputs(Problem(1, 1, 1), "cpu", "ones")
+
+
+def test_narrow_results_stay_in_range() -> None:
+    """Random operands are scaled so that an eight-bit float C seldom saturates, at any K."""
+    for k in (1, 64, 4096):
+        problem = Problem(64, 64, k, "fp8e4m3fnuz", "fp8e4m3fnuz", "fp8e4m3fnuz")
+        exact = made(problem)[1]
+        assert exact.abs().max() < problem.c.maximum, k
+    exact = made(Problem(16, 16, 4096, "int8", "int8", "int8"))[1]
+    assert (exact.min(), exact.max()) == (-128, 127), "integers saturate"
+
+
+def test_what_a_target_does_not_run() -> None:
+    gfx942, sm90 = targets.load("gfx942"), targets.load("sm90")
+    fn, nuz = "fp8e4m3fn", "fp8e4m3fnuz"
+    assert dense.unsupported(Problem(1, 1, 1), gfx942) is None
+    assert dense.unsupported(Problem(1, 1, 1, nuz, nuz), gfx942) is None
+    for problem, target, complaint in (
+        (
+            Problem(1, 1, 1, fn, fn),
+            gfx942,
+            "gfx942 has no matrix instruction for fp8e4m3fn (A); its fp8 encoding is fnuz",
+        ),
+        (Problem(1, 1, 1, "fp16", nuz), sm90, "no matrix instruction for fp8e4m3fnuz (B); its fp8 encoding is fn"),
+        (Problem(1, 1, 1, dtype_c=nuz), sm90, "sm90 does not convert to fp8e4m3fnuz (C)"),
+        (Problem(1, 1, 1, "int8", "fp16", "fp16"), sm90, "int8 times fp16 mixes integers with floats"),
+        (Problem(1, 1, 1, "int8", "int8", "fp16"), sm90, "int8 operands need an integer C, not fp16"),
+        (Problem(1, 1, 1, "int32", "int32", "int32"), sm90, "int32"),
+    ):
+        reason = dense.unsupported(problem, target)
+        assert reason and complaint in reason

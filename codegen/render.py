@@ -100,8 +100,8 @@ def _environment() -> Environment:
 @cache
 def kernel_source(problem: Problem, template: str, target: Target) -> str:
     """Text of one kernel, the same for every size of one combination of dtypes, layouts and bias."""
-    text = _environment().get_template(f"kernels/{template}.j2")
     meta = kernel_template(template)
+    text = _environment().get_template(f"kernels/{template}.j2")
     return text.render(p=problem, x=facts(problem, target), meta=meta).strip() + "\n"
 
 

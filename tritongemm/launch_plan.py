@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tritongemm import generate, options, prune, rank, registry, settings, sizes, target
+from tritongemm.backends import asm
 from tritongemm.codegen import kernels
 from tritongemm.compile import Cache, Compiler
 from tritongemm.config import Config
@@ -63,6 +66,10 @@ def parser() -> argparse.ArgumentParser:
         "--target", default="gfx942", metavar="ARCH", help=f"{', '.join(target.names())}; default: %(default)s"
     )
     g.add_argument("--config", metavar="NAME", help="the config; default: the one predicted fastest")
+    g.add_argument("--backend", default="triton", choices=("triton", "asm"),
+                   help="whose kernels, where --config names none (default %(default)s)")  # fmt: skip
+    g.add_argument("--manifest", action="append", default=[], metavar="FILE",
+                   help="manifest of assembly kernels (may be repeated; default: TRITONGEMM_ASM_MANIFESTS)")  # fmt: skip
     g.add_argument("--all", type=int, default=0, metavar="N",
                    help="the N configs predicted fastest, and each template's best")  # fmt: skip
     g = p.add_argument_group("result")
@@ -84,8 +91,9 @@ def _run(args: argparse.Namespace) -> Iterator[Path]:
     if refusal:
         raise InputError(f"{problem.key}: {refusal}")
     folder.mkdir(parents=True, exist_ok=True)
+    which = Which(args.config, args.all, args.backend, tuple(map(Path, args.manifest)))
     with closing(Compiler(Cache(settings.cache_folder()), args.num_threads, args.timeout)) as compiler:
-        for index, launch in enumerate(launches(problem, facts, compiler, folder, args.config, args.all)):
+        for index, launch in enumerate(launches(problem, facts, compiler, folder, which)):
             suffix = Path(launch.path).suffix
             shutil.copyfile(launch.path, folder / f"plan_{index}{suffix}")
             path = folder / f"plan_{index}.json"
@@ -95,9 +103,24 @@ def _run(args: argparse.Namespace) -> Iterator[Path]:
             yield path
 
 
-def launches(
-    problem: Problem, facts: Target, compiler: Compiler, folder: Path, name: str | None = None, count: int = 0
-) -> Iterator[Launch]:
+@dataclass(frozen=True)
+class Which:
+    """Which configs to launch.
+
+    Attributes:
+        config: name of the only one; None for the predicted best that can be built.
+        count: with no name, so many of the predicted best, and each template's best.
+        backend: with no name, whose kernels: ``triton`` or ``asm``.
+        manifests: of assembly kernels; none for those of the environment.
+    """
+
+    config: str | None = None
+    count: int = 0
+    backend: str = "triton"
+    manifests: tuple[Path, ...] = ()
+
+
+def launches(problem: Problem, facts: Target, compiler: Compiler, folder: Path, which: Which) -> Iterator[Launch]:
     """The launches of one config, or of several.
 
     Args:
@@ -105,23 +128,21 @@ def launches(
         facts: where.
         compiler: builds them.
         folder: where the generated module goes, for the time of compiling.
-        name: the config; None for the predicted best that compiles.
-        count: with no name, so many of the predicted best, and each template's best.
+        which: the configs.
 
     Raises:
-        InputError: `name` is no config that the target can run, or nothing compiles.
+        InputError: the config named can't run on the target, or nothing can be built.
     """
-    if name is not None:
-        config = Config.parse(name)
-        check(config, problem, facts)
+    if which.config is not None:
+        config = Config.parse(which.config)
+        check(config, problem, facts, which.manifests)
         candidates, wanted = [config], 1
     else:
-        candidates = ranked(problem, facts)
-        wanted = count or 1
+        candidates, wanted = ranked(problem, facts, which), which.count or 1
     found, templates, reasons = 0, set[str](), []
-    with builder(candidates, problem, facts, compiler, folder) as build:
+    with builder(candidates, problem, facts, compiler, folder, which.manifests) as build:
         for config in candidates:
-            if found >= wanted and (not count or config.template in templates):
+            if found >= wanted and (not which.count or config.template in templates):
                 continue
             built = build(config)
             if built.status != "ok":
@@ -136,18 +157,32 @@ def launches(
         )
 
 
-def ranked(problem: Problem, facts: Target) -> list[Config]:
-    """Kept configs, the predicted fastest first."""
-    kept = prune.prune(space(problem, facts), problem, facts).kept
+def ranked(problem: Problem, facts: Target, which: Which) -> list[Config]:
+    """Kept configs, the predicted fastest first.
+
+    Raises:
+        InputError: no assembly kernel fits; says why each does not.
+    """
+    if which.backend == "triton":
+        kept = list(prune.prune(space(problem, facts), problem, facts).kept)
+    else:
+        kept, refused = asm.survey(problem, facts, which.manifests)
+        if not kept:
+            reasons = "".join(f"\n  {symbol}: {reason}" for symbol, reason in refused.items())
+            raise InputError(f"{problem.key}: no assembly kernel fits{reasons or ': ' + (asm.unavailable() or 'none')}")
     return [p.config for p in rank.rank(kept, problem, facts)]
 
 
-def check(config: Config, problem: Problem, facts: Target) -> None:
-    """Refuse a config whose template the target or the problem rules out.
+def check(config: Config, problem: Problem, facts: Target, manifests: Sequence[Path] = ()) -> None:
+    """Refuse a config that the target or the problem rules out.
 
     Raises:
-        InputError: says which templates there are.
+        InputError: says why.
     """
+    if config.backend == "asm":
+        reason = asm.survey(problem, facts, manifests)[1].get(config.template)
+        if reason:
+            raise InputError(f"{config.name} can't compute {problem.key} on {facts.name}: {reason}")
     if config.backend != "triton":
         return
     kernels.kernel_template(config.template)
@@ -161,7 +196,12 @@ def check(config: Config, problem: Problem, facts: Target) -> None:
 
 @contextmanager
 def builder(
-    candidates: Sequence[Config], problem: Problem, facts: Target, compiler: Compiler, folder: Path
+    candidates: Sequence[Config],
+    problem: Problem,
+    facts: Target,
+    compiler: Compiler,
+    folder: Path,
+    manifests: Sequence[Path] = (),
 ) -> Iterator[Callable[[Config], Built]]:
     """What compiles the candidates; their generated module lies in `folder` meanwhile."""
     generated = [c for c in candidates if c.backend == "triton"]
@@ -169,7 +209,8 @@ def builder(
     module = generate.module(problem, generated, facts, folder) if generated else None
 
     def build(config: Config) -> Built:
-        return compiler.build(registry.load("backends", config.backend).job(config, problem, facts, str(module)))
+        source = str(module) if config.backend == "triton" else os.pathsep.join(map(str, manifests))
+        return compiler.build(registry.load("backends", config.backend).job(config, problem, facts, source))
 
     try:
         yield build

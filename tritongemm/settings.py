@@ -2,6 +2,7 @@
 
 TRITONGEMM_CACHE    folder of compiled kernels; default: ~/.cache/tritongemm
 TRITONGEMM_CONFIG   tuned records that `tritongemm.mm` serves
+TRITONGEMM_ASM_MANIFESTS   manifests of assembly kernels that compete, separated by ":"
 TRITONGEMM_EMULATOR_CHECKOUT   checkout of tinygrad, for the tests that execute AMD code objects on an emulator
 """
 
@@ -22,6 +23,12 @@ def tuned_config() -> Path | None:
     """File of tuned records, if one is set."""
     value = os.environ.get("TRITONGEMM_CONFIG", "")
     return Path(value).expanduser() if value else None
+
+
+def asm_manifests() -> tuple[Path, ...]:
+    """Manifests of assembly kernels, in the order given."""
+    value = os.environ.get("TRITONGEMM_ASM_MANIFESTS", "")
+    return tuple(Path(p).expanduser() for p in value.split(os.pathsep) if p)
 
 
 def emulator_checkout() -> Path | None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
+import emulated
 import pytest
 
-from tritongemm import launch_plan, settings
+from tritongemm import launch_plan
 from tritongemm.hip_ext import code_object
 
-EMULATOR = Path(__file__).parents[3] / "shared/tools/amd_emulator"
 LDS = {"gfx942": 65536, "gfx950": 163840}
 M, N, K = 33, 100, 77
 SPLIT = "tile__bm16__bn32__bk32__gm1__sk2__w2__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0"
@@ -123,27 +119,8 @@ def test_bad_input_is_named(tmp_path, capsys, options, named):
     assert named in capsys.readouterr().err
 
 
-def emulator(folder: Path) -> list[str]:
-    """Command that executes a plan; skips the test where something is missing."""
-    checkout = settings.emulator_checkout()
-    if checkout is None or not checkout.is_dir():
-        pytest.skip("no checkout for the emulator: TRITONGEMM_EMULATOR_CHECKOUT does not name one")
-    if not EMULATOR.is_dir():
-        pytest.skip(f"no emulator at {EMULATOR}")
-    clang = next(filter(None, map(shutil.which, ("clang", *(f"clang-{v}" for v in range(22, 14, -1))))), None)
-    if clang is None:
-        pytest.skip("the emulator needs clang")
-    shutil.copytree(EMULATOR, folder / "emulator", dirs_exist_ok=True)  # it compiles itself beside its sources
-    os.chmod(folder / "emulator", 0o755)
-    return ["env", f"CC={clang}", sys.executable, str(folder / "emulator/run_plan.py"), str(checkout)]
-
-
 @pytest.mark.parametrize("target", LDS)
 @pytest.mark.parametrize(("config", "size"), [(SPLIT, (M, N, K)), (GEMV, (1, 33, 300))], ids=["split", "gemv"])
 def test_kernels_run_right_on_an_emulator(tmp_path, target, config, size):
-    command = emulator(tmp_path)
     (path,) = write(tmp_path, "--config", config, "--bias-vector", "m", size=size, target=target)
-    ran = subprocess.run([*command, str(path), "--late"], capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "races 0" in ran.stdout
-    assert "nan 0" in ran.stdout
+    emulated.run(path, tmp_path)

@@ -1,0 +1,35 @@
+"""Executing launch plans on an emulated AMD GPU, where one is at hand beside the repository."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tritongemm import settings
+
+EMULATOR = Path(__file__).parents[3] / "shared/tools/amd_emulator"
+
+
+def run(plan: Path, folder: Path) -> None:
+    """Execute a plan, memory operations landing as late as the code allows, and compare with float64; skips the test
+    where something is missing."""
+    checkout = settings.emulator_checkout()
+    if checkout is None or not checkout.is_dir():
+        pytest.skip("no checkout for the emulator: TRITONGEMM_EMULATOR_CHECKOUT does not name one")
+    if not EMULATOR.is_dir():
+        pytest.skip(f"no emulator at {EMULATOR}")
+    clang = next(filter(None, map(shutil.which, ("clang", *(f"clang-{v}" for v in range(22, 14, -1))))), None)
+    if clang is None:
+        pytest.skip("the emulator needs clang")
+    shutil.copytree(EMULATOR, folder / "emulator", dirs_exist_ok=True)  # it compiles itself beside its sources
+    os.chmod(folder / "emulator", 0o755)
+    command = [sys.executable, str(folder / "emulator/run_plan.py"), str(checkout), str(plan), "--late"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "CC": clang})
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "races 0" in ran.stdout
+    assert "nan 0" in ran.stdout

@@ -1,0 +1,90 @@
+"""Which assembly kernel can compute which problem, and with which splits along K."""
+
+from __future__ import annotations
+
+from tritongemm.backends import _asm_layout
+from tritongemm.errors import InputError
+from tritongemm.hip_ext import assemble, code_object
+from tritongemm.manifest import Row
+from tritongemm.problem import Problem
+from tritongemm.target import Target
+
+COUNTERS = 16 * 64  # of AITER's semaphore, one a tile
+_MOST_SPLITS = 16
+_FETCHED = 3  # steps of K that AITER's bf16 kernels fetch before the first check; a smaller A faults (ROCm/aiter#5781)
+_REACH = 2**32  # bytes that 32-bit offsets and sizes reach
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def layout_name(row: Row) -> str:
+    """Name of the declared layout, "" where the manifest lists the parameters."""
+    layout = _asm_layout.declared(row.layout, row.symbol)
+    return layout.name if isinstance(layout, _asm_layout.Layout) else ""
+
+
+def refusal(row: Row, problem: Problem, target: Target) -> str | None:
+    """Why a kernel can't compute a problem, or None."""
+    try:
+        name = layout_name(row)
+        if row.path.suffix not in assemble.SUFFIXES and row.path.is_file():
+            arch = code_object.arch(row.path.read_bytes())
+            if arch != target.name:
+                return f"its code object is for {arch}, not {target.name}"
+    except InputError as error:
+        return str(error)
+    if row.shuffled:
+        return f"B must be shuffled beforehand, which family {problem.family} does not do"
+    if name in ("fp4", "i8", "fp8_blockscale"):
+        return f"layout {name} takes scales, which family {problem.family} has not"
+    if problem.batch != 1:
+        return f"it computes one GEMM at a time, not {problem.batch}"
+    return _bf16_refusal(row, problem) if name == "bf16" else _own_refusal(row, problem)
+
+
+def _bf16_refusal(row: Row, problem: Problem) -> str | None:
+    outputs = ("fp32",) if "outf32" in row.symbol else ("bf16", "fp32") if "fp32bf16" in row.symbol else ("bf16",)
+    if (problem.dtype_a, problem.dtype_b) != ("bf16", "bf16") or problem.dtype_c not in outputs:
+        return f"it reads bf16 and writes {' or '.join(outputs)}, not {problem.dtypes}"
+    if problem.layout != "TN":
+        return f"it reads A row-major and B column-major (TN), not {problem.layout}"
+    if problem.k % row.sub_k or problem.n % row.tile_n:
+        return f"K must be a multiple of {row.sub_k} and N of {row.tile_n}"
+    if problem.bias != "none" and not (row.bias and problem.bias == "n" and problem.bias_dtype.name == "bf16"):
+        return f"it adds {'a bf16 bias along N' if row.bias else 'no bias'}, not {problem.bias}"
+    largest = max(problem.m * problem.k * 2, problem.n * problem.k * 2, problem.m * problem.n * problem.c.bytes)
+    if largest >= _REACH:
+        return f"an operand of {largest} bytes is beyond its 32-bit offsets"
+    if problem.m * problem.k < _FETCHED * row.sub_k:
+        return f"it fetches {_FETCHED * row.sub_k} elements of A before it looks at K; A has {problem.m * problem.k}"
+    tiles = cdiv(problem.m, row.tile_m) * (problem.n // row.tile_n)
+    if row.split_k and (tiles > COUNTERS or problem.k < 2 * row.sub_k):
+        return f"it splits K always: {tiles} tiles for {COUNTERS} counters, K {problem.k} for two splits of {row.sub_k}"
+    return None
+
+
+def _own_refusal(row: Row, problem: Problem) -> str | None:
+    """Kernels whose manifest lists their parameters say what they compute in columns dtypes, trans and multiple."""
+    for column, value in (("dtypes", problem.dtypes), ("trans", problem.layout)):
+        if row.others.get(column, value) != value:
+            return f"it is for {row.others[column]}, not {value}"
+    if problem.bias != ("n" if row.bias else "none"):
+        return f"it adds {'a bias along N' if row.bias else 'no bias'}, not {problem.bias}"
+    multiples = [int(v) if v.isdigit() else 0 for v in row.others.get("multiple", "1/1/1").split("/")]
+    if len(multiples) != 3 or 0 in multiples:
+        return f"column multiple is {row.others['multiple']!r}, not three numbers as in 1/16/64 for M, N and K"
+    odd = [n for n, s, m in zip("MNK", (problem.m, problem.n, problem.k), multiples, strict=True) if s % m]
+    return f"{' and '.join(odd)} must be multiples as in {row.others['multiple']}" if odd else None
+
+
+def splits(row: Row, problem: Problem, target: Target) -> list[int]:
+    if not layout_name(row):
+        fixed = row.others.get("split", "1")
+        return [int(fixed) if fixed.isdigit() else 1]
+    if not row.split_k:
+        return [1]
+    tiles = cdiv(problem.m, row.tile_m) * cdiv(problem.n, row.tile_n)
+    wanted = 4 if tiles >= target.compute_units else target.compute_units // tiles
+    return list(range(2, max(2, min(_MOST_SPLITS, wanted, problem.k // row.sub_k)) + 1))

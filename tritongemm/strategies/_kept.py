@@ -47,20 +47,36 @@ class Kept:
         return list(dict.fromkeys(c for c in found if c is not None))
 
     def spread(self, count: int) -> list[Config]:
-        """The first of the order, so that no template and no tile crowds the others out.
+        """The first of the order, so that no template, tile or value of an axis crowds the others out.
 
-        Half are the best predicted of distinct tiles whatever their template. The other half goes round the
-        templates, because the model errs most between templates; each gives its best of distinct tiles, and then again.
+        Half are the best predicted of distinct tiles whatever their template. The model errs most between templates, so
+        a quarter goes round the templates: each gives its best of distinct tiles, and then again. The last quarter are
+        the best predicted of those with a value of an axis that their template has not been tried with yet.
         """
         by_template = {t: _rounds([c for c in self.order if c.template == t]) for t in self.templates}
         overall = _rounds(self.order)
         fair = [c for turn in zip_longest(*by_template.values()) for c in turn if c is not None]
         first = dict.fromkeys(overall[: (count + 1) // 2])
-        for config in fair:
-            if len(first) >= count:
-                break
-            first.setdefault(config)
+        _fill(first, fair, (3 * count + 3) // 4)
+        seen = {v for c in first for v in _values(c)}
+        for config in self.order:
+            if len(first) < count and not seen.issuperset(new := _values(config)):
+                first[config] = None
+                seen.update(new)
+        _fill(first, fair, count)
         return list(first)
+
+
+def _fill(chosen: dict[Config, None], more: Sequence[Config], count: int) -> None:
+    for config in more:
+        if len(chosen) >= count:
+            return
+        chosen.setdefault(config)
+
+
+def _values(config: Config) -> list[tuple[str, str, int]]:
+    fixed = [(config.template, axis, getattr(config, axis)) for axis in AXES]
+    return fixed + [(config.template, name, value) for name, value in config.options]
 
 
 def _rounds(order: Sequence[Config]) -> list[Config]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 
 import numpy as np
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from tritongemm import rank
 from tritongemm.config import Config
@@ -16,7 +17,7 @@ from tritongemm.trial import Trial
 
 SHARE = 0.05  # of the kept configs that the default budget tries,
 FEWEST, MOST = 48, 192  # within these bounds
-FIRST = 0.33  # of the budget that goes to the first batch
+FIRST = 0.4  # of the budget that goes to the first batch
 ROUNDS = 6  # batches; each is a barrier between compiling and timing
 PATIENCE, GAIN = 3, 0.003  # stop after so many batches that gain less than this
 LEADERS = 4  # whose neighbours are looked at
@@ -59,7 +60,8 @@ def search(
             batch = [c for c in kept.spread(len(trials) + room) if c not in trials][:room]
         else:
             surrogate = surrogate or _surrogate(space, kept, expected)
-            batch = _refine(space, kept, surrogate, trials, room, BOLD[min(number, len(BOLD) - 1)])
+            with threadpool_limits(1):  # compilers hold the other cores, and threads that spin for them cost tenfold
+                batch = _refine(space, kept, surrogate, trials, room, BOLD[min(number, len(BOLD) - 1)])
         trials |= {t.config: t for t in (yield batch)}
         stale = 0 if best(trials.values()) < before * (1 - GAIN) or before == np.inf else stale + 1
 

@@ -1,0 +1,269 @@
+"""Search strategies: their contract, what they find on made-up costs over a real pruned space, and recorded tables."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from math import log2
+from pathlib import Path
+from types import ModuleType
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+import tritongemm.strategies
+from tritongemm import registry
+from tritongemm import target as targets
+from tritongemm.config import Config
+from tritongemm.problem import Problem
+from tritongemm.prune import prune
+from tritongemm.rank import Prediction, rank
+from tritongemm.space import AXES, Space, space
+from tritongemm.strategies._kept import Kept
+from tritongemm.trial import Trial
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+RECORDED = BENCHMARKS / "data" / "h200_bf16_sample.jsonl.gz"
+STRATEGIES = ("exhaustive", "guided", "genetic")
+Cost = Callable[[Config], "float | None"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pruned space and the model's order of it."""
+
+    space: Space
+    expected: tuple[Prediction, ...]
+
+    @property
+    def order(self) -> tuple[Config, ...]:
+        return tuple(p.config for p in self.expected)
+
+    def without_model(self) -> Case:
+        """The same configs in an order that tells nothing."""
+        shuffled = np.random.default_rng(1).permutation(len(self.expected))
+        return Case(self.space, tuple(self.expected[i] for i in shuffled))
+
+
+def case(problem: Problem, arch: str) -> Case:
+    chip = targets.load(arch)
+    whole = space(problem, chip)
+    return Case(whole, tuple(rank(prune(whole, problem, chip).kept, problem, chip)))
+
+
+@pytest.fixture(scope="module")
+def hopper() -> Case:
+    problem = Problem(256, 4096, 4096, dtype_a="bf16", dtype_b="bf16", dtype_c="bf16", row_major_b=False)
+    return case(problem, "sm90")
+
+
+def trial(config: Config, cost: Cost) -> Trial:
+    seconds = cost(config)
+    return Trial(config, "crashed") if seconds is None else Trial(config, "ok", samples=(seconds,))
+
+
+def play(
+    name: str, on: Case, cost: Cost, budget: int = 0, seeds: tuple[Config, ...] = (), **more: object
+) -> list[list[Config]]:
+    """The batches a strategy asks for."""
+    search = registry.load("strategies", name).search(on.space, on.order, budget, seeds, **more)
+    batches = [next(search)]
+    try:
+        while True:
+            batches.append(search.send([trial(c, cost) for c in batches[-1]]))
+    except StopIteration:
+        return batches
+
+
+def flat(batches: list[list[Config]]) -> list[Config]:
+    return [c for batch in batches for c in batch]
+
+
+def separable(config: Config) -> float:
+    """Each axis has its own best value."""
+    best = {"block_m": 6, "block_n": 7, "block_k": 7, "group_m": 2, "split_k": 1, "num_warps": 3, "num_stages": 2}
+    off = sum(abs(log2(getattr(config, a)) - best[a]) for a in AXES)
+    return 1e-5 * (1 + 0.1 * off + 0.2 * (config.template != "tma") + 0.05 * config.option("swap_ab"))
+
+
+def interacting(on: Case, seed: int, spread: float = 0.04) -> dict[Config, float]:
+    """The model's time, times a random factor for each pair of values of two axes, options or the template."""
+    configs = on.order
+    names = sorted({name for c in configs for name, _ in c.options})
+    columns = [[getattr(c, a) for c in configs] for a in (*AXES, "template")]
+    columns += [[c.option(name, -1) for c in configs] for name in names]
+    logs = np.log([p.seconds for p in on.expected])
+    for (i, left), (j, right) in combinations(enumerate(columns), 2):
+        pairs = list(zip(left, right, strict=True))
+        # Not drawn one after the other: a change in the order must not change the costs.
+        drawn = {p: np.random.default_rng(crc32(f"{seed} {i} {j} {p}".encode())).normal(0, spread) for p in set(pairs)}
+        logs += [drawn[p] for p in pairs]
+    return dict(zip(configs, np.exp(logs).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_batches_are_kept_configs_once_each_within_the_budget(name: str, hopper: Case) -> None:
+    batches = play(name, hopper, separable, budget=100)
+    tried = flat(batches)
+    assert all(batches) and len(tried) <= 100
+    assert len(set(tried)) == len(tried) and set(tried) <= set(hopper.order)
+    assert play(name, hopper, separable, budget=100) == batches
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("budget", [1, 2, 7])
+def test_a_tiny_budget_is_respected(name: str, budget: int, hopper: Case) -> None:
+    assert 1 <= len(flat(play(name, hopper, separable, budget=budget))) <= budget
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_tiny_space_is_tried_whole(name: str, count: int, hopper: Case) -> None:
+    small = Case(hopper.space, hopper.expected[:count])
+    assert set(flat(play(name, small, separable))) == set(small.order)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_seeds_come_first_and_pruned_ones_are_replaced(name: str, hopper: Case) -> None:
+    seeds = (hopper.order[-1], hopper.order[1000])
+    assert tuple(play(name, hopper, separable, budget=60, seeds=seeds)[0][:2]) == seeds
+    foreign = Config("tma", 64, 128, 64, group_m=3, num_warps=4, num_stages=4, options=(("swap_ab", 0),))
+    unknown = Config("no_such_kernel", 64, 64, 64)
+    tried = play(name, hopper, separable, budget=60, seeds=(foreign, unknown))[0]
+    assert foreign not in tried and unknown not in tried
+    if name != "exhaustive":
+        assert (tried[0].template, tried[0].tile) == ("tma", (64, 128, 64))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_it_ends_when_everything_fails(name: str, hopper: Case) -> None:
+    tried = flat(play(name, hopper, lambda c: None, budget=120))
+    assert len(tried) == len(set(tried)) <= 120
+
+
+@pytest.mark.parametrize("name", ["guided", "genetic"])
+def test_failures_do_not_stop_the_search(name: str, hopper: Case) -> None:
+    cost: Cost = lambda c: None if c.num_warps == 4 or c.num_stages > 4 else separable(c)
+    tried = flat(play(name, hopper, cost, budget=180))
+    alive = [c for c in hopper.order if cost(c) is not None]
+    assert min(map(separable, (c for c in tried if cost(c) is not None))) <= 1.03 * min(map(separable, alive))
+    if name == "guided":
+        assert sum(cost(c) is None for c in tried[60:]) < len(tried[60:]) / 4
+
+
+def test_guided_finds_the_best_of_interacting_axes(hopper: Case) -> None:
+    over = []
+    for seed in range(5):
+        costs = interacting(hopper, seed)
+        batches = play("guided", hopper, costs.__getitem__, expected=hopper.expected)
+        tried = flat(batches)
+        assert len(tried) <= 0.05 * len(hopper.order) and len(batches) <= 6
+        over.append(min(costs[c] for c in tried) / min(costs.values()) - 1)
+    assert np.mean(over) <= 0.01 and max(over) <= 0.03
+
+
+def test_guided_finds_the_best_without_help_of_the_model(hopper: Case) -> None:
+    blind = hopper.without_model()
+    tried = flat(play("guided", blind, separable, expected=blind.expected))
+    assert len(tried) <= 0.05 * len(blind.order)
+    assert min(map(separable, tried)) <= 1.03 * min(map(separable, blind.order))
+
+
+def test_guided_on_another_vendor() -> None:
+    amd = case(Problem(64, 1280, 8192, row_major_b=False), "gfx90a")
+    costs = interacting(amd, 7)
+    tried = flat(play("guided", amd, costs.__getitem__, expected=amd.expected))
+    assert len(tried) <= 0.05 * len(amd.order)
+    assert min(costs[c] for c in tried) <= 1.03 * min(costs.values())
+
+
+def test_predictions_given_or_made_lead_to_the_same_batches(hopper: Case) -> None:
+    made = play("guided", hopper, separable, budget=60)
+    assert play("guided", hopper, separable, budget=60, expected=hopper.expected) == made
+
+
+def test_genetic_gets_better_over_generations(hopper: Case) -> None:
+    batches = play("genetic", hopper.without_model(), separable)
+    assert min(map(separable, flat(batches))) < 0.95 * min(map(separable, batches[0]))
+
+
+def test_the_first_of_the_order_are_spread_over_templates_and_tiles(hopper: Case) -> None:
+    first = Kept(hopper.order).spread(60)
+    assert len(set(first)) == 60 and first[0] == hopper.order[0]
+    for template in {c.template for c in hopper.order}:
+        assert sum(c.template == template for c in first) >= 7
+    assert len({(c.template, *c.tile, c.split_k) for c in first}) >= 45
+
+
+def test_a_file_is_a_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hopper: Case) -> None:
+    (tmp_path / "last_first.py").write_text(
+        "def search(space, order, budget, seeds=()):\n    yield list(reversed(order))[: budget or None]\n"
+    )
+    monkeypatch.setattr(tritongemm.strategies, "__path__", [*tritongemm.strategies.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "tritongemm.strategies.last_first", raising=False)
+    assert "last_first" in registry.names("strategies") and "_kept" not in registry.names("strategies")
+    assert flat(play("last_first", hopper, separable, budget=2)) == [hopper.order[-1], hopper.order[-2]]
+
+
+@pytest.fixture(scope="module")
+def scripts() -> tuple[ModuleType, ModuleType]:
+    """replay_tables and compare_strategies."""
+    loaded = []
+    for name in ("replay_tables", "compare_strategies"):
+        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+        assert spec and spec.loader
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        loaded.append(module)
+    return loaded[0], loaded[1]
+
+
+def test_tables_survive_writing_and_reading(scripts: tuple[ModuleType, ModuleType], tmp_path: Path) -> None:
+    tables, _ = scripts
+    a, b = Config("tile", 64, 64, 32), Config("tma", 64, 64, 64)
+    problem = Problem(16, 32, 64).to_json()
+    screen = [Trial(a, "ok", samples=(3e-6, 1e-6, 2e-6)).to_json(), Trial(b, "timeout").to_json()]
+    source = tmp_path / "run.json"
+    source.write_text(json.dumps([{"problem": problem, "screen": screen}]))
+    assert tables.main([str(source), str(tmp_path / "out.jsonl.gz")]) == 0
+    tables.write(tmp_path / "plain.jsonl", tables.read(tmp_path / "out.jsonl.gz"))
+    for name in ("out.jsonl.gz", "plain.jsonl"):
+        (table,) = tables.read(tmp_path / name)
+        assert table.problem == Problem(16, 32, 64) and table.times == {a: 2e-6, b: "timeout"} and table.kept > 100
+        assert table.trial(a).seconds == 2e-6 and table.trial(b).status == "timeout"
+    journal = tmp_path / "results.yaml.journal"
+    lines = [json.dumps({"problem": problem, "trial": t}) for t in screen]
+    journal.write_text("
+".join([json.dumps({"header": {}}), *lines, ""]))
+    tables.main([str(journal), str(tmp_path / "again.jsonl")])
+    assert tables.read(tmp_path / "again.jsonl")[0].times == {a: 2e-6, b: "timeout"}
+
+
+def test_expectation_of_random_search_is_exact(scripts: tuple[ModuleType, ModuleType]) -> None:
+    tables, script = scripts
+    found: tuple[float | str, ...] = (5.0, 1.0, "timeout", 2.0, 2.0, 9.0)
+    times = {Config("tile", 64, 64, 32, group_m=i): t for i, t in enumerate(found, 1)}
+    replay = script.Replay.of(tables.Table(Problem(64, 64, 64), "sm90", "", 6, times))
+    values = [9.0 if isinstance(t, str) else t for t in found]
+    for k in range(1, 7):
+        by_hand = np.mean([min(drawn) for drawn in combinations(values, k)])
+        assert replay.random[k - 1] == pytest.approx(by_hand)
+
+
+def test_comparison_of_strategies_on_recorded_tables(
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables, script = scripts
+    few, out = tmp_path / "few.jsonl", tmp_path / "out.json"
+    tables.write(few, tables.read(RECORDED)[6:8])
+    assert script.main([str(few), "--strategies", "exhaustive,guided", "--json", str(out), "--seeded"]) == 0
+    assert "random (exact)" in capsys.readouterr().out
+    rows = {r["strategy"]: r for r in json.loads(out.read_text())["rows"]}
+    assert rows["guided"]["score"] > 0.5 and rows["guided"]["own"][0] <= 0.01
+    assert rows["exhaustive"]["own"] == [0.0, 0.0]

@@ -203,7 +203,7 @@ def test_the_first_of_the_order_are_spread_over_templates_and_tiles(hopper: Case
 
 def test_a_file_is_a_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hopper: Case) -> None:
     (tmp_path / "last_first.py").write_text(
-        "def search(space, order, budget, seeds=()):\n    yield list(reversed(order))[: budget or None]\n"
+        "def search(space, order, budget, seeds=(), expected=()):\n    yield list(reversed(order))[: budget or None]\n"
     )
     monkeypatch.setattr(tritongemm.strategies, "__path__", [*tritongemm.strategies.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "tritongemm.strategies.last_first", raising=False)
@@ -239,8 +239,7 @@ def test_tables_survive_writing_and_reading(scripts: tuple[ModuleType, ModuleTyp
         assert table.trial(a).seconds == 2e-6 and table.trial(b).status == "timeout"
     journal = tmp_path / "results.yaml.journal"
     lines = [json.dumps({"problem": problem, "trial": t}) for t in screen]
-    journal.write_text("
-".join([json.dumps({"header": {}}), *lines, ""]))
+    journal.write_text("\n".join([json.dumps({"header": {}}), *lines, ""]))
     tables.main([str(journal), str(tmp_path / "again.jsonl")])
     assert tables.read(tmp_path / "again.jsonl")[0].times == {a: 2e-6, b: "timeout"}
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from tritongemm.config import Config
+from tritongemm.rank import Prediction
 from tritongemm.space import Space
 from tritongemm.trial import Trial
 
 
 def search(
-    space: Space, order: Sequence[Config], budget: int, seeds: Sequence[Config] = ()
+    space: Space,
+    order: Sequence[Config],
+    budget: int,
+    seeds: Sequence[Config] = (),
+    expected: Sequence[Prediction] = (),
 ) -> Generator[list[Config], list[Trial], None]:
     """Yields batches to try and is sent their trials.
 
@@ -19,7 +24,8 @@ def search(
         order: kept configs, the predicted best first.
         budget: most configs to try; 0 for all.
         seeds: winners of similar problems, tried first.
+        expected: unused; predictions for `order`, for strategies that learn where the model errs.
     """
-    first = [c for c in dict.fromkeys(seeds) if c in set(order)]
-    rest = [c for c in order if c not in set(first)]
-    yield [*first, *rest][: budget or None]
+    kept = set(order)
+    first = dict.fromkeys(c for c in seeds if c in kept)
+    yield list(dict.fromkeys([*first, *order]))[: budget or None]

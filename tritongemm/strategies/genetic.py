@@ -12,6 +12,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 from tritongemm.config import Config
+from tritongemm.rank import Prediction
 from tritongemm.space import AXES, Axes, Space
 from tritongemm.strategies._kept import Kept
 from tritongemm.trial import Trial
@@ -25,7 +26,11 @@ SEED = 0
 
 
 def search(
-    space: Space, order: Sequence[Config], budget: int, seeds: Sequence[Config] = ()
+    space: Space,
+    order: Sequence[Config],
+    budget: int,
+    seeds: Sequence[Config] = (),
+    expected: Sequence[Prediction] = (),
 ) -> Generator[list[Config], list[Trial], None]:
     """Yields generations to try and is sent their trials; the same trials give the same generations.
 
@@ -34,6 +39,7 @@ def search(
         order: kept configs, the predicted best first; the first generation is half its best, half at random.
         budget: most configs to try; 0 for 8 generations of 32.
         seeds: winners of similar problems, part of the first generation.
+        expected: unused.
     """
     rng, kept = random.Random(SEED), Kept(order)
     axes = {a.template: a for a in space.axes}

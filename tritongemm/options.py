@@ -79,12 +79,10 @@ def parser() -> argparse.ArgumentParser:
     g.add_argument("--num-threads", type=int, default=0, metavar="N", help="compiler processes (default: all cores)")
 
     g = p.add_argument_group("search")
-    g.add_argument(
-        "--strategy", default="exhaustive", choices=registry.names("strategies"), help="default: %(default)s"
-    )
-    g.add_argument(
-        "--budget", type=int, default=0, metavar="N", help="most configs tried for one size (default: all kept)"
-    )
+    g.add_argument("--strategy", default=None, choices=registry.names("strategies"),
+                   help="default: guided on a GPU; exhaustive without, since compiling is all there is to do")  # fmt: skip
+    g.add_argument("--budget", type=int, default=0, metavar="N",
+                   help="most configs tried for one size (default: the strategy's own; exhaustive tries all kept)")  # fmt: skip
     g.add_argument("--finalists", type=int, default=12, metavar="N", help="candidates verified and raced (default 12)")
     g.add_argument("--libtype", default="all", metavar="B,…",
                    help="who races with the library: all, triton, or a comma list of backends (default all)")  # fmt: skip
@@ -114,8 +112,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def normalised(argv: Sequence[str]) -> list[str]:
-    """Long options with ``_`` written with ``-``."""
-    return [re.sub(r"^--[^=]+", lambda m: m[0].replace("_", "-"), a) for a in argv]
+    """Long options with ``_`` written with ``-``; ``-dtype-a`` and ``-col-a`` as tune_gemm has them, with ``_``."""
+    long = [re.sub(r"^--[^=]+", lambda m: m[0].replace("_", "-"), a) for a in argv]
+    return [re.sub(r"^-(dtype|col)-(?=[abc](=|$))", r"-\1_", a) for a in long]
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

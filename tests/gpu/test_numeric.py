@@ -1,0 +1,168 @@
+"""Every template on a real GPU against float64: dtypes, layouts, biases and sizes that divide by nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tritongemm import generate
+from tritongemm import target as targets
+from tritongemm.backends import triton
+from tritongemm.compile import Compiler
+from tritongemm.config import Config
+from tritongemm.families import dense
+from tritongemm.machine import Machine
+from tritongemm.problem import Problem
+from tritongemm.space import space
+from tritongemm.timing import Gpu
+
+TILE = Config("tile", 32, 64, 64, 4, 1, 4, 2)
+CONFIGS = (
+    TILE,
+    Config("tile", 64, 32, 32, 1, 3, 4, 2),
+    Config("tile", 16, 64, 64, 1, 1, 4, 3, (("swap_ab", 1),)),
+    Config("tile", 128, 128, 32, 8, 1, 8, 2, (("xcds", 8),)),
+    Config("gemv", 4, 16, 256, 1, 2, 4, 2),
+    Config("stream_k", 64, 64, 32, 8, 1, 4, 2),
+    Config("stream_k", 32, 32, 64, 8, 1, 4, 2, (("num_sms", 5), ("share_more", 1))),
+    Config("tma", 64, 64, 64, 8, 2, 4, 3),
+    Config("tma", 16, 64, 64, 1, 1, 4, 3, (("swap_ab", 1),)),
+    Config("persistent", 128, 64, 64, 8, 1, 4, 3, (("epilogue_parts", 2), ("warp_specialize", 0))),
+    Config("stream_k_tma", 64, 64, 64, 8, 1, 4, 3, (("share_more", 1),)),
+)
+LAYOUTS = list(itertools.product((True, False), repeat=2))
+
+
+def usable(problem: Problem, target: targets.Target, configs: Sequence[Config] = CONFIGS) -> list[Config]:
+    """Configs whose template this target has and whose alignment the problem meets."""
+    whole = {a.template for a in space(problem, target).axes}
+    free = {"tile", "gemv", "stream_k"}  # through pointers: anything goes, whatever the space offers
+    return [c for c in configs if c.template in free | whole]
+
+
+def judge(
+    gpu: Gpu, compiler: Compiler, folder: Path, problems: Sequence[Problem], configs: Sequence[Config] = CONFIGS
+) -> None:
+    """Compile all, check each at full size; every one that is built has to be right."""
+    wanted: dict[str, list[tuple[Problem, Config]]] = {}
+    jobs = []
+    for problem in problems:
+        chosen = usable(problem, gpu.target, configs)
+        assert chosen, problem.key
+        module = str(generate.module(problem, chosen, gpu.target, folder))
+        for config in chosen:
+            job = triton.job(config, problem, gpu.target, module)
+            wanted.setdefault(job.digest, []).append((problem, config))
+            jobs.append(job)
+    built = {b.digest: b for b in compiler.stream(jobs)}
+    bad, right = [], 0
+    for digest, places in wanted.items():
+        one = built[digest]
+        if one.status == "out_of_resources":
+            continue
+        assert one.status == "ok", f"{places[0][0].key} {one.config.name}: {one.reason}"
+        for problem, config in places:
+            (trial,) = gpu.check(problem, [one])
+            right += trial.status == "ok"
+            if trial.status != "ok":
+                bad.append(f"{problem.key} {config.name}: {trial.status} {trial.reason}")
+    assert not bad, "\n".join(bad)
+    assert right >= len(problems), "somebody ran for every problem"
+
+
+@pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
+def test_layouts_and_biases_at_odd_sizes(
+    gpu: Gpu, compiler: Compiler, tmp_path: Path, row_a: bool, row_b: bool
+) -> None:
+    problems = [
+        Problem(*size, row_major_a=row_a, row_major_b=row_b, bias=bias)
+        for size, bias in (((7, 33, 70), "n"), ((33, 100, 777), "m"), ((72, 136, 200), "none"), ((1, 1, 1), "none"))
+    ]
+    judge(gpu, compiler, tmp_path, problems)
+
+
+def dtype_sets(target: targets.Target) -> list[tuple[str, str, str]]:
+    """Combinations of A, B and C that this target's matrix units read."""
+    fp8, bf8 = ("fp8e4m3fnuz", "fp8e5m2fnuz") if target.fp8 == "fnuz" else ("fp8e4m3fn", "fp8e5m2")
+    every = [
+        ("fp16", "fp16", "fp16"),
+        ("bf16", "bf16", "bf16"),
+        ("fp32", "fp32", "fp32"),
+        ("bf16", "bf16", "fp32"),
+        ("fp16", "bf16", "fp16"),
+        ("int8", "int8", "int32"),
+        ("int8", "int8", "int8"),
+        (fp8, fp8, "fp16"),
+        (fp8, fp8, fp8),
+        (bf8, fp8, "bf16"),
+        (bf8, bf8, bf8),
+        ("fp16", fp8, "fp16"),
+    ]
+    return [d for d in every if dense.unsupported(Problem(1, 1, 1, *d), target) is None]
+
+
+@pytest.mark.parametrize("index", range(12))
+def test_dtypes(gpu: Gpu, compiler: Compiler, tmp_path: Path, index: int) -> None:
+    """Each once at an odd size and once where every template applies, weights as a linear layer stores them."""
+    sets = dtype_sets(gpu.target)
+    if index >= len(sets):
+        pytest.skip("this GPU has fewer combinations")
+    odd = Problem(33, 50, 99, *sets[index], row_major_b=False, bias="n")
+    even = Problem(64, 128, 256, *sets[index], row_major_b=False)
+    chosen = [c for c in CONFIGS if c.block_k >= 32 or gpu.target.vendor == "amd"]
+    judge(gpu, compiler, tmp_path, [odd, even], chosen)
+
+
+def test_large_and_not_a_multiple_of_anything(gpu: Gpu, compiler: Compiler, tmp_path: Path) -> None:
+    """4097 along M and N: the last tile holds one row and one column, and offsets are large."""
+    chosen = [c for c in CONFIGS if c.template != "gemv"]
+    judge(gpu, compiler, tmp_path, [Problem(4097, 4097, 520, "bf16", "bf16", "bf16"), Problem(4097, 4104, 520)], chosen)
+
+
+def test_many_rows_or_columns_or_a_long_sum(gpu: Gpu, compiler: Compiler, tmp_path: Path) -> None:
+    problems = [Problem(1, 5000, 4099, bias="n"), Problem(100_003, 3, 5), Problem(2, 3, 100_003)]
+    judge(gpu, compiler, tmp_path, problems, [TILE, Config("tile", 16, 16, 64, 1, 4, 4, 2), CONFIGS[6]])
+    judge(gpu, compiler, tmp_path, [problems[0]], [CONFIGS[4]])
+
+
+def test_offsets_beyond_31_bits(gpu: Gpu, compiler: Compiler, tmp_path: Path) -> None:
+    """A of more than 2^31 elements: the corner of a tile needs 64 bits."""
+    problem = Problem(2**21 + 3, 16, 1032, "int8", "int8", "int32")
+    if gpu.target.memory_bytes < 60e9:
+        pytest.skip("A and its float64 reference need about 40 GB")
+    judge(gpu, compiler, tmp_path, [problem], [Config("tile", 128, 16, 64, 8, 1, 4, 2)])
+
+
+def test_split_k_gives_the_same_bits_every_time(
+    gpu: Gpu, gpu_machine: Machine, compiler: Compiler, tmp_path: Path
+) -> None:
+    """Parts are added in a fixed order, so ten launches agree to the bit, and every counter ends as it began."""
+    import torch
+
+    from tritongemm.hip_ext import driver
+    from tritongemm.workbench import Request, Workbench
+
+    problem = Problem(48, 80, 4096, "fp32", "fp32", "fp32")
+    configs = [Config("tile", 16, 16, 32, 1, 8, 4, 2), CONFIGS[6]]
+    module = str(generate.module(problem, configs, gpu.target, tmp_path))
+    built = {b.config: b for b in compiler.stream(triton.job(c, problem, gpu.target, module) for c in configs)}
+    device = driver.open(gpu_machine.vendor).device(gpu_machine.devices[0])
+    stream = torch.cuda.Stream(gpu_machine.devices[0])
+    request = Request("check", problem, gpu.target, gpu.protocol, gpu_machine.vendor, gpu_machine.devices[0], ())
+    with torch.cuda.stream(stream):
+        bench = Workbench(request, device, stream.cuda_stream)
+        torch.cuda.synchronize()
+        for config in configs:
+            calls = bench.calls(config, triton.launch(built[config], problem, gpu.target), 1)
+            seen = set()
+            for _ in range(10):
+                bench.sets[0][2].fill_(float("nan"))
+                calls.operations[0]()
+                stream.synchronize()
+                seen.add(bench.sets[0][2].cpu().numpy().tobytes())
+            assert len(seen) == 1, config.name
+            assert not bench._scratch["semaphore"].any(), config.name
+            calls.release()

@@ -115,7 +115,11 @@ class Compiler:
         self.cache, self.timeout = cache, timeout
         self.jobs = jobs or len(os.sched_getaffinity(0))
         self._idle: SimpleQueue[Child] = SimpleQueue()
-        self._children = [Child("tritongemm.compile:Builder") for _ in range(self.jobs)]
+        # Compilers write and remove a dozen small files for each config; in memory that is a tenth of their time less.
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self._scratch = tempfile.TemporaryDirectory(prefix="tritongemm-", dir=memory, ignore_cleanup_errors=True)
+        environment = {"TMPDIR": self._scratch.name}
+        self._children = [Child("tritongemm.compile:Builder", environment) for _ in range(self.jobs)]
         for child in self._children:
             self._idle.put(child)
 
@@ -162,3 +166,4 @@ class Compiler:
         """End all compiler processes."""
         for child in self._children:
             child.kill()
+        self._scratch.cleanup()

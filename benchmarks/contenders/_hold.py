@@ -1,0 +1,70 @@
+"""Recorded winners, timed again beside the library in a fresh process: do their gains hold?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from contenders._tuned import compiled
+from tritongemm import choose
+from tritongemm.errors import TritonGemmError
+from tritongemm.machine import Machine
+from tritongemm.record import Record
+from tritongemm.timing import Gpu
+from tritongemm.trial import Built
+from tritongemm.workbench import Protocol
+
+NEAR = 0.02
+
+
+def gains(records: Sequence[Record]) -> list[Record]:
+    """Records in which a candidate beat the library."""
+    return [r for r in records if r.winner != r.library and r.speedup]
+
+
+def again(records: Sequence[Record], here: Machine, folder: Path) -> Iterator[dict[str, Any]]:
+    """Each record's gain then and now, by the tuner's own protocol; or why it could not be timed."""
+    target, device = here.target, here.devices[0]
+    built = compiled(((r.problem, r.config) for r in records), target, folder)
+    gpu = Gpu(target, here.vendor, device, Protocol(), 60.0)
+    try:
+        for record in records:
+            row: dict[str, Any] = {"key": record.problem.key, "config": record.config.name, "then": record.speedup}
+            one = built.get((record.problem, record.config), Built(record.config, ""))
+            yield row | _now(gpu, record, one)
+    finally:
+        gpu.close()
+
+
+def _now(gpu: Gpu, record: Record, built: Built) -> dict[str, Any]:
+    if built.status != "ok":
+        return {"reason": f"{built.status}: {built.reason}"}
+    try:
+        final = gpu.final(record.problem, [built], record.library)
+    except TritonGemmError as error:
+        return {"reason": str(error)}
+    ours, library = final.samples.get(record.config.name), final.samples.get(choose.LIBRARY)
+    if not ours or not library:
+        return {"reason": next((t.reason for t in final.trials if t.reason), "no samples")}
+    return {"now": median(library) / median(ours), "us": median(ours) * 1e6, "library_us": median(library) * 1e6}
+
+
+def line(row: dict[str, Any]) -> str:
+    """One record."""
+    if "now" not in row:
+        return f"{row['key']:<28} {row['then']:.3f}      - {row['reason']}"
+    return f"{row['key']:<28} {row['then']:.3f}  {row['now']:.3f}  {row['now'] / row['then'] - 1:+.1%}  {row['config']}"
+
+
+def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Shares of the recorded gains that stay within 2 %, and that do not fall by more."""
+    moved = [r["now"] / r["then"] - 1 if "now" in r else -1.0 for r in rows]
+    count = max(1, len(moved))
+    return {
+        "gains": len(moved),
+        "within": sum(abs(x) <= NEAR for x in moved) / count,
+        "not_lower": sum(x >= -NEAR for x in moved) / count,
+        "median_move": median(moved) if moved else 0.0,
+    }

@@ -1,0 +1,270 @@
+"""One table of everything that computes x[M, K] @ w[N, K].T: PyTorch, its tuners, triton.autotune, and ours.
+
+    python benchmarks/side_by_side.py [--gemm_size_file F] [--contenders a,b,…] [--json OUT] [--plot OUT.png]
+    python benchmarks/side_by_side.py --recheck TUNED.yaml
+
+One process and one protocol: operands rotate through more than three times the last-level cache, launches are captured
+in graphs, a time is the median of replays, and in every round the contenders come in a new random order. Every output
+is verified against float64. Each contender tunes with empty caches. Our tuner is run first, on all sizes at once.
+
+The JSON is rewritten after each size; with --resume the same command goes on from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import contenders
+from contenders import BASELINE, NAMES, Setting, _board, _hold, _race
+from contenders._tuned import Tuned, recorded, tuned
+
+from tritongemm import machine, settings, sizes
+from tritongemm.errors import InputError, TritonGemmError
+from tritongemm.generate import write_text
+from tritongemm.machine import Machine
+from tritongemm.problem import Problem
+from tritongemm.workbench import Protocol, Request, Workbench
+
+SIZES = Path(__file__).resolve().parent / "sizes_48.yaml"
+
+
+class DeviceLost(Exception):
+    """A contender's kernel faulted, and this process can't use the GPU any more."""
+
+
+def problems(path: Path) -> list[Problem]:
+    """The sizes of a file, bf16 and a linear layer's weights where it does not say.
+
+    Raises:
+        InputError: a size that is no plain linear layer.
+    """
+    found = [row.problem for row in sizes.from_file(path, sizes.Defaults("bf16", row_major_b=False))]
+    for problem in found:
+        plain = Problem(problem.m, problem.n, problem.k, *[problem.dtype_a] * 3, row_major_b=False)
+        if problem != plain or problem.dtype_a not in ("bf16", "fp16"):
+            raise InputError(f"{path}: {problem.key} is not x[M, K] @ w[N, K].T in bf16 or fp16; only that is compared")
+    return found
+
+
+def measure(problem: Problem, here: Machine, folder: Path, ours: Tuned, args: argparse.Namespace) -> dict[str, Any]:
+    """The row of one size.
+
+    Raises:
+        DeviceLost: the row, as far as it got, is its argument.
+    """
+    import torch
+
+    from tritongemm.hip_ext import driver
+
+    target, index = here.target, here.devices[0]
+    roof = target.roofline_seconds(problem.flops, problem.bytes, problem.a)
+    times: dict[str, dict[str, Any]] = {}
+    row = {"m": problem.m, "n": problem.n, "k": problem.k, "key": problem.key, "roofline_us": roof * 1e6}
+    row["times"] = times
+    stream = torch.cuda.Stream(index)
+    entries: dict[str, _race.Entry] = {}
+    with torch.cuda.stream(stream), torch.no_grad():
+        device = driver.open(here.vendor).device(index)
+        request = Request("final", problem, target, Protocol(), here.vendor, index, ())
+        bench = Workbench(request, device, stream.cuda_stream)
+        row |= {"copies": bench.copies, "cold": bench.cold}
+        for name in args.contenders:
+            setting = Setting(problem, target, bench, folder, args.autotune_configs, ours, tuple(entries))
+            try:
+                ready = contenders.load(name).prepare(setting)
+                times[name] = {"tuning_s": ready.seconds, "detail": ready.detail}
+                if ready.same:
+                    times[name] |= {"how": f"same as {ready.same}", "same": ready.same}
+                else:
+                    entries[name] = _race.enter(setting, name, ready, args.graph_us * 1e-6)
+            except Exception as error:  # a refusal costs that contender this size
+                times[name] = {"reason": _race.reason(error)}
+                _alive(row, args.contenders)
+        try:
+            _race.race(bench, list(entries.values()), args.rounds, seed=0)
+        except Exception as error:
+            times |= {name: {"reason": f"in the race: {_race.reason(error)}"} for name in entries}
+            raise DeviceLost(row) from error
+    for name, entry in entries.items():
+        times[name] |= {"us": median(entry.samples) * 1e6, "how": entry.how, "launches": entry.launches}
+        times[name] |= {"error": entry.error, "tolerance": entry.tolerance, "spread": _spread(entry.samples)}
+        entry.release()
+    for shown in times.values():
+        if "same" in shown:
+            original = times[shown["same"]]
+            shown |= {k: original[k] for k in ("us", "spread", "error", "tolerance", "reason") if k in original}
+    return row
+
+
+def _spread(samples: Sequence[float]) -> float:
+    """Half the distance between the quartiles, relative to the median."""
+    ordered, quarter = sorted(samples), len(samples) // 4
+    return (ordered[-1 - quarter] - ordered[quarter]) / 2 / median(samples)
+
+
+def _alive(row: dict[str, Any], names: Sequence[str]) -> None:
+    """Raise `DeviceLost` if the last failure took the GPU with it."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except Exception as error:
+        for name in names:
+            if "us" not in row["times"].get(name, {}) and "reason" not in row["times"].get(name, {}):
+                row["times"][name] = {"reason": f"the device was lost to another contender: {_race.reason(error)}"}
+        raise DeviceLost(row) from error
+
+
+def _free() -> None:
+    """Give back the memory of a size."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Measure what is not in the JSON yet, then print the summary."""
+    here = machine.find(None)
+    wanted = problems(Path(args.gemm_size_file))
+    document: dict[str, Any] = {"device": here.product, "toolchain": machine.toolchain(here), "rows": []}
+    out = Path(args.json) if args.json else None
+    if args.resume and out and out.is_file():
+        old = json.loads(out.read_text())
+        for key in ("device", "toolchain"):
+            if old[key] != document[key]:
+                raise InputError(f"{out} is of {old[key]}, this is {document[key]}: name another --json")
+        keys = {p.key for p in wanted}
+        document["rows"] = [r for r in old["rows"] if r["key"] in keys and set(args.contenders) <= r["times"].keys()]
+    done = {r["key"] for r in document["rows"]}
+    todo = [p for p in wanted if p.key not in done]
+    if todo and not here.devices:
+        print("needs a GPU", file=sys.stderr)
+        return 2
+    names = args.contenders
+    versions = ", ".join(f"{package} {settings.version(package)}" for package in ("torch", "triton"))
+    print(f"{here.product} ({here.target.name}), {versions}")
+    for name in names:
+        limit = f", its first {args.autotune_configs} configs as predicted" if name == "autotune" else ""
+        print(f"  {name:<12} {contenders.load(name).NOTE}{limit}")
+    print("of each: us, times as fast as torch, share of the roofline", flush=True)
+    with tempfile.TemporaryDirectory(prefix="side_by_side-") as scratch:
+        folder = Path(scratch)
+        # Inductor and Triton ask for these when they are first used: every contender starts with empty caches.
+        os.environ |= {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        ours = Tuned()
+        if todo and {"ours", "ours_triton"} & set(names):
+            output = Path(args.tuned).resolve() if args.tuned else folder / "tuned.yaml"
+            ours = tuned(todo, here.target, output, folder, args.strategy or "", here.devices[0])
+            spent, fresh = sum(ours.seconds.values()), len(ours.seconds)
+            print(f"ours: {fresh} of {len(todo)} sizes tuned in {spent:.1f} s {ours.failure}".rstrip(), flush=True)
+        print(_board.heading(names), flush=True)
+        for problem in todo:
+            try:
+                document["rows"].append(measure(problem, here, folder, ours, args))
+                lost = False
+            except DeviceLost as error:
+                document["rows"].append(error.args[0])
+                lost = True
+            print(_board.line(document["rows"][-1], names), flush=True)
+            _write(out, document, names)
+            if lost:
+                print("a kernel faulted; this process can't use the GPU any more: go on with --resume", file=sys.stderr)
+                return 3
+            _free()
+    print(_board.table(document["rows"], names))
+    _write(out, document, names)
+    if args.plot:
+        _board.plot(Path(args.plot), document["rows"], names, f"{here.product}, bf16 x[M, K] @ w[N, K].T, cold weights")
+    return 0
+
+
+def _write(out: Path | None, document: dict[str, Any], names: Sequence[str]) -> None:
+    if out:
+        document["summary"] = _board.summary(document["rows"], names)
+        write_text(out, json.dumps(document, indent=1) + "\n")
+
+
+def recheck(args: argparse.Namespace) -> int:
+    """Time recorded winners again; 0 if 95 % of their gains hold."""
+    here = machine.find(None)
+    if not here.devices:
+        print("needs a GPU", file=sys.stderr)
+        return 2
+    records = recorded(Path(args.recheck), here.target)
+    won = _hold.gains(list(records.values()))
+    if not records:
+        raise InputError(f"{args.recheck} holds no measured result for {here.target.name}")
+    print(f"{here.product}: {len(won)} of {len(records)} records beat the library; gain recorded, gain now, difference")
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="side_by_side-") as scratch:
+        for row in _hold.again(won, here, Path(scratch)):
+            rows.append(row)
+            print(_hold.line(row), flush=True)
+    found = _hold.verdict(rows)
+    print(
+        f"Winners hold: {found['within']:.0%} of {found['gains']} recorded gains stay within 2 %; {found['not_lower']:.0%} "
+        f"do not fall by more; median difference {found['median_move']:+.2%}"
+    )
+    if args.json:
+        write_text(Path(args.json), json.dumps({"device": here.product, **found, "rows": rows}, indent=1) + "\n")
+    return 0 if found["within"] >= 0.95 or not rows else 1
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gemm_size_file", "--gemm-size-file", default=str(SIZES), metavar="F",
+                        help="sizes in any format the tuner reads (default: the 48 of sizes_48.yaml)")  # fmt: skip
+    parser.add_argument("--contenders", default=",".join(NAMES), metavar="A,B,…",
+                        help=f"of {', '.join(NAMES)} (default all); torch always runs")  # fmt: skip
+    parser.add_argument("--json", metavar="OUT", help="write everything here, after each size")
+    parser.add_argument("--resume", action="store_true", help="keep the sizes that --json OUT holds already")
+    parser.add_argument("--plot", metavar="OUT.png", help="draw the ratios and the shares of the roofline")
+    parser.add_argument("--tuned", metavar="FILE", help="our results file; sizes it lacks are tuned and added")
+    parser.add_argument("--strategy", metavar="S", help="search strategy of our tuner (default: its own choice)")
+    parser.add_argument("--autotune-configs", type=int, default=100, metavar="N",
+                        help="configs triton.autotune is given, the best-predicted first (default 100)")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=50, metavar="N", help="samples of each contender (default 50)")
+    parser.add_argument("--graph-us", type=int, default=400, metavar="US",
+                        help="length of a sample at the roofline (default 400, as the tuner's; where power limits the "
+                        "clocks, longer samples are slower)")  # fmt: skip
+    parser.add_argument("--recheck", metavar="FILE", help="only time the winners of a results file again")
+    args = parser.parse_args(argv)
+    named = [n for n in args.contenders.split(",") if n]
+    if unknown := [n for n in named if n not in NAMES]:
+        parser.error(f"--contenders {', '.join(unknown)}: there are {', '.join(NAMES)}")
+    args.contenders = [n for n in NAMES if n in {*named, BASELINE}]
+    if args.autotune_configs < 1 or args.graph_us < 1 or args.rounds < 5:
+        parser.error("--autotune-configs and --graph-us must be at least 1, --rounds at least 5")
+    if args.resume and not args.json:
+        parser.error("--resume goes on from a file: name it with --json")
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib, which is not installed; --json keeps what it would draw")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    try:
+        return recheck(args) if args.recheck else compare(args)
+    except TritonGemmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

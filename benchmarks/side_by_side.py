@@ -140,13 +140,15 @@ def compare(args: argparse.Namespace) -> int:
     """Measure what is not in the JSON yet, then print the summary."""
     here = machine.find(None)
     wanted = problems(Path(args.gemm_size_file))
-    document: dict[str, Any] = {"device": here.product, "toolchain": machine.toolchain(here), "rows": []}
+    protocol = {k: getattr(args, k) for k in ("graph_us", "rounds", "autotune_configs", "strategy")}
+    document: dict[str, Any] = {"device": here.product, "toolchain": machine.toolchain(here), "protocol": protocol}
+    document["rows"] = []
     out = Path(args.json) if args.json else None
     if args.resume and out and out.is_file():
         old = json.loads(out.read_text())
-        for key in ("device", "toolchain"):
-            if old[key] != document[key]:
-                raise InputError(f"{out} is of {old[key]}, this is {document[key]}: name another --json")
+        for key in ("device", "toolchain", "protocol"):
+            if old.get(key) != document[key]:
+                raise InputError(f"{out} is of {key} {old.get(key)}, this is {document[key]}: name another --json")
         keys = {p.key for p in wanted}
         document["rows"] = [r for r in old["rows"] if r["key"] in keys and set(args.contenders) <= r["times"].keys()]
     done = {r["key"] for r in document["rows"]}
@@ -240,8 +242,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                         help="configs triton.autotune is given, the best-predicted first (default 100)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=50, metavar="N", help="samples of each contender (default 50)")
     parser.add_argument("--graph-us", type=int, default=400, metavar="US",
-                        help="length of a sample at the roofline (default 400, as the tuner's; where power limits the "
-                        "clocks, longer samples are slower)")  # fmt: skip
+                        help="length of a sample at the roofline (default 400, as the tuner's)")  # fmt: skip
     parser.add_argument("--recheck", metavar="FILE", help="only time the winners of a results file again")
     args = parser.parse_args(argv)
     named = [n for n in args.contenders.split(",") if n]

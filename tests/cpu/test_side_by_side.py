@@ -155,15 +155,16 @@ def test_a_finished_run_is_printed_without_a_gpu(
     file, out = tmp_path / "sizes.yaml", tmp_path / "out.json"
     file.write_text("- {M: 16, N: 4096, K: 4096}\n")
     done = row(16, 4096, {"torch": 2.0, "ours": 1.0}) | {"k": 4096, "key": PROBLEM.key}
-    toolchain = machine.toolchain(machine.find(None))
-    out.write_text(json.dumps({"device": "H100", "toolchain": toolchain, "rows": [done, row(1, 1, {"torch": 1.0})]}))
+    protocol = {"graph_us": 400, "rounds": 50, "autotune_configs": 100, "strategy": None}
+    head = {"device": "H100", "toolchain": machine.toolchain(machine.find(None)), "protocol": protocol}
+    out.write_text(json.dumps({**head, "rows": [done, row(1, 1, {"torch": 1.0})]}))
     common = ["--gemm_size_file", str(file), "--json", str(out), "--resume"]
     assert script.main([*common, "--contenders", "torch,ours"]) == 0
     assert json.loads(out.read_text())["summary"]["ours"]["geomean"] == 2.0
     assert script.main([*common, "--contenders", "inductor"]) == 2, "a row without a contender is measured again"
-    out.write_text(json.dumps({"device": "another", "toolchain": toolchain, "rows": []}))
-    assert script.main(common) == 2
-    assert "is of another" in capsys.readouterr().err
+    assert script.main([*common, "--rounds", "9"]) == 2 and "is of protocol" in capsys.readouterr().err
+    out.write_text(json.dumps({**head, "device": "another", "rows": []}))
+    assert script.main(common) == 2 and "is of device another" in capsys.readouterr().err
 
 
 def test_sizes_for_the_tuner_are_read_back(script: ModuleType, tmp_path: Path) -> None:

@@ -1,0 +1,141 @@
+"""Kernels that fault, hang, ask for too much or are wrong cost themselves alone; the run goes on and none of them wins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from tritongemm import choose, generate
+from tritongemm.backends import triton
+from tritongemm.compile import Compiler, Job
+from tritongemm.config import Config
+from tritongemm.launch import Buffer, Launch
+from tritongemm.machine import Machine
+from tritongemm.problem import Problem
+from tritongemm.target import Target
+from tritongemm.timing import Gpu
+from tritongemm.trial import Built, Trial
+from tritongemm.workbench import Protocol
+
+PROBLEM = Problem(256, 256, 512)
+TIMEOUT = 5.0
+STORE = "    c_block = c_ptr + row0 * stride_c"
+START = "    pid = tl.program_id(0)\n"
+LOOP = "for k in range(first, last):"
+SPIN = """    seen = tl.load(semaphore_ptr, volatile=True)
+    while seen < 1000000:
+        seen = tl.load(semaphore_ptr, volatile=True)
+"""
+# What is done to the text of the kernel. Each candidate has a group_m of its own, so that names differ.
+EDITS = {
+    "good": (),
+    "illegal": ((STORE, STORE.replace("c_ptr", "c_ptr + 35184372088832")),),
+    "good too": (),
+    "hang": ((START, START + SPIN),),
+    "wrong": ((LOOP, "for k in range(first, first):"),),  # it reads nothing, so it is the fastest
+    "silent": (("tl.store(c_block, ", "tl.store(c_block + 0 * pid, "), ("in_m[:, None] & in_n[None, :])", "(rows < 0)[:, None] & in_n[None, :])")),
+    "memory": (),
+    "shared": (),
+    "good at last": (),
+}  # fmt: skip
+GOOD = [n for n in EDITS if n.startswith("good")]
+
+
+def config(name: str) -> Config:
+    """Split-K for the one that waits on its counter."""
+    return Config("tile", 64, 64, 32, 1 + list(EDITS).index(name), 2 if name == "hang" else 1, 4, 2)
+
+
+NAMES = {config(n).name: n for n in EDITS}
+
+
+@dataclass(frozen=True)
+class Crew:
+    """A device with a short limit, and what the candidates compiled to."""
+
+    gpu: Gpu
+    built: list[Built]
+
+
+@pytest.fixture(scope="module")
+def crew(gpu_machine: Machine, compiler: Compiler, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    target = gpu_machine.target
+    jobs = []
+    for name, edits in EDITS.items():
+        module = generate.module(PROBLEM, [config(name)], target, tmp_path_factory.mktemp("module"))
+        text = module.read_text()
+        for old, new in edits:
+            assert old in text, f"{name}: the template has changed; edit this test"
+            text = text.replace(old, new)
+        module.write_text(text)
+        plain = triton.job(config(name), PROBLEM, target, str(module))
+        jobs.append(Job(plain.config, {**plain.identity, "edited": name}, plain.payload))
+    found = {b.config.name: b for b in compiler.stream(jobs)}
+    built = [found[config(n).name] for n in EDITS]
+    assert [b.status for b in built] == ["ok"] * len(built), [b.reason for b in built]
+    gpu = Gpu(target, gpu_machine.vendor, gpu_machine.devices[0], Protocol(rotating_mb=0, iters=20), TIMEOUT)
+    made = triton.launch
+
+    def launch(one: Built, problem: Problem, target: Target) -> Launch:
+        """As made, but two of them ask for more than there is."""
+        plain = made(one, problem, target)
+        if NAMES.get(one.config.name) == "memory":
+            return replace(plain, buffers=(Buffer("workspace", 10**14),))
+        if NAMES.get(one.config.name) == "shared":
+            return replace(plain, shared=10**8)
+        return plain
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton, "launch", launch)
+        yield Crew(gpu, built)
+    gpu.close()
+
+
+def outcome(trials: Any) -> dict[str, Trial]:
+    return {NAMES[t.config.name]: t for t in trials}
+
+
+def test_screening_goes_on(crew: Crew) -> None:
+    """One answer for each candidate, whatever became of it; the good ones after a fault and a hang have times."""
+    trials = list(crew.gpu.screen(PROBLEM, crew.built, float("inf")))
+    assert [t.config for t in trials] == [b.config for b in crew.built]
+    found = outcome(trials)
+    status = {name: t.status for name, t in found.items()}
+    assert {n: status[n] for n in GOOD} == dict.fromkeys(GOOD, "ok"), status
+    assert all(found[n].seconds > 0 for n in GOOD)
+    assert (status["illegal"], status["hang"]) == ("crashed", "timeout")
+    assert (status["memory"], status["shared"]) == ("out_of_resources", "out_of_resources")
+    assert found["illegal"].reason and found["hang"].reason == f"no answer within {TIMEOUT:g} s; killed"
+    assert found["memory"].reason and found["shared"].reason
+    # A screen is a time only; that these two are wrong comes out in the final.
+    assert (status["wrong"], status["silent"]) == ("ok", "ok")
+
+
+def test_a_fast_wrong_kernel_never_wins(crew: Crew) -> None:
+    """The final names the wrong ones with their error, loses nobody, and races the right ones with the library alone."""
+    final = crew.gpu.final(PROBLEM, crew.built, "torch")
+    found = outcome(final.trials)
+    assert found.keys() == EDITS.keys()
+    status = {name: t.status for name, t in found.items()}
+    assert {n for n, s in status.items() if s == "ok"} == set(GOOD), status
+    assert (status["wrong"], status["silent"]) == ("wrong", "wrong")
+    assert (status["illegal"], status["hang"]) == ("crashed", "timeout")
+    assert found["wrong"].error > 10 * found["wrong"].tolerance  # type: ignore[operator]
+    assert found["silent"].error == float("inf"), "nobody wrote the poisoned output"
+    assert final.samples.keys() == {config(n).name for n in GOOD} | {choose.LIBRARY}
+    assert NAMES[choose.choose(final.samples).name] in GOOD
+    assert all(found[n].error <= found[n].tolerance for n in GOOD)  # type: ignore[operator]
+
+
+def test_the_next_request_finds_a_device_that_works(crew: Crew) -> None:
+    """Right after a fault a fresh process takes over."""
+    bad = [b for b in crew.built if NAMES[b.config.name] == "illegal"]
+    good = [b for b in crew.built if NAMES[b.config.name] == "good"]
+    (trial,) = crew.gpu.check(PROBLEM, bad)
+    assert trial.status == "crashed"
+    (trial,) = crew.gpu.check(PROBLEM, good)
+    assert trial.status == "ok" and trial.error is not None and trial.tolerance is not None
+    assert trial.error <= trial.tolerance

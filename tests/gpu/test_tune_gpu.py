@@ -1,0 +1,108 @@
+"""The command from end to end on a real GPU: measured beside the library, resumed, checked and timed again."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tritongemm import tune
+from tritongemm.machine import Machine
+
+SIZES = "- {M: 16, N: 512, K: 1024, rowMajorB: N}\n- {M: 250, N: 328, K: 520, rowMajorB: N, bias: n}\n"
+
+
+@pytest.fixture(scope="module")
+def folder(gpu_machine: Machine, gpu_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("tuned")
+    (made / "sizes.yaml").write_text(SIZES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+        yield made
+
+
+def run(*argv: str) -> tuple[int, str]:
+    """Exit status, and all that was written."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
+        status = tune.main(argv)
+    return status, out.getvalue()
+
+
+def argv(folder: Path) -> list[str]:
+    size_file, output = str(folder / "sizes.yaml"), str(folder / "out.yaml")
+    return ["--gemm_size_file", size_file, "-dtype_a", "bf16", "--compare", "--budget", "60", "-o", output]
+
+
+@pytest.fixture(scope="module")
+def tuned(folder: Path) -> str:
+    status, out = run(*argv(folder))
+    assert status == 0, out
+    return out
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load((folder / "out.yaml").read_text())
+    return found
+
+
+def test_results_are_measured_beside_the_library(tuned: str, folder: Path, gpu_machine: Machine) -> None:
+    assert f"tuning on {gpu_machine.product}" in tuned and "library us" in tuned and "ratio" in tuned
+    assert "of 2 sizes won" in tuned
+    assert [(r["M"], r["N"], r["K"]) for r in rows(folder)] == [(16, 512, 1024), (250, 328, 520)]
+    for row in rows(folder):
+        assert row["timer"] == "graph-events" and row["library"] == "torch"
+        assert 0 < row["time(us)"] < 1e4 and 0 < row["library_us"] < 1e4
+        assert 0 < row["error"] <= row["tolerance"] and row["verified"].startswith("float64 ")
+        assert row["toolchain"]["device"] == gpu_machine.product
+        if row["winner"] != "torch":
+            assert row["time(us)"] < row["library_us"], "the library is never displaced by something slower"
+
+
+def test_resuming_a_finished_run_is_quick(tuned: str, folder: Path) -> None:
+    before = (folder / "out.yaml").read_bytes(), (folder / "out.yaml.journal").read_bytes()
+    started = time.monotonic()
+    status, out = run(*argv(folder))
+    assert time.monotonic() - started <= 3
+    assert status == 0 and "2 of 2 sizes are in" in out
+    assert ((folder / "out.yaml").read_bytes(), (folder / "out.yaml.journal").read_bytes()) == before
+
+
+def test_stored_results_are_right_and_can_be_timed_again(tuned: str, folder: Path) -> None:
+    stored = ("--gemm_size_file", str(folder / "out.yaml"), "-o", str(folder / "other.yaml"))
+    status, out = run(*stored, "--compare_wo_tuning")
+    assert status == 0 and "2 of 2 results are right" in out, out
+    status, out = run(*stored, "--benchmark")
+    assert status == 0 and out.count("graph-events") == 2, out
+
+
+def test_the_winner_stands_alone(tuned: str, folder: Path) -> None:
+    import importlib.util
+
+    import torch
+
+    (path,) = (folder / "out_kernels").glob("gemm_250_328_520*.py")
+    row = rows(folder)[1]
+    if row["backend" if "backend" in row else "winner"] != "triton":
+        pytest.skip("the best candidate is not a generated kernel")
+    spec = importlib.util.spec_from_file_location("winner", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    a = torch.randn(250, 520, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(328, 520, device="cuda", dtype=torch.bfloat16).T
+    bias = torch.randn(328, device="cuda", dtype=torch.bfloat16)
+    exact = a.double() @ b.double() + bias.double()
+    error = (module.matmul(a, b, bias).double() - exact).abs().max() / exact.abs().max()
+    assert error < 1e-2
+
+
+def test_another_architecture_is_compiled_without_running(tmp_path: Path, tuned: str) -> None:
+    size = ("-m", "16", "-n", "16", "-k", "16", "--target", "gfx1100", "--budget", "1", "-o", str(tmp_path / "o.yaml"))
+    status, out = run(*size, "--compile_only")
+    assert status == 0 and ("compiling for gfx1100" in out)

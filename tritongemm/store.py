@@ -1,231 +1,267 @@
 """Stage: Trial, Record → journal and results file.
 
-A run appends every trial and record to `<output>.journal`, a line of JSON each, fsynced; the results file is replaced
-as a whole from it. A kill at any moment loses at most the line being written, and the same command goes on from there.
-The journal stays when a run is done: it is what makes the next run of the same command quick.
+A run appends every trial and record to `<output>.journal`, a line of JSON each, fsynced, and replaces the results file
+as a whole when it ends. A kill at any moment loses at most the line being written; the same command goes on from there.
+
+The journal stays when a run is done: the next run of the same command finds everything done, and one with more
+candidates needs only those. The results file is the truth for what was merged into it (so a row taken out by hand is
+measured again), the journal for what was not, or for all if there is no results file.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from tritongemm import registry, sizes
-from tritongemm.errors import InputError, OutputError
+from tritongemm import journal, registry, sizes
+from tritongemm.errors import OutputError
 from tritongemm.interop import text_of
+from tritongemm.journal import Journal
 from tritongemm.problem import Problem
 from tritongemm.record import Record
 from tritongemm.trial import Trial
 
+# A line of the journal is told by its first key here.
+_KINDS: dict[str, Any] = {
+    "header": lambda e: e["header"],
+    "record": lambda e: Record.from_json(e["record"]),
+    "trial": lambda e: (Problem.from_json(e["problem"]), Trial.from_json(e["trial"])),
+    "merged": lambda e: [Problem.from_json(p) for p in e["merged"]],
+}
+
 
 class Store:
-    """The results of one output file, held by one run at a time; `open` makes it."""
+    """The results of one output file, held by one run at a time; `open` makes it. Threads may share it."""
 
     def __init__(self, path: Path, header: dict[str, Any], lock: FileLock, resumed: bool) -> None:
         self.path, self.header, self._resumed = path, header, resumed
-        self.journal = path.with_name(path.name + ".journal")
-        self._lock, self._guard = lock, threading.Lock()
-        self._kept: dict[Problem, Record] = {}
-        self._records: dict[Problem, Record] = {}
+        self._file = _file(path)
+        self.journal = _beside(path, ".journal")
+        self._lock, self._guard = lock, threading.RLock()
+        self._kept: dict[Problem, Record] = {}  # rows of the results file, in its order
+        self._records: dict[Problem, Record] = {}  # results that go before them
         self._trials: dict[Problem, dict[tuple[str, str], Trial]] = {}
-        self._out = -1
+        self._order: dict[Problem, None] = {}  # problems in the order that merges were asked for
+        self._unmerged = False
+        self._lines: Journal | None = None
 
     @classmethod
     def open(
-        cls, path: Path, target: str, toolchain: dict[str, str], protocol: dict[str, Any], resume: bool = True
+        cls,
+        path: Path,
+        target: str,
+        toolchain: dict[str, str],
+        protocol: dict[str, Any],
+        resume: bool = True,
+        problems: Collection[Problem] | None = None,
     ) -> Store:
         """Take an output file.
 
         Args:
             path: the results file, there or not.
             target: architecture of this run.
-            toolchain: versions of this run.
+            toolchain: versions of this run; ``device`` names the GPU that it measures on.
             protocol: how it measures; trials taken otherwise are not continued.
-            resume: go on from what is there; otherwise set it aside and measure anew.
+            resume: go on from what is there; otherwise set the journal aside and measure anew. Rows of the results file
+                stay until they are replaced.
+            problems: rows of others may have been made by another toolchain; None: none may.
 
         Raises:
-            OutputError: not writable, held by another run, or made for another target, toolchain or protocol.
+            OutputError: not writable, held by another run, or made for another target, GPU, toolchain or protocol.
             InputError: the results file that is there can't be read.
         """
+        if path.is_dir():
+            raise OutputError(f"{path} is a folder; name a file with -o")
+        if path.exists() and not path.is_file():
+            raise OutputError(f"{path} is not a file that can be replaced; name another with -o")
+        lock = FileLock(_beside(path, ".lock"), thread_local=False)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_dir():
-                raise OutputError(f"{path} is a folder; name a file with -o")
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
-                pass
-        except OSError as error:
-            raise OutputError(f"{path} can't be written: {error.strerror}; choose another file with -o") from error
-        lock = FileLock(path.with_name(path.name + ".lock"))
-        try:
+            _file(path).parent.mkdir(parents=True, exist_ok=True)
             lock.acquire(blocking=False)
         except Timeout:
             raise OutputError(
                 f"{path} is held by another run ({_holder(path)}); wait for it, or choose another -o"
             ) from None
+        except OSError as error:
+            raise OutputError(f"{path} can't be written: {error.strerror}; choose another file with -o") from error
         store = cls(path, {"target": target, "toolchain": toolchain, "protocol": protocol}, lock, resume)
         try:
-            store._read_results()
+            store._read_results(problems)
             store._read_journal()
-            path.with_name(path.name + ".pid").write_text(str(os.getpid()))
+            with suppress(OSError):  # it only serves the message to a second run
+                _beside(path, ".pid").write_text(str(os.getpid()))
         except BaseException:
             store.close()
             raise
         return store
 
-    def _read_results(self) -> None:
-        if not self.path.exists() or not self.path.stat().st_size:
+    def _read_results(self, problems: Collection[Problem] | None) -> None:
+        if not self._file.exists() or not self._file.stat().st_size:
             return
         reader = registry.load("interop", "tune_gemm")
-        text = text_of(self.path)
-        for row in reader.read(self.path, text, sizes.Defaults()):
+        for row in reader.read(self.path, text_of(self._file), sizes.Defaults()):
             if row.record is None:
                 raise OutputError(f"{self.path}: line {row.line} is not a result; name another file with -o")
-            if self._resumed:
-                self._agree(f"line {row.line} of {self.path}", row.record.target, row.record.toolchain)
+            what = f"line {row.line} of {self.path}"
+            self._belongs(what, row.record.target, row.record.toolchain)
+            if problems is None or row.problem in problems:
+                self._agrees(what, row.record.toolchain)
             self._kept[row.problem] = row.record
 
-    def _agree(self, what: str, target: str, toolchain: dict[str, str]) -> None:
-        """Refuse to mix results of another target or toolchain into this file."""
+    def _belongs(self, what: str, target: str, toolchain: dict[str, str]) -> None:
+        """Refuse to add to results of another GPU, which --no-resume would mix or replace."""
         if target != self.header["target"]:
             raise OutputError(
                 f"{what} is for {target or 'an unnamed target'}, this run for {self.header['target']}: choose another -o"
             )
-        ours = self.header["toolchain"]
-        moved = [f"{k} {toolchain.get(k, 'unknown')} → {ours.get(k, 'unknown')}" for k in sorted({*toolchain, *ours})]
-        moved = [m for m in moved if m.split(" ", 1)[1].split(" → ")[0] != m.split(" → ")[1]]
-        if moved:
+        theirs, ours = toolchain.get("device"), self.header["toolchain"].get("device", "no GPU")
+        if theirs and theirs != ours:
+            raise OutputError(f"{what} was measured on {theirs}, this run has {ours}: choose another -o")
+
+    def _agrees(self, what: str, toolchain: dict[str, str]) -> None:
+        """Refuse to go on from results of another toolchain."""
+        moved = _moved(toolchain, self.header["toolchain"], "unknown")
+        if moved and self._resumed:
             raise OutputError(
-                f"{what} was made by another toolchain ({', '.join(moved)}): choose another -o, or measure these sizes "
-                "anew with --no-resume"
-            )
-
-    def _read_journal(self) -> None:
-        if self._resumed and self.journal.exists():
-            self._replay(self.journal.read_bytes())
-        elif self.journal.exists():
-            os.replace(self.journal, self.journal.with_name(self.journal.name + ".old"))
-        try:
-            self._out = os.open(self.journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise OutputError(f"{self.journal} can't be written: {error.strerror}") from error
-        if os.fstat(self._out).st_size == 0:
-            self._append([{"header": self.header}])
-
-    def _replay(self, data: bytes) -> None:
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):  # a line torn by a kill
-            os.truncate(self.journal, len(whole))
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                entry = json.loads(line)
-                if "header" in entry:
-                    self._continue(entry["header"])
-                elif "record" in entry:
-                    record = Record.from_json(entry["record"])
-                    self._records[record.problem] = record
-                else:
-                    problem, trial = Problem.from_json(entry["problem"]), Trial.from_json(entry["trial"])
-                    self._trials.setdefault(problem, {})[trial.config.name, trial.stage] = trial
-            except (ValueError, KeyError, TypeError, InputError) as error:
-                raise OutputError(
-                    f"{self.journal}: line {number} is damaged ({error}); delete that line, or use --no-resume"
-                ) from error
-
-    def _continue(self, header: dict[str, Any]) -> None:
-        self._agree(str(self.journal), header["target"], header["toolchain"])
-        if header["protocol"] != self.header["protocol"]:
-            theirs, ours = header["protocol"], self.header["protocol"]
-            changed = [
-                f"{k} {theirs.get(k)} → {ours.get(k)}" for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)
-            ]
-            raise OutputError(
-                f"{self.journal} was measured otherwise ({', '.join(changed)}): use the same options, another -o, or "
+                f"{what} was made by another toolchain ({moved}): choose another -o, or measure these sizes anew with "
                 "--no-resume"
             )
 
-    def _append(self, entries: Iterable[dict[str, Any]]) -> None:
-        """Write whole lines and wait until the disk has them.
+    def _read_journal(self) -> None:
+        lines, size = journal.read(self.journal)
+        for kind, value in journal.parsed(self.journal, lines, _KINDS, strict=self._resumed):
+            if kind == "header":
+                self._continues(value)
+            elif kind == "record":
+                self._records[value.problem], self._unmerged = value, True
+            elif kind == "trial":
+                problem, trial = value
+                self._trials.setdefault(problem, {})[trial.config.name, trial.stage] = trial
+            else:
+                self._order.update(dict.fromkeys(value))
+                self._unmerged = False
+                if self._file.exists() or not self._resumed:
+                    self._records.clear()
+        if lines and not self._resumed:
+            self._set_aside()
+            size = 0
+        self._lines = Journal(self.journal, size)
+        if not size:
+            self._append([{"header": self.header}])
 
-        Raises:
-            OutputError: it has not; the journal is as it was before.
-        """
-        data = "".join(json.dumps(e) + "\n" for e in entries).encode()
-        if not data:
-            return
-        with self._guard:
-            before = os.fstat(self._out).st_size
-            try:
-                written = os.write(self._out, data)
-                if written < len(data):
-                    raise OSError(28, "No space left on device")
-                os.fsync(self._out)
-            except OSError as error:
-                os.ftruncate(self._out, before)
-                raise OutputError(
-                    f"{self.journal} can't be written: {error.strerror}; what was there before is safe. Make room and "
-                    "run the same command again"
-                ) from error
+    def _continues(self, header: dict[str, Any]) -> None:
+        what = str(self.journal)
+        self._belongs(what, header["target"], header["toolchain"])
+        self._agrees(what, header["toolchain"])
+        changed = _moved(header["protocol"], self.header["protocol"], "None")
+        if changed and self._resumed:
+            raise OutputError(
+                f"{what} was measured otherwise ({changed}): use the same options, another -o, or --no-resume"
+            )
+
+    def _set_aside(self) -> None:
+        """Begin a new journal. Results that only the old one holds are merged first: there is but one .old."""
+        if self._records:
+            self._replace(self._ordered(()))
+        self._records, self._trials, self._order, self._unmerged = {}, {}, {}, False
+        try:
+            os.replace(self.journal, _beside(self.path, ".journal.old"))
+        except OSError as error:
+            raise OutputError(f"{self.journal} can't be set aside: {error.strerror}; choose another -o") from error
+
+    def _append(self, entries: Iterable[dict[str, Any]]) -> None:
+        if self._lines is None:
+            raise OutputError(f"{self.path} was given back; nothing can be added to it")
+        self._lines.append(entries)
 
     def add_trials(self, problem: Problem, trials: Sequence[Trial]) -> None:
-        """Append trials of one problem; they are on disk when this returns."""
-        self._append({"problem": problem.to_json(), "trial": t.to_json()} for t in trials)
-        held = self._trials.setdefault(problem, {})
-        held.update({(t.config.name, t.stage): t for t in trials})
+        """Append trials of one problem; they are on disk when this returns.
+
+        Raises:
+            OutputError: they are not, e.g. because the disk is full.
+        """
+        with self._guard:
+            self._append({"problem": problem.to_json(), "trial": t.to_json()} for t in trials)
+            self._trials.setdefault(problem, {}).update({(t.config.name, t.stage): t for t in trials})
 
     def add_record(self, record: Record) -> None:
-        """Append the result of one problem; it is on disk when this returns."""
-        self._append([{"record": record.to_json()}])
-        self._records[record.problem] = record
+        """Append the result of one problem; it is on disk when this returns.
+
+        Raises:
+            OutputError: it is not, e.g. because the disk is full.
+        """
+        with self._guard:
+            self._append([{"record": record.to_json()}])
+            self._records[record.problem], self._unmerged = record, True
 
     def trials(self, problem: Problem) -> dict[tuple[str, str], Trial]:
         """What is known of a problem's candidates, by config name and stage."""
-        return dict(self._trials.get(problem, {}))
+        with self._guard:
+            return dict(self._trials.get(problem, {}))
 
     def record(self, problem: Problem) -> Record | None:
-        """The result this journal holds for a problem; a results file without its journal counts as well."""
-        if problem in self._records:
-            return self._records[problem]
-        return self._kept.get(problem) if self._resumed else None
+        """The result that needs no more measuring, or None."""
+        with self._guard:
+            if problem in self._records:
+                return self._records[problem]
+            row = self._kept.get(problem) if self._resumed else None
+        return row if row and row.toolchain == self.header["toolchain"] else None
 
     def records(self) -> list[Record]:
         """Every result of this file, the run's own and those that were there."""
-        return list({**self._kept, **self._records}.values())
+        with self._guard:
+            return list({**self._kept, **self._records}.values())
 
     def merge(self, order: Sequence[Problem] = ()) -> None:
-        """Replace the results file: rows that were there keep their place, new ones follow in the order given."""
-        merged = {**self._kept, **{p: self._records[p] for p in order if p in self._records}, **self._records}
-        if not merged:
-            return
-        text = registry.load("interop", "tune_gemm").write(merged.values())
-        handle, fresh = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+        """Replace the results file: rows that were there keep their place, new ones follow in the order given.
+
+        Raises:
+            OutputError: it can't be written; the old one and the journal are as they were.
+        """
+        with self._guard:  # held to the end: a record that comes now must not be marked as merged
+            rows = self._ordered(order)
+            sequence = dict.fromkeys([*self._order, *self._kept, *order, *rows])
+            new = [p for p in sequence if p not in self._order]
+            if not rows or not (new or self._unmerged or not self._file.exists()):
+                return
+            self._replace(rows)
+            # The order of problems still to come is kept as well, so that an interrupted run ends with the same file.
+            self._append([{"merged": [p.to_json() for p in new]}])
+            self._order, self._unmerged = sequence, False
+
+    def _ordered(self, order: Sequence[Problem]) -> dict[Problem, Record]:
+        held = {**self._kept, **self._records}
+        sequence = dict.fromkeys([*self._order, *self._kept, *order, *sorted(held)])
+        return {p: held[p] for p in sequence if p in held}
+
+    def _replace(self, rows: dict[Problem, Record]) -> None:
+        text = registry.load("interop", "tune_gemm").write(rows.values())
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as out:
-                out.write(text)
-                out.flush()
-                os.fsync(out.fileno())
-            os.chmod(fresh, 0o644)
-            os.replace(fresh, self.path)
+            journal.replace(self._file, text)
         except OSError as error:
-            Path(fresh).unlink(missing_ok=True)
             raise OutputError(
-                f"{self.path} can't be written: {error.strerror}; its journal {self.journal} is safe"
+                f"{self.path} can't be written: {error.strerror}; its journal {self.journal} is safe. Make room and run "
+                "the same command again"
             ) from error
+        self._kept = rows
 
     def close(self) -> None:
         """Give the output file back."""
-        if self._out >= 0:
-            os.close(self._out)
-            self._out = -1
-        self.path.with_name(self.path.name + ".pid").unlink(missing_ok=True)
-        self._lock.release()
+        with self._guard:
+            if self._lines is not None:
+                self._lines.close()
+                self._lines = None
+        if self._lock.is_locked:
+            with suppress(OSError):
+                _beside(self.path, ".pid").unlink(missing_ok=True)
+            self._lock.release()
 
     def __enter__(self) -> Store:
         return self
@@ -236,8 +272,24 @@ class Store:
         self.close()
 
 
+def _file(path: Path) -> Path:
+    """Where links lead: a link to the results stays one, and two links to one file share its lock."""
+    return Path(os.path.realpath(path))
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    file = _file(path)
+    return file.with_name(file.name + suffix)
+
+
+def _moved(theirs: dict[str, Any], ours: dict[str, Any], absent: str) -> str:
+    """What differs, in words."""
+    keys = [k for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)]
+    return ", ".join(f"{k} {theirs.get(k, absent)} → {ours.get(k, absent)}" for k in keys)
+
+
 def _holder(path: Path) -> str:
     try:
-        return f"process {path.with_name(path.name + '.pid').read_text()}"
+        return f"process {_beside(path, '.pid').read_text()}"
     except OSError:
         return "process unknown"

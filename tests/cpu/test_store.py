@@ -352,3 +352,170 @@ def test_two_threads_do_not_tear_each_others_lines(tmp_path: Path) -> None:
             list(pool.map(add, range(40)))
     with take(tmp_path / "out.yaml") as store:
         assert len(known(store)) == 80
+
+
+def rows(path: Path) -> list[Record | None]:
+    return [r.record for r in sizes.from_file(path, sizes.Defaults())]
+
+
+@given(st.permutations([record(p, s) for p, s in zip((THREE, ONE, TWO), (1e-5, 2e-5, 3e-5), strict=True)]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10, deadline=None)
+def test_the_file_does_not_tell_who_came_first(tmp_path: Path, arrival: list[Record]) -> None:
+    path = tmp_path / "out.yaml"
+    texts = set()
+    for given_order in ((), (THREE, TWO, ONE)):
+        with take(path, resume=False) as store:
+            for one in arrival:
+                store.add_record(one)
+            store.merge(given_order)
+        texts.add(tuple(r.problem for r in rows(path) if r))
+        path.unlink()
+        store.journal.unlink()
+    assert texts == {(ONE, TWO, THREE), (THREE, TWO, ONE)}
+
+
+def test_an_interrupted_run_ends_with_the_same_file(tmp_path: Path) -> None:
+    """Ctrl-C merges what is done; going on gives the order of the run that was not interrupted."""
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        store.add_record(record(TWO))
+        store.merge((ONE, TWO, THREE))
+    assert rows(path) == [record(TWO)]
+    with take(path) as store:
+        store.add_record(record(THREE))
+        store.add_record(record(ONE))
+        store.merge((ONE, TWO, THREE))
+    assert rows(path) == [record(ONE), record(TWO), record(THREE)]
+    with take(path) as store:
+        store.add_record(record(four := Problem(1, 1, 1)))
+        store.merge((four, ONE))
+    assert rows(path) == [record(ONE), record(TWO), record(THREE), record(four)], "rows keep their place"
+
+
+def test_the_file_is_the_truth_for_what_was_merged(tmp_path: Path) -> None:
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        for problem in (ONE, TWO):
+            store.add_record(record(problem))
+        store.merge()
+        store.add_record(record(THREE))
+    whole_file = path.read_text()
+    path.write_text("".join(x for x in whole_file.splitlines(keepends=True) if "'M': 16," not in x))
+    with take(path) as store:
+        assert store.record(ONE) is None, "taken out by hand: to be measured again"
+        assert (store.record(TWO), store.record(THREE)) == (record(TWO), record(THREE))
+    path.unlink()
+    with take(path) as store:
+        assert store.records() == [record(ONE), record(TWO), record(THREE)]
+        store.merge()
+    assert len(rows(path)) == 3
+
+
+def test_measuring_anew_does_not_lose_what_was_not_merged(tmp_path: Path) -> None:
+    """Killed before the merge, then --no-resume for another size, twice: the first result is in the file."""
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        store.add_record(record(ONE))
+    for _ in range(2):
+        with take(path, resume=False) as store:
+            assert store.record(ONE) is None
+            store.add_record(record(TWO))
+            store.merge((TWO,))
+        assert rows(path) == [record(ONE), record(TWO)]
+
+
+def test_a_damaged_journal_can_be_set_aside(tmp_path: Path, whole: bytes) -> None:
+    path = tmp_path / "out.yaml"
+    lines = whole.splitlines(keepends=True)
+    path.with_name("out.yaml.journal").write_bytes(b"".join([*lines[:2], b"{\n", *lines[2:]]))
+    take(path, resume=False).close()
+    assert rows(path) == [record(ONE), record(TWO), record(THREE)]
+    take(path).close()
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_another_gpu_is_refused_whatever_is_asked(tmp_path: Path, resume: bool) -> None:
+    """Neither a prediction nor another chip of the same architecture may replace what a GPU measured."""
+    path = tmp_path / "out.yaml"
+    measured = {**TOOLS, "device": "H200"}
+    with take(path, toolchain=measured) as store:
+        store.add_record(record(ONE, toolchain=measured))
+        store.merge()
+    for other, ours in ({**TOOLS, "device": "H100"}, "H100"), (TOOLS, "no GPU"):
+        with pytest.raises(OutputError, match=f"was measured on H200, this run has {ours}: choose another -o"):
+            take(path, toolchain=other, resume=resume)
+    with pytest.raises(OutputError, match="is for gfx942, this run for sm90"):
+        take(path, toolchain=measured, target="sm90", resume=resume)
+    assert rows(path) == [record(ONE, toolchain=measured)]
+
+
+def test_rows_of_an_older_toolchain_beside_those_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "out.yaml"
+    newer = {**TOOLS, "triton": "3.9.0"}
+    with take(path) as store:
+        store.add_record(record(ONE))
+        store.add_record(record(TWO))
+        store.merge()
+    with take(path, toolchain=newer, resume=False) as store:
+        store.add_record(record(ONE, toolchain=newer))
+        store.merge()
+    with take(path, toolchain=newer, problems=[ONE]) as store:
+        assert (store.record(ONE), store.record(TWO)) == (record(ONE, toolchain=newer), None)
+        assert len(store.records()) == 2
+    for problems in (None, [TWO]):
+        with pytest.raises(OutputError, match=r"line 3 of .*another toolchain \(triton 3\.6\.0 → 3\.9\.0\)"):
+            take(path, toolchain=newer, problems=problems)
+
+
+def test_links_and_modes_stay(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.yaml", tmp_path / "link.yaml"
+    with take(real) as store:
+        store.add_record(record(ONE))
+        store.merge()
+        link.symlink_to(real)
+        with pytest.raises(OutputError, match=r"link\.yaml is held by another run"):
+            take(link)
+    real.chmod(0o664)
+    with take(link) as store:
+        store.add_record(record(TWO))
+        store.merge()
+    assert link.is_symlink() and len(rows(real)) == 2
+    assert real.stat().st_mode & 0o777 == 0o664
+
+
+def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:
+    journal = tmp_path / "out.yaml.journal"
+    for text in (b"dear diary", b"dear diary\n", b'{"head": 1}\n'):
+        journal.write_bytes(text)
+        with pytest.raises(OutputError, match="is not a journal of tritongemm; move it away"):
+            take(tmp_path / "out.yaml")
+        assert journal.read_bytes() == text
+    with pytest.raises(OutputError, match="is not a file that can be replaced"):
+        take(Path("/dev/null"))
+
+
+def test_a_write_that_can_not_even_be_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a line stays for a moment; it is gone before the next one is written."""
+    write = os.write
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with take(tmp_path / "out.yaml") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
+            patch.setattr(os, "ftruncate", refuse)
+            with pytest.raises(OutputError, match="No space left"):
+                store.add_trials(ONE, [trial(0)])
+        store.add_trials(ONE, [trial(1)])
+        lines = store.journal.read_text().splitlines()
+        assert len(lines) == 2 and "trial" in json.loads(lines[1])
+
+
+def test_nothing_is_added_to_what_was_given_back(tmp_path: Path) -> None:
+    store = take(tmp_path / "out.yaml")
+    store.close()
+    store.close()
+    with pytest.raises(OutputError, match="was given back"):
+        store.add_trials(ONE, [trial(0)])
+    assert not list(tmp_path.glob("*.pid"))

@@ -77,8 +77,10 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         if args.benchmark:
             return stored.benchmark(rows, judges, compiler, plan, reporter)
         identity = asdict(protocol) if here.devices else {"timer": "model"}
-        store = stack.enter_context(Store.open(output, here.target.name, plan.toolchain, identity, resume=args.resume))
-        return _tune([r.problem for r in rows], judges, compiler, store, plan, args, reporter, command)
+        problems = [r.problem for r in rows]
+        opened = Store.open(output, here.target.name, plan.toolchain, identity, resume=args.resume, problems=problems)
+        store = stack.enter_context(opened)
+        return _tune(problems, judges, compiler, store, plan, args, reporter, command)
 
 
 def _rows(args: argparse.Namespace, here: Machine) -> list[Row]:
@@ -121,7 +123,11 @@ def _merging(store: Store, problems: Sequence[Problem], command: str) -> Iterato
     except KeyboardInterrupt:
         store.merge(problems)
         print(f"\nstopped; what is done is in {store.path}. Go on with:", file=sys.stderr)
-        print(f"  python -m tritongemm.tune {command}", file=sys.stderr)
+        # Going on with --no-resume would start over.
+        print(
+            f"  python -m tritongemm.tune {command.replace(' --no-resume', '').replace(' --no_resume', '')}",
+            file=sys.stderr,
+        )
         raise
     store.merge(problems)
 

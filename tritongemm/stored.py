@@ -7,7 +7,9 @@ from statistics import median
 
 from tritongemm import choose, generate, registry
 from tritongemm.compile import Compiler, Job
+from tritongemm.config import Config
 from tritongemm.errors import InputError
+from tritongemm.problem import Problem
 from tritongemm.report import Reporter
 from tritongemm.sizes import Row
 from tritongemm.task import Judge, Plan
@@ -23,6 +25,10 @@ def _built(
         InputError: a row without a config.
     """
     jobs: list[Job | None] = []
+    alike: dict[tuple[Problem, str], list[Config]] = {}  # one problem's results on several targets share a module
+    for row in rows:
+        if row.config is not None:
+            alike.setdefault((row.problem, row.config.backend), []).append(row.config)
     for row in rows:
         if row.config is None:
             raise InputError(f"{row.problem.key} (line {row.line}) is a size without a config; tune it first")
@@ -30,7 +36,8 @@ def _built(
         if not hasattr(backend, "job"):  # a library brings its own kernels
             jobs.append(None)
             continue
-        module = generate.module(row.problem, [row.config], judge.target, plan.folder)
+        configs = list(dict.fromkeys(alike[row.problem, row.config.backend]))
+        module = generate.module(row.problem, configs, judge.target, plan.folder)
         jobs.append(backend.job(row.config, row.problem, judge.target, str(module)))
     reporter.stage("compile", len({j.digest for j in jobs if j}))
     built = {}

@@ -244,6 +244,15 @@ def test_a_stored_result_that_is_wrong(
     assert any(x.startswith("16x16x32_fp16_TT") and "out_of_resources" in x for x in out)
 
 
+def test_results_of_one_size_on_two_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their kernels lie in one module; the second does not displace the first."""
+    row = "- {M: 16, N: 16, K: 16, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16, time(us): 1, target: "
+    (tmp_path / "stored.yaml").write_text(f"{row}gfx942, num_warps: 1}}\n{row}gfx950, NUM_SMS: 304, num_warps: 1}}\n")
+    monkeypatch.setattr(Offline, "_checked", passed)
+    argv = ["--gemm_size_file", str(tmp_path / "stored.yaml"), "-o", str(tmp_path / "out.yaml"), "--num_threads", "1"]
+    assert tune.main([*argv, "--compare_wo_tuning"]) == 0
+
+
 def test_one_size_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

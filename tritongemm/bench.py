@@ -95,6 +95,19 @@ class Bench:
             return Trial(config, "crashed" if fatal else "out_of_resources", str(error), stage=stage)
         except (self._torch.cuda.OutOfMemoryError, LibraryRefusal) as error:
             return Trial(config, "out_of_resources", str(error).splitlines()[0], stage=stage)
+        except RuntimeError as error:  # PyTorch may be the first to meet a fault
+            if not self._lost():
+                raise
+            return Trial(config, "crashed", str(error).splitlines()[0], stage=stage)
+
+    def _lost(self) -> bool:
+        """Whether the device has faulted, so that nothing runs in this process any more."""
+        assert self._device is not None
+        try:
+            self._device.synchronize()
+        except DriverError:
+            return True
+        return False
 
     def _screen(self, bench: Workbench, request: Request) -> Iterator[Trial]:
         best = request.best
@@ -133,7 +146,12 @@ class Bench:
                 raise SystemExit(f"{config.name}: {trial.reason}")
         if request.kind == "final":
             library = self._library(bench, request)
-            yield self._race(bench, contenders, library)
+            try:
+                yield self._race(bench, contenders, library)
+            except (RuntimeError, DriverError) as error:
+                if self._lost():
+                    raise SystemExit(f"{request.problem.key}: {error}") from error
+                raise
             contenders += library
         self._release(contenders)
 

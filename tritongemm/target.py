@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ def load(name: str, device_name: str = "", **measured: int) -> Target:
         TargetError: unknown architecture.
     """
     data = space_file(name)
-    facts = dict(data["target"])
+    facts: dict[str, Any] = dict(data["target"])
     for sibling, corrections in data.get("devices", {}).items():
         if sibling in device_name:
             facts.update(corrections)
@@ -150,4 +150,4 @@ def load(name: str, device_name: str = "", **measured: int) -> Target:
     if facts.keys() != known:
         odd = sorted(facts.keys() ^ known)
         raise InputError(f"search_spaces/{name}.yaml: section target must have exactly the known keys; check {odd}")
-    return replace(Target(name=name, **facts), **measured)
+    return Target(name=name, **{**facts, **measured})

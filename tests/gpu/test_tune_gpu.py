@@ -87,9 +87,6 @@ def test_the_winner_stands_alone(tuned: str, folder: Path) -> None:
     import torch
 
     (path,) = (folder / "out_kernels").glob("gemm_250_328_520*.py")
-    row = rows(folder)[1]
-    if row["backend" if "backend" in row else "winner"] != "triton":
-        pytest.skip("the best candidate is not a generated kernel")
     spec = importlib.util.spec_from_file_location("winner", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

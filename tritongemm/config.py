@@ -10,7 +10,7 @@ from tritongemm.errors import InputError
 
 # The template comes first so that names sort by kernel; options hold whole numbers only.
 _NAME = re.compile(
-    r"^(?:(?P<backend>[a-z]+)\.)?(?P<template>.+?)__bm(?P<block_m>\d+)__bn(?P<block_n>\d+)__bk(?P<block_k>\d+)"
+    r"^(?:(?P<backend>[a-z][a-z0-9_]*)\.)?(?P<template>.+?)__bm(?P<block_m>\d+)__bn(?P<block_n>\d+)__bk(?P<block_k>\d+)"
     r"__gm(?P<group_m>\d+)__sk(?P<split_k>\d+)__w(?P<num_warps>\d+)__s(?P<num_stages>\d+)(?P<options>(?:__[a-z_]+\d+)*)$"
 )
 

@@ -55,6 +55,7 @@ class Pipeline:
 
     def __init__(self, judges: Sequence[Judge], compiler: Compiler, store: Store, plan: Plan, watcher: Watcher) -> None:
         self.judges, self.compiler, self.store, self.plan, self.watcher = judges, compiler, store, plan, watcher
+        self.solved: list[Record] = []
 
     def tune(self, problems: Sequence[Problem]) -> dict[Problem, str]:
         """Tune the problems that have no record yet; records go to the store as they are made.
@@ -64,6 +65,8 @@ class Pipeline:
         """
         todo = [p for p in problems if self.store.record(p) is None]
         self.watcher.stage("plan", len(todo))
+        # Not this run's own sizes: a resumed run has some of them already, and must try what the first would have.
+        self.solved = [r for r in self.store.records() if r.problem not in set(problems)]
         planned = planning.plans(todo, self.judges[0].target, self.plan.folder, self.compiler.jobs)
         tasks = [self._start(p, self.judges[i % len(self.judges)]) for i, p in enumerate(planned)]
         if self.plan.stop == "generate":
@@ -80,7 +83,7 @@ class Pipeline:
     def _start(self, planned: Planned, judge: Judge) -> Task:
         problem = planned.problem
         strategy = registry.load("strategies", self.plan.strategy)
-        seeds = nearest(problem, self.store.records())
+        seeds = nearest(problem, self.solved)
         search = strategy.search(planned.space, planned.order, self.plan.budget, seeds)
         self.watcher.planned(problem, len(planned.space), planned.pruned)
         self.watcher.step("plan")

@@ -109,11 +109,10 @@ def constants(config: Config, problem: Problem) -> dict[str, Any]:
     """Compile-time constants of a config's kernel, by parameter name."""
     template = kernel_template(config.template)
     values: dict[str, Any] = {
-        "CONFIG": config.name,
+        "CONFIG": config.kernel_name,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
-        "GROUP_M": config.group_m,
         "SPLIT_K": config.split_k,
         "EVEN_K": problem.k % config.block_k == 0,
     }
@@ -138,7 +137,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
         compute_units: CUs or SMs, for templates whose grid fills the device once.
     """
     template = kernel_template(config.template)
-    scope = {**constants(config, problem), "M": problem.m, "N": problem.n, "K": problem.k}
+    scope = {**constants(config, problem), "GROUP_M": config.group_m, "M": problem.m, "N": problem.n, "K": problem.k}
     scope |= {"cdiv": lambda a, b: -(-a // b), "min": min, "max": max, "COMPUTE_UNITS": compute_units}
 
     def value(expression: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -35,6 +36,7 @@ class Facts:
         saturate: expression that clamps the accumulator to C's range, or "".
         zero: what masked-off loads give.
         store_wait: assembly that waits until a wave's stores have landed; "" where a barrier does.
+        overlap: assembly that lets the next kernel start, and that waits for the last one; empty where there is none.
         publish, observe: cache modifiers of partial sums that another program reads: where dies have an L2 each they
             must go past it.
     """
@@ -48,6 +50,7 @@ class Facts:
     publish: str
     observe: str
     store_wait: str
+    overlap: Mapping[str, str]
 
     @staticmethod
     def parameters(template: KernelTemplate) -> list[str]:
@@ -87,7 +90,18 @@ def facts(problem: Problem, target: Target) -> Facts:
     apart = target.xcds > 1
     publish, observe = (', cache_modifier=".wt"', ', cache_modifier=".cv"') if apart else ("", ', cache_modifier=".cg"')
     zero = "0" if integer else "0.0"
-    return Facts(acc, casts, TL.get(compute.name, ""), precision, saturate, zero, publish, observe, target.store_wait)
+    return Facts(
+        acc,
+        casts,
+        TL.get(compute.name, ""),
+        precision,
+        saturate,
+        zero,
+        publish,
+        observe,
+        target.store_wait,
+        target.overlap,
+    )
 
 
 @cache

@@ -19,7 +19,7 @@ _PORTABLE_CLUSTER = 8
 _put_pointer = struct.Struct("<Q").pack_into
 
 
-class _Cluster(ctypes.Structure):
+class _Attribute(ctypes.Structure):
     _fields_ = [("id", c_int), ("pad", c_int), ("value", c_uint * 16)]  # CUlaunchAttribute
 
 
@@ -29,7 +29,7 @@ class _Config(ctypes.Structure):
         ("block", c_uint * 3),
         ("shared", c_uint),
         ("stream", c_void_p),
-        ("attributes", ctypes.POINTER(_Cluster)),
+        ("attributes", ctypes.POINTER(_Attribute)),
         ("count", c_uint),
     ]
 
@@ -85,6 +85,7 @@ class Function:
         params: bytes,
         cluster: int = 1,
         offsets: Sequence[int] = (),
+        overlap: bool = False,
     ) -> Prepared:
         """Make a launch ready.
 
@@ -96,6 +97,7 @@ class Function:
             cluster: neighbours along x that form a cluster; needs Hopper or later.
             offsets: where each parameter starts in `params`. CUDA needs them where a tensor map is among them: its
                 compiler aligns one in the constant bank, not in the block, so the block can't be taken as it is.
+            overlap: the kernel waits for earlier ones itself, and may start before they end (Hopper or later).
 
         Raises:
             DriverError: the device can't give a block that much shared memory, or form such a cluster.
@@ -106,7 +108,7 @@ class Function:
         if self._api.vendor == "nvidia":
             self._allow(shared_bytes, cluster)
         by_address = offsets if self._api.vendor == "nvidia" else ()
-        return Prepared(self._api, self, (*grid, *block, shared_bytes), params, cluster, by_address)
+        return Prepared(self._api, self, (*grid, *block, shared_bytes), params, (cluster, overlap), by_address)
 
     def launch(
         self,
@@ -144,7 +146,7 @@ class Prepared:
         function: Function,
         shape: tuple[int, ...],
         params: bytes,
-        cluster: int,
+        together: tuple[int, bool],
         offsets: Sequence[int],
     ) -> None:
         self._api, self.function = api, function
@@ -160,8 +162,8 @@ class Prepared:
             self._keep = ((c_void_p * 5)(*keys, symbols.BUFFER_END[api.vendor]), size)
             self._tail = (None, ctypes.cast(self._keep[0], c_void_p))
         self._config: _Config | None = None
-        if cluster > 1:
-            self._config = _clustered(shape, cluster)
+        if together != (1, False):
+            self._config = _extended(shape, *together)
             self._call = api.raw["launch_ex"]
             self._head: tuple[object, ...] = (byref(self._config), function.handle)
         else:
@@ -197,8 +199,13 @@ class Prepared:
             raise self._api.error(self._api.symbol("launch_ex" if self._config else "launch"), status)
 
 
-def _clustered(shape: tuple[int, ...], cluster: int) -> _Config:
-    attributes = (_Cluster * 2)()
-    attributes[0].id, attributes[0].value[:3] = 4, (cluster, 1, 1)  # CLUSTER_DIMENSION
-    attributes[1].id, attributes[1].value[0] = 5, 1  # CLUSTER_SCHEDULING_POLICY_PREFERENCE: spread
-    return _Config(shape[:3], shape[3:6], shape[6], None, attributes, 2)
+def _extended(shape: tuple[int, ...], cluster: int, overlap: bool) -> _Config:
+    attributes, count = (_Attribute * 3)(), 0
+    if cluster > 1:
+        attributes[0].id, attributes[0].value[:3] = 4, (cluster, 1, 1)  # CLUSTER_DIMENSION
+        attributes[1].id, attributes[1].value[0] = 5, 1  # CLUSTER_SCHEDULING_POLICY_PREFERENCE: spread
+        count = 2
+    if overlap:
+        attributes[count].id, attributes[count].value[0] = 6, 1  # PROGRAMMATIC_STREAM_SERIALIZATION
+        count += 1
+    return _Config(shape[:3], shape[3:6], shape[6], None, attributes, count)

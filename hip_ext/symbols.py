@@ -135,7 +135,9 @@ class Api:
 
     def _text(self, function: str, code: int) -> str:
         text = c_char_p()
-        lookup = getattr(self.library, function)
+        lookup = getattr(self.library, function, None)
+        if lookup is None:  # HIP before version 6
+            return ""
         lookup.argtypes = (c_int, POINTER(c_char_p))
         lookup(code, ctypes.byref(text))
         return (text.value or b"").decode(errors="replace")

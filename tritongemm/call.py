@@ -72,7 +72,7 @@ class Call:
         offsets = launch.offsets()
         packed = launch.pack({}, {i: bytes(m.data) for i, m in maps.items()})
         prepared = kernel.function.prepare(
-            launch.grid, launch.block, launch.shared, packed, launch.cluster, offsets if maps else ()
+            launch.grid, launch.block, launch.shared, packed, launch.cluster, offsets if maps else (), launch.overlap
         )
         self._launch = prepared.launch
         self._last = [0, 0, 0, 0]

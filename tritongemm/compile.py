@@ -127,13 +127,13 @@ class Compiler:
         """One job, from the cache or compiled in a child; every failure is a value."""
         cached = self.cache.get(job.digest)
         if cached is not None:
-            return replace(cached, seconds=0.0)
+            return replace(cached, config=job.config, seconds=0.0)
         child = self._idle.get()
         failed = Built(job.config, job.digest, status="compile_failed")
         try:
             built: Built
             (built,) = child.ask((job, str(self.cache.folder)), self.timeout)
-            return built
+            return replace(built, config=job.config)
         except ChildTimeout:
             return replace(failed, status="timeout", reason=f"compile took more than {self.timeout:g} s")
         except ChildDied as death:
@@ -144,7 +144,7 @@ class Compiler:
             self._idle.put(child)
 
     def stream(self, jobs: Iterable[Job]) -> Iterator[Built]:
-        """Builds as they finish; equal jobs are built once. What is cached comes first."""
+        """Builds as they finish, what is cached first. Equal jobs are built once, for the config of their first."""
         import joblib
 
         waiting: list[Job] = []
@@ -157,7 +157,7 @@ class Compiler:
             if cached is None:
                 waiting.append(job)
             else:
-                yield replace(cached, seconds=0.0)
+                yield replace(cached, config=job.config, seconds=0.0)
         if waiting:
             pool = joblib.Parallel(n_jobs=self.jobs, backend="threading", return_as="generator_unordered", batch_size=1)
             yield from pool(joblib.delayed(self.build)(job) for job in waiting)

@@ -73,6 +73,7 @@ class Launch:
         cluster: programs of one cluster (Hopper and later).
         at: byte offset of each parameter as the binary says; empty for natural alignment. (A tensor map is aligned in
             the constant bank, not in the parameter block.)
+        overlap: it waits itself for the launch before it, and may be started while that one still runs.
     """
 
     path: str
@@ -84,6 +85,7 @@ class Launch:
     buffers: tuple[Buffer, ...]
     cluster: int = 1
     at: tuple[int, ...] = ()
+    overlap: bool = False
 
     def offsets(self) -> list[int]:
         """Byte offset of each parameter."""

@@ -134,7 +134,7 @@ class Pipeline:
             for built in self.compiler.stream(jobs):
                 self.watcher.step("compile")
                 for task, config in wanted[built.digest]:
-                    lanes[id(task.judge)].put((task, config, built))
+                    lanes[id(task.judge)].put((task, config, replace(built, config=config)))
         finally:
             for lane in lanes.values():
                 lane.put(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,10 +64,12 @@ def launches(records: Sequence[Record], target: Target, cache: Cache) -> dict[Pr
     found: dict[Problem, Launch | str] = {}
     waiting: dict[Problem, Any] = {}
 
-    def finish(problem: Problem, built: Built) -> None:
+    def finish(record: Record, built: Built) -> None:
+        # Configs that differ in their arguments alone share a binary.
+        mine, problem = replace(built, config=record.config), record.problem
         try:
             ok = built.status == "ok"
-            found[problem] = triton.launch(built, problem, target) if ok else f"{built.status}: {built.reason}"
+            found[problem] = triton.launch(mine, problem, target) if ok else f"{built.status}: {built.reason}"
         except TritonGemmError as error:
             found[problem] = str(error)
 
@@ -81,19 +83,19 @@ def launches(records: Sequence[Record], target: Target, cache: Cache) -> dict[Pr
                 if built is None:
                     # A file for each problem: modules of equal sizes but other layouts differ in name already.
                     module = generate.module(problem, [config], target, Path(folder))
-                    waiting[problem] = triton.job(config, problem, target, str(module))
+                    waiting[problem] = record, triton.job(config, problem, target, str(module))
                 else:
-                    finish(problem, built)
+                    finish(record, built)
             except TritonGemmError as error:
                 found[problem] = str(error)
         if waiting:
             compiler = Compiler(cache, min(len(os.sched_getaffinity(0)), len(waiting)))
             try:
-                by_digest = {built.digest: built for built in compiler.stream(waiting.values())}
+                by_digest = {built.digest: built for built in compiler.stream(job for _, job in waiting.values())}
             finally:
                 compiler.close()
-            for problem, job in waiting.items():
-                finish(problem, by_digest[job.digest])
+            for record, job in waiting.values():
+                finish(record, by_digest[job.digest])
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 
 from tritongemm import choose, generate, registry
@@ -46,7 +47,7 @@ def _built(
         reporter.step("compile")
     for row, job in zip(rows, jobs, strict=True):
         assert row.config is not None
-        yield row, built[job.digest] if job else Built(row.config, "")
+        yield row, replace(built[job.digest], config=row.config) if job else Built(row.config, "")
 
 
 def check(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, plan: Plan, reporter: Reporter) -> int:

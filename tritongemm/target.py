@@ -43,6 +43,8 @@ class Target:
         request_bytes: what opening one more row costs caches and memory, as bytes moved: half a line or a sector.
         free_stages: stages of a software pipeline that hold no LDS buffer (they wait in registers or are consumed).
         store_wait: assembly that waits until a wave's stores have landed; "" where a barrier waits for them.
+        overlap: assembly by which consecutive kernels overlap: ``next`` lets the next one start, ``wait`` waits for what
+            the last one wrote; empty where the hardware keeps them apart.
         fp8: encoding its matrix units read: ``fn``, ``fnuz`` or ``none``.
         peak_tflops: dense matrix rate by dtype (``fp8`` for all eight-bit floats).
         features: capabilities templates and rules ask for.
@@ -72,6 +74,7 @@ class Target:
     request_bytes: int
     free_stages: int
     store_wait: str
+    overlap: Mapping[str, str] = field(hash=False)
     fp8: str
     peak_tflops: Mapping[str, float] = field(hash=False)
     features: frozenset[str]

@@ -173,7 +173,9 @@ class Workbench:
                 if p.kind == "tma"
             }
             params = launch.pack(addresses, maps)
-            prepared = function.prepare(launch.grid, launch.block, launch.shared, params, launch.cluster)
+            prepared = function.prepare(
+                launch.grid, launch.block, launch.shared, params, launch.cluster, overlap=launch.overlap
+            )
             launches.append(partial(prepared.launch, self.stream))
         return Calls(launches, module)
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from contenders import Refused
@@ -135,7 +135,7 @@ def compiled(
         built = {b.digest: b for b in compiler.stream(jobs.values())}
     finally:
         compiler.close()
-    return {key: built[job.digest] for key, job in jobs.items()}
+    return {key: replace(built[job.digest], config=key[1]) for key, job in jobs.items()}
 
 
 def sizes_text(problems: Iterable[Problem]) -> str:

@@ -62,7 +62,7 @@ typedef struct {
 
 /* what the tests look at */
 int fake_devices = 2, fake_current = -1, fake_broken, fake_destroyed, fake_version = 13000;
-unsigned fake_last[7], fake_cluster, fake_spread, fake_limit, fake_prefer, fake_wide;
+unsigned fake_last[7], fake_cluster, fake_spread, fake_limit, fake_prefer, fake_wide, fake_overlap;
 void *fake_last_stream;
 
 static int capturing;
@@ -206,12 +206,15 @@ CUresult cuFuncSetCacheConfig(CUfunction f, CUfunc_cache c) {
   return fake_prefer += c == CU_FUNC_CACHE_PREFER_SHARED, VALUE;
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **params, void **extra) {
+  fake_cluster = fake_overlap = 0;
   for (unsigned i = 0; i < c->numAttrs; i++) {
     if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
       fake_cluster = c->attrs[i].value.clusterDim.x * 100 + c->attrs[i].value.clusterDim.y * 10 +
                      c->attrs[i].value.clusterDim.z;
     if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE)
       fake_spread = c->attrs[i].value.clusterSchedulingPolicyPreference == CU_CLUSTER_SCHEDULING_POLICY_SPREAD;
+    if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+      fake_overlap = c->attrs[i].value.programmaticStreamSerializationAllowed;
   }
   return run(c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ, c->sharedMemBytes,
              c->hStream, params, extra);

@@ -104,6 +104,7 @@ def test_a_grid_is_written_down_once(m: int, n: int, k: int, config: Config) -> 
     ours = kernels.geometry(config, problem, SM90.compute_units)
     scope = geometries()
     constants = {k: v for k, v in kernels.constants(config, problem).items() if k not in ("CONFIG", "EVEN_K")}
+    constants["GROUP_M"] = config.group_m
     grid, workspace, semaphores = scope[f"geometry_{config.template}"](m, n, k, **constants)
     assert (tuple(grid), 4 * workspace, 4 * semaphores) == (ours.grid, ours.workspace_bytes, ours.semaphore_bytes)
     assert all(x >= 1 for x in ours.grid)
@@ -290,9 +291,9 @@ def test_a_checked_problem_has_the_remainders_of_the_real_one() -> None:
 
 @pytest.mark.parametrize("target", [GFX942, SM90], ids=["gfx942", "sm90"])
 def test_every_config_has_its_own_kernel_name(target: targets.Target, tmp_path: Path, session_cache: Path) -> None:
-    """A profiler's trace tells configs apart: the symbol in the binary is the config's name."""
+    """A profiler's trace tells binaries apart: the symbol is the config's name, less what is a run-time argument."""
     problem = Problem(64, 64, 64)
-    configs = [PLAIN, replace(PLAIN, group_m=4), TMA_SWAPPED if target.has("tma") else GEMV]
+    configs = [PLAIN, replace(PLAIN, num_warps=8), TMA_SWAPPED if target.has("tma") else GEMV]
     module = generate.module(problem, configs, target, tmp_path)
     compiler = Compiler(Cache(session_cache), jobs=1)
     try:
@@ -303,4 +304,9 @@ def test_every_config_has_its_own_kernel_name(target: targets.Target, tmp_path: 
     for one in built:
         code = Path(one.path).read_bytes()
         assert code_object.arch(code) == target.name
-        assert [k.symbol for k in code_object.read(code)] == [one.config.name] == [one.symbol]
+        assert [k.symbol for k in code_object.read(code)] == [one.config.kernel_name] == [one.symbol]
+    other = replace(PLAIN, group_m=4)
+    jobs = [triton.job(c, problem, target, str(module)) for c in (PLAIN, other)]
+    assert jobs[0].digest == jobs[1].digest
+    launched = [triton.launch(replace(built[0], config=c), problem, target) for c in (PLAIN, other)]
+    assert [launch.params[12].value for launch in launched] == [PLAIN.group_m, 4]

@@ -176,6 +176,16 @@ def test_clusters_go_through_the_extended_launch(fake, offsets):
     assert ints(device.copy_from_device(address, 16)) == {9}
 
 
+@pytest.mark.parametrize("vendor", ["nvidia"])
+def test_a_kernel_that_waits_itself_may_start_early(fake):
+    library, opened = fake
+    function = opened.device().load(CODE).function("fill")
+    job, shape = block(opened.device().alloc(16), 4, 9), ((4, 3, 2), (128, 1, 1), 0)
+    for overlap, cluster, said in ((True, 1, [0, 1]), (False, 2, [211, 0]), (True, 2, [211, 1])):
+        function.prepare(*shape, job, cluster, overlap=overlap).launch(7)
+        assert [number(library, f"fake_{n}") for n in ("cluster", "overlap")] == said
+
+
 @pytest.mark.parametrize("vendor", ["amd"])
 def test_what_amd_does_not_have_is_said(fake):
     device = fake[1].device()

@@ -10,6 +10,7 @@ import emulated
 import pytest
 
 from tritongemm import launch_plan
+from tritongemm.config import Config
 from tritongemm.hip_ext import code_object
 
 LDS = {"gfx942": 65536, "gfx950": 163840}
@@ -39,7 +40,11 @@ def test_plan_agrees_with_the_code_object_and_the_problem(tmp_path, target):
     plan = json.loads(path.read_text())
     code = (tmp_path / plan["object"]).read_bytes()
     (kernel,) = code_object.read(code)
-    assert (plan["arch"], plan["kernel"]) == (code_object.arch(code), kernel.symbol) == (target, SPLIT)
+    assert (
+        (plan["arch"], plan["kernel"])
+        == (code_object.arch(code), kernel.symbol)
+        == (target, Config.parse(SPLIT).kernel_name)
+    )
     assert plan["grid"] == [3 * 4, 2, 1]
     assert plan["block"] == [2 * 64, 1, 1]
     assert plan["block"][0] <= kernel.max_threads
@@ -49,7 +54,7 @@ def test_plan_agrees_with_the_code_object_and_the_problem(tmp_path, target):
     assert len(block) <= kernel.kernarg_bytes
     pointers = [a.offset for a in kernel.args if a.kind == "pointer"]
     values = [struct.unpack_from("<i", block, a.offset)[0] for a in kernel.args if a.kind == "value"]
-    assert values == [M, N, K, K, K, N]
+    assert values == [M, N, K, K, K, N, 1]
     assert all(block[at : at + 8] == bytes(8) for at in pointers)
 
     buffers = {b["name"]: b for b in plan["buffers"]}

@@ -89,7 +89,7 @@ class Map:
 class Function:
     """Stands in for `driver.Function`: keeps the parameter blocks that were launched."""
 
-    def prepare(self, grid, block, shared, params, cluster, offsets):
+    def prepare(self, grid, block, shared, params, cluster, offsets, overlap):
         self.params, self.offsets, self.launched = bytearray(params), offsets, []
         return self
 
@@ -151,7 +151,7 @@ def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
         a, b, c, bias, workspace, semaphore = values(launch, block, "pointer")[:6]
         assert (a, b, c, bias) == (x.data_ptr(), w.data_ptr(), out.data_ptr(), 0)
         assert (workspace, semaphore) == shared.of_stream(0)
-        assert values(launch, block, "i32") == [20, 48, 160, 160, 160, 48]
+        assert values(launch, block, "i32") == [20, 48, 160, 160, 160, 48, split.config.group_m]
     assert function.offsets == ()
 
 

@@ -23,6 +23,7 @@ from tritongemm.target import Target
 from tritongemm.trial import Built
 
 SIZES = ("M", "N", "K", "stride_a", "stride_b", "stride_c")
+NUMBERS = (*SIZES, "GROUP_M")
 FUSED = {"enable_fp_fusion": True}  # Triton 3.10 changes its default
 _ALIGN = 16  # bytes a base address, and elements a size, are known to be a multiple of
 
@@ -64,7 +65,7 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
             result[parameter] = f"tensordesc<{types[name]}[{rows},{cols}]>"
         else:
             result[parameter] = f"*{types[name]}"
-    return result | dict.fromkeys(SIZES, "i32")
+    return result | dict.fromkeys(NUMBERS, "i32")
 
 
 def job(config: Config, problem: Problem, target: Target, module: str) -> Job:
@@ -179,7 +180,7 @@ def launch(built: Built, problem: Problem, target: Target) -> Launch:
         codes = int(map_["elem_type"]), int(map_["elem_size"]), int(map_["swizzle"])
         params.append(Param("tma", name, box, (rows, cols), lead[name], *codes))
         params += [Param("i32", rows), Param("i32", cols), Param("i64", lead[name]), Param("i64", 1)]
-    params += [Param("i32", v) for v in (problem.m, problem.n, problem.k, *strides(problem))]
+    params += [Param("i32", v) for v in (problem.m, problem.n, problem.k, *strides(problem), config.group_m)]
     params += [Param("pointer", ""), Param("pointer", "")]  # Triton's own scratch, unused
     if len(built.launch["offsets"]) != len(params):
         raise InputError(
@@ -199,4 +200,5 @@ def launch(built: Built, problem: Problem, target: Target) -> Launch:
         buffers=tuple(b for b in buffers if b.bytes),
         cluster=built.launch["cluster"],
         at=tuple(built.launch["offsets"]),
+        overlap=bool(target.overlap),
     )

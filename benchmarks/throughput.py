@@ -38,7 +38,7 @@ def stages(folder: Path, here: machine.Machine) -> dict[str, float]:
         ("screen", Problem(16, 1280, 8192, "bf16", "bf16", "bf16", row_major_b=False)),
     ):
         planned = planning.plan(problem, here.target, folder)
-        order = planned.order[:1000]
+        order = [p.config for p in planned.order[:1000]]
         jobs = [backend.job(c, problem, here.target, str(planned.module)) for c in order]
         started = time.perf_counter()
         by_digest = {b.digest: b for b in compiler.stream(jobs)}

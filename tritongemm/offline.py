@@ -87,6 +87,9 @@ class Offline:
         self._folder = tempfile.TemporaryDirectory(prefix="tritongemm-")
         self._child = Child("tritongemm.offline:Interpreter", {"TRITON_INTERPRET": "1"})
 
+    def start(self) -> None:
+        """Nothing: the interpreter is wanted last, and compilers need the cores till then."""
+
     def screen(self, problem: Problem, built: Sequence[Built], best: float) -> Iterator[Trial]:
         """A predicted time for each candidate."""
         for one in built:

@@ -1,24 +1,26 @@
 """The line: Problems → Records. Prune, rank, generate, compile, time, verify, choose and write, in rounds.
 
 In a round every problem asks its strategy for a batch; what they ask for is compiled once for all of them and timed as
-the binaries arrive. Libraries are asked for their candidates in the first round, while the first compiles run. When no
-strategy asks for more, each problem's finalists are verified and raced.
+the binaries arrive. A problem's next batch is thought out while the GPU times the others'. Libraries are asked for their
+candidates in the first round, while the first compiles run. When a problem's strategy asks for no more, its finalists are
+verified and raced, while the next batches of the others compile.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from queue import SimpleQueue
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import TypeAlias
 
 from tritongemm import choose, generate, planning, registry
 from tritongemm.compile import Compiler, Job
 from tritongemm.config import Config
 from tritongemm.errors import OutputError, TritonGemmError
+from tritongemm.lane import Lane
 from tritongemm.planning import Planned
 from tritongemm.problem import Problem
 from tritongemm.record import Record
@@ -26,6 +28,9 @@ from tritongemm.store import Store
 from tritongemm.task import Judge, Plan, Task, Watcher, nearest
 from tritongemm.timing import Final
 from tritongemm.trial import Built, Trial
+
+# A judge is given binaries to screen, and other work on a task.
+Item: TypeAlias = "tuple[Task, Built | Callable[[Task], None]]"
 
 
 def finalists(trials: Iterable[Trial], count: int) -> list[Trial]:
@@ -65,26 +70,26 @@ class Pipeline:
         """
         todo = [p for p in problems if self.store.record(p) is None]
         self.watcher.stage("plan", len(todo))
+        for judge in self.judges if todo and not self.plan.stop else ():
+            judge.start()
         # Not this run's own sizes: a resumed run has some of them already, and must try what the first would have.
         self.solved = [r for r in self.store.records() if r.problem not in set(problems)]
         planned = planning.plans(todo, self.judges[0].target, self.plan.folder, self.compiler.jobs)
         tasks = [self._start(p, self.judges[i % len(self.judges)]) for i, p in enumerate(planned)]
         if self.plan.stop == "generate":
             return {}
-        running = tasks
-        while running:
-            self._round(running)
-            running = [t for t in running if self._next(t)]
-        if self.plan.stop == "compile":
-            return {t.problem: t.failure for t in tasks if t.failure}
-        self._on_judges(tasks, "final", self._finish)
+        self.watcher.stage("final", 0 if self.plan.stop else len(tasks))
+        running, ended = tasks, list[Task]()
+        while running or ended:
+            running, ended = self._round(running, ended)
         return {t.problem: t.failure for t in tasks if t.failure}
 
     def _start(self, planned: Planned, judge: Judge) -> Task:
         problem = planned.problem
         strategy = registry.load("strategies", self.plan.strategy)
         seeds = nearest(problem, self.solved)
-        search = strategy.search(planned.space, planned.order, self.plan.budget, seeds)
+        order = [p.config for p in planned.order]
+        search = strategy.search(planned.space, order, self.plan.budget, seeds, planned.order)
         self.watcher.planned(problem, len(planned.space), planned.pruned)
         self.watcher.step("plan")
         return Task(problem, judge, planned.module, search, next(search))
@@ -99,73 +104,73 @@ class Pipeline:
         except StopIteration:
             return False
 
-    def _round(self, tasks: Sequence[Task]) -> None:
-        """Compile and screen what the tasks' strategies ask for; in the first round, what libraries have as well."""
+    def _round(self, tasks: list[Task], ended: list[Task]) -> tuple[list[Task], list[Task]]:
+        """Compile and screen what the strategies of `tasks` ask for, and race the tasks that have `ended`.
+
+        Returns:
+            The tasks whose strategies ask for more, and those whose do not.
+        """
         wanted: dict[str, list[tuple[Task, Config]]] = {}
         jobs: list[Job] = []
         for task in tasks:
-            known = {
-                name: trial for (name, stage), trial in self.store.trials(task.problem).items() if stage == "screen"
-            }
-            for config in task.batch:
-                if config.name in known and known[config.name].status != "ok" and not self.plan.stop:
-                    task.trials[config.name] = known[config.name]
-                    continue
-                job = registry.load("backends", config.backend).job(
-                    config, task.problem, task.judge.target, str(task.module)
-                )
+            for config, job in self._jobs(task):
                 if job.digest not in wanted:
                     wanted[job.digest] = []
                     jobs.append(job)
                 wanted[job.digest].append((task, config))
-                if config.name in known:
-                    task.trials[config.name] = known[config.name]
         self.watcher.stage("compile", len(jobs))
         self.watcher.stage("screen", sum(map(len, wanted.values())))
-        lanes = {id(t.judge): SimpleQueue[Any]() for t in tasks}
-        faults: list[BaseException] = []
-        threads = [threading.Thread(target=self._lane, args=(q, faults), daemon=True) for q in lanes.values()]
-        for thread in threads:
-            thread.start()
-        for task in tasks:
-            if not task.asked and not self.plan.stop:
-                lanes[id(task.judge)].put((task, None, None))
-        try:
+        with ThreadPoolExecutor(1) as thinker:
+            judges = {id(t.judge) for t in (*tasks, *ended)}
+            lanes = {judge: Lane[Item](partial(self._work, thinker)) for judge in judges}
+            for task in ended if not self.plan.stop else ():
+                lanes[id(task.judge)].put((task, self._finish))
+            for task in tasks:
+                if not task.waiting:
+                    task.more = thinker.submit(self._next, task)
+                if not task.asked and not self.plan.stop:
+                    lanes[id(task.judge)].put((task, self._ask_libraries))
             for built in self.compiler.stream(jobs):
                 self.watcher.step("compile")
                 for task, config in wanted[built.digest]:
-                    lanes[id(task.judge)].put((task, config, replace(built, config=config)))
-        finally:
+                    lanes[id(task.judge)].put((task, replace(built, config=config)))
             for lane in lanes.values():
-                lane.put(None)
-        for thread in threads:
-            thread.join()
-        if faults:
-            raise faults[0]
+                lane.close()
+        asks = [task.more is not None and task.more.result() for task in tasks]
+        return [t for t, a in zip(tasks, asks, strict=True) if a], [
+            t for t, a in zip(tasks, asks, strict=True) if not a
+        ]
 
-    def _lane(self, queue: SimpleQueue[Any], faults: list[BaseException]) -> None:
-        """Screen what arrives for one judge until None does."""
-        try:
-            open_ = True
-            while open_:
-                items = [queue.get()]
-                while not queue.empty() and len(items) < 256:
-                    items.append(queue.get())
-                open_ = None not in items
-                by_task: dict[int, tuple[Task, list[Built]]] = {}
-                for task, config, built in (i for i in items if i is not None):
-                    if config is None:
-                        self._ask_libraries(task)
-                        continue
-                    task.built[config.name] = built
-                    if config.name in task.trials or task.failure:
-                        self.watcher.step("screen")
-                    else:
-                        by_task.setdefault(id(task), (task, []))[1].append(built)
-                for task, builds in by_task.values():
-                    self._screen(task, builds)
-        except BaseException as error:
-            faults.append(error)
+    def _jobs(self, task: Task) -> Iterator[tuple[Config, Job]]:
+        """What to compile of a task's batch; what is known to fail is not compiled again."""
+        trials = self.store.trials(task.problem)
+        task.waiting = 0
+        for config in task.batch:
+            known = trials.get((config.name, "screen"))
+            if known is not None:
+                task.trials[config.name] = known
+                if known.status != "ok" and not self.plan.stop:
+                    continue
+            task.waiting += 1
+            backend = registry.load("backends", config.backend)
+            yield config, backend.job(config, task.problem, task.judge.target, str(task.module))
+
+    def _work(self, thinker: ThreadPoolExecutor, items: list[Item]) -> None:
+        """What a judge's thread does: screen binaries, or what else an item says."""
+        by_task: dict[int, tuple[Task, list[Built]]] = {}
+        for task, item in items:
+            if isinstance(item, Built):
+                by_task.setdefault(id(task), (task, []))[1].append(item)
+            else:
+                item(task)
+        for task, builds in by_task.values():
+            task.built |= {b.config.name: b for b in builds}
+            fresh = [b for b in builds if b.config.name not in task.trials and not task.failure]
+            self.watcher.step("screen", len(builds) - len(fresh))
+            self._screen(task, fresh)
+            task.waiting -= len(builds)
+            if not task.waiting:
+                task.more = thinker.submit(self._next, task)
 
     def _ask_libraries(self, task: Task) -> None:
         """Screen the libraries' own candidates of one problem; they need no compiling."""
@@ -201,32 +206,9 @@ class Pipeline:
             task.trials[trial.config.name] = trial
             self.watcher.trial(task.problem, trial)
 
-    def _on_judges(self, tasks: Sequence[Task], stage: str, work: Callable[[Task], None]) -> None:
-        """Run `work` on every task, one thread for each judge."""
-        self.watcher.stage(stage, len(tasks))
-        faults: list[BaseException] = []
-
-        def run(mine: Iterable[Task]) -> None:
-            try:
-                for task in mine:
-                    work(task)
-                    self.watcher.step(stage)
-            except BaseException as error:
-                faults.append(error)
-
-        lanes: dict[int, list[Task]] = {}
-        for task in tasks:
-            lanes.setdefault(id(task.judge), []).append(task)
-        threads = [threading.Thread(target=run, args=(lane,), daemon=True) for lane in lanes.values()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if faults:
-            raise faults[0]
-
     def _finish(self, task: Task) -> None:
         """Race the best of one problem and record the winner."""
+        self.watcher.step("final")
         if task.failure:
             return
         problem, judge, plan = task.problem, task.judge, self.plan

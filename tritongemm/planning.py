@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm import generate, prune, rank
-from tritongemm.config import Config
 from tritongemm.problem import Problem
+from tritongemm.rank import Prediction
 from tritongemm.space import Space, space
 from tritongemm.target import Target
 
@@ -25,14 +25,14 @@ class Planned:
     Attributes:
         problem: what is tuned.
         space: before pruning.
-        order: kept configs, the predicted best first.
+        order: kept configs with their predictions, the best first.
         pruned: what each rule removed; without the kept configs, which `order` holds.
         module: path of the generated module with all of them.
     """
 
     problem: Problem
     space: Space
-    order: tuple[Config, ...]
+    order: tuple[Prediction, ...]
     pruned: prune.Pruned
     module: Path
 
@@ -41,8 +41,8 @@ def plan(problem: Problem, target: Target, folder: Path) -> Planned:
     """Plan one problem; the module goes to `folder`."""
     whole = space(problem, target)
     pruned = prune.prune(whole, problem, target)
-    order = tuple(p.config for p in rank.rank(pruned.kept, problem, target))
-    module = generate.module(problem, order, target, folder)
+    order = tuple(rank.rank(pruned.kept, problem, target))
+    module = generate.module(problem, [p.config for p in order], target, folder)
     return Planned(problem, whole, order, pruned, module)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import log2
 from pathlib import Path
@@ -22,6 +23,7 @@ class Judge(Protocol):
 
     target: Target
 
+    def start(self) -> None: ...
     def screen(self, problem: Problem, built: Sequence[Built], best: float) -> Iterator[Trial]: ...
     def enumerate(self, problem: Problem, backend: str) -> list[Config]: ...
     def check(self, problem: Problem, built: Sequence[Built]) -> Iterator[Trial]: ...
@@ -71,7 +73,18 @@ class Plan:
 
 @dataclass
 class Task:
-    """One problem on its way down the line."""
+    """One problem on its way down the line.
+
+    Attributes:
+        problem, judge, module: what is tuned, by whom it is timed, and where its kernels are.
+        search: the strategy, which yields batches and is sent their trials.
+        batch: what it asked for last.
+        trials, built: what became of every config so far, by name.
+        asked: libraries have been asked for their candidates.
+        waiting: configs of the batch that have no trial yet.
+        more: whether the strategy asks for more, once the batch has been timed.
+        failure: why the problem can't be tuned; "" while it can.
+    """
 
     problem: Problem
     judge: Judge
@@ -81,6 +94,8 @@ class Task:
     trials: dict[str, Trial] = field(default_factory=dict)
     built: dict[str, Built] = field(default_factory=dict)
     asked: bool = False
+    waiting: int = 0
+    more: Future[bool] | None = None
     failure: str = ""
 
     @property

@@ -64,6 +64,10 @@ class Gpu:
         self.protocol, self.timeout = protocol, timeout
         self._child = Child("tritongemm.bench:Bench")
 
+    def start(self) -> None:
+        """Begin to start the process; it takes seconds, in which problems can be planned."""
+        self._child.start()
+
     def _request(self, kind: str, problem: Problem, candidates: Sequence[Candidate], **more: Any) -> Request:
         common = (kind, problem, self.target, self.protocol, self.vendor, self.device)
         return Request(*common, tuple(candidates), **more)

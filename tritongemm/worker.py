@@ -43,8 +43,13 @@ class Child:
     def __init__(self, role: str, environment: dict[str, str] | None = None, startup: float = 120.0) -> None:
         self.role, self.environment, self.startup = role, environment or {}, startup
         self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Begin to start the process, if there is none; the next request waits until it is ready."""
+        if self.alive:
+            return
+        self.kill()
         here, there = os.pipe(), os.pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in kill)
         self._before = 0  # what an earlier request wrote is not this one's
@@ -61,10 +66,7 @@ class Child:
         os.close(here[1])
         self._answers = Connection(here[0], writable=False)
         self._requests = Connection(there[1], readable=False)
-        if not self._answers.poll(self.startup):
-            self.kill()
-            raise ChildTimeout(f"did not start within {self.startup:g} s")
-        self._answers.recv()
+        self._ready = False
 
     @property
     def alive(self) -> bool:
@@ -82,8 +84,13 @@ class Child:
             ChildError: the request raised; the process goes on.
         """
         try:
-            if not self.alive:
-                self._start()
+            self.start()
+            if not self._ready:
+                if not self._answers.poll(self.startup):
+                    self.kill()
+                    raise ChildTimeout(f"did not start within {self.startup:g} s")
+                self._answers.recv()
+                self._ready = True
             self._before = os.fstat(self._log.fileno()).st_size
             self._requests.send(request)
             while True:

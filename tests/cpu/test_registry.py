@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm import planning, registry, sizes
+from tritongemm import planning, rank, registry, sizes
 from tritongemm import target as targets
 from tritongemm.compile import Cache, Compiler, Job
 from tritongemm.config import Config
@@ -88,7 +88,7 @@ def scale(problem):
 """
 
 STRATEGY = """
-def search(space, order, budget, seeds=()):
+def search(space, order, budget, seeds=(), expected=()):
     first = yield [order[-1]]
     assert first[0].config == order[-1]
     yield [order[0]]
@@ -118,6 +118,9 @@ class ToyJudge:
         self.target = targets.load("gfx942")
         self.timer = registry.load("timers", "toy_timer")
         self.screened: list[str] = []
+
+    def start(self) -> None:
+        pass
 
     def screen(self, problem: Problem, built: list[Built], best: float) -> Iterator[Trial]:
         for one in built:
@@ -159,8 +162,9 @@ def test_one_file_of_each_kind_goes_down_the_line(drop: Drop, tmp_path: Path, mo
     configs = [Config("toy", n, n, n, backend="toybackend") for n in (1, 2, 3)]
 
     def planned(problem: Problem, target: targets.Target, folder: Path) -> planning.Planned:
+        expected = tuple(rank.Prediction(c, 1.0, {}, "") for c in configs)
         kept = planning.prune.Pruned(tuple(configs), {}, {})
-        return planning.Planned(problem, space(problem, target), tuple(configs), kept, folder / "none.py")
+        return planning.Planned(problem, space(problem, target), expected, kept, folder / "none.py")
 
     monkeypatch.setattr(planning, "plan", planned)
     monkeypatch.setattr("tritongemm.generate.winner", lambda *_: None)

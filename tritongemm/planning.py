@@ -1,6 +1,7 @@
 """Stage: Problem, Target → what to try: the space pruned, ranked and written out as a module. Uses no GPU.
 
-It takes a core a second for a large space, so many problems are planned side by side in processes of joblib.
+It takes a core a third of a second where thousands of configs are kept, most of it to rank them and to write the
+module, so many problems are planned side by side in processes of joblib.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from tritongemm import space_check
 from tritongemm import target as targets
 from tritongemm.config import Config
 from tritongemm.problem import Problem
@@ -90,12 +91,17 @@ def space(problem: Problem, target: Target, file: str = "", templates: tuple[str
         target: where.
         file: stem of another file of search_spaces/ than the target's own.
         templates: only these; empty for all the target can run.
+
+    Raises:
+        InputError: the file's section of a template is wrong; says what.
     """
-    sections = targets.space_file(file or target.name)["templates"]
+    name = file or target.name
+    sections = targets.space_file(name)["templates"]
     usable = []
     for template, section in sections.items():
         if templates and template not in templates:
             continue
+        space_check.template(f"search_spaces/{name}.yaml: templates.{template}", section, AXES)
         if _usable(section, problem, target):
             named = [(a, tuple(section["axes"][a])) for a in AXES]
             named += [(o, tuple(v)) for o, v in section.get("options", {}).items()]

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from tritongemm import space_check
 from tritongemm.dtypes import DType
 from tritongemm.errors import InputError, TargetError
 
@@ -114,13 +115,29 @@ def space_file(name: str) -> dict[str, Any]:
 
     Raises:
         TargetError: no such file.
+        InputError: it is not YAML, or not a map with the sections target and templates.
     """
     path = SPACES / f"{name}.yaml"
     if not path.is_file():
         raise TargetError(f"unknown target {name!r}; there are: {', '.join(names())}")
-    data: dict[str, Any] = yaml.safe_load(path.read_text())
+    try:
+        data: Any = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise InputError(f"search_spaces/{path.name} is not YAML: {' '.join(str(error).split())}") from None
+    sections = ("target", "templates")
+    if not isinstance(data, dict) or not all(isinstance(data.get(s, {}), dict) for s in sections):
+        raise InputError(f"search_spaces/{path.name} must be a map with the sections target and templates")
+    devices = data.get("devices", {})
+    if not isinstance(devices, dict) or not all(isinstance(d, dict) for d in devices.values()):
+        raise InputError(f"search_spaces/{path.name}: devices must be a map of maps of facts, by the name of the chip")
     parent = data.pop("inherit", None)
-    return _merge(space_file(parent), data) if parent else data
+    if parent and not (SPACES / f"{parent}.yaml").is_file():
+        raise InputError(f"search_spaces/{path.name} inherits {parent!r}, which is not there")
+    merged = _merge(space_file(parent), data) if parent else data
+    for section in sections:
+        if section not in merged:
+            raise InputError(f"search_spaces/{path.name} has no section {section}, nor has what it inherits")
+    return merged
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -142,15 +159,14 @@ def load(name: str, device_name: str = "", **measured: int) -> Target:
 
     Raises:
         TargetError: unknown architecture.
+        InputError: its file lacks a fact, or has one of another kind; says which.
     """
     data = space_file(name)
     facts: dict[str, Any] = dict(data["target"])
     for sibling, corrections in data.get("devices", {}).items():
         if sibling in device_name:
             facts.update(corrections)
+    annotations = {f.name: str(f.type) for f in fields(Target) if f.name != "name"}
+    facts = space_check.facts(f"search_spaces/{name}.yaml: target", facts, annotations)
     facts["features"] = frozenset(facts["features"])
-    known = {f.name for f in fields(Target)} - {"name"}
-    if facts.keys() != known:
-        odd = sorted(facts.keys() ^ known)
-        raise InputError(f"search_spaces/{name}.yaml: section target must have exactly the known keys; check {odd}")
     return Target(name=name, **{**facts, **measured})

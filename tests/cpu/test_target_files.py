@@ -1,0 +1,81 @@
+"""Files of search_spaces/ that are wrong: one line that names the file and the field, and status 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tritongemm import target as targets
+from tritongemm import tune
+from tritongemm.errors import InputError
+from tritongemm.problem import Problem
+from tritongemm.space import space
+
+Write = Callable[[str], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Writes search_spaces/toy.yaml, beside copies of the real files."""
+    for path in targets.SPACES.glob("*.yaml"):
+        (tmp_path / path.name).write_text(path.read_text())
+    monkeypatch.setattr(targets, "SPACES", tmp_path)
+    targets.space_file.cache_clear()
+    yield lambda text: (tmp_path / "toy.yaml").write_text(text) and None
+    targets.space_file.cache_clear()
+
+
+@pytest.mark.parametrize("fact", [f for f in targets.space_file("gfx942")["target"]])
+def test_every_fact_is_needed(write: Write, fact: str) -> None:
+    data = yaml.safe_load((targets.SPACES / "gfx942.yaml").read_text())
+    base = yaml.safe_load((targets.SPACES / "base.yaml").read_text())
+    data["target"] = {k: v for k, v in {**base["target"], **data["target"]}.items() if k != fact}
+    del data["inherit"]
+    write(yaml.safe_dump(data))
+    with pytest.raises(InputError, match=rf"^search_spaces/toy\.yaml: target lacks {fact}$"):
+        targets.load("toy")
+
+
+GFX942 = "inherit: gfx942\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("inherit: gfx9\n", "toy.yaml inherits 'gfx9', which is not there"),
+        ("- 1\n", "toy.yaml must be a map with the sections target and templates"),
+        ("target: {\n", "toy.yaml is not YAML: "),
+        ("target: {vendor: amd}\n", "toy.yaml has no section templates, nor has what it inherits"),
+        ("inherit: base\n", "toy.yaml: target lacks vendor, product, compute_units, "),
+        (GFX942 + "target: {lds: 1}\n", "toy.yaml: target has lds, which nothing reads"),
+        (GFX942 + "target: {compute_units: many}\n", "target: compute_units must be a whole number, not negative, not 'many'"),
+        (GFX942 + "target: {hbm_gbps: 0}\n", "target: hbm_gbps must be a positive number, not 0"),
+        (GFX942 + "target: {features: tma}\n", "target: features must be a list of names, not 'tma'"),
+        (GFX942 + "target: {peak_tflops: {fp16: fast}}\n", "target: peak_tflops must be a map of numbers"),
+        (GFX942 + "templates: {mine: {requires: []}}\n", "templates.mine lacks axes"),
+        (GFX942 + "templates: {mine: {requires: [], axes: {block_m: [16]}}}\n", "templates.mine.axes lacks block_n, block_k"),
+        (GFX942 + "templates: {tile: {axes: {block_x: [16]}}}\n", "templates.tile.axes has block_x, which nothing reads"),
+        (GFX942 + "templates: {tile: {axes: {block_m: 16}}}\n", "tile.axes: block_m must be a list of whole numbers from 1 on, not 16"),
+        (GFX942 + "templates: {tile: {options: {kpack: []}}}\n", "tile.options: kpack must be a list of whole numbers from 0 on, not []"),
+        (GFX942 + "templates: {gemv: {m: 8}}\n", "templates.gemv: m must be two sizes, the least and the most, not 8"),
+        (GFX942 + "templates: {tile: {aligned: [d]}}\n", "templates.tile: aligned must be a list of a, b and c, not ['d']"),
+        (GFX942 + "devices: [MI308X]\n", "toy.yaml: devices must be a map of maps"),
+    ],
+)  # fmt: skip
+def test_wrong_files(write: Write, capsys: pytest.CaptureFixture[str], text: str, complaint: str) -> None:
+    write(text)
+    with pytest.raises(InputError) as refused:
+        space(Problem(16, 16, 16), targets.load("toy"))
+    assert str(refused.value).startswith("search_spaces/toy.yaml") and complaint in str(refused.value)
+
+
+def test_the_command_says_it_in_a_line(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(GFX942 + "target: {features: tma}\n")
+    out = tmp_path / "out.yaml"
+    assert tune.main(["-m", "16", "-n", "16", "-k", "16", "--target", "toy", "-o", str(out)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: search_spaces/toy.yaml: target: features") and err.count("\n") == 1
+    assert not out.exists()

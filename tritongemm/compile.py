@@ -1,7 +1,7 @@
 """Stage: Problems, Configs → Built, in parallel, with no GPU touched.
 
 joblib's threads each drive one compiler process. A compile that crashes or outlasts its limit takes its process with it
-and costs that config alone. Artefacts lie in a content-addressed cache: what a binary depends on is hashed into its
+and costs that config alone; one that crashed gets a second chance, for memory may have been short. Artefacts lie in a content-addressed cache: what a binary depends on is hashed into its
 folder's name, so a second run of the same space, of another size or on a GPU node, compiles nothing.
 """
 
@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -115,6 +116,7 @@ class Compiler:
         self.cache, self.timeout = cache, timeout
         self.jobs = jobs or len(os.sched_getaffinity(0))
         self._idle: SimpleQueue[Child] = SimpleQueue()
+        self._again = threading.Lock()  # second chances are given one at a time
         # Compilers write and remove a dozen small files for each config; in memory that is a tenth of their time less.
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._scratch = tempfile.TemporaryDirectory(prefix="tritongemm-", dir=memory, ignore_cleanup_errors=True)
@@ -129,6 +131,24 @@ class Compiler:
         if cached is not None:
             return replace(cached, config=job.config, seconds=0.0)
         child = self._idle.get()
+        try:
+            return self._ask(child, job)
+        except ChildDied:
+            with self._again:
+                try:
+                    return self._ask(child, job)
+                except ChildDied as death:
+                    reason = f"the compiler process died: {death}"
+                    return Built(job.config, job.digest, status="compile_failed", reason=reason)
+        finally:
+            self._idle.put(child)
+
+    def _ask(self, child: Child, job: Job) -> Built:
+        """What a child makes of one job.
+
+        Raises:
+            ChildDied: instead of answering.
+        """
         failed = Built(job.config, job.digest, status="compile_failed")
         try:
             built: Built
@@ -136,12 +156,8 @@ class Compiler:
             return replace(built, config=job.config)
         except ChildTimeout:
             return replace(failed, status="timeout", reason=f"compile took more than {self.timeout:g} s")
-        except ChildDied as death:
-            return replace(failed, reason=f"the compiler process died: {death}")
         except ChildError as error:
             return replace(failed, reason=str(error))
-        finally:
-            self._idle.put(child)
 
     def stream(self, jobs: Iterable[Job]) -> Iterator[Built]:
         """Builds as they finish, what is cached first. Equal jobs are built once, for the config of their first."""

@@ -82,6 +82,11 @@ class Pipeline:
         running, ended = tasks, list[Task]()
         while running or ended:
             running, ended = self._round(running, ended)
+        if self.plan.stop == "compile":
+            for task in (t for t in tasks if not any(b.status == "ok" for b in t.built.values())):
+                task.failure = task.failure or "no config could be compiled"
+                self.watcher.failed(task.problem, task.failure)
+            self.watcher.compiled({t.problem: t.built.values() for t in tasks})
         return {t.problem: t.failure for t in tasks if t.failure}
 
     def _start(self, planned: Planned, judge: Judge) -> Task:
@@ -201,7 +206,9 @@ class Pipeline:
             task.failure = str(error)
             self.watcher.failed(task.problem, task.failure)
         self.watcher.step("screen", sum(b.status != "ok" for b in builds))
-        self.store.add_trials(task.problem, fresh)
+        # A compile that took too long may do so because the machine was busy: a resumed run tries it again.
+        late = {b.config.name for b in builds if b.status == "timeout"}
+        self.store.add_trials(task.problem, [t for t in fresh if t.config.name not in late])
         for trial in fresh:
             task.trials[trial.config.name] = trial
             self.watcher.trial(task.problem, trial)
@@ -224,7 +231,8 @@ class Pipeline:
                 task.failure = str(error)
                 break
             raced = final.samples.keys() - {choose.LIBRARY}
-            self.store.add_trials(problem, final.trials)
+            if not raced:
+                self.store.add_trials(problem, final.trials)
             for trial in final.trials:
                 self.watcher.trial(problem, trial)
         if final is None or not raced:
@@ -233,7 +241,7 @@ class Pipeline:
             self.watcher.failed(problem, task.failure)
             return
         record = self._record(task, final)
-        self.store.add_record(record)
+        self.store.add_trials(problem, final.trials, record)
         ours = [t for t in final.trials if t.samples and t.config.backend == "triton"]
         if ours:  # whoever won, the best kernel of ours can be taken away
             best = min(ours, key=lambda t: t.seconds)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from statistics import median
 from threading import Lock
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from tritongemm.problem import Problem
 from tritongemm.prune import Pruned
 from tritongemm.record import Record
 from tritongemm.target import Target
-from tritongemm.trial import Trial
+from tritongemm.trial import Built, Trial
 
 
 class Reporter:
@@ -89,6 +90,28 @@ class Reporter:
     def failed(self, problem: Problem, reason: str) -> None:
         self.say(f"{problem.key}: failed: {reason}")
 
+    def compiled(self, builds: Mapping[Problem, Collection[Built]]) -> None:
+        """What became of each size's configs in the compiler; configs that differ at run time alone share a binary."""
+        columns = [
+            "size",
+            "configs",
+            "binaries",
+            "compiled",
+            "cached",
+            "out_of_resources",
+            "failed",
+            "s",
+            "registers",
+            "spill",
+        ]
+        self.table("Compiled, neither timed nor verified", columns, [_compiled(p, b) for p, b in builds.items()])
+        failed = {b.digest: b for all_ in builds.values() for b in all_ if b.status != "ok"}
+        reasons = Counter((b.status, b.reason.splitlines()[0] if b.reason else "") for b in failed.values())
+        for (status, reason), count in reasons.most_common(len(reasons) if self.verbose else 5):
+            self.say(f"  {count} {status}: {reason}")
+        if len(reasons) > 5 and not self.verbose:
+            self.say(f"  and {len(reasons) - 5} other reasons; --verbose prints them all")
+
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table; the first column is text, the others are numbers."""
         table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
@@ -118,6 +141,20 @@ class Reporter:
                 f"{won} of {len(raced)} sizes won, {ties} tied, {len(raced) - won - ties} lost to {raced[0].library}; "
                 f"geometric mean of the ratios {mean:.3f}"
             )
+
+
+def _compiled(problem: Problem, builds: Collection[Built]) -> list[str]:
+    """One size's row; seconds are of all compilers together, registers of a thread: fewest, median, most."""
+    unique = {b.digest: b for b in builds}.values()
+    good = [b for b in unique if b.status == "ok"]
+    counts = Counter(b.status for b in unique)
+    failed = len(unique) - counts["ok"] - counts["out_of_resources"]
+    registers = [b.registers for b in good]
+    spread = f"{min(registers)}-{median(registers):.0f}-{max(registers)}" if registers else "-"
+    seconds = sum(b.seconds for b in unique)
+    cached = sum(not b.seconds for b in good)
+    numbers = (len(builds), len(unique), len(good) - cached, cached, counts["out_of_resources"], failed)
+    return [problem.key, *map(str, numbers), f"{seconds:.1f}", spread, str(sum(b.spills > 0 for b in good))]
 
 
 def _row(record: Record, target: Target, compare: bool) -> list[str]:

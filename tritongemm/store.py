@@ -181,25 +181,22 @@ class Store:
             raise OutputError(f"{self.path} was given back; nothing can be added to it")
         self._lines.append(entries)
 
-    def add_trials(self, problem: Problem, trials: Sequence[Trial]) -> None:
-        """Append trials of one problem; they are on disk when this returns.
+    def add_trials(self, problem: Problem, trials: Sequence[Trial], record: Record | None = None) -> None:
+        """Append trials of one problem and, if given, the result they decide; all are on disk when this returns.
 
         Raises:
             OutputError: they are not, e.g. because the disk is full.
         """
+        lines: list[dict[str, Any]] = [{"problem": problem.to_json(), "trial": t.to_json()} for t in trials]
         with self._guard:
-            self._append({"problem": problem.to_json(), "trial": t.to_json()} for t in trials)
+            self._append([*lines, {"record": record.to_json()}] if record else lines)
             self._trials.setdefault(problem, {}).update({(t.config.name, t.stage): t for t in trials})
+            if record:
+                self._records[problem], self._unmerged = record, True
 
     def add_record(self, record: Record) -> None:
-        """Append the result of one problem; it is on disk when this returns.
-
-        Raises:
-            OutputError: it is not, e.g. because the disk is full.
-        """
-        with self._guard:
-            self._append([{"record": record.to_json()}])
-            self._records[record.problem], self._unmerged = record, True
+        """Append a result by itself; as `add_trials`."""
+        self.add_trials(record.problem, (), record)
 
     def trials(self, problem: Problem) -> dict[tuple[str, str], Trial]:
         """What is known of a problem's candidates, by config name and stage."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import log2
@@ -40,6 +40,7 @@ class Watcher(Protocol):
     def step(self, name: str, count: int = 1) -> None: ...
     def trial(self, problem: Problem, trial: Trial) -> None: ...
     def failed(self, problem: Problem, reason: str) -> None: ...
+    def compiled(self, builds: Mapping[Problem, Collection[Built]]) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,9 @@ def build(job):
     if "log" in job.payload:
         with open(job.payload["log"], "a") as log:
             log.write(job.config.name + "\\n")
+    if what == "crash once" and not Path(job.payload["pid"]).exists():
+        Path(job.payload["pid"]).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     if what == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "fault":
@@ -106,6 +109,15 @@ def test_one_bad_config_costs_itself(tmp_path: Path) -> None:
         not Path(f"/proc/{pid.read_text()}/cmdline").exists()
         or not Path(f"/proc/{pid.read_text()}/cmdline").read_bytes()
     )
+
+
+def test_a_compiler_that_died_by_chance_gets_a_second_one(tmp_path: Path) -> None:
+    made = compiler(tmp_path / "cache", jobs=1)
+    try:
+        (built,) = made.stream([job(1, "crash once", pid=str(tmp_path / "died"))])
+        assert (built.status, built.symbol) == ("ok", built.config.name) and (tmp_path / "died").exists()
+    finally:
+        made.close()
 
 
 def test_equal_jobs_are_built_once_and_a_second_run_builds_nothing(tmp_path: Path) -> None:

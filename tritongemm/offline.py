@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tritongemm import generate, registry
+from tritongemm import generate, opponents, registry
 from tritongemm.config import Config
 from tritongemm.problem import Problem
 from tritongemm.target import Target
@@ -73,6 +73,11 @@ class Interpreter:
         yield family.deviation(c, family.reference(problem, a, b, bias)), family.tolerance(problem)
 
 
+def _unchecked(config: Config) -> Trial:
+    reason = f"only a GPU can check a kernel of {config.backend}: the interpreter runs Triton's"
+    return Trial(config, "pruned", reason, stage="final")
+
+
 class Offline:
     """The stand-in for a GPU.
 
@@ -101,9 +106,12 @@ class Offline:
 
     def check(self, problem: Problem, built: Sequence[Built]) -> Iterator[Trial]:
         """The error of each candidate, from Triton's interpreter on a reduced problem."""
-        path = generate.module(problem, [b.config for b in built], self.target, Path(self._folder.name))
+        generated = [b.config for b in built if b.config.backend == opponents.SEARCHED]
+        path = generate.module(problem, generated, self.target, Path(self._folder.name)) if generated else None
         for one in built:
-            yield self._checked(problem, one.config, path)
+            yield (
+                self._checked(problem, one.config, path) if path and one.config in generated else _unchecked(one.config)
+            )
 
     def _checked(self, problem: Problem, config: Config, path: Path) -> Trial:
         small = reduced(problem, config)

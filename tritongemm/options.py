@@ -84,8 +84,9 @@ def parser() -> argparse.ArgumentParser:
     g.add_argument("--budget", type=int, default=0, metavar="N",
                    help="most configs tried for one size (default: the strategy's own; exhaustive tries all kept)")  # fmt: skip
     g.add_argument("--finalists", type=int, default=12, metavar="N", help="candidates verified and raced (default 12)")
-    g.add_argument("--libtype", default="all", metavar="B,…",
-                   help="who races with the library: all, triton, or a comma list of backends (default all)")  # fmt: skip
+    g.add_argument("--libtype", default=None, metavar="B,…",
+                   help="who races with PyTorch: all, or a comma list of triton, hipblaslt, cublaslt, asm, ck, cutlass, torch "
+                   "(default: all whose kernels compile quickly, so neither ck nor cutlass)")  # fmt: skip
     g.add_argument("--min-gain", type=float, default=0.5, metavar="PERCENT",
                    help="keep the library unless a candidate is this much faster (default 0.5)")  # fmt: skip
 

@@ -1,22 +1,22 @@
 """The line: Problems → Records. Prune, rank, generate, compile, time, verify, choose and write, in rounds.
 
 In a round every problem asks its strategy for a batch; what they ask for is compiled once for all of them and timed as
-the binaries arrive. A problem's next batch is thought out while the GPU times the others'. Libraries are asked for their
-candidates in the first round, while the first compiles run. When a problem's strategy asks for no more, its finalists are
-verified and raced, while the next batches of the others compile.
+the binaries arrive. A problem's next batch is thought out while the GPU times the others'. The first round takes in what
+other backends bring: their kernels are compiled with the rest, and libraries are asked while the first compiles run. When
+a problem's strategy asks for no more, its finalists are verified and raced, while the next batches of the others compile.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import TypeAlias
 
-from tritongemm import choose, generate, planning, registry
+from tritongemm import choose, generate, opponents, planning, registry
 from tritongemm.compile import Compiler, Job
 from tritongemm.config import Config
 from tritongemm.errors import OutputError, TritonGemmError
@@ -25,26 +25,12 @@ from tritongemm.planning import Planned
 from tritongemm.problem import Problem
 from tritongemm.record import Record
 from tritongemm.store import Store
-from tritongemm.task import Judge, Plan, Task, Watcher, nearest
+from tritongemm.task import Judge, Plan, Task, Watcher, nearest, no_search
 from tritongemm.timing import Final
 from tritongemm.trial import Built, Trial
 
 # A judge is given binaries to screen, and other work on a task.
 Item: TypeAlias = "tuple[Task, Built | Callable[[Task], None]]"
-
-
-def finalists(trials: Iterable[Trial], count: int) -> list[Trial]:
-    """Screened candidates in the order they get to the final: of the first `count`, a quarter are each backend's best,
-    so that near-copies of one library's kernel don't fill it."""
-    ranked = sorted((t for t in trials if t.status == "ok"), key=lambda t: (t.seconds, t.config))
-    share = max(1, count // 4)
-    first: list[Trial] = []
-    for backend in sorted({t.config.backend for t in ranked}):
-        first += [t for t in ranked if t.config.backend == backend][:share]
-    libraries = Counter(t.config.backend for t in first)
-    rest = [t for t in ranked if t not in first]
-    ours = [t for t in rest if libraries[t.config.backend] < share or t.config.backend == "triton"]
-    return [*first, *ours, *(t for t in rest if t not in ours)]
 
 
 class Pipeline:
@@ -74,8 +60,7 @@ class Pipeline:
             judge.start()
         # Not this run's own sizes: a resumed run has some of them already, and must try what the first would have.
         self.solved = [r for r in self.store.records() if r.problem not in set(problems)]
-        planned = planning.plans(todo, self.judges[0].target, self.plan.folder, self.compiler.jobs)
-        tasks = [self._start(p, self.judges[i % len(self.judges)]) for i, p in enumerate(planned)]
+        tasks = self._tasks(todo)
         if self.plan.stop == "generate":
             return {}
         self.watcher.stage("final", 0 if self.plan.stop else len(tasks))
@@ -88,6 +73,14 @@ class Pipeline:
                 self.watcher.failed(task.problem, task.failure)
             self.watcher.compiled({t.problem: t.built.values() for t in tasks})
         return {t.problem: t.failure for t in tasks if t.failure}
+
+    def _tasks(self, problems: Sequence[Problem]) -> list[Task]:
+        judges = [self.judges[i % len(self.judges)] for i in range(len(problems))]
+        if opponents.SEARCHED not in self.plan.backends:
+            self.watcher.step("plan", len(problems))
+            return [Task(p, j, self.plan.folder, no_search(), []) for p, j in zip(problems, judges, strict=True)]
+        planned = planning.plans(problems, judges[0].target, self.plan.folder, self.compiler.jobs) if problems else ()
+        return [self._start(p, j) for p, j in zip(planned, judges, strict=True)]
 
     def _start(self, planned: Planned, judge: Judge) -> Task:
         problem = planned.problem
@@ -123,6 +116,7 @@ class Pipeline:
                     wanted[job.digest] = []
                     jobs.append(job)
                 wanted[job.digest].append((task, config))
+        jobs.sort(key=lambda j: -opponents.compile_seconds(j.config.backend))  # the longest must not begin last
         self.watcher.stage("compile", len(jobs))
         self.watcher.stage("screen", sum(map(len, wanted.values())))
         with ThreadPoolExecutor(1) as thinker:
@@ -147,18 +141,41 @@ class Pipeline:
         ]
 
     def _jobs(self, task: Task) -> Iterator[tuple[Config, Job]]:
-        """What to compile of a task's batch; what is known to fail is not compiled again."""
+        """What to compile of a task's batch, and of what other backends bring; what is known to fail is not compiled again."""
         trials = self.store.trials(task.problem)
         task.waiting = 0
-        for config in task.batch:
+        for config in [*task.batch, *(() if task.asked else self._brought(task))]:
             known = trials.get((config.name, "screen"))
             if known is not None:
                 task.trials[config.name] = known
                 if known.status != "ok" and not self.plan.stop:
                     continue
-            task.waiting += 1
             backend = registry.load("backends", config.backend)
-            yield config, backend.job(config, task.problem, task.judge.target, str(task.module))
+            try:
+                job = backend.job(config, task.problem, task.judge.target, str(task.module))
+            except (TritonGemmError, OSError) as error:
+                self._done(task, [Trial(config, "compile_failed", str(error))])
+                continue
+            task.waiting += 1
+            yield config, job
+
+    def _brought(self, task: Task) -> list[Config]:
+        """The candidates of the backends that carry code; one that fails costs itself alone."""
+        found: list[Config] = []
+        for name in filter(opponents.brings_code, self.plan.backends):
+            try:
+                configs, why = opponents.brought(name, task.problem, task.judge.target)
+            except TritonGemmError as error:
+                self._refused(task, name, str(error))
+                continue
+            self.watcher.offered(task.problem, name, len(configs), why)
+            task.refused |= {name: why} if why else {}
+            found += configs
+        return found
+
+    def _refused(self, task: Task, backend: str, reason: str) -> None:
+        task.refused[backend] = reason
+        self.watcher.refused(task.problem, backend, reason)
 
     def _work(self, thinker: ThreadPoolExecutor, items: list[Item]) -> None:
         """What a judge's thread does: screen binaries, or what else an item says."""
@@ -181,9 +198,15 @@ class Pipeline:
         """Screen the libraries' own candidates of one problem; they need no compiling."""
         task.asked = True
         known = self.store.trials(task.problem)
-        for backend in self.plan.libraries:
+        for backend in filter(opponents.is_library, self.plan.backends):
             builds = []
-            for config in task.judge.enumerate(task.problem, backend)[: self.plan.algorithms]:
+            try:
+                configs = task.judge.enumerate(task.problem, backend)
+            except TritonGemmError as error:
+                self._refused(task, backend, str(error))
+                continue
+            self.watcher.offered(task.problem, backend, len(configs), "")
+            for config in configs[: self.plan.algorithms]:
                 task.built[config.name] = Built(config, "")
                 if (config.name, "screen") in known:
                     task.trials[config.name] = known[config.name, "screen"]
@@ -207,9 +230,11 @@ class Pipeline:
             self.watcher.failed(task.problem, task.failure)
         self.watcher.step("screen", sum(b.status != "ok" for b in builds))
         # A compile that took too long may do so because the machine was busy: a resumed run tries it again.
-        late = {b.config.name for b in builds if b.status == "timeout"}
-        self.store.add_trials(task.problem, [t for t in fresh if t.config.name not in late])
-        for trial in fresh:
+        self._done(task, fresh, {b.config.name for b in builds if b.status == "timeout"})
+
+    def _done(self, task: Task, trials: Sequence[Trial], forgotten: Collection[str] = ()) -> None:
+        self.store.add_trials(task.problem, [t for t in trials if t.config.name not in forgotten])
+        for trial in trials:
             task.trials[trial.config.name] = trial
             self.watcher.trial(task.problem, trial)
 
@@ -219,7 +244,7 @@ class Pipeline:
         if task.failure:
             return
         problem, judge, plan = task.problem, task.judge, self.plan
-        waiting = finalists(task.trials.values(), plan.finalists)
+        waiting = opponents.finalists(task.trials.values(), plan.finalists)
         final: Final | None = None
         raced: set[str] = set()
         # Wrong finalists make room for the next in line, until somebody passes.
@@ -237,12 +262,14 @@ class Pipeline:
                 self.watcher.trial(problem, trial)
         if final is None or not raced:
             counts = Counter(t.status for t in (*task.trials.values(), *(final.trials if final else ())))
-            task.failure = task.failure or "no candidate passed: " + ", ".join(f"{n} {s}" for s, n in counts.items())
+            said = [f"{n} {s}" for s, n in counts.items()] or [f"{', '.join(plan.backends)} brought none"]
+            said += [f"{name}: {reason}" for name, reason in task.refused.items()]
+            task.failure = task.failure or f"no candidate passed: {', '.join(said)}"
             self.watcher.failed(problem, task.failure)
             return
         record = self._record(task, final)
         self.store.add_trials(problem, final.trials, record)
-        ours = [t for t in final.trials if t.samples and t.config.backend == "triton"]
+        ours = [t for t in final.trials if t.samples and t.config.backend == opponents.SEARCHED]
         if ours:  # whoever won, the best kernel of ours can be taken away
             best = min(ours, key=lambda t: t.seconds)
             generate.winner(replace(record, config=best.config, seconds=best.seconds), judge.target, plan.folder)

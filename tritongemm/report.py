@@ -43,6 +43,7 @@ class Reporter:
         self._tasks: dict[str, TaskID] = {}
         self._lock = Lock()
         self.statuses: Counter[str] = Counter()
+        self._refused: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Reporter:
         self._progress.start()
@@ -76,6 +77,17 @@ class Reporter:
                 self.say(f"  {rule:<18} removed {count:>7}, e.g. {pruned.reasons[rule]}")
         for rule in pruned.skipped:
             self.say(f"  {rule:<18} skipped: it would have removed all that were left")
+
+    def offered(self, problem: Problem, backend: str, count: int, why: str) -> None:
+        """A backend brought so many candidates; `why` not more."""
+        if self.verbose:
+            self.say(f"{problem.key}: {backend} brings {count} candidates" + (f": {why}" if why else ""))
+
+    def refused(self, problem: Problem, backend: str, reason: str) -> None:
+        """A backend takes no part, for this problem at least; the same reason is said once."""
+        if (backend, reason) not in self._refused:
+            self._refused.add((backend, reason))
+            self.say(f"{problem.key}: {backend} does not race: {reason}")
 
     def trial(self, problem: Problem, trial: Trial) -> None:
         with self._lock:

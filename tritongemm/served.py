@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tritongemm.trial import Built
 
 
+LAUNCHED = ("triton", "asm")  # backends whose winners are code objects and `Launch`es
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A tuned kernel on a device.
@@ -56,8 +59,7 @@ def launches(records: Sequence[Record], target: Target, cache: Cache) -> dict[Pr
         target: facts of the live device; its compute units size persistent grids.
         cache: compiled kernels.
     """
-    from tritongemm import generate
-    from tritongemm.backends import triton
+    from tritongemm import generate, registry
     from tritongemm.codegen import kernels
     from tritongemm.compile import Compiler
 
@@ -69,7 +71,8 @@ def launches(records: Sequence[Record], target: Target, cache: Cache) -> dict[Pr
         mine, problem = replace(built, config=record.config), record.problem
         try:
             ok = built.status == "ok"
-            found[problem] = triton.launch(mine, problem, target) if ok else f"{built.status}: {built.reason}"
+            backend = registry.load("backends", record.config.backend)
+            found[problem] = backend.launch(mine, problem, target) if ok else f"{built.status}: {built.reason}"
         except TritonGemmError as error:
             found[problem] = str(error)
 
@@ -77,16 +80,19 @@ def launches(records: Sequence[Record], target: Target, cache: Cache) -> dict[Pr
         for record in records:
             problem, config = record.problem, record.config
             try:
-                kernels.kernel_template(config.template)  # the record may be older or newer than the templates
-                job = triton.job(config, problem, target, "")
+                backend = registry.load("backends", config.backend)
+                generated = config.backend == "triton"
+                if generated:
+                    kernels.kernel_template(config.template)  # the record may be older or newer than the templates
+                job = backend.job(config, problem, target, "")
                 built = cache.get(job.digest)
                 if built is None:
                     # A file for each problem: modules of equal sizes but other layouts differ in name already.
-                    module = generate.module(problem, [config], target, Path(folder))
-                    waiting[problem] = record, triton.job(config, problem, target, str(module))
+                    module = generate.module(problem, [config], target, Path(folder)) if generated else ""
+                    waiting[problem] = record, backend.job(config, problem, target, str(module))
                 else:
                     finish(record, built)
-            except TritonGemmError as error:
+            except (TritonGemmError, OSError) as error:
                 found[problem] = str(error)
         if waiting:
             compiler = Compiler(cache, min(len(os.sched_getaffinity(0)), len(waiting)))
@@ -179,5 +185,5 @@ class Served:
 
 
 def is_kernel(record: Record) -> bool:
-    """Whether a kernel of ours, measured and not predicted, won."""
-    return record.winner == record.config.backend == "triton" and record.timer != "model"
+    """Whether a kernel that we launch from its code object, measured and not predicted, won."""
+    return record.winner == record.config.backend and record.winner in LAUNCHED and record.timer != "model"

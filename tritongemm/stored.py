@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
-from tritongemm import choose, generate, registry
+from tritongemm import choose, generate, opponents, registry
 from tritongemm.compile import Compiler, Job
 from tritongemm.config import Config
-from tritongemm.errors import InputError
+from tritongemm.errors import InputError, TritonGemmError
 from tritongemm.problem import Problem
 from tritongemm.report import Reporter
 from tritongemm.sizes import Row
@@ -25,7 +25,7 @@ def _built(
     Raises:
         InputError: a row without a config.
     """
-    jobs: list[Job | None] = []
+    jobs: list[Job | Built | None] = []
     alike: dict[tuple[Problem, str], list[Config]] = {}  # one problem's results on several targets share a module
     for row in rows:
         if row.config is not None:
@@ -37,17 +37,24 @@ def _built(
         if not hasattr(backend, "job"):  # a library brings its own kernels
             jobs.append(None)
             continue
-        configs = list(dict.fromkeys(alike[row.problem, row.config.backend]))
-        module = generate.module(row.problem, configs, judge.target, plan.folder)
-        jobs.append(backend.job(row.config, row.problem, judge.target, str(module)))
-    reporter.stage("compile", len({j.digest for j in jobs if j}))
+        module = plan.folder
+        if row.config.backend == opponents.SEARCHED:
+            configs = list(dict.fromkeys(alike[row.problem, row.config.backend]))
+            module = generate.module(row.problem, configs, judge.target, plan.folder)
+        try:
+            jobs.append(backend.job(row.config, row.problem, judge.target, str(module)))
+        except (TritonGemmError, OSError) as error:  # e.g. no manifest has its kernel any more
+            jobs.append(Built(row.config, "", status="compile_failed", reason=str(error)))
+    wanted = [j for j in jobs if isinstance(j, Job)]
+    reporter.stage("compile", len({j.digest for j in wanted}))
     built = {}
-    for one in compiler.stream(j for j in jobs if j):
+    for one in compiler.stream(wanted):
         built[one.digest] = one
         reporter.step("compile")
     for row, job in zip(rows, jobs, strict=True):
         assert row.config is not None
-        yield row, replace(built[job.digest], config=row.config) if job else Built(row.config, "")
+        found = built[job.digest] if isinstance(job, Job) else job or Built(row.config, "")
+        yield row, replace(found, config=row.config)
 
 
 def check(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, plan: Plan, reporter: Reporter) -> int:
@@ -69,7 +76,7 @@ def check(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, plan
             trial = Trial(built.config, built.status, built.reason)
         bad += trial.status != "ok"
         error, limit = ("-" if v is None else f"{v:.2e}" for v in (trial.error, trial.tolerance))
-        how = judge.describe(row.problem, built.config)
+        how = judge.describe(row.problem, built.config) if trial.error is not None else "-"
         table.append([row.problem.key, trial.status, error, limit, how, built.config.name, trial.reason])
         reporter.step("verify")
     reporter.table("", ["size", "status", "error", "allowed", "checked", "config", "why"], table)

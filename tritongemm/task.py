@@ -36,6 +36,8 @@ class Watcher(Protocol):
     """What is told of the progress."""
 
     def planned(self, problem: Problem, total: int, pruned: prune.Pruned) -> None: ...
+    def offered(self, problem: Problem, backend: str, count: int, why: str) -> None: ...
+    def refused(self, problem: Problem, backend: str, reason: str) -> None: ...
     def stage(self, name: str, total: int) -> None: ...
     def step(self, name: str, count: int = 1) -> None: ...
     def trial(self, problem: Problem, trial: Trial) -> None: ...
@@ -53,8 +55,8 @@ class Plan:
         budget: most configs tried for one problem; 0 for no limit.
         finalists: candidates verified and raced.
         library: plug-in of backends/ that is raced; "" for none.
-        libraries: plug-ins of backends/ that list candidates of their own.
-        algorithms: most of them that are screened, of each library; the library's own best guesses come first.
+        backends: plug-ins of backends/ whose candidates are tried.
+        algorithms: most candidates screened of each library; the library's own best guesses come first.
         margin: relative gain below which the library is kept.
         stop: "" to tune, or the stage after which to stop: ``generate`` or ``compile``.
         toolchain: versions, for the records.
@@ -65,7 +67,7 @@ class Plan:
     budget: int = 0
     finalists: int = 12
     library: str = "torch"
-    libraries: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ("triton",)
     algorithms: int = 64
     margin: float = choose.MARGIN
     stop: str = ""
@@ -81,10 +83,11 @@ class Task:
         search: the strategy, which yields batches and is sent their trials.
         batch: what it asked for last.
         trials, built: what became of every config so far, by name.
-        asked: libraries have been asked for their candidates.
+        asked: other backends have been asked for their candidates.
         waiting: configs of the batch that have no trial yet.
         more: whether the strategy asks for more, once the batch has been timed.
         failure: why the problem can't be tuned; "" while it can.
+        refused: backends that brought nothing, and why.
     """
 
     problem: Problem
@@ -98,10 +101,22 @@ class Task:
     waiting: int = 0
     more: Future[bool] | None = None
     failure: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def best(self) -> float:
         return min((t.seconds for t in self.trials.values() if t.status == "ok"), default=float("inf"))
+
+
+def no_search() -> Generator[list[Config], list[Trial], None]:
+    """The search of a run that leaves Triton's space alone; its one batch, empty, has been taken."""
+    search = _nothing()
+    next(search)
+    return search
+
+
+def _nothing() -> Generator[list[Config], list[Trial], None]:
+    yield []
 
 
 def nearest(problem: Problem, records: Iterable[Record], count: int = 3) -> list[Config]:

@@ -5,22 +5,19 @@ A crash or a hang costs the candidate that was running; the rest go on in a fres
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tritongemm import registry
 from tritongemm.config import Config
-from tritongemm.errors import TritonGemmError
+from tritongemm.errors import TritonGemmError, UnavailableError
 from tritongemm.launch import Launch
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 from tritongemm.trial import Built, Trial
 from tritongemm.workbench import Protocol, Request
 from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
-
-_log = logging.getLogger(__name__)
 
 Candidate = tuple[Config, Launch | None]
 
@@ -90,11 +87,21 @@ class Gpu:
             reported = isinstance(last, Trial) and last.status == "crashed"
             raise _Fault("" if reported else "crashed", str(death)) from None
         except ChildError as error:
-            raise TritonGemmError(f"{request.problem.key}: {error}") from error
+            if last is None:
+                raise TritonGemmError(f"{request.problem.key}: {error}") from error
+            raise _Fault("crashed", str(error)) from None  # the operands are there, so it is the candidate's own
 
-    def _launches(self, problem: Problem, built: Sequence[Built]) -> list[Candidate]:
-        backends = {b.config.backend: registry.load("backends", b.config.backend) for b in built}
-        return [(b.config, backends[b.config.backend].launch(b, problem, self.target)) for b in built]
+    def _launches(self, problem: Problem, built: Sequence[Built], stage: str) -> tuple[list[Candidate], list[Trial]]:
+        """What to launch, and a trial for each config that has no launch for the problem."""
+        launches: list[Candidate] = []
+        refused: list[Trial] = []
+        for one in built:
+            try:
+                launch = registry.load("backends", one.config.backend).launch(one, problem, self.target)
+                launches.append((one.config, launch))
+            except TritonGemmError as error:
+                refused.append(Trial(one.config, "out_of_resources", str(error), stage=stage))
+        return launches, refused
 
     def screen(self, problem: Problem, built: Sequence[Built], best: float) -> Iterator[Trial]:
         """A cheap time for each candidate, as they come.
@@ -107,7 +114,8 @@ class Gpu:
         Raises:
             TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
         """
-        left = self._launches(problem, built)
+        left, refused = self._launches(problem, built, "screen")
+        yield from refused
         while left:
             try:
                 for answer in self._answers(self._request("screen", problem, left, best=best)):
@@ -119,17 +127,20 @@ class Gpu:
                     yield Trial(left.pop(0)[0], fault.status, fault.reason, stage="screen")
 
     def enumerate(self, problem: Problem, backend: str) -> list[Config]:
-        """The configs a library has for a problem; none, with the reason logged, where it can't be asked."""
+        """The configs a library has for a problem.
+
+        Raises:
+            TritonGemmError: it can't be asked; says why.
+        """
         reason = registry.unavailable("backends", backend)
-        if reason is None:
-            try:
-                answers = list(self._answers(self._request("enumerate", problem, (), library=backend)))
-                found: list[Config] = answers[-1]
-                return found
-            except (_Fault, TritonGemmError) as error:
-                reason = str(error)
-        _log.warning("%s: %s has no candidates: %s", problem.key, backend, reason)
-        return []
+        if reason:
+            raise UnavailableError(reason)
+        try:
+            answers = list(self._answers(self._request("enumerate", problem, (), library=backend)))
+        except _Fault as fault:
+            raise TritonGemmError(fault.reason) from None
+        found: list[Config] = answers[-1]
+        return found
 
     def check(self, problem: Problem, built: Sequence[Built]) -> Iterator[Trial]:
         """The error of each candidate at full size."""
@@ -143,7 +154,8 @@ class Gpu:
             TritonGemmError: the race itself can't be finished.
         """
         label = registry.load("timers", self.protocol.timer).LABEL
-        left, lost, deaths = self._launches(problem, built), list[Trial](), 0
+        left, lost = self._launches(problem, built, "final")
+        deaths = 0
         kind = "final" if race else "check"
         while True:
             trials: list[Trial] = []

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from tritongemm import machine, options, registry, settings, sizes, stored
+from tritongemm import machine, opponents, options, registry, settings, sizes, stored
 from tritongemm.compile import Cache, Compiler
 from tritongemm.errors import InputError, TritonGemmError
 from tritongemm.machine import Machine
@@ -47,7 +47,10 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         refusal = registry.load("families", problem.family).unsupported(problem, here.target)
         if refusal:
             raise InputError(f"{problem.key}: {refusal}")
+    roster = opponents.chosen(args.libtype, bool(here.devices), args.compile_only)
     reporter.say(here.why)
+    for name, reason in roster.left_out.items() if args.verbose else ():
+        reporter.say(f"{name} does not race: {reason}")
     protocol = Protocol(
         timer="events" if here.devices else "model",
         init=args.init_type,
@@ -61,7 +64,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         strategy=args.strategy or ("guided" if here.devices else "exhaustive"),
         budget=args.budget,
         finalists=args.finalists,
-        libraries=_libraries(args.libtype),
+        backends=roster.backends,
         margin=args.min_gain / 100,
         stop="generate" if args.generate_only else "compile" if args.compile_only else "",
         toolchain=machine.toolchain(here),
@@ -89,23 +92,6 @@ def _rows(args: argparse.Namespace, here: Machine) -> list[Row]:
     if args.gemm_size_file is not None:
         return sizes.from_file(Path(args.gemm_size_file), defaults)
     return sizes.from_options(args.m, args.n, args.k, defaults)
-
-
-def _libraries(libtype: str) -> tuple[str, ...]:
-    """Backends beside Triton whose candidates race.
-
-    Raises:
-        InputError: an unknown backend, or one that is not available here.
-    """
-    if libtype == "all":
-        usable = [n for n in registry.names("backends") if registry.unavailable("backends", n) is None]
-        return tuple(n for n in usable if hasattr(registry.load("backends", n), "enumerate"))
-    wanted = [n for n in libtype.split(",") if n not in ("triton", "torch")]
-    for name in wanted:
-        reason = registry.unavailable("backends", name)
-        if reason:
-            raise InputError(f"--libtype {name}: {reason}")
-    return tuple(wanted)
 
 
 def _judges(here: Machine, protocol: Protocol, timeout: float) -> Iterator[Judge]:

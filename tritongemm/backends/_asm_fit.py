@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from tritongemm.backends import _asm_layout
 from tritongemm.errors import InputError
 from tritongemm.hip_ext import assemble, code_object
@@ -29,12 +31,13 @@ def refusal(row: Row, problem: Problem, target: Target) -> str | None:
     """Why a kernel can't compute a problem, or None."""
     try:
         name = layout_name(row)
-        if row.path.suffix not in assemble.SUFFIXES and row.path.is_file():
+    except InputError as error:
+        return str(error)
+    if row.path.suffix not in assemble.SUFFIXES and row.path.is_file():
+        with suppress(InputError):  # building it will say what is wrong with a damaged one
             arch = code_object.arch(row.path.read_bytes())
             if arch != target.name:
                 return f"its code object is for {arch}, not {target.name}"
-    except InputError as error:
-        return str(error)
     if row.shuffled:
         return f"B must be shuffled beforehand, which family {problem.family} does not do"
     if name in ("fp4", "i8", "fp8_blockscale"):

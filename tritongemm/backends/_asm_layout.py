@@ -20,7 +20,7 @@ POINTERS = frozenset(
 FLOATS = frozenset(("alpha", "beta"))
 NUMBERS = frozenset(
     ("m", "n", "k", "lda", "ldb", "ldc", "stride_c0", "stride_c1", "stride_c_in0", "stride_c_in1", "stride_a0", "stride_a1",
-     "stride_b0", "stride_b1", "split_k", "log2_split_k", "c_is_bf16", "add_bias", "scale_m", "scale_n", "scale_k",
+     "stride_b0", "stride_b1", "group_m", "split_k", "log2_split_k", "c_is_bf16", "add_bias", "scale_m", "scale_n", "scale_k",
      "stride_scale_a0", "stride_scale_a1", "stride_scale_b0", "stride_scale_b1")
 )  # fmt: skip
 

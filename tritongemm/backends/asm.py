@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm import manifest, settings
-from tritongemm.backends import _asm_layout
-from tritongemm.backends._asm_fit import COUNTERS, cdiv, layout_name, refusal, splits
+from tritongemm.backends import _asm_fit, _asm_layout
+from tritongemm.backends._asm_fit import COUNTERS, cdiv, layout_name, splits
 from tritongemm.backends._asm_layout import LAYOUTS, Field
 from tritongemm.compile import Job
 from tritongemm.config import Config
@@ -34,10 +34,9 @@ _GRIDS = {"i8": "nk,m", "fp8_blockscale": "nk,m"}
 
 def unavailable() -> str | None:
     """Why no assembly kernel can be used here, or None."""
-    missing = [str(p) for p in settings.asm_manifests() if not p.is_file()]
     if not settings.asm_manifests():
         return "no manifest of assembly kernels: TRITONGEMM_ASM_MANIFESTS names none"
-    return f"no manifest at {', '.join(missing)} (TRITONGEMM_ASM_MANIFESTS)" if missing else None
+    return None  # a manifest that is not there is said by who reads it
 
 
 def configs(problem: Problem, target: Target, manifests: Sequence[Path] = ()) -> list[Config]:
@@ -57,13 +56,23 @@ def survey(problem: Problem, target: Target, manifests: Sequence[Path] = ()) -> 
     """As `configs`, and why the other kernels can't, by symbol."""
     found, refused = list[Config](), dict[str, str]()
     for row in _rows(manifests):
-        reason = refusal(row, problem, target)
+        reason = _asm_fit.refusal(row, problem, target)
         if reason:
             refused[row.symbol] = reason
             continue
         refused.pop(row.symbol, None)
         found += [_config(row, target, split) for split in splits(row, problem, target)]
     return found, refused
+
+
+def refusal(problem: Problem, target: Target) -> str | None:
+    """Why no kernel of the environment's manifests can compute a problem, or None."""
+    found, refused = survey(problem, target)
+    if found:
+        return None
+    reasons = [f"{symbol}: {reason}" for symbol, reason in refused.items()]
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return reasons[0] + more if reasons else unavailable() or "the manifests list no kernel"
 
 
 def _rows(manifests: Sequence[Path]) -> list[Row]:
@@ -234,7 +243,7 @@ def _values(layout: str, config: Config, problem: Problem) -> dict[str, Any]:
     values: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k, "alpha": 1.0, "beta": 0.0}
     values |= {"stride_a0": lda * a, "stride_b0": ldb * b, "stride_c0": problem.n * c, "stride_c_in0": problem.n * c}
     values |= {"lda": lda, "ldb": ldb, "ldc": problem.n * (problem.c.bytes if layout in _GRIDS else 1)}
-    values |= {"split_k": config.split_k, "log2_split_k": config.split_k.bit_length() - 1}
+    values |= {"group_m": config.group_m, "split_k": config.split_k, "log2_split_k": config.split_k.bit_length() - 1}
     values |= {"c_is_bf16": int(problem.dtype_c == "bf16"), "add_bias": int(problem.bias != "none")}
     if layout == "fp8_blockscale":
         values |= {"scale_m": problem.m, "scale_n": cdiv(problem.n, 128), "scale_k": cdiv(problem.k, 128)}

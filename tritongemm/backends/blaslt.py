@@ -27,6 +27,7 @@ from tritongemm.trial import Built
 if TYPE_CHECKING:
     from torch import Tensor
 
+ALIASES = ("hipblaslt", "cublaslt")  # what it is called on the command line
 NAMELESS = "heuristic"  # the template where the library does not name its kernels
 WORKSPACE_BYTES = 64 << 20
 REQUESTED = {"nvidia": 1024, "amd": 4096}

@@ -13,11 +13,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LABEL = "torch"
+CHOICE = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend=LABEL)  # what kernel it takes is its own affair
 
 
 def unavailable() -> str | None:
     """Why PyTorch can't be used here, or None."""
     return None if settings.version("torch") != "missing" else "the torch package is not installed"
+
+
+def enumerate(problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor) -> list[Config]:
+    """PyTorch's one candidate, which only a run without any other needs; none where it has no GEMM for the problem."""
+    return [CHOICE] if operation(problem, a, b, bias, c) else []
 
 
 def operation(

@@ -1,0 +1,273 @@
+"""Who races beside Triton's kernels: names on the command line, what backends bring, and what a bad one costs."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tritongemm import generate, registry, served, settings, sizes, target, tune
+from tritongemm.backends import triton as generated
+from tritongemm.compile import Cache, Compiler, Job
+from tritongemm.config import Config
+from tritongemm.errors import InputError, TritonGemmError
+from tritongemm.hip_ext import driver
+from tritongemm.opponents import chosen, finalists
+from tritongemm.pipeline import Pipeline
+from tritongemm.problem import Problem
+from tritongemm.report import Reporter
+from tritongemm.store import Store
+from tritongemm.task import Plan
+from tritongemm.timing import Final
+from tritongemm.trial import Built, Trial
+
+SIZE = Problem(16, 16, 32)
+OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
+Drop = Callable[[str, str], None]
+
+CODE = """
+from tritongemm.compile import Job
+from tritongemm.config import Config
+from tritongemm.errors import InputError
+from tritongemm.trial import Built
+COMPILE_SECONDS = 100.0
+def configs(problem, target):
+    return [Config("toy", n, n, n, backend="toycode") for n in (1, 2, 3)]
+def job(config, problem, target, module):
+    if config.block_m == 2:
+        raise InputError("two is no number for a tile")
+    return Job(config, {"toy": config.name})
+def build(job):
+    if job.config.block_m == 3:
+        raise InputError("three is truncated")
+    return Built(job.config, job.digest, symbol="toy"), b"code", "kernel.toy"
+def launch(built, problem, target):
+    return None
+"""
+
+
+@pytest.fixture
+def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
+    """Puts a backend beside those that are there; names begin with ``toy``."""
+    package = importlib.import_module("tritongemm.backends")
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+
+    def add(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()
+
+    yield add
+    for name in [n for n in sys.modules if n.startswith("tritongemm.backends.toy")]:
+        del sys.modules[name]
+        vars(package).pop(name.rpartition(".")[2], None)
+
+
+def seconds(config: Config) -> float:
+    return (config.block_m + (config.backend == "triton")) * 1e-6
+
+
+class Judge:
+    """Stands in for a GPU: a candidate takes as many microseconds as its tile has rows, one of Triton's a little more."""
+
+    def __init__(self, arch: str = "gfx942") -> None:
+        self.target = target.load(arch)
+        self.raced: list[Config] = []
+
+    def start(self) -> None:
+        pass
+
+    def screen(self, problem: Problem, built: list[Built], best: float) -> Iterator[Trial]:
+        for one in built:
+            registry.load("backends", one.config.backend).launch(one, problem, self.target)
+            yield Trial(one.config, "ok", samples=(seconds(one.config),), timer="sundial")
+
+    def enumerate(self, problem: Problem, backend: str) -> list[Config]:
+        raise TritonGemmError(f"{backend} lacks a symbol")
+
+    def final(self, problem: Problem, built: list[Built], library: str) -> Final:
+        self.raced = [b.config for b in built]
+        trials = [Trial(c, "ok", "", (seconds(c),), "sundial", "final", 0.0, 0.1) for c in self.raced]
+        return Final(tuple(trials), {t.config.name: t.samples for t in trials}, True)
+
+    def describe(self, problem: Problem, config: Config) -> str:
+        return "by eye"
+
+    def close(self) -> None:
+        pass
+
+
+def race(folder: Path, backends: tuple[str, ...], judge: Judge | None = None) -> tuple[Any, Store, str]:
+    """A run's failures, its store and what it said."""
+    compiler, judge = Compiler(Cache(settings.cache_folder()), jobs=1), judge or Judge()
+    build = compiler.build
+
+    def built(job: Job) -> Built:
+        """Toys are built here: no other process finds them."""
+        if not job.config.backend.startswith("toy"):
+            return build(job)
+        try:
+            one: Built = registry.load("backends", job.config.backend).build(job)[0]
+            return one
+        except TritonGemmError as error:
+            return Built(job.config, job.digest, status="compile_failed", reason=str(error))
+
+    compiler.build = built  # type: ignore[method-assign]
+    opened = Store.open(folder / "out.yaml", judge.target.name, {}, {})
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(out), opened as store, closing(compiler):
+        plan = Plan(folder, strategy="exhaustive", budget=1, library="", backends=backends)
+        failures = Pipeline([judge], compiler, store, plan, Reporter(verbose=True)).tune([SIZE])
+        store.merge()
+    return failures, store, out.getvalue()
+
+
+def test_all_that_can_race_and_why_the_others_can_not(drop: Drop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
+    monkeypatch.setattr(driver, "present", lambda: None)
+    drop("toycode", CODE)
+    everybody = chosen("all", runs=True)
+    assert {"triton", "toycode"} <= set(everybody.backends) and "torch" not in everybody.backends
+    assert "TRITONGEMM_ASM_MANIFESTS names none" in everybody.left_out["asm"]
+    assert "no CUDA or HIP driver" in everybody.left_out["blaslt"]
+    quick = chosen(None, runs=True)
+    assert "toycode" not in quick.backends and "--libtype all" in quick.left_out["toycode"]
+    assert "toycode" not in chosen("all", runs=False).backends, "nothing could check its results"
+    assert "toycode" in chosen("all", runs=False, builds_only=True).backends
+
+
+def test_names_on_the_command_line(drop: Drop, monkeypatch: pytest.MonkeyPatch) -> None:
+    drop("toycode", CODE)
+    drop("toyabsent", "def unavailable():\n    return 'its headers are absent'\n")
+    monkeypatch.setattr(registry.load("backends", "blaslt"), "unavailable", lambda: None)
+    assert chosen("hipblaslt, triton,cublaslt,torch", runs=True).backends == ("blaslt", "triton")
+    assert chosen("torch", runs=True).backends == ("torch",)
+    assert chosen("toycode", runs=True).backends == ("toycode",)
+    for name, complaint in (
+        ("triton,abacus", r"no backend is called 'abacus'; there are: all, .*triton.*hipblaslt"),
+        ("toyabsent", "--libtype toyabsent: its headers are absent"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            chosen(name, runs=True)
+    for name, complaint in (("torch", "on its GPU only"), ("toycode", r"only be compiled \(--compile_only\)")):
+        with pytest.raises(InputError, match=complaint):
+            chosen(name, runs=False)
+
+
+def trial(backend: str, index: int, us: float) -> Trial:
+    return Trial(Config("t", index, 1, 1, backend=backend), "ok", samples=(us * 1e-6,))
+
+
+def test_near_copies_of_one_library_do_not_fill_the_final() -> None:
+    libraries = [trial("blaslt", i, 1 + i / 100) for i in range(50)]
+    ours = [trial("triton", i, 2 + i / 100) for i in range(50)]
+    slow = [trial("asm", 1, 9), trial("ck", 1, 8), Trial(Config("t", 2, 1, 1, backend="ck"), "wrong")]
+    got = finalists([*libraries, *ours, *slow], 12)
+    assert len(got) == 102 and len(set(got)) == 102
+    backends = [t.config.backend for t in got[:12]]
+    assert {b: backends.count(b) for b in backends} == {"blaslt": 3, "triton": 7, "ck": 1, "asm": 1}
+    assert {t.config.backend for t in got[12:55]} == {"triton"}, "the next in line are ours"
+    assert [t.config.backend for t in finalists([*libraries, *ours], 1)[:2]] == ["blaslt", "triton"]
+    assert finalists(ours, 12) == ours
+
+
+def test_a_backend_of_code_races_with_triton(drop: Drop, tmp_path: Path) -> None:
+    """Its configs are compiled in the first round; what is wrong with one costs that one, or that backend."""
+    drop("toycode", CODE)
+    drop("toybroken", "def configs(problem, target):\n    raise ZeroDivisionError('no headers')\n")
+    judge = Judge()
+    failures, store, said = race(tmp_path, ("blaslt", "toybroken", "toycode", "triton"), judge)
+    assert failures == {}
+    found = {
+        t.config.block_m: t
+        for (_, s), t in store.trials(SIZE).items()
+        if t.config.backend == "toycode" and s == "screen"
+    }
+    assert (found[1].status, found[2].status, found[3].status) == ("ok", "compile_failed", "compile_failed")
+    assert "two is no number" in found[2].reason and "three is truncated" in found[3].reason
+    assert {c.backend for c in judge.raced} == {"toycode", "triton"}
+    record = store.record(SIZE)
+    assert record and (record.winner, record.config.block_m) == ("toycode", 1)
+    assert "toybroken does not race: ZeroDivisionError: no headers" in said
+    assert "blaslt does not race: blaslt lacks a symbol" in said
+    assert "toycode brings 3 candidates" in said
+
+
+def test_without_triton_its_space_is_not_searched(drop: Drop, tmp_path: Path) -> None:
+    drop("toycode", CODE)
+    failures, store, _ = race(tmp_path, ("toycode",))
+    assert failures == {} and {t.config.backend for t in store.trials(SIZE).values()} == {"toycode"}
+    assert not [*tmp_path.glob("generated_kernel*")]
+    drop(
+        "toynone",
+        "def configs(problem, target):\n    return []\ndef refusal(problem, target):\n    return 'not on Mondays'\n",
+    )
+    failures, _, _ = race(tmp_path / "none", ("toynone",))
+    assert failures == {SIZE: "no candidate passed: toynone brought none, toynone: not on Mondays"}
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kernel of ours as an assembly kernel, in a manifest whose other rows are wrong in one way each."""
+    facts, folder = target.load("gfx942"), tmp_path_factory.mktemp("asm")
+    config = Config.parse("tile__bm16__bn16__bk32__gm1__sk1__w1__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0")
+    job = generated.job(config, SIZE, facts, str(generate.module(SIZE, [config], facts, folder)))
+    built, code, name = generated.build(job)
+    (folder / name).write_bytes(code)
+    (folder / "short.co").write_bytes(code[: len(code) // 2])
+    rest = f"mn,{built.launch['dynamic_shared']},{built.threads},fp16,TT"
+    text = "knl_name,co_name,tile_m,tile_n,layout,grid,lds,threads,dtypes,trans\n"
+    text += f"{built.symbol},{name},16,16,{OWN},{rest}\n"
+    text += f"missing,absent.co,17,16,{OWN},{rest}\n"
+    text += f"truncated,short.co,18,16,{OWN},{rest}\n"
+    text += f"absent_symbol,{name},20,16,{OWN},{rest}\n"
+    (folder / "kernels.csv").write_text(text)
+    return folder / "kernels.csv"
+
+
+def test_bad_rows_of_a_manifest_cost_themselves(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The good kernel wins; its row is written and read back, checked and served by its code object."""
+    monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(manifest))
+    failures, store, _ = race(tmp_path, ("asm", "triton"))
+    assert failures == {}
+    reasons = {t.config.template: t.reason for t in store.trials(SIZE).values() if t.status == "compile_failed"}
+    assert "there is no " in reasons["missing"] and "truncated" in reasons["truncated"]
+    assert "holds tile__" in reasons["absent_symbol"]
+    record = store.record(SIZE)
+    assert record and record.winner == record.config.backend == "asm"
+    (row,) = sizes.from_file(tmp_path / "out.yaml", sizes.Defaults())
+    assert row.record == record
+    # What can't be checked without a GPU says so; a kernel that no manifest has any more costs its row.
+    monkeypatch.setattr(driver, "present", lambda: None)
+    argv = ["--gemm_size_file", str(tmp_path / "out.yaml"), "--compare_wo_tuning", "--num_threads", "1"]
+    assert tune.main(argv) == 1
+    assert "only a GPU can check a kernel of asm" in capsys.readouterr().out
+    found = served.launches([record], target.load("gfx942"), Cache(settings.cache_folder()))
+    launch = found[SIZE]
+    assert not isinstance(launch, str) and launch.symbol == record.config.template
+    assert Path(launch.path).read_bytes() == (manifest.parent / "kernel.hsaco").read_bytes()
+    monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", "")
+    assert tune.main(argv) == 1
+    assert "no manifest holds this kernel" in capsys.readouterr().out
+    found = served.launches([record], target.load("gfx942"), Cache(settings.cache_folder()))
+    assert "no manifest holds this kernel" in str(found[SIZE])
+
+
+@pytest.mark.parametrize("text", [None, "knl_name,co_name\n", "knl_name,co_name,tileM,tileN\nk,k.co,many,1\n"])
+def test_a_bad_manifest_costs_its_backend(
+    drop: Drop, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop("toycode", CODE)
+    path = tmp_path / "bad.csv"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
+    failures, store, said = race(tmp_path, ("asm", "toycode"))
+    assert failures == {} and store.record(SIZE)
+    assert f"asm does not race: {path}: " in said

@@ -165,8 +165,9 @@ class Bench:
             calls.operations[0]()
             self._torch.cuda.current_stream().synchronize()
 
-        found = verify.verify(bench.problem, bench.family, run, bench.sets[0][2], bench.exact)
-        trial = Trial(config, "ok", stage="final", error=found.error, tolerance=found.tolerance)
+        ratio = bench.protocol.err_ratio
+        found = verify.verify(bench.problem, bench.family, run, bench.sets[0][2], bench.exact, ratio)
+        trial = Trial(config, "ok", stage="final", error=found.error, tolerance=found.tolerance, outside=found.outside)
         if not found.ok:
             calls.release()
             return replace(trial, status="wrong", reason=found.reason)

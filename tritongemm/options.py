@@ -99,12 +99,17 @@ def parser() -> argparse.ArgumentParser:
     g.add_argument("--init-type", default="randn", choices=INITS, help="contents of the operands (default randn)")
     g.add_argument("--rotating-tensor", type=int, default=-1, metavar="MB",
                    help="rotate the operands through this much memory (default: three times the last-level cache)")  # fmt: skip
+    g.add_argument("--errRatio", "--err-ratio", dest="err_ratio", type=float, default=0.0, metavar="R",
+                   help="share of C's elements that may be outside the tolerance on the GPU (default 0, every one counts); none "
+                   "may be lost: NaN, or off by half of |reference| + rms")  # fmt: skip
     g.add_argument("--timeout", type=float, default=60.0, metavar="S",
                    help="seconds one compile or one candidate on the GPU may take (default 60)")  # fmt: skip
 
     g = p.add_argument_group("results")
     g.add_argument("-o", "--o", "--tuning-results-file", dest="output", metavar="FILE",
                    help="results (default output/tuning_results_<target>.yaml)")  # fmt: skip
+    g.add_argument("--profile-file", metavar="FILE",
+                   help="CSV with every candidate of every backend: kernel, status, reason, times, error")  # fmt: skip
     g.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True,
                    help="continue from what is there (default), or measure these sizes anew")  # fmt: skip
     g.add_argument("--keep", action="store_true", help="keep the generated modules with all candidates")
@@ -138,4 +143,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             p.error(f"--{name} must not be negative")
     if args.timeout <= 0:
         p.error("--timeout must be positive")
+    if not 0 <= args.err_ratio < 1:
+        p.error("--errRatio is a share of the elements: at least 0, less than 1")
+    if args.profile_file is not None and (args.compare_wo_tuning or args.benchmark):
+        p.error("--profile_file is written by tuning; --compare_wo_tuning and --benchmark try no candidates")
     return args

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import TypeAlias
 
 from tritongemm import choose, generate, opponents, planning, registry
@@ -42,11 +41,15 @@ class Pipeline:
         store: where trials and records go.
         plan: what to do.
         watcher: told of the progress.
+
+    Attributes:
+        unstored: trials that the store does not keep, so that a resumed run tries them again.
     """
 
     def __init__(self, judges: Sequence[Judge], compiler: Compiler, store: Store, plan: Plan, watcher: Watcher) -> None:
         self.judges, self.compiler, self.store, self.plan, self.watcher = judges, compiler, store, plan, watcher
         self.solved: list[Record] = []
+        self.unstored: dict[Problem, list[Trial]] = {}
 
     def tune(self, problems: Sequence[Problem]) -> dict[Problem, str]:
         """Tune the problems that have no record yet; records go to the store as they are made.
@@ -230,10 +233,12 @@ class Pipeline:
             self.watcher.failed(task.problem, task.failure)
         self.watcher.step("screen", sum(b.status != "ok" for b in builds))
         # A compile that took too long may do so because the machine was busy: a resumed run tries it again.
-        self._done(task, fresh, {b.config.name for b in builds if b.status == "timeout"})
+        late = {b.config.name for b in builds if b.status == "timeout"}
+        self.unstored.setdefault(task.problem, []).extend(t for t in fresh if t.config.name in late)
+        self._done(task, fresh, late)
 
-    def _done(self, task: Task, trials: Sequence[Trial], forgotten: Collection[str] = ()) -> None:
-        self.store.add_trials(task.problem, [t for t in trials if t.config.name not in forgotten])
+    def _done(self, task: Task, trials: Sequence[Trial], unstored: Collection[str] = ()) -> None:
+        self.store.add_trials(task.problem, [t for t in trials if t.config.name not in unstored])
         for trial in trials:
             task.trials[trial.config.name] = trial
             self.watcher.trial(task.problem, trial)
@@ -267,31 +272,9 @@ class Pipeline:
             task.failure = task.failure or f"no candidate passed: {', '.join(said)}"
             self.watcher.failed(problem, task.failure)
             return
-        record = self._record(task, final)
+        record = task.record(final, plan)
         self.store.add_trials(problem, final.trials, record)
         ours = [t for t in final.trials if t.samples and t.config.backend == opponents.SEARCHED]
         if ours:  # whoever won, the best kernel of ours can be taken away
             best = min(ours, key=lambda t: t.seconds)
             generate.winner(replace(record, config=best.config, seconds=best.seconds), judge.target, plan.folder)
-
-    def _record(self, task: Task, final: Final) -> Record:
-        choice = choose.choose(final.samples, self.plan.margin)
-        best = next(t for t in final.trials if t.config.name == choice.name)
-        library = final.samples.get(choose.LIBRARY)
-        return Record(
-            problem=task.problem,
-            target=task.judge.target.name,
-            config=best.config,
-            winner=self.plan.library if choice.library_won else best.config.backend,
-            seconds=best.seconds,
-            spread=best.spread,
-            timer=best.timer,
-            error=best.error,
-            tolerance=best.tolerance,
-            library_seconds=median(library) if library else None,
-            library=self.plan.library if library else "",
-            tie=choice.tie,
-            verified=task.judge.describe(task.problem, best.config),
-            toolchain=self.plan.toolchain,
-            cold=final.cold,
-        )

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import log2
 from pathlib import Path
+from statistics import median
 from typing import Protocol
 
 from tritongemm import choose, prune
@@ -106,6 +107,30 @@ class Task:
     @property
     def best(self) -> float:
         return min((t.seconds for t in self.trials.values() if t.status == "ok"), default=float("inf"))
+
+    def record(self, final: Final, plan: Plan) -> Record:
+        """The result of the final race."""
+        choice = choose.choose(final.samples, plan.margin)
+        best = next(t for t in final.trials if t.config.name == choice.name)
+        library = final.samples.get(choose.LIBRARY)
+        return Record(
+            problem=self.problem,
+            target=self.judge.target.name,
+            config=best.config,
+            winner=plan.library if choice.library_won else best.config.backend,
+            seconds=best.seconds,
+            spread=best.spread,
+            timer=best.timer,
+            error=best.error,
+            tolerance=best.tolerance,
+            library_seconds=median(library) if library else None,
+            library=plan.library if library else "",
+            tie=choice.tie,
+            verified=self.judge.describe(self.problem, best.config)
+            + (f", {best.outside:.3%} of the elements beyond the tolerance" if best.outside else ""),
+            toolchain=plan.toolchain,
+            cold=final.cold,
+        )
 
 
 def no_search() -> Generator[list[Config], list[Trial], None]:

@@ -64,6 +64,7 @@ class Trial:
         stage: ``screen`` (cheap) or ``final`` (interleaved, verified).
         error: deviation from the reference as the family measures it; None when not checked.
         tolerance: largest error the family allows.
+        outside: share of the elements beyond it, where some were allowed to be; None where none were.
     """
 
     config: Config
@@ -74,6 +75,7 @@ class Trial:
     stage: str = "screen"
     error: float | None = None
     tolerance: float | None = None
+    outside: float | None = None
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from tritongemm import machine, opponents, options, registry, settings, sizes, stored
+from tritongemm import machine, opponents, options, profile_file, registry, settings, sizes, stored
 from tritongemm.compile import Cache, Compiler
 from tritongemm.errors import InputError, TritonGemmError
 from tritongemm.machine import Machine
@@ -57,7 +58,10 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         rotating_mb=args.rotating_tensor,
         iters=args.iters,
         warmup=args.warmup,
+        err_ratio=args.err_ratio,
     )
+    if args.profile_file is not None:
+        profile_file.check(Path(args.profile_file))
     output = Path(args.output or f"output/tuning_results_{here.target.name}.yaml")
     plan = Plan(
         folder=output.parent / f"{output.stem}_kernels",
@@ -79,11 +83,17 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             return stored.check(rows, judges, compiler, plan, reporter)
         if args.benchmark:
             return stored.benchmark(rows, judges, compiler, plan, reporter)
-        identity = asdict(protocol) if here.devices else {"timer": "model"}
+        identity = _identity(protocol) if here.devices else {"timer": "model"}
         problems = [r.problem for r in rows]
         opened = Store.open(output, here.target.name, plan.toolchain, identity, resume=args.resume, problems=problems)
         store = stack.enter_context(opened)
         return _tune(problems, judges, compiler, store, plan, args, reporter, command)
+
+
+def _identity(protocol: Protocol) -> dict[str, Any]:
+    """What must agree for trials to be continued; an option added later counts where it is used."""
+    fields = asdict(protocol)
+    return {k: v for k, v in fields.items() if k != "err_ratio" or v}
 
 
 def _rows(args: argparse.Namespace, here: Machine) -> list[Row]:
@@ -102,12 +112,13 @@ def _judges(here: Machine, protocol: Protocol, timeout: float) -> Iterator[Judge
 
 
 @contextmanager
-def _merging(store: Store, problems: Sequence[Problem], command: str) -> Iterator[None]:
+def _merging(store: Store, problems: Sequence[Problem], command: str, profile: Callable[[], None]) -> Iterator[None]:
     """Merge what is done whatever happens, and say how to go on."""
     try:
         yield
     except KeyboardInterrupt:
         store.merge(problems)
+        profile()
         print(f"\nstopped; what is done is in {store.path}. Go on with:", file=sys.stderr)
         # Going on with --no-resume would start over.
         print(
@@ -116,6 +127,7 @@ def _merging(store: Store, problems: Sequence[Problem], command: str) -> Iterato
         )
         raise
     store.merge(problems)
+    profile()
 
 
 def _tune(
@@ -133,8 +145,15 @@ def _tune(
         reporter.say(
             f"{done_before} of {len(problems)} sizes are in {store.path} already (--no-resume measures them anew)"
         )
-    with _merging(store, problems, command):
-        failures = Pipeline(judges, compiler, store, plan, reporter).tune(problems)
+    pipeline = Pipeline(judges, compiler, store, plan, reporter)
+
+    def profile() -> None:
+        if args.profile_file is not None:
+            count = profile_file.write(Path(args.profile_file), store, problems, pipeline.unstored)
+            reporter.say(f"profile: {args.profile_file}: {count} rows")
+
+    with _merging(store, problems, command, profile):
+        failures = pipeline.tune(problems)
     counts = ", ".join(f"{n} {s}" for s, n in sorted(reporter.statuses.items()))
     if plan.stop:
         reporter.say(f"modules: {plan.folder}" + (f"; compiled: {counts}" if counts else ""))

@@ -28,6 +28,7 @@ class Protocol:
         iters: timed launches of a finalist at least.
         warmup: launches before them.
         seed: of the operands.
+        err_ratio: share of the elements that may lie outside the family's tolerance.
     """
 
     timer: str = "events"
@@ -36,6 +37,7 @@ class Protocol:
     iters: int = 200
     warmup: int = 20
     seed: int = 0
+    err_ratio: float = 0.0
 
     def rotation_bytes(self, target: Target) -> int:
         return 3 * target.llc_bytes if self.rotating_mb < 0 else self.rotating_mb * 2**20

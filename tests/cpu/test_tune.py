@@ -391,6 +391,8 @@ def test_bad_options(
         ((*SIZE, "--iters", "0"), "--iters must be at least 1"),
         ((*SIZE, "--num-threads", "-1"), "--num_threads must not be negative"),
         ((*SIZE, "--timeout", "0"), "--timeout must be positive"),
+        ((*SIZE, "--errRatio", "1"), "--errRatio is a share of the elements"),
+        (("--gemm_size_file", "x", "--benchmark", "--profile_file", "y"), "--profile_file is written by tuning"),
         ((*SIZE, "--gpu_ids", "0", "--ngpus", "2"), "exclude each other"),
         ((*SIZE, "--compare", "--benchmark"), "not allowed with"),
         ((*SIZE, "--init_type", "ones"), "invalid choice: 'ones'"),

@@ -189,3 +189,32 @@ def test_what_a_target_does_not_run() -> None:
     ):
         reason = dense.unsupported(problem, target)
         assert reason and complaint in reason
+
+
+def test_a_share_of_the_elements_may_be_outside() -> None:
+    """--errRatio: as many as it says, counted over all; none of them lost."""
+    problem = Problem(16, 64, 32, "bf16", "bf16", "bf16")
+    c, exact = made(problem)
+
+    def outcome(ratio: float, spoil: Run) -> Verdict:
+        def run() -> None:
+            c.copy_(exact.to(c.dtype))
+            spoil(c)
+
+        return verify(problem, dense, run, c, exact, ratio)
+
+    def off(count: int, by: float) -> Run:
+        def spoil(out: torch.Tensor) -> None:
+            out.view(-1)[:count] += by * (out.view(-1)[:count].abs() + out.double().square().mean().sqrt())
+
+        return spoil
+
+    few = off(10, 0.1)  # of 1024
+    assert not outcome(0.0, few).ok and outcome(0.0, few).outside is None
+    found = outcome(0.01, few)
+    assert found.ok and found.outside == pytest.approx(10 / 1024) and found.error > found.tolerance
+    refused = outcome(0.009, few)
+    assert not refused.ok and "in 0.00977 of the elements" in refused.reason
+    assert not outcome(0.5, off(1, 0.8)).ok, "one element is lost"
+    assert not outcome(0.5, put(math.nan)).ok
+    assert outcome(0.01, lambda _: None).outside is None

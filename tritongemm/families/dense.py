@@ -109,6 +109,15 @@ def reference(problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None) -> Te
 
 def deviation(c: Tensor, exact: Tensor) -> float:
     """Largest |C - reference| / (|reference| + rms(reference)); NaN in C counts as infinite."""
+    return float(_deviations(c, exact).max())
+
+
+def outside(c: Tensor, exact: Tensor, limit: float) -> float:
+    """Share of the elements whose deviation is more than `limit`."""
+    return float((_deviations(c, exact) > limit).double().mean())
+
+
+def _deviations(c: Tensor, exact: Tensor) -> Tensor:
     rms = exact.square().mean().sqrt().clamp_min(1e-30)
     error = (c.double() - exact).abs_().div_(exact.abs() + rms)
-    return float(error.nan_to_num_(nan=float("inf")).max())
+    return error.nan_to_num_(nan=float("inf"))

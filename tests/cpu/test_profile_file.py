@@ -1,0 +1,90 @@
+"""The CSV of all candidates: what its rows say, that it is whole or old, and that a resumed run's is the same."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tritongemm import profile_file, tune
+from tritongemm.config import Config
+from tritongemm.errors import OutputError
+from tritongemm.hip_ext import driver
+from tritongemm.offline import Offline
+from tritongemm.problem import Problem
+from tritongemm.record import Record
+from tritongemm.store import Store
+from tritongemm.trial import Trial
+
+SIZE = Problem(16, 32, 64, "bf16", "bf16", "fp32", row_major_b=False)
+OURS = Config("tile", 16, 32, 32, 1, 2, 4, 2)
+LIBRARY = Config("Cijk_MT16x32x64", 16, 32, 64, options=(("index", 77), ("version", 130100)), backend="blaslt")
+ASM = Config("_ZN5aiter3fooE", 32, 64, 64, 1, 3, backend="asm")
+TRIALS = (
+    Trial(OURS, "ok", samples=(3e-6,), timer="graph-events"),
+    Trial(OURS, "ok", "", (2e-6, 2e-6), "graph-events", "final", 1e-3, 1e-2),
+    Trial(LIBRARY, "ok", samples=(2.5e-6,), timer="graph-events"),
+    Trial(LIBRARY, "wrong", 'error 3 > 0.01, "in" all', stage="final", error=3.0, tolerance=1e-2, outside=1.0),
+    Trial(ASM, "compile_failed", "there is no x.co"),
+)
+RECORD = Record(SIZE, "gfx942", OURS, "triton", 2e-6, 0.0, "graph-events", library_seconds=4e-6, library="torch")
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_row_for_each_candidate(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "all.csv"
+    profile_file.check(path)
+    with Store.open(tmp_path / "out.yaml", "gfx942", {}, {}) as store:
+        store.add_trials(SIZE, TRIALS)
+        store.add_record(RECORD)
+        late = Trial(Config("tile", 64, 64, 64), "timeout", "compile took more than 1 s")
+        assert profile_file.write(path, store, [SIZE, Problem(1, 1, 1)], {SIZE: [late]}) == 5
+    found = rows(path)
+    assert list(found[0]) == list(profile_file.COLUMNS)
+    torch, ours, *others = found
+    assert (torch["backend"], torch["us"], torch["winner"]) == ("torch", "4.0", "0")
+    assert {k: ours[k] for k in ("size", "M", "layout", "backend", "splitK", "status", "stage", "screen_us", "us", "winner")} == {
+        "size": SIZE.key, "M": "16", "layout": "TN", "backend": "triton", "splitK": "2", "status": "ok", "stage": "final",
+        "screen_us": "3.0", "us": "2.0", "winner": "1",
+    }  # fmt: skip
+    assert ours["tflops"] == f"{SIZE.flops / 2e-6 / 1e12:.4g}" and Config.parse(ours["config"]) == OURS
+    assert ours["kernel"] == OURS.kernel_name
+    by_status = {r["status"]: r for r in others}
+    wrong = by_status["wrong"]
+    assert (wrong["solution"], wrong["error"], wrong["outside"], wrong["us"]) == ("77", "3", "1", "")
+    assert wrong["reason"] == TRIALS[3].reason and wrong["screen_us"] == "2.5"
+    assert by_status["compile_failed"]["kernel"] == ASM.template
+    assert by_status["timeout"]["reason"].startswith("compile took")
+
+
+def test_places_that_can_not_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "x.csv"):
+        with pytest.raises(OutputError, match="--profile_file"):
+            profile_file.check(path)
+
+
+def test_a_resumed_run_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal has what an earlier run found; the file is replaced as a whole."""
+    monkeypatch.setattr(driver, "present", lambda: None)
+
+    def passed(self: Any, problem: Problem, config: Config, path: Path) -> Trial:
+        return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)
+
+    monkeypatch.setattr(Offline, "_checked", passed)
+    path = tmp_path / "all.csv"
+    size = ["-m", "16", "-n", "16", "-k", "16", "--target", "gfx1100", "--budget", "2", "--num_threads", "1"]
+    argv = [*size, "-o", str(tmp_path / "out.yaml"), "--profile_file", str(path)]
+    assert tune.main(argv) == 0
+    before = path.read_text()
+    assert [r["backend"] for r in rows(path)] == ["triton"] * 2 and [r["winner"] for r in rows(path)].count("1") == 1
+    path.write_text("old")
+    assert tune.main(argv) == 0
+    assert path.read_text() == before and not [p for p in tmp_path.iterdir() if p.name.startswith(".all")]
+    assert tune.main([*argv[:-1], str(tmp_path)]) == 2

@@ -3,6 +3,10 @@
 FILE is a list of maps as tune_gemm writes them (M, N, K, rowMajorA, BLOCK_SIZE_M …, with SPLIT_K, or NUM_SMS for
 stream-K). The model ranks the configs our own space and rules leave; a tile ranks as its best config does, and a tuned
 tile that was pruned counts as a miss. A tuned tile is a noisy label: other tiles are often within a per cent of it.
+
+It ranks for what the label is the best of. tune_gemm launches one kernel on the same operands time after time, so they
+stay in the caches that hold them (`--cold` for memory, as our own timers have it); and it tries split-K only where M or
+N is below 64 and K is a multiple of the parts (`--any_split` for every factor our rules keep).
 """
 
 from __future__ import annotations
@@ -71,8 +75,13 @@ def _row(entry: dict[str, Any], fp8: str) -> Row | None:
     return Row(problem, (m, n, k), int(entry.get("NUM_SMS", 0)))
 
 
-def order(row: Row, target: Target, tried: bool = False) -> list[Tile]:
-    """Distinct tiles of the pruned space, the model's favourite first; `tried`: only splits tune_gemm would try."""
+def order(row: Row, target: Target, tried: bool = True, warm: bool = True) -> list[Tile]:
+    """Distinct tiles of the pruned space, the model's favourite first.
+
+    Args:
+        tried: only split-K factors tune_gemm would try.
+        warm: operands come from the caches that hold them, as where tune_gemm times.
+    """
     whole = space(row.problem, target, templates=("tile",))
     # Options do not tell tiles apart; the first value of each is allowed for every tile.
     lean = [
@@ -86,17 +95,18 @@ def order(row: Row, target: Target, tried: bool = False) -> list[Tile]:
         # Stream-K deals out K by itself, so split-K only repeats a config.
         sms = (("num_sms", row.num_sms),)
         kept = [replace(c, template="stream_k", options=c.options + sms) for c in kept if c.split_k == 1]
-    return list(dict.fromkeys(p.config.tile for p in rank(kept, row.problem, target)))
+    return list(dict.fromkeys(p.config.tile for p in rank(kept, row.problem, target, warm=warm)))
 
 
-def score(rows: Iterable[Row], target: Target, tried: bool = False) -> list[Score]:
+def score(rows: Iterable[Row], target: Target, tried: bool = True, warm: bool = True) -> list[Score]:
+    """Where the model puts each row's tile; the flags are those of `order`."""
     seen: dict[tuple[Problem, int], list[Tile]] = {}
     scores = []
     for row in rows:
         key = row.problem, row.num_sms
         tiles = seen.setdefault(key, []) or seen[key]
         if not tiles:
-            tiles.extend(order(row, target, tried))
+            tiles.extend(order(row, target, tried, warm))
         place = tiles.index(row.tile) + 1 if row.tile in tiles else 0
         scores.append(Score(row, place, len(tiles), tuple(tiles[:3])))
     return scores
@@ -122,14 +132,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target", default="gfx942")
     parser.add_argument("--json", type=Path, help="write the figures and every row's rank here")
     parser.add_argument("--worst", type=int, nargs="?", const=10, default=0, help="list the worst sizes")
-    parser.add_argument(
-        "--tried",
-        action="store_true",
-        help="rank only split-K factors that tune_gemm's own rules would have tried: a label can't be what nobody ran",
-    )
+    parser.add_argument("--cold", action="store_true", help="all operands come from memory")
+    parser.add_argument("--any_split", action="store_true", help="rank split-K factors that tune_gemm never tries, too")
     args = parser.parse_args(argv)
     target = targets.load(args.target)
-    scores = score(read(args.file, target.fp8), target, args.tried)
+    scores = score(read(args.file, target.fp8), target, not args.any_split, not args.cold)
     print(f"{'sqrt(MN)':<10} {'rows':>5}" + "".join(f"{f'top-{k}':>8}" for k in TOPS))
     for name, part in by_size(scores).items():
         print(f"{name:<10} {len(part):>5}" + "".join(f"{100 * v:>7.1f}%" for v in agreement(part).values()))

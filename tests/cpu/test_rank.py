@@ -83,6 +83,50 @@ def test_unaligned_rows_cost() -> None:
     )
 
 
+def test_the_first_load_and_the_last_block_hide_nothing() -> None:
+    deep, flat = Config("tile", 64, 64, 256, num_warps=8), Config("tile", 64, 64, 64, num_warps=8)
+    short, long = (Problem(1024, 1024, k, row_major_b=False) for k in (256, 8192))
+    once = predict(deep, short, GFX942)
+    alone = sum(once.terms[name] for name in ("l2", "lds", "epilogue", "launch")) + GFX942.memory_ns * 1e-9
+    assert once.seconds == pytest.approx(alone)
+    gain = [predict(flat, p, GFX942).seconds / predict(deep, p, GFX942).seconds for p in (short, long)]
+    assert gain[0] < 0.8 * gain[1]
+
+
+def test_reading_across_rows_costs_lds_by_the_rows_of_a_matrix_instruction() -> None:
+    along, across = Problem(1024, 1024, 1024, row_major_b=False), Problem(1024, 1024, 1024, row_major_b=True)
+    narrow = Config("tile", 64, 64, 64, options=(("matrix_instr_nonkdim", 16),))
+    wide = replace(narrow, options=(("matrix_instr_nonkdim", 32),))
+    lds = {(c, p): predict(c, p, GFX942).terms["lds"] for c in (narrow, wide) for p in (along, across)}
+    assert lds[narrow, along] == lds[wide, along] < lds[wide, across] < lds[narrow, across]
+
+
+def test_half_a_line_a_row_takes_l2_twice_the_traffic() -> None:
+    half, whole = Config("tile", 128, 128, 32), Config("tile", 128, 128, 64)
+    seconds = [predict(c, LARGE, GFX942).terms["l2"] for c in (half, whole)]
+    assert 1.5 < seconds[0] / seconds[1] < 2.5
+
+
+def test_operands_that_stay_in_caches_come_from_there() -> None:
+    small, middle, large = Problem(64, 256, 2048), Problem(4096, 4096, 4096), Problem(16384, 16384, 16384)
+    for problem, gone in [(small, {"llc", "hbm"}), (middle, {"hbm"}), (large, set())]:
+        cold, warm = (predict(TILE, problem, GFX942, warm=w) for w in (False, True))
+        assert {name for name in cold.terms if warm.terms[name] == 0 < cold.terms[name]} == gone
+        assert warm.seconds < cold.seconds if gone else warm.seconds == cold.seconds
+
+
+def test_accumulators_of_an_asynchronous_instruction_are_spilled_as_a_whole() -> None:
+    fits, spills = Config("tma", 128, 256, 64, num_warps=8), Config("tma", 256, 256, 64, num_warps=8)
+    assert predict(spills, LARGE, SM90).seconds > 2 * predict(fits, LARGE, SM90).seconds
+
+
+def test_of_equal_times_the_taller_tile_comes_first() -> None:
+    tall, wide = replace(TILE, block_m=256, block_n=128), replace(TILE, block_m=128, block_n=256)
+    square = Problem(4096, 4096, 4096, row_major_b=False)
+    ordered = rank([wide, tall], square, GFX942)
+    assert ordered[0].seconds == ordered[1].seconds and ordered[0].config == tall
+
+
 def test_the_binary_corrects_the_estimate() -> None:
     good = Built(TILE, "x", registers=256, shared=65536, threads=512)
     spilling = replace(good, spills=1024)

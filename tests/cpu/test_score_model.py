@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from tritongemm import target as targets
+from tritongemm.problem import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = Path(__file__).parent / "data" / "score_model.yaml"
@@ -52,7 +53,13 @@ def test_command_line(script: ModuleType, tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.skipif(not TUNED.is_file(), reason="AMD's tuned file is not beside the repository")
 def test_amd_tuned_tiles_are_kept_and_rank_early(script: ModuleType) -> None:
-    scores = script.score(script.read(TUNED)[1::6], GFX942, tried=True)
+    scores = script.score(script.read(TUNED)[1::6], GFX942)
     assert all(s.rank for s in scores)
     top = script.agreement(scores)
-    assert top[5] >= 0.7 and top[20] >= 0.95
+    assert top[5] >= 0.9 and top[10] == 1
+
+
+def test_ranks_only_what_the_tuner_tried_unless_told(script: ModuleType) -> None:
+    row = script.Row(Problem(512, 1024, 5120, row_major_b=True), (64, 32, 128), 0)
+    assert script.order(row, GFX942) != script.order(row, GFX942, tried=False)
+    assert script.order(row, GFX942) != script.order(row, GFX942, warm=False)

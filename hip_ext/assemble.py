@@ -43,13 +43,13 @@ def assemble(source: Path, arch: str) -> bytes:
             )
         else:
             middle = str(Path(folder) / "kernel.o")
-            clang = [_find("clang"), "-x", "assembler", "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}"]
+            clang = [find("clang"), "-x", "assembler", "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}"]
             _run([*clang, "-c", str(source), "-o", middle])
-            _run([_find("ld.lld"), "-shared", middle, "-o", str(out)])
+            _run([find("ld.lld"), "-shared", middle, "-o", str(out)])
         return out.read_bytes()
 
 
-def _find(tool: str) -> str:
+def find(tool: str) -> str:
     """A tool of LLVM, from the PATH or ROCm."""
     for version in _VERSIONS:
         found = shutil.which(tool + version)

@@ -1,5 +1,5 @@
-"""The noun `Launch`: everything one kernel launch needs, as plain data, so that the driver, the launch plan and the
-dispatcher all start a kernel from the same numbers."""
+"""The nouns `Launch` and `HostCall`: everything one kernel launch needs, as plain data, so that the driver, the launch
+plan and the dispatcher all start a kernel from the same numbers."""
 
 from __future__ import annotations
 
@@ -123,7 +123,43 @@ class Launch:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Launch:
-        params = tuple(Param(**{**p, "box": tuple(p["box"]), "shape": tuple(p["shape"])}) for p in data["params"])
-        buffers = tuple(Buffer(**b) for b in data["buffers"])
+        params, buffers = _params(data), _buffers(data)
         shapes = {name: tuple(data[name]) for name in ("grid", "block", "at")}
         return cls(**{**data, **shapes, "params": params, "buffers": buffers})
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """One call of a C function that queues kernels on a stream: ``int symbol(params…)``, 0 where it did.
+
+    The call may be captured into a graph: it neither waits nor allocates. ``const char* message(int)`` in the same
+    library explains what it returns instead of 0.
+
+    Attributes:
+        path: shared library.
+        symbol: the function.
+        params: its parameters in order; the pointer called ``stream`` is the stream's handle.
+        buffers: memory the parameters point to.
+        runtime: library whose symbols it needs loaded before it, "" for none.
+    """
+
+    path: str
+    symbol: str
+    params: tuple[Param, ...]
+    buffers: tuple[Buffer, ...]
+    runtime: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> HostCall:
+        return cls(**{**data, "params": _params(data), "buffers": _buffers(data)})
+
+
+def _params(data: dict[str, Any]) -> tuple[Param, ...]:
+    return tuple(Param(**{**p, "box": tuple(p["box"]), "shape": tuple(p["shape"])}) for p in data["params"])
+
+
+def _buffers(data: dict[str, Any]) -> tuple[Buffer, ...]:
+    return tuple(Buffer(**b) for b in data["buffers"])

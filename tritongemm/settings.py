@@ -3,6 +3,8 @@
 TRITONGEMM_CACHE    folder of compiled kernels; default: ~/.cache/tritongemm
 TRITONGEMM_CONFIG   tuned records that `tritongemm.mm` serves
 TRITONGEMM_ASM_MANIFESTS   manifests of assembly kernels that compete, separated by ":"
+CK_DIR              Composable Kernel: its sources or an installation; default: ROCm's, or that of the amd-aiter package
+CUTLASS_DIR         CUTLASS: its sources; default: those of the nvidia-cutlass package
 TRITONGEMM_EMULATOR_CHECKOUT   checkout of tinygrad, for the tests that execute AMD code objects on an emulator
 """
 
@@ -29,6 +31,18 @@ def asm_manifests() -> tuple[Path, ...]:
     """Manifests of assembly kernels, in the order given."""
     value = os.environ.get("TRITONGEMM_ASM_MANIFESTS", "")
     return tuple(Path(p).expanduser() for p in value.split(os.pathsep) if p)
+
+
+def ck_folder() -> Path | None:
+    """Folder of Composable Kernel, if one is set."""
+    value = os.environ.get("CK_DIR", "")
+    return Path(value).expanduser() if value else None
+
+
+def cutlass_folder() -> Path | None:
+    """Folder of CUTLASS, if one is set."""
+    value = os.environ.get("CUTLASS_DIR", "")
+    return Path(value).expanduser() if value else None
 
 
 def emulator_checkout() -> Path | None:

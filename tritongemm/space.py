@@ -21,10 +21,11 @@ ROW_ALIGN = 16  # bytes; the copy engine's requirement
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of one template: a name and its values each, fixed fields first, then options."""
+    """The axes of one template: a name and its values each, fixed fields first, then options; and whose template."""
 
     template: str
     values: tuple[tuple[str, tuple[int, ...]], ...]
+    backend: str = "triton"
 
     def __len__(self) -> int:
         return prod(len(v) for _, v in self.values)
@@ -32,7 +33,7 @@ class Axes:
     def config(self, point: tuple[int, ...]) -> Config:
         fixed: dict[str, Any] = dict(zip(AXES, point, strict=False))
         options = tuple(zip((n for n, _ in self.values[len(AXES) :]), point[len(AXES) :], strict=True))
-        return Config(template=self.template, options=options, **fixed)
+        return Config(template=self.template, options=options, backend=self.backend, **fixed)
 
     def point(self, config: Config) -> tuple[int, ...]:
         return tuple(
@@ -83,7 +84,9 @@ def _usable(section: dict[str, Any], problem: Problem, target: Target) -> bool:
     return aligned and low <= problem.m <= high and all(target.has(f) for f in section["requires"])
 
 
-def space(problem: Problem, target: Target, file: str = "", templates: tuple[str, ...] = ()) -> Space:
+def space(
+    problem: Problem, target: Target, file: str = "", templates: tuple[str, ...] = (), backend: str = "triton"
+) -> Space:
     """The space of one problem.
 
     Args:
@@ -91,12 +94,14 @@ def space(problem: Problem, target: Target, file: str = "", templates: tuple[str
         target: where.
         file: stem of another file of search_spaces/ than the target's own.
         templates: only these; empty for all the target can run.
+        backend: whose templates: Triton's, or those in the file's section of the backend's name.
 
     Raises:
         InputError: the file's section of a template is wrong; says what.
     """
     name = file or target.name
-    sections = targets.space_file(name)["templates"]
+    data = targets.space_file(name)
+    sections = (data if backend == "triton" else data.get(backend) or {}).get("templates", {})
     usable = []
     for template, section in sections.items():
         if templates and template not in templates:
@@ -105,5 +110,5 @@ def space(problem: Problem, target: Target, file: str = "", templates: tuple[str
         if _usable(section, problem, target):
             named = [(a, tuple(section["axes"][a])) for a in AXES]
             named += [(o, tuple(v)) for o, v in section.get("options", {}).items()]
-            usable.append(Axes(template, tuple(named)))
+            usable.append(Axes(template, tuple(named), backend))
     return Space(target, problem, tuple(usable))

@@ -1,0 +1,217 @@
+"""Backend: Composable Kernel's universal GEMM, instances of it rendered from templates/ck/ and compiled for gfx942 or gfx950.
+
+Split-K adds into C with atomics, in C's own type; the library zeroes C first, on the same stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tritongemm import settings
+from tritongemm.backends import _ck_shape, _instances
+from tritongemm.compile import Job
+from tritongemm.config import Config
+from tritongemm.errors import InputError, UnavailableError
+from tritongemm.hip_ext import code_object, hip_compiler, offload_bundle
+from tritongemm.hip_ext.libraries import wheel_folders
+from tritongemm.launch import HostCall
+from tritongemm.problem import Problem
+from tritongemm.target import Target
+from tritongemm.trial import Built
+
+COMPILE_SECONDS = 600.0
+ARCHS = ("gfx942", "gfx950")
+TEMPLATES = ("universal",)
+_HEADER = "ck/tensor_operation/gpu/device/impl/device_gemm_xdl_cshuffle_v3.hpp"
+_TYPES = {
+    "bf16": "ck::bhalf_t", "fp16": "ck::half_t", "fp32": "float", "int8": "int8_t", "int32": "int32_t",
+    "fp8e4m3fn": "ck::f8_t", "fp8e4m3fnuz": "ck::f8_t", "fp8e5m2": "ck::bf8_t", "fp8e5m2fnuz": "ck::bf8_t",
+}  # fmt: skip
+_OUTPUTS = {"bf16": ("bf16",), "fp16": ("fp16",), "int8": ("int32",)}
+_POINTERS = ("a", "b", "c")
+_RUN_TIME = ("split_k",)
+_OPTIONS = (
+    "-std=c++17", "-O3", "-DNDEBUG", "-DUSE_ROCM=1", "-fgpu-flush-denormals-to-zero", "-fno-offload-uniform-block",
+    "-mllvm", "--amdgpu-kernarg-preload-count=16", "-mllvm", "--lsr-drop-solution=1", "-mllvm", "-enable-post-misched=0",
+    "-mllvm", "-amdgpu-function-calls=false",
+)  # fmt: skip
+
+
+def unavailable() -> str | None:
+    """Why CK's kernels can't be used here, or None."""
+    try:
+        _headers()
+        hip_compiler.compiler(ARCHS[0])
+    except UnavailableError as error:
+        return str(error)
+    return None
+
+
+def _headers() -> tuple[Path, ...]:
+    """Folders of CK's headers, its own first.
+
+    Raises:
+        UnavailableError: there are none; says where it looked.
+    """
+    wheel = wheel_folders("aiter_meta/3rdparty/composable_kernel")
+    chosen = settings.ck_folder()
+    places = [chosen] if chosen else [Path("/opt/rocm"), *wheel]
+    for place in places:
+        include = next((p for p in (place / "include", place) if (p / _HEADER).is_file()), None)
+        if include is None:
+            continue
+        if (include / "ck/config.h").is_file():
+            return (include,)
+        # Sources have no configuration: it is made when they are built. AITER's stands beside them.
+        for beside in (place.parent / "ck_helper", place / "build/include"):
+            if (beside / "ck/config.h").is_file():
+                return include, beside
+        raise UnavailableError(f"{include} has CK's sources without ck/config.h: configure CK, or install it")
+    looked = ", ".join(map(str, places)) or "no installed package"
+    raise UnavailableError(f"no headers of Composable Kernel: {looked} (CK_DIR) lacks include/{_HEADER}")
+
+
+def refusal(problem: Problem, target: Target) -> str | None:
+    """Why no instance computes this problem, or None."""
+    if target.name not in ARCHS:
+        return f"CK's instances are for {' and '.join(ARCHS)}, not {target.name}"
+    if problem.batch != 1 or problem.family != "dense":
+        return "only a single dense GEMM"
+    if problem.dtype_a != problem.dtype_b:
+        return f"{problem.dtype_a} times {problem.dtype_b}: both operands must be of one type"
+    outputs = ("bf16", "fp16") if problem.a.is_fp8 else _OUTPUTS.get(problem.dtype_a, ())
+    if problem.dtype_c not in outputs:
+        return f"{problem.dtype_a} operands give {' or '.join(outputs) or 'nothing'} here, not {problem.dtype_c}"
+    if problem.bias != "none" and problem.a.is_integer:
+        return "no bias on integers"
+    return None
+
+
+def configs(problem: Problem, target: Target, everything: bool = False) -> list[Config]:
+    """Configs to try, the predicted fastest first; none where no instance computes the problem.
+
+    Args:
+        problem, target: what and where.
+        everything: the whole space, not only what its ``limit`` lets through.
+    """
+    if refusal(problem, target):
+        return []
+    return _instances.configs("ck", problem, target, _ck_shape.RULES, _ck_shape.preference, everything)
+
+
+def check(config: Config, problem: Problem, target: Target) -> str | None:
+    """Why a config can't compute a problem, or None."""
+    if config.template not in TEMPLATES:
+        return f"CK has no template {config.template}; there are {', '.join(TEMPLATES)}"
+    reasons = (rule.check(config, problem, target) for rule in _ck_shape.RULES)
+    return refusal(problem, target) or next(filter(None, reasons), None)
+
+
+def _parameters(problem: Problem) -> list[tuple[str, str]]:
+    names = [(n, "pointer") for n in _POINTERS] + [(n, "i32") for n in ("M", "N", "K", "lda", "ldb", "ldc", "splits")]
+    names += [("workspace", "pointer"), ("stream", "pointer"), ("time_kernel", "i32")]
+    return names + ([("bias", "pointer")] if problem.bias != "none" else [])
+
+
+def source(config: Config, problem: Problem) -> str:
+    """The C++ text of a config's instance.
+
+    Raises:
+        InputError: the config can't be one for this problem.
+    """
+    try:
+        values: dict[str, Any] = _ck_shape.shape(config, problem)
+    except _ck_shape.Misfit as misfit:
+        raise InputError(f"{config.name}: {misfit}") from None
+    for name, dtype in (("a", problem.dtype_a), ("b", problem.dtype_b), ("c", problem.dtype_c)):
+        values[name] = values[name] | {"type": _TYPES[dtype]}
+    extras = []
+    if problem.bias != "none":
+        along_n = problem.bias == "n"
+        vector = values["c"]["vector"] if along_n else 1
+        layout = "Row" if along_n else "Col"
+        kind = _TYPES[problem.bias_dtype.name]
+        extras = [{"name": "bias", "type": kind, "layout": layout, "vector": vector, "operator": "+"}]
+    kind = "MultiD_Xdl_CShuffle_V3" if extras else "_Xdl_CShuffleV3"
+    return _instances.render(
+        "ck/xdl.j2",
+        name=_instances.at_run_time(config, _RUN_TIME).name,
+        formula="A @ B + bias" if extras else "A @ B",
+        header="device_gemm_multiple_d_xdl_cshuffle_v3.hpp" if extras else "device_gemm_xdl_cshuffle_v3.hpp",
+        device=f"DeviceGemm{kind}",
+        accumulator="int32_t" if problem.a.is_integer else "float",
+        extras=extras,
+        signature=_instances.signature(_parameters(problem)),
+        **values,
+    )
+
+
+def job(config: Config, problem: Problem, target: Target, module: str) -> Job:
+    """What to compile for one config.
+
+    Args:
+        config: the candidate.
+        problem: gives dtypes, layouts, the widest vectors its sizes allow and which sides need guarding.
+        target: architecture.
+        module: unused; an instance is a source of its own.
+
+    Raises:
+        InputError: the config can't compute the problem.
+        UnavailableError: no headers, or nothing to compile them with.
+    """
+    folders, compiler = _headers(), hip_compiler.compiler(target.name)
+    options = [*_OPTIONS, *(["-DCK_USE_OCP_FP8=1"] if target.fp8 == "fn" else [])]
+    identity = {
+        "backend": "ck",
+        "arch": target.name,
+        "lds": target.lds_bytes,
+        "config": config.name,
+        "source": source(config, problem),
+        "options": options,
+        "compiler": compiler.version,
+        "headers": _instances.fingerprint(folders[0] / _HEADER, folders[-1] / "ck/config.h"),
+        "parameters": _parameters(problem),
+    }
+    return Job(config, identity, {"folders": [str(f) for f in folders]})
+
+
+def build(job: Job) -> tuple[Built, bytes, str]:
+    """Compile one instance: the Built, the shared library, its file name.
+
+    Raises:
+        InputError: the compiler refuses it.
+        UnavailableError: no compiler.
+    """
+    wanted = job.identity
+    compiler = hip_compiler.compiler(wanted["arch"])
+
+    def compiled() -> tuple[bytes, str]:
+        options = (*wanted["options"], *(f"-I{f}" for f in job.payload["folders"]))
+        return compiler.library(wanted["source"], options, COMPILE_SECONDS), ""
+
+    parts = (wanted[k] for k in ("arch", "source", "options", "compiler", "headers"))
+    code, _ = _instances.library("\n".join(map(str, parts)), compiled)
+    kernels = code_object.read(offload_bundle.device_code(code, wanted["arch"]))
+    built = Built(
+        job.config,
+        job.digest,
+        symbol="run",
+        registers=max(k.registers for k in kernels),
+        spills=max(k.spills for k in kernels),
+        shared=max(k.shared for k in kernels),
+        threads=job.config.num_warps * _ck_shape.WAVE,
+        launch={"parameters": [list(p) for p in wanted["parameters"]]},
+    )
+    if built.shared > wanted["lds"]:
+        reason = f"LDS {built.shared} > {wanted['lds']} bytes"
+        return replace(built, status="out_of_resources", reason=reason), b"", ""
+    return built, code, "kernel.so"
+
+
+def launch(built: Built, problem: Problem, target: Target) -> HostCall:
+    """The call that runs a built config on one problem."""
+    numbers = _instances.leading(problem) | {"splits": built.config.split_k, "time_kernel": 0}
+    parameters = [(str(n), str(k)) for n, k in built.launch["parameters"]]
+    return _instances.host_call(built.path, parameters, numbers, "libamdhip64.so")

@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from tritongemm import settings
-from tritongemm.errors import InputError, UnavailableError
+from tritongemm.errors import UnavailableError
 from tritongemm.hip_ext.assemble import find
+from tritongemm.hip_ext.toolchain import first_line, run
 from tritongemm.hip_ext.libraries import wheel_folders
 
 _ROCM = Path("/opt/rocm")
@@ -73,24 +73,6 @@ class HipCompiler:
             return out.read_bytes()
 
 
-def run(command: list[str], seconds: float) -> str:
-    """Run a compiler; what it said on standard error.
-
-    Raises:
-        InputError: it fails or takes longer than `seconds`.
-    """
-    name = Path(command[0]).name
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        raise InputError(f"{name} took more than {seconds:g} s") from None
-    if done.returncode:
-        lines = done.stderr.splitlines()
-        first = next((line for line in lines if "error" in line), done.stderr.strip()[-300:])
-        raise InputError(f"{name} refuses the source: {first}")
-    return done.stderr
-
-
 @cache
 def compiler(arch: str) -> HipCompiler:
     """What compiles HIP C++ for an architecture.
@@ -100,7 +82,7 @@ def compiler(arch: str) -> HipCompiler:
     """
     hipcc = shutil.which("hipcc") or (str(_ROCM / "bin/hipcc") if (_ROCM / "bin/hipcc").is_file() else None)
     if hipcc:
-        return HipCompiler((hipcc, "-x", "hip", f"--offload-arch={arch}"), _version(hipcc))
+        return HipCompiler((hipcc, "-x", "hip", f"--offload-arch={arch}"), first_line([hipcc, "--version"]))
     clang, _ = find("clang++"), find("ld.lld")
     headers = [p for p in wheel_folders("triton/backends/amd/include") if (p / "hip/hip_runtime.h").is_file()]
     libraries = [p for p in wheel_folders("triton/backends/amd/lib") if (p / "ockl.bc").is_file()]
@@ -111,15 +93,11 @@ def compiler(arch: str) -> HipCompiler:
         )
     if arch not in _ISA:
         raise UnavailableError(f"clang without ROCm compiles for {', '.join(_ISA)}, not {arch}")
-    version = _version(clang)
+    version = first_line([clang, "--version"])
     glue = _glue(clang, arch, libraries[0], version)
     command = [clang, "-x", "hip", f"--offload-arch={arch}", f"--rocm-device-lib-path={glue}", "-no-hip-rt"]
     command += [f"-I{glue}", "-isystem", str(headers[0]), "-D__HIP_PLATFORM_AMD__=1"]
     return HipCompiler(tuple(command), version)
-
-
-def _version(program: str) -> str:
-    return subprocess.run([program, "--version"], capture_output=True, text=True).stdout.splitlines()[0].strip()
 
 
 def _glue(clang: str, arch: str, libraries: Path, version: str) -> Path:

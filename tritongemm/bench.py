@@ -16,9 +16,9 @@ from typing import Any
 
 from tritongemm import choose, registry, verify
 from tritongemm.config import Config
-from tritongemm.errors import DriverError
+from tritongemm.errors import DriverError, UnavailableError
 from tritongemm.hip_ext import driver
-from tritongemm.launch import Launch
+from tritongemm.launch import HostCall, Launch
 from tritongemm.problem import Problem
 from tritongemm.trial import Trial
 from tritongemm.workbench import Calls, LibraryRefusal, Protocol, Request, Workbench
@@ -94,7 +94,7 @@ class Bench:
         except DriverError as error:
             fatal = any(word in error.name.upper() for word in FATAL)
             return Trial(config, "crashed" if fatal else "out_of_resources", str(error), stage=stage)
-        except (self._torch.cuda.OutOfMemoryError, LibraryRefusal) as error:
+        except (self._torch.cuda.OutOfMemoryError, LibraryRefusal, UnavailableError) as error:
             return Trial(config, "out_of_resources", str(error).splitlines()[0], stage=stage)
         except RuntimeError as error:  # PyTorch may be the first to meet a fault
             if not self._lost():
@@ -120,7 +120,7 @@ class Bench:
             if trial.status == "ok":
                 best = min(best, trial.seconds)
 
-    def _screened(self, bench: Workbench, config: Config, launch: Launch | None, best: float) -> Trial:
+    def _screened(self, bench: Workbench, config: Config, launch: Launch | HostCall | None, best: float) -> Trial:
         label = registry.load("timers", bench.protocol.timer).LABEL
         launches = bench.launches_for(self.SCREEN_SECONDS, 32)
         calls = bench.calls(config, launch, min(bench.copies, launches))
@@ -157,7 +157,7 @@ class Bench:
             contenders += library
         self._release(contenders)
 
-    def _verified(self, bench: Workbench, config: Config, launch: Launch | None, contenders: list[Contender]) -> Trial:
+    def _verified(self, bench: Workbench, config: Config, launch: Launch | HostCall | None, contenders: list[Contender]) -> Trial:
         launches = bench.launches_for(self.RACE_SECONDS, Workbench.MOST_COPIES)
         calls = bench.calls(config, launch, min(bench.copies, launches))
 

@@ -12,14 +12,14 @@ from typing import Any
 from tritongemm import registry
 from tritongemm.config import Config
 from tritongemm.errors import TritonGemmError, UnavailableError
-from tritongemm.launch import Launch
+from tritongemm.launch import HostCall, Launch
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 from tritongemm.trial import Built, Trial
 from tritongemm.workbench import Protocol, Request
 from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
 
-Candidate = tuple[Config, Launch | None]
+Candidate = tuple[Config, Launch | HostCall | None]
 
 
 class _Fault(Exception):

@@ -12,7 +12,8 @@ from typing import Any
 from tritongemm import registry
 from tritongemm.config import Config
 from tritongemm.hip_ext import driver
-from tritongemm.launch import Launch
+from tritongemm.hip_ext.shared_object import PreparedCall
+from tritongemm.launch import HostCall, Launch
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 
@@ -62,7 +63,7 @@ class Request:
     protocol: Protocol
     vendor: str
     device: int
-    candidates: tuple[tuple[Config, Launch | None], ...]
+    candidates: tuple[tuple[Config, Launch | HostCall | None], ...]
     library: str = ""
     best: float = math.inf
 
@@ -141,7 +142,7 @@ class Workbench:
         address: int = held.data_ptr()
         return address
 
-    def addresses(self, launch: Launch, copy: int) -> dict[str, int]:
+    def addresses(self, launch: Launch | HostCall, copy: int) -> dict[str, int]:
         """Device addresses of a launch's buffers, with the operands of one copy."""
         a, b, c = self.sets[copy]
         found = {"a": a.data_ptr(), "b": b.data_ptr(), "c": c.data_ptr()}
@@ -149,11 +150,12 @@ class Workbench:
             found["bias"] = self.bias.data_ptr()
         return found | {buffer.name: self.scratch(buffer.name, buffer.bytes) for buffer in launch.buffers}
 
-    def calls(self, config: Config, launch: Launch | None, copies: int) -> Calls:
+    def calls(self, config: Config, launch: Launch | HostCall | None, copies: int) -> Calls:
         """A candidate's calls on the first `copies` sets of operands.
 
         Raises:
             DriverError: the driver refuses its code or its launch.
+            UnavailableError: a library it is in does not load.
             LibraryRefusal: the library has no kernel for the problem.
         """
         if launch is None:
@@ -162,6 +164,9 @@ class Workbench:
             if operations[0] is None:
                 raise LibraryRefusal(f"{config.backend} has no kernel for {self.problem.key}")
             return Calls(operations)
+        if isinstance(launch, HostCall):
+            prepared_calls = [PreparedCall(launch, self.addresses(launch, copy)) for copy in range(copies)]
+            return Calls([partial(call.launch, self.stream) for call in prepared_calls])
         module = self.device.load(Path(launch.path).read_bytes())
         function = module.function(launch.symbol)
         launches: list[Callable[[], object]] = []

@@ -138,18 +138,23 @@ def library(key: str, compiled: Callable[[], tuple[bytes, str]]) -> tuple[bytes,
     what is chosen at run time are one binary."""
     from filelock import FileLock
 
-    folder = settings.cache_folder() / "libraries"
-    folder.mkdir(parents=True, exist_ok=True)
-    place = folder / hashlib.sha256(key.encode()).hexdigest()[:40]
-    with FileLock(f"{place}.lock"):
-        if place.with_suffix(".so").is_file():
-            return place.with_suffix(".so").read_bytes(), place.with_suffix(".log").read_text()
+    place = library_path(key)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    log = place.with_suffix(".log")
+    with FileLock(place.with_suffix(".lock")):
+        if place.is_file():
+            return place.read_bytes(), log.read_text()
         code, said = compiled()
-        place.with_suffix(".log").write_text(said)
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as fresh:
+        log.write_text(said)
+        with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as fresh:
             fresh.write(code)
-        os.rename(fresh.name, place.with_suffix(".so"))
+        os.rename(fresh.name, place)
         return code, said
+
+
+def library_path(key: str) -> Path:
+    """Where `library` keeps what it compiled for a key."""
+    return settings.cache_folder() / "libraries" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.so"
 
 
 def fingerprint(*files: Path) -> str:

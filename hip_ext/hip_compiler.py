@@ -17,8 +17,8 @@ from pathlib import Path
 from tritongemm import settings
 from tritongemm.errors import UnavailableError
 from tritongemm.hip_ext.assemble import find
-from tritongemm.hip_ext.toolchain import first_line, run
 from tritongemm.hip_ext.libraries import wheel_folders
+from tritongemm.hip_ext.toolchain import first_line, run
 
 _ROCM = Path("/opt/rocm")
 # Of the device libraries' control constants: name, type and value, in the order of the file names below.
@@ -119,7 +119,9 @@ def _glue(clang: str, arch: str, libraries: Path, version: str) -> Path:
     head = f'target datalayout = "{_LAYOUT}"\ntarget triple = "amdgcn-amd-amdhsa"\n'
     texts = {"opencl": head}
     for file, (name, kind, value) in constants.items():
-        texts[file] = f"{head}@__oclc_{name} = linkonce_odr protected local_unnamed_addr addrspace(4) constant {kind} {value}\n"
+        texts[file] = (
+            f"{head}@__oclc_{name} = linkonce_odr protected local_unnamed_addr addrspace(4) constant {kind} {value}\n"
+        )
     for file, text in texts.items():
         (fresh / f"{file}.ll").write_text(text)
         run([clang, "-x", "ir", "-target", "amdgcn-amd-amdhsa", "-nogpulib", "-emit-llvm", "-c", str(fresh / f"{file}.ll"), "-o",

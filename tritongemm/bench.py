@@ -157,7 +157,9 @@ class Bench:
             contenders += library
         self._release(contenders)
 
-    def _verified(self, bench: Workbench, config: Config, launch: Launch | HostCall | None, contenders: list[Contender]) -> Trial:
+    def _verified(
+        self, bench: Workbench, config: Config, launch: Launch | HostCall | None, contenders: list[Contender]
+    ) -> Trial:
         launches = bench.launches_for(self.RACE_SECONDS, Workbench.MOST_COPIES)
         calls = bench.calls(config, launch, min(bench.copies, launches))
 

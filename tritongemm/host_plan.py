@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,9 @@ def record(call: HostCall, facts: Target) -> list[Recorded]:
         UnavailableError: no HIP compiler for the runtime that listens.
     """
     if facts.vendor != "amd":
-        raise InputError(f"{Path(call.path).name}: only launches of HIP's host code can be recorded; this is {facts.name}'s")
+        raise InputError(
+            f"{Path(call.path).name}: only launches of HIP's host code can be recorded; this is {facts.name}'s"
+        )
     # Its library holds code for one architecture only, whichever machine this is.
     child = Child("tritongemm.hip_ext.recording:Recorder")
     try:
@@ -48,8 +53,14 @@ def _runtime(facts: Target) -> Path:
     values = {"arch": facts.name, "wave": facts.wave_size, "compute_units": facts.compute_units, "lds": facts.lds_bytes}
     source = _instances.render("ck/recorder.cpp.j2", **values)
     compiler = hip_compiler.compiler(facts.name)
-    _instances.library(f"{compiler.version}\n{source}", lambda: (compiler.library(source, ("-std=c++17",), _SECONDS), ""))
-    return _instances.library_path(f"{compiler.version}\n{source}")
+    key = hashlib.sha256(f"{compiler.version}\n{source}".encode()).hexdigest()[:16]
+    place = settings.cache_folder() / f"recorder-{key}.so"
+    if not place.is_file():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".new-", delete=False) as fresh:
+            fresh.write(compiler.library(source, ("-std=c++17",), _SECONDS))
+        os.rename(fresh.name, place)
+    return place
 
 
 def plans(
@@ -69,14 +80,17 @@ def plans(
         for name, offset in launch.pointers.items():
             about = known[name] | ({"init": "zero"} if name in launch.zeroed else {})
             buffers.append({"name": name, "offset": offset, **about})
-        yield code, {
-            "arch": facts.name,
-            "kernel": launch.kernel,
-            "grid": list(launch.grid),
-            "block": list(launch.block),
-            "dynamic_lds": launch.dynamic_lds,
-            "kernarg": launch.kernarg.hex(),
-            "buffers": buffers,
-            "problem": sizes,
-            "launches": 1,
-        }
+        yield (
+            code,
+            {
+                "arch": facts.name,
+                "kernel": launch.kernel,
+                "grid": list(launch.grid),
+                "block": list(launch.block),
+                "dynamic_lds": launch.dynamic_lds,
+                "kernarg": launch.kernarg.hex(),
+                "buffers": buffers,
+                "problem": sizes,
+                "launches": 1,
+            },
+        )

@@ -1,7 +1,8 @@
 """The command line of `python -m tritongemm.launch_plan`: a config's code object, and everything its launch needs, as files.
 
 No GPU is needed: an emulator, a debugger or another runtime can start the kernel from them. For each launch, in the
-order they run, the folder gets ``plan_<i>.json`` and ``plan_<i>.<hsaco or cubin>``. A plan has these keys:
+order they run, the folder gets ``plan_<i>.json`` and ``plan_<i>.<hsaco or cubin>``. A library whose host code starts the
+kernels (CK) is there as well, ``plan_<i>.so``; what it sets to zero first has ``init`` zero. A plan has these keys:
 
 arch, object, kernel    architecture, file name of the code object, symbol
 grid, block             workgroups and threads along x, y, z
@@ -23,23 +24,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tritongemm import generate, options, prune, rank, registry, settings, sizes, target
-from tritongemm.backends import asm
+from tritongemm import generate, options, plans, prune, rank, registry, settings, sizes, target
+from tritongemm.backends import asm, ck
 from tritongemm.codegen import kernels
 from tritongemm.compile import Cache, Compiler
 from tritongemm.config import Config
-from tritongemm.dtypes import DType
 from tritongemm.errors import InputError, TritonGemmError
-from tritongemm.hip_ext import code_object, hidden_args
-from tritongemm.launch import Launch
+from tritongemm.launch import HostCall, Launch
 from tritongemm.problem import Problem
 from tritongemm.space import space
 from tritongemm.target import Target
 from tritongemm.trial import Built
-
-_SHORT = {"int8": "i8", "int32": "i32"}  # as the readers of plans spell them
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
         "--target", default="gfx942", metavar="ARCH", help=f"{', '.join(target.names())}; default: %(default)s"
     )
     g.add_argument("--config", metavar="NAME", help="the config; default: the one predicted fastest")
-    g.add_argument("--backend", default="triton", choices=("triton", "asm"),
+    g.add_argument("--backend", default="triton", choices=("triton", "asm", "ck"),
                    help="whose kernels, where --config names none (default %(default)s)")  # fmt: skip
     g.add_argument("--manifest", action="append", default=[], metavar="FILE",
                    help="manifest of assembly kernels (may be repeated; default: TRITONGEMM_ASM_MANIFESTS)")  # fmt: skip
@@ -93,14 +89,17 @@ def _run(args: argparse.Namespace) -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     which = Which(args.config, args.all, args.backend, tuple(map(Path, args.manifest)))
     with closing(Compiler(Cache(settings.cache_folder()), args.num_threads, args.timeout)) as compiler:
-        for index, launch in enumerate(launches(problem, facts, compiler, folder, which)):
-            suffix = Path(launch.path).suffix
-            shutil.copyfile(launch.path, folder / f"plan_{index}{suffix}")
-            path = folder / f"plan_{index}.json"
-            generate.write_text(
-                path, json.dumps(plan(launch, problem, facts, f"plan_{index}{suffix}"), indent=1) + "\n"
-            )
-            yield path
+        index = 0
+        for launch in launches(problem, facts, compiler, folder, which):
+            if isinstance(launch, HostCall):
+                shutil.copyfile(launch.path, folder / f"plan_{index}{Path(launch.path).suffix}")
+            for code, suffix, plan in plans.of(launch, problem, facts):
+                path = folder / f"plan_{index}.json"
+                (folder / f"plan_{index}{suffix}").write_bytes(code)
+                plan = {"arch": plan.pop("arch"), "object": f"plan_{index}{suffix}", **plan}
+                generate.write_text(path, json.dumps(plan, indent=1) + "\n")
+                index += 1
+                yield path
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Which:
     Attributes:
         config: name of the only one; None for the predicted best that can be built.
         count: with no name, so many of the predicted best, and each template's best.
-        backend: with no name, whose kernels: ``triton`` or ``asm``.
+        backend: with no name, whose kernels: ``triton``, ``asm`` or ``ck``.
         manifests: of assembly kernels; none for those of the environment.
     """
 
@@ -120,7 +119,9 @@ class Which:
     manifests: tuple[Path, ...] = ()
 
 
-def launches(problem: Problem, facts: Target, compiler: Compiler, folder: Path, which: Which) -> Iterator[Launch]:
+def launches(
+    problem: Problem, facts: Target, compiler: Compiler, folder: Path, which: Which
+) -> Iterator[Launch | HostCall]:
     """The launches of one config, or of several.
 
     Args:
@@ -161,8 +162,14 @@ def ranked(problem: Problem, facts: Target, which: Which) -> list[Config]:
     """Kept configs, the predicted fastest first.
 
     Raises:
-        InputError: no assembly kernel fits; says why each does not.
+        InputError: no kernel of the backend fits; says why.
     """
+    if which.backend == "ck":
+        kept = [c for c in ck.configs(problem, facts, everything=True) if c.split_k == 1]
+        reason = ck.refusal(problem, facts) or ck.unavailable()
+        if not kept or reason:
+            raise InputError(f"{problem.key}: no kernel of CK: {reason or 'none of its tiles fits'}")
+        return kept
     if which.backend == "triton":
         kept = list(prune.prune(space(problem, facts), problem, facts).kept)
     else:
@@ -181,6 +188,10 @@ def check(config: Config, problem: Problem, facts: Target, manifests: Sequence[P
     """
     if config.backend == "asm":
         reason = asm.survey(problem, facts, manifests)[1].get(config.template)
+        if reason:
+            raise InputError(f"{config.name} can't compute {problem.key} on {facts.name}: {reason}")
+    if config.backend == "ck":
+        reason = ck.check(config, problem, facts)
         if reason:
             raise InputError(f"{config.name} can't compute {problem.key} on {facts.name}: {reason}")
     if config.backend != "triton":
@@ -217,74 +228,6 @@ def builder(
     finally:
         if module is not None:
             module.unlink(missing_ok=True)
-
-
-def plan(launch: Launch, problem: Problem, facts: Target, code: str) -> dict[str, Any]:
-    """A launch as JSON values.
-
-    Args:
-        launch: the launch.
-        problem: gives the operands' shapes and dtypes.
-        facts: the architecture.
-        code: file name of the code object.
-
-    Raises:
-        InputError: the launch takes tensor maps, which only a driver can make.
-    """
-    if any(p.kind == "tma" for p in launch.params):
-        raise InputError(f"{launch.symbol} takes tensor maps, which only a driver can make: no plan can hold them")
-    kernel = next(k for k in code_object.read(Path(launch.path).read_bytes()) if k.symbol == launch.symbol)
-    known = operands(problem)
-    for extra in launch.buffers:
-        zero = extra.name == "semaphore"
-        known[extra.name] = {**_flat(extra.name, extra.bytes), "init": "zero" if zero else "poison"}
-    buffers = []
-    for param, offset in zip(launch.params, launch.offsets(), strict=True):
-        # A name that comes back is a parameter the kernel does not read, e.g. the bias of a GEMM without one.
-        if param.kind == "pointer" and param.value in known:
-            buffers.append({"name": param.value, "offset": offset, **known.pop(str(param.value))})
-    return {
-        "arch": facts.name,
-        "object": code,
-        "kernel": launch.symbol,
-        "grid": list(launch.grid),
-        "block": list(launch.block),
-        "dynamic_lds": launch.shared,
-        "kernarg": hidden_args.append(launch.pack({}), kernel, launch.grid, launch.block, launch.shared).hex(),
-        "buffers": buffers,
-        "problem": {"M": problem.m, "N": problem.n, "K": problem.k},
-        "launches": 1,
-    }
-
-
-def operands(problem: Problem) -> dict[str, dict[str, Any]]:
-    """A, B, C and the bias as a plan describes them: A [M, K], B [K, N], C [M, N], bias [N] or [M, 1]."""
-    m, n, k = problem.m, problem.n, problem.k
-    a = (k, 1) if problem.row_major_a else (1, m)
-    b = (n, 1) if problem.row_major_b else (1, k)
-    known = {
-        "a": _operand("a", problem.a, (m, k), a),
-        "b": _operand("b", problem.b, (k, n), b),
-        "c": {**_operand("c", problem.c, (m, n), (n, 1)), "init": "poison"},
-    }
-    if problem.bias == "m":
-        known["bias"] = _operand("bias", problem.bias_dtype, (m, 1), (1, 1))
-    elif problem.bias == "n":
-        known["bias"] = _operand("bias", problem.bias_dtype, (n,), (1,))
-    return known
-
-
-def _operand(role: str, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:
-    count = 1
-    for extent in shape:
-        count *= extent
-    short = _SHORT.get(dtype.name, dtype.name)
-    sized = {"bytes": count * dtype.bytes, "role": role, "init": "random", "dtype": short}
-    return {**sized, "shape": list(shape), "strides": list(strides)}
-
-
-def _flat(role: str, nbytes: int) -> dict[str, Any]:
-    return {"bytes": nbytes, "role": role, "dtype": "i32", "shape": [nbytes // 4], "strides": [1]}
 
 
 if __name__ == "__main__":

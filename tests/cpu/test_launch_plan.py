@@ -9,7 +9,7 @@ from pathlib import Path
 import emulated
 import pytest
 
-from tritongemm import launch_plan
+from tritongemm import launch_plan, plans
 from tritongemm.config import Config
 from tritongemm.hip_ext import code_object
 
@@ -95,7 +95,7 @@ def test_arguments_a_runtime_would_add_are_in_the_plan(tmp_path):
 def test_column_bias_is_broadcast_along_rows():
     from tritongemm.problem import Problem
 
-    bias = launch_plan.operands(Problem(M, N, K, dtype_c="fp16", bias="m"))["bias"]
+    bias = plans.operands(Problem(M, N, K, dtype_c="fp16", bias="m"))["bias"]
     assert (bias["shape"], bias["bytes"]) == ([M, 1], M * 2)
 
 

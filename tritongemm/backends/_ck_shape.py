@@ -69,8 +69,12 @@ def shape(config: Config, problem: Problem) -> dict[str, Any]:
     wave_n = config.num_warps // wave_m
     if wave_m * wave_n != config.num_warps or m % (wave_m * xdl) or n % (wave_n * xdl):
         raise Misfit(f"{wave_m} x {config.num_warps}/{wave_m} waves of {xdl} x {xdl} don't tile {m} x {n}")
-    a = operand("A", m, k, problem.row_major_a, problem.k if problem.row_major_a else problem.m, problem.a.bytes, threads)
-    b = operand("B", n, k, not problem.row_major_b, problem.n if problem.row_major_b else problem.k, problem.b.bytes, threads)
+    a = operand(
+        "A", m, k, problem.row_major_a, problem.k if problem.row_major_a else problem.m, problem.a.bytes, threads
+    )
+    b = operand(
+        "B", n, k, not problem.row_major_b, problem.n if problem.row_major_b else problem.k, problem.b.bytes, threads
+    )
     repeats = m // (wave_m * xdl), n // (wave_n * xdl)
     shuffle = 2 if repeats[1] % 2 == 0 else 1
     vector = power_of_two(problem.n, _VECTOR // problem.c.bytes)
@@ -108,7 +112,11 @@ def padding(config: Config, problem: Problem) -> str:
 def preference(config: Config) -> tuple[int, ...]:
     """Orders instances of one tile: the pipeline that copies furthest ahead in registers first, waves in a square."""
     wave_m = config.option("wave_m", 1)
-    return (3, 4, 5, 1).index(config.option("pipeline")), abs(wave_m - config.num_warps // wave_m), -config.option("xdl")
+    return (
+        (3, 4, 5, 1).index(config.option("pipeline")),
+        abs(wave_m - config.num_warps // wave_m),
+        -config.option("xdl"),
+    )
 
 
 def _divides(config: Config, problem: Problem, target: Target) -> str | None:

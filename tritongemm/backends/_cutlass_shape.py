@@ -87,7 +87,11 @@ def _narrow(config: Config, problem: Problem, target: Target) -> str | None:
 
 def preference(config: Config) -> tuple[int, ...]:
     """Orders instances of one tile: clusters share their reads, so pairs come before single programs."""
-    return -config.option("cluster_m") - config.option("cluster_n"), ("pingpong", "cooperative", "stream_k").index(config.template), -config.option("cluster_m")
+    return (
+        -config.option("cluster_m") - config.option("cluster_n"),
+        ("pingpong", "cooperative", "stream_k").index(config.template),
+        -config.option("cluster_m"),
+    )
 
 
 RULES = (

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tritongemm import prune, rank, rules, settings
+from tritongemm import prune, rank, rules
 from tritongemm import space as spaces
 from tritongemm import target as targets
 from tritongemm.config import Config
@@ -131,30 +129,6 @@ def leading(problem: Problem) -> dict[str, int]:
     lda = problem.k if problem.row_major_a else problem.m
     ldb = problem.n if problem.row_major_b else problem.k
     return {"M": problem.m, "N": problem.n, "K": problem.k, "lda": lda, "ldb": ldb, "ldc": problem.n}
-
-
-def library(key: str, compiled: Callable[[], tuple[bytes, str]]) -> tuple[bytes, str]:
-    """A shared library and what its compiler said, compiled at most once for equal keys: configs that differ only in
-    what is chosen at run time are one binary."""
-    from filelock import FileLock
-
-    place = library_path(key)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    log = place.with_suffix(".log")
-    with FileLock(place.with_suffix(".lock")):
-        if place.is_file():
-            return place.read_bytes(), log.read_text()
-        code, said = compiled()
-        log.write_text(said)
-        with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as fresh:
-            fresh.write(code)
-        os.rename(fresh.name, place)
-        return code, said
-
-
-def library_path(key: str) -> Path:
-    """Where `library` keeps what it compiled for a key."""
-    return settings.cache_folder() / "libraries" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.so"
 
 
 def fingerprint(*files: Path) -> str:

@@ -167,7 +167,6 @@ def job(config: Config, problem: Problem, target: Target, module: str) -> Job:
         "backend": "ck",
         "arch": target.name,
         "lds": target.lds_bytes,
-        "config": config.name,
         "source": source(config, problem),
         "options": options,
         "compiler": compiler.version,
@@ -187,12 +186,8 @@ def build(job: Job) -> tuple[Built, bytes, str]:
     wanted = job.identity
     compiler = hip_compiler.compiler(wanted["arch"])
 
-    def compiled() -> tuple[bytes, str]:
-        options = (*wanted["options"], *(f"-I{f}" for f in job.payload["folders"]))
-        return compiler.library(wanted["source"], options, COMPILE_SECONDS), ""
-
-    parts = (wanted[k] for k in ("arch", "source", "options", "compiler", "headers"))
-    code, _ = _instances.library("\n".join(map(str, parts)), compiled)
+    options = (*wanted["options"], *(f"-I{f}" for f in job.payload["folders"]))
+    code = compiler.library(wanted["source"], options, COMPILE_SECONDS)
     kernels = code_object.read(offload_bundle.device_code(code, wanted["arch"]))
     built = Built(
         job.config,

@@ -30,7 +30,12 @@ TEMPLATES = {  # mainloop, epilogue, scheduler
     "stream_k": ("KernelTmaWarpSpecializedCooperative", "TmaWarpSpecializedCooperative", "StreamKScheduler"),
 }
 _HEADER = "cutlass/gemm/collective/collective_builder.hpp"
-_TYPES = {"bf16": "cutlass::bfloat16_t", "fp16": "cutlass::half_t", "fp32": "float", "fp8e4m3fn": "cutlass::float_e4m3_t"}
+_TYPES = {
+    "bf16": "cutlass::bfloat16_t",
+    "fp16": "cutlass::half_t",
+    "fp32": "float",
+    "fp8e4m3fn": "cutlass::float_e4m3_t",
+}
 _OUTPUTS = {"bf16": ("bf16", "fp32"), "fp16": ("fp16", "fp32"), "fp8e4m3fn": ("bf16", "fp16")}
 _ALIGN = 16  # bytes: what the tensor memory accelerator wants of every row
 _RUN_TIME = ("split_k", "group_m", "raster")
@@ -154,7 +159,11 @@ def source(config: Config, problem: Problem, target: Target) -> str:
     bias = "" if problem.bias == "none" else _TYPES[problem.bias_dtype.name]
     # The library says row for one value per row of the kernel's C, which may be the transpose of ours.
     along = "Row" if (problem.bias == "m") != swapped else "Col"
-    fusion = f"LinCombPer{along}Bias<OperandD, float, {bias}, void, float>" if bias else "LinearCombination<OperandD, float, void, float>"
+    fusion = (
+        f"LinCombPer{along}Bias<OperandD, float, {bias}, void, float>"
+        if bias
+        else "LinearCombination<OperandD, float, void, float>"
+    )
     return _instances.render(
         "cutlass/sm90.j2",
         name=_instances.at_run_time(config, _RUN_TIME).name,
@@ -197,7 +206,6 @@ def job(config: Config, problem: Problem, target: Target, module: str) -> Job:
         "backend": "cutlass",
         "arch": target.name,
         "lds": target.lds_bytes,
-        "config": config.name,
         "source": source(config, problem, target),
         "options": list(_OPTIONS),
         "compiler": _version(),
@@ -216,17 +224,13 @@ def build(job: Job) -> tuple[Built, bytes, str]:
     """
     wanted = job.identity
 
-    def compiled() -> tuple[bytes, str]:
-        with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
-            file, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.so"
-            file.write_text(wanted["source"])
-            command = [_nvcc(), *wanted["options"], "-I", job.payload["include"], "-shared", "-Xcompiler", "-fPIC"]
-            said = toolchain.run([*command, str(file), "-o", str(out)], COMPILE_SECONDS)
-            shared = ctypes.CDLL(str(out)).shared_bytes()  # dynamic: the assembler does not know of it
-            return out.read_bytes(), f"{said}\n{shared} bytes of shared memory"
-
-    parts = (wanted[k] for k in ("arch", "source", "options", "compiler", "headers"))
-    code, said = _instances.library("\n".join(map(str, parts)), compiled)
+    with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
+        file, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.so"
+        file.write_text(wanted["source"])
+        command = [_nvcc(), *wanted["options"], "-I", job.payload["include"], "-shared", "-Xcompiler", "-fPIC"]
+        said = toolchain.run([*command, str(file), "-o", str(out)], COMPILE_SECONDS)
+        shared: int = ctypes.CDLL(str(out)).shared_bytes()  # dynamic: the assembler does not know of it
+        code = out.read_bytes()
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", said)]
     built = Built(
         job.config,
@@ -234,7 +238,7 @@ def build(job: Job) -> tuple[Built, bytes, str]:
         symbol="run",
         registers=max((int(n) for n in re.findall(r"Used (\d+) registers", said)), default=0),
         spills=max(spills, default=0),
-        shared=max((int(n) for n in re.findall(r"(\d+) bytes of shared memory", said)), default=0),
+        shared=shared,
         threads=job.config.num_warps * 32,
         launch={"parameters": [list(p) for p in wanted["parameters"]]},
     )

@@ -35,6 +35,8 @@ _LAYOUT = (
     ":32-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024-v2048:2048-n32:64-S32-A5-G1-ni"
     ":7:8:9"
 )
+# clang wants to see a HIP before it finds its own headers for it; which one it is changes nothing.
+_VERSION = "HIP_VERSION_MAJOR=7\nHIP_VERSION_MINOR=1\nHIP_VERSION_PATCH=0\n"
 _HALF = """#pragma once
 #include <hip/hip_runtime.h>
 // The half-precision functions that headers written for ROCm expect, as the compiler has them.
@@ -95,14 +97,22 @@ def compiler(arch: str) -> HipCompiler:
         raise UnavailableError(f"clang without ROCm compiles for {', '.join(_ISA)}, not {arch}")
     version = first_line([clang, "--version"])
     glue = _glue(clang, arch, libraries[0], version)
-    command = [clang, "-x", "hip", f"--offload-arch={arch}", f"--rocm-device-lib-path={glue}", "-no-hip-rt"]
+    command = [
+        clang,
+        "-x",
+        "hip",
+        f"--offload-arch={arch}",
+        f"--rocm-device-lib-path={glue}",
+        f"--rocm-path={glue}",
+        "-no-hip-rt",
+    ]
     command += [f"-I{glue}", "-isystem", str(headers[0]), "-D__HIP_PLATFORM_AMD__=1"]
     return HipCompiler(tuple(command), version)
 
 
 def _glue(clang: str, arch: str, libraries: Path, version: str) -> Path:
     """Folder of the device libraries and the header that a ROCm would have beside its compiler."""
-    key = hashlib.sha256(f"{version} {arch} {libraries} {_LAYOUT} {_HALF}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{version} {arch} {libraries} {_LAYOUT} {_VERSION} {_HALF}".encode()).hexdigest()[:16]
     place = settings.cache_folder() / f"hip-{key}"
     if place.is_dir():
         return place
@@ -110,6 +120,8 @@ def _glue(clang: str, arch: str, libraries: Path, version: str) -> Path:
     fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
     for name in ("ocml.bc", "ockl.bc"):
         (fresh / name).symlink_to(libraries / name)
+    (fresh / "share/hip").mkdir(parents=True)
+    (fresh / "share/hip/version").write_text(_VERSION)
     (fresh / "hip").mkdir()
     (fresh / "hip/hip_fp16.h").write_text(_HALF)
     constants = {f"oclc_isa_version_{arch[3:]}": ("ISA_version", "i32", _ISA[arch])}

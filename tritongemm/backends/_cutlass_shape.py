@@ -9,7 +9,7 @@ from tritongemm.rules import Rule
 from tritongemm.target import Target
 
 GROUP_ROWS = 64  # of C a warp group computes with one matrix instruction
-_MOST_ACCUMULATORS = 128  # of a thread: more leave too few registers for the rest
+_MOST_ACCUMULATORS = 192  # of a thread: more leave too few of its registers for the rest
 _BARRIERS = 1024
 
 
@@ -32,21 +32,34 @@ def stage_bytes(config: Config, problem: Problem) -> int:
 
 def epilogue_bytes(config: Config, problem: Problem) -> int:
     """Shared memory C leaves through: four parts of a tile, 32 columns of each warp group's 64 rows."""
-    groups = 1 if config.template == "pingpong" else 2
     m, n, _ = tile(config)
-    return 4 * min(m, groups * GROUP_ROWS) * min(n, 32) * problem.c.bytes + _BARRIERS
+    return 4 * min(m, groups(config) * GROUP_ROWS) * min(n, 32) * problem.c.bytes + _BARRIERS
+
+
+def groups(config: Config) -> int:
+    """Warp groups that share a tile."""
+    return {"single": 1, "pingpong": 1}.get(config.template, 2)
 
 
 def _groups(config: Config, problem: Problem, target: Target) -> str | None:
-    rows = tile(config)[0]
-    least = GROUP_ROWS if config.template == "pingpong" else 2 * GROUP_ROWS
-    return f"{rows} rows < {least} of the warp groups that share a tile" if rows < least else None
+    rows, shared = tile(config)[0], groups(config) * GROUP_ROWS
+    if rows % shared:
+        return f"{rows} rows for warp groups that take {shared}"
+    warps = 4 * (2 if config.template == "single" else 3)
+    return f"{config.num_warps} warps, {config.template} has {warps}" if config.num_warps != warps else None
 
 
 def _accumulators(config: Config, problem: Problem, target: Target) -> str | None:
-    groups = 1 if config.template == "pingpong" else 2
-    held = config.block_m * config.block_n // (groups * 128)
+    held = config.block_m * config.block_n // (groups(config) * 128)
     return f"{held} accumulators > {_MOST_ACCUMULATORS}" if held > _MOST_ACCUMULATORS else None
+
+
+def _alone(config: Config, problem: Problem, target: Target) -> str | None:
+    """With one tile for each program, the second of pingpong's groups would idle."""
+    tiles = cdiv(problem.m, config.block_m) * cdiv(problem.n, config.block_n)
+    if config.template != "pingpong" or tiles > target.compute_units or tile(config)[0] % (2 * GROUP_ROWS):
+        return None
+    return f"{tiles} tiles for two turns on each of {target.compute_units} SMs"
 
 
 def _stages(config: Config, problem: Problem, target: Target) -> str | None:
@@ -80,24 +93,30 @@ def _swizzle(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def _narrow(config: Config, problem: Problem, target: Target) -> str | None:
-    """A kernel tile of fewer than 64 columns reads more than it multiplies, unless C has no more."""
-    columns, have = tile(config)[1], problem.m if config.option("swap_ab") else problem.n
-    return f"{columns} columns of {have}" if columns < min(64, have) else None
+    """Fewer than 64 columns read more than they multiply, unless C has no more, or wider tiles would leave SMs idle."""
+    swapped = config.option("swap_ab")
+    columns, have = tile(config)[1], problem.m if swapped else problem.n
+    if columns >= min(64, have):
+        return None
+    other = cdiv(problem.n, config.block_n) if swapped else cdiv(problem.m, config.block_m)
+    wide = cdiv(have, 64) * other
+    return f"{columns} columns, where 64 make {wide} tiles" if wide >= target.compute_units else None
 
 
 def preference(config: Config) -> tuple[int, ...]:
-    """Orders instances of one tile: clusters share their reads, so pairs come before single programs."""
-    return (
-        -config.option("cluster_m") - config.option("cluster_n"),
-        ("pingpong", "cooperative", "stream_k").index(config.template),
-        -config.option("cluster_m"),
-    )
+    """Orders instances of one tile. Clusters share what they read, which large tiles gain from; few small tiles rather
+    lose SMs to them, because a cluster needs its SMs side by side."""
+    programs = config.option("cluster_m") * config.option("cluster_n")
+    large = config.block_m * config.block_n >= 128 * 128
+    kind = ("pingpong", "cooperative", "single", "stream_k").index(config.template)
+    return -programs if large else programs, kind, -config.option("cluster_m")
 
 
 RULES = (
     Rule("warp_groups", _groups),
     Rule("swap_ab", _swap),
     Rule("accumulators", _accumulators),
+    Rule("alone", _alone),
     Rule("stages", _stages),
     Rule("narrow", _narrow),
     Rule("cluster", _cluster),

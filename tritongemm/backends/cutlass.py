@@ -39,7 +39,8 @@ _TYPES = {
 _OUTPUTS = {"bf16": ("bf16", "fp32"), "fp16": ("fp16", "fp32"), "fp8e4m3fn": ("bf16", "fp16")}
 _ALIGN = 16  # bytes: what the tensor memory accelerator wants of every row
 _RUN_TIME = ("split_k", "group_m", "raster")
-_OPTIONS = ("-std=c++17", "-O3", "-DNDEBUG", "-gencode", "arch=compute_90a,code=sm_90a", "--expt-relaxed-constexpr",
+# Extended shapes: a tile of 80, 112, 160 … columns is one matrix instruction wide, not several.
+_OPTIONS = ("-std=c++17", "-O3", "-DNDEBUG", "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED", "-gencode", "arch=compute_90a,code=sm_90a", "--expt-relaxed-constexpr",
             "-Xptxas", "-v", "-cudart", "static", "-diag-suppress", "20013,20015,20012")  # fmt: skip
 _PARAMETERS = [
     *((n, "pointer") for n in ("a", "b", "c")),

@@ -1,0 +1,227 @@
+"""CUTLASS instances: their space, their text and their calls; and host calls of a small library."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from tritongemm import target
+from tritongemm.backends import _cutlass_shape, _instances, cutlass
+from tritongemm.compile import Cache, Compiler
+from tritongemm.config import Config
+from tritongemm.errors import DriverError, UnavailableError
+from tritongemm.hip_ext import toolchain
+from tritongemm.hip_ext.shared_object import PreparedCall
+from tritongemm.launch import Buffer, HostCall, Param
+from tritongemm.problem import Problem
+
+SM90 = target.load("sm90")
+BF16 = Problem(1024, 4096, 4096, "bf16", "bf16", "bf16", True, False)
+NAME = "cutlass.pingpong__bm128__bn128__bk64__gm1__sk1__w12__s6__cluster_m2__cluster_n1__raster0__swap_ab0"
+SWAPPED = "cutlass.single__bm16__bn64__bk128__gm1__sk1__w8__s8__cluster_m1__cluster_n2__raster0__swap_ab1"
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    """A folder that passes for CUTLASS, and an nvcc that refuses."""
+    for name in (cutlass._HEADER, "cutlass/version.h"):
+        (tmp_path / "include" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "include" / name).write_text("")
+    nvcc = tmp_path / "bin/nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo release 0 && exit\necho "kernel.cu(3): error: no" >&2\nexit 1\n'
+    )
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUTLASS_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{nvcc.parent}:/usr/bin:/bin")
+    for cached in (cutlass._nvcc, cutlass._version):
+        cached.cache_clear()
+    yield tmp_path
+    for cached in (cutlass._nvcc, cutlass._version):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("layout", ["TN", "NT"])
+@pytest.mark.parametrize(
+    "size", [(1, 4096, 4096), (64, 4096, 4096), (1024, 1280, 8192), (4096, 4096, 4096), (200, 328, 1096)]
+)
+def test_every_size_has_instances_that_render(layout, size):
+    rows = layout == "TN"
+    m = size[0] if rows else -(-size[0] // 8) * 8  # column-major rows of A are of M
+    problem = Problem(m, *size[1:], "bf16", "bf16", "bf16", rows, not rows)
+    configs = cutlass.configs(problem, SM90)
+    assert configs
+    section = target.space_file("sm90")["cutlass"]
+    assert len({_instances.at_run_time(c, section["run_time"]) for c in configs}) <= section["limit"]
+    for config in configs:
+        assert Config.parse(config.name) == config
+        assert cutlass.check(config, problem, SM90) is None
+        used = config.num_stages * _cutlass_shape.stage_bytes(config, problem)
+        assert used + _cutlass_shape.epilogue_bytes(config, problem) <= SM90.lds_bytes
+        assert f"StageCount<{config.num_stages}>" in cutlass.source(config, problem, SM90)
+
+
+def test_a_swapped_kernel_computes_the_transpose():
+    text = cutlass.source(Config.parse(SWAPPED), replace(BF16, bias="n"), SM90)
+    for line in (
+        "using TileShape = Shape<_64, _16, _128>;",
+        "using ClusterShape = Shape<_2, _1, _1>;",
+        "using LayoutX = cutlass::layout::RowMajor;",
+        "using LayoutY = cutlass::layout::ColumnMajor;",
+        "using LayoutD = cutlass::layout::ColumnMajor;",
+        "LinCombPerRowBias<",
+        "{N, M, K, 1},",
+    ):
+        assert line in text, line
+    plain = cutlass.source(Config.parse(NAME), replace(BF16, bias="n"), SM90)
+    for line in (
+        "Shape<_128, _128, _64>",
+        "Shape<_2, _1, _1>",
+        "using LayoutD = cutlass::layout::RowMajor;",
+        "LinCombPerColBias<",
+        "{M, N, K, 1},",
+    ):
+        assert line in plain, line
+
+
+@pytest.mark.parametrize(
+    ("problem", "facts", "reason"),
+    [
+        (BF16, target.load("gfx942"), "not gfx942"),
+        (BF16, target.load("sm100"), "not sm100"),
+        (replace(BF16, k=4095), SM90, "lda 4095: rows must start at multiples of 16 bytes"),
+        (replace(BF16, n=4095), SM90, "ldc 4095"),
+        (replace(BF16, dtype_c="fp16"), SM90, "bf16 or fp32 here, not fp16"),
+        (Problem(64, 64, 64, "fp8e4m3fn", "fp8e4m3fn", "bf16"), SM90, "contiguous along K"),
+        (Problem(64, 64, 64, "int8", "int8", "int32"), SM90, "give nothing here"),
+    ],
+)
+def test_problems_it_can_not_compute(problem, facts, reason):
+    assert reason in (cutlass.refusal(problem, facts) or "")
+    assert cutlass.configs(problem, facts) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (NAME.replace("pingpong", "cooperative").replace("bm128", "bm64"), "64 rows for warp groups that take 128"),
+        (NAME.replace("sk1", "sk2"), "pingpong does not share tiles"),
+        (NAME.replace("w12", "w8"), "8 warps, pingpong has 12"),
+        (NAME.replace("pingpong", "simple"), "no template simple"),
+    ],
+)
+def test_reasons(name, reason):
+    assert reason in (cutlass.check(Config.parse(name), BF16, SM90) or "")
+
+
+def test_what_a_binary_depends_on(tools):
+    config = Config.parse(NAME)
+
+    def digest(problem=BF16, **changed) -> str:
+        return cutlass.job(replace(config, **changed), problem, SM90, "").digest
+
+    assert digest() == digest(replace(BF16, m=7, n=64, k=8192)) == digest(group_m=4)
+    others = [
+        digest(replace(BF16, bias="n")),
+        digest(replace(BF16, row_major_b=True)),
+        digest(replace(BF16, dtype_c="fp32")),
+        digest(num_stages=5),
+    ]
+    assert len({digest(), *others}) == 1 + len(others)
+
+
+def test_the_call_names_its_choices():
+    config = replace(Config.parse(NAME), template="stream_k", split_k=3, group_m=1)
+    built = cutlass.Built(config, "", "k.so", launch={"parameters": [list(p) for p in cutlass._PARAMETERS]})
+    call = cutlass.launch(built, replace(BF16, m=130, n=264), SM90)
+    values = {n: p.value for (n, _), p in zip(cutlass._PARAMETERS, call.params, strict=True)}
+    assert (values["splits"], values["swizzle"], values["sm_count"], values["ldb"]) == (3, 1, 132, 4096)
+    tiles = 2 * 3
+    assert call.buffers == (Buffer("workspace", values["workspace_bytes"]),)
+    assert values["workspace_bytes"] >= tiles * (4 * 128 * 128 + 8)
+
+
+def test_missing_tools_are_named(tools, tmp_path, monkeypatch):
+    assert cutlass.unavailable() is None
+    monkeypatch.setenv("CUTLASS_DIR", str(tmp_path / "nowhere"))
+    assert f"nowhere (CUTLASS_DIR) lacks include/{cutlass._HEADER}" in (cutlass.unavailable() or "")
+
+
+def test_a_compile_error_is_a_value(tools, tmp_path):
+    compiler = Compiler(Cache(tmp_path / "cache"), 1)
+    try:
+        built = compiler.build(cutlass.job(Config.parse(NAME), BF16, SM90, ""))
+    finally:
+        compiler.close()
+    assert (built.status, built.reason) == (
+        "compile_failed",
+        "InputError: nvcc refuses the source: kernel.cu(3): error: no",
+    )
+
+
+def test_a_compiler_that_hangs_is_stopped():
+    with pytest.raises(Exception, match="took more than 0.2 s"):
+        toolchain.run(["sleep", "5"], 0.2)
+
+
+LIBRARY = """
+#include <stdint.h>
+static long long seen[5];
+long long* last(void) { return seen; }
+const char* message(int code) { return code == 7 ? "misaligned operand" : "other"; }
+int run(void* a, int32_t m, int64_t bytes, void* stream, float scale) {
+    seen[0] = (long long)a; seen[1] = m; seen[2] = bytes; seen[3] = (long long)stream; seen[4] = (long long)(scale * 100);
+    return a ? 0 : 7;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> str:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "l.c").write_text(LIBRARY)
+    subprocess.run([compiler, "-shared", "-fPIC", str(folder / "l.c"), "-o", str(folder / "l.so")], check=True)
+    return str(folder / "l.so")
+
+
+def call(path: str, symbol: str = "run", runtime: str = "") -> HostCall:
+    params = (
+        Param("pointer", "a"),
+        Param("i32", 5),
+        Param("i64", 2**40),
+        Param("pointer", "stream"),
+        Param("f32", 0.25),
+    )
+    return HostCall(path, symbol, params, (), runtime)
+
+
+def test_host_calls_pass_their_arguments(library):
+    prepared = PreparedCall(call(library), {"a": 0x1000})
+    prepared.launch(0x77)
+    last = ctypes.CDLL(library).last
+    last.restype = ctypes.POINTER(ctypes.c_longlong)
+    assert last()[:5] == [0x1000, 5, 2**40, 0x77, 25]
+    prepared.setter("a")(0x2000)
+    prepared.setter("nothing")(1)
+    prepared.launch(0x78)
+    assert last()[:5] == [0x2000, 5, 2**40, 0x78, 25]
+
+
+def test_what_a_host_call_refuses_is_named(library, tmp_path):
+    with pytest.raises(DriverError, match="misaligned operand") as refused:
+        PreparedCall(call(library), {}).launch(0)
+    assert (refused.value.name, refused.value.code) == ("MISALIGNED_OPERAND", 7)
+    with pytest.raises(DriverError, match="SYMBOL_NOT_FOUND"):
+        PreparedCall(call(library, "walk"), {})
+    with pytest.raises(UnavailableError, match="absent.so does not load"):
+        PreparedCall(call(str(tmp_path / "absent.so")), {})
+    with pytest.raises(UnavailableError, match="does not load: libabsent.so"):
+        PreparedCall(call(library, runtime="libabsent.so"), {})

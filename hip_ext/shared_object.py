@@ -51,7 +51,7 @@ class PreparedCall:
             self._message: Callable[[int], bytes | None] = library.message
         except AttributeError as error:
             raise DriverError("dlsym", 1, "SYMBOL_NOT_FOUND", f"{call.path}: {error}") from None
-        self._message.restype = ctypes.c_char_p  # type: ignore[attr-defined]
+        self._message.restype = ctypes.c_char_p
         self._arguments = [
             _TYPES[p.kind](addresses.get(str(p.value), 0) if p.kind == "pointer" else p.value) for p in call.params
         ]
@@ -72,10 +72,11 @@ class PreparedCall:
         """Queue the kernels on a stream.
 
         Raises:
-            DriverError: the function refuses, or a kernel can't be started; carries its message.
+            DriverError: the function refuses (``REFUSED``), or a kernel can't be started; carries its message.
         """
         self._stream.value = stream
         code = self._function(*self._arguments)
         if code:
             text = (self._message(code) or b"").decode(errors="replace")
-            raise DriverError(self._symbol, code, text.upper().replace(" ", "_") or "ERROR", text)
+            name = "REFUSED" if code < 0 else text.upper().replace(" ", "_") or "ERROR"
+            raise DriverError(self._symbol, code, name, text)

@@ -130,7 +130,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class HostCall:
-    """One call of a C function that queues kernels on a stream: ``int symbol(params…)``, 0 where it did.
+    """One call of a C function that queues kernels on a stream: ``int symbol(params…)``, 0 where it did, less where it
+    refuses, a code of the GPU's runtime where that failed.
 
     The call may be captured into a graph: it neither waits nor allocates. ``const char* message(int)`` in the same
     library explains what it returns instead of 0.

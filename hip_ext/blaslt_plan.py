@@ -175,12 +175,21 @@ class Plan:
             algorithm: one of this plan's.
             a, b, c, d: addresses; C may be D, or 0 where it is not added and cuBLASLt runs.
         """
+        return partial(self.caller(algorithm, add), a, b, c, d)
+
+    def caller(self, algorithm: Algorithm, add: bool = False) -> Callable[[int, int, int, int, int, int], int]:
+        """As `prepare`, for operands that move: the call takes the addresses of A, B, C, D and the workspace as well."""
         la, lb, lc, ld = self._layouts
         raw, beta = ctypes.create_string_buffer(algorithm.raw, len(algorithm.raw)), self._one if add else self._zero
-        head = (self._handle, self._desc, byref(self._one), a, la, b, lb, byref(beta), c or None, lc, d, ld, raw)
-        return partial(_launch, self, self.library.calls["Matmul"], head, algorithm.workspace)
+        head, middle, tail, need = (self._handle, self._desc, byref(self._one)), byref(beta), raw, algorithm.workspace
+        # The descriptors live as long as the plan, which must live as long as the call.
+        call, plan = self.library.calls["Matmul"], self
 
+        def launch(a: int, b: int, c: int, d: int, workspace: int, stream: int, plan: Plan = plan) -> int:
+            return call(*head, a, la, b, lb, middle, c or None, lc, d, ld, tail, workspace, need, stream)
 
-def _launch(plan: Plan, call: Callable[..., int], head: tuple[Any, ...], need: int, workspace: int, stream: int) -> int:
-    # `plan` rides along so that its descriptors live as long as the call
-    return call(*head, workspace, need, stream)
+        return launch
+
+    def move_bias(self, address: int) -> None:
+        """Take the bias from another address from now on."""
+        self._set("MatmulDesc", self._desc, self._table.desc["bias"], c_uint64(address))

@@ -1,4 +1,4 @@
-"""One tuned kernel ready to be called again and again from one thread."""
+"""One tuned kernel, or algorithm of a library, ready to be called again and again from one thread."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ import torch
 from torch import Tensor
 
 from tritongemm.fallback import linear
-from tritongemm.hip_ext import serving
 
 if TYPE_CHECKING:
     from tritongemm.scratch import Scratch
-    from tritongemm.served import Kernel, Served
+    from tritongemm.served import Kernel, Library, Served
 
 _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 _capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 _current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 _empty: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 _ALIGN = 15  # addresses are known to the compiler as multiples of 16
-_PLACE = 1 << 20  # any aligned address: a tensor map is moved before it is used
 
 
 class Call:
     """A launch whose addresses are patched; belongs to one thread.
 
     Args:
-        kernel: the loaded kernel.
+        kernel: the loaded kernel, or the library's algorithm.
         served: its device.
         shape: of the result.
         dtype: of the result.
@@ -54,46 +52,20 @@ class Call:
         "_workspace",
     )
 
-    def __init__(self, kernel: Kernel, served: Served, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        launch = kernel.launch
+    def __init__(self, kernel: Kernel | Library, served: Served, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._shape, self._dtype, self._index = shape, dtype, served.index
         self._device = served.place
         self._alone = torch.cuda.device_count() <= 1
         self._workspace = kernel.bytes("workspace")
-        self._scratch = served.scratch if kernel.launch.buffers else None
+        self._scratch = served.scratch if kernel.bytes("workspace") or kernel.bytes("semaphore") else None
         self._pair: tuple[int, int] | None = None
         self._empty = self._allocator()
         served.device.make_current()
-        maps: dict[int, serving.MovingMap] = {}
-        for index, p in enumerate(launch.params):
-            if p.kind == "tma":
-                data = served.device.tensor_map(_PLACE, p.elem_type, p.elem_size, p.shape, p.stride, p.box, p.swizzle)
-                maps[index] = serving.MovingMap(served.device.api, data)
-        offsets = launch.offsets()
-        packed = launch.pack({}, {i: bytes(m.data) for i, m in maps.items()})
-        prepared = kernel.function.prepare(
-            launch.grid, launch.block, launch.shared, packed, launch.cluster, offsets if maps else (), launch.overlap
-        )
-        self._launch = prepared.launch
+        bound = kernel.bind(served.device)
+        self._launch = bound.launch
         self._last = [0, 0, 0, 0]
-
-        def setter(name: str) -> Callable[[int], None]:
-            at = [i for i, p in enumerate(launch.params) if p.kind in ("pointer", "tma") and p.value == name]
-            # A missing bias stands as a second pointer to C that the kernel never reads.
-            if name == "c":
-                at = at[:1]
-            if not at:
-                return lambda address: None
-            (index,) = at
-            offset = offsets[index]
-            if index in maps:
-                move, put_bytes = maps[index].move, prepared.set_bytes
-                return lambda address: put_bytes(offset, move(address))  # type: ignore[arg-type]
-            put = prepared.set_pointer
-            return lambda address: put(offset, address)
-
-        self._put_a, self._put_b, self._put_c, self._put_bias = map(setter, ("a", "b", "c", "bias"))
-        self._put_workspace, self._put_semaphore = setter("workspace"), setter("semaphore")
+        self._put_a, self._put_b, self._put_c, self._put_bias = map(bound.put, ("a", "b", "c", "bias"))
+        self._put_workspace, self._put_semaphore = bound.put("workspace"), bound.put("semaphore")
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
         """The result in new memory, in order of x's device's current stream; PyTorch's where an operand does not fit."""

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tritongemm import settings
+from tritongemm.bound import Bound
 from tritongemm.errors import TritonGemmError
-from tritongemm.hip_ext import driver
+from tritongemm.hip_ext import driver, serving
 from tritongemm.launch import Launch
 from tritongemm.problem import Problem
 from tritongemm.record import Record
 from tritongemm.scratch import Scratch
 
 if TYPE_CHECKING:
+    from tritongemm.backends._blaslt_served import Solution
     from tritongemm.compile import Cache
     from tritongemm.target import Target
     from tritongemm.trial import Built
 
 
 LAUNCHED = ("triton", "asm")  # backends whose winners are code objects and `Launch`es
+LIBRARY = "blaslt"  # the one whose winners are algorithms of a library
+_PLACE = 1 << 20  # any aligned address: a tensor map is moved before it is used
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,56 @@ class Kernel:
     def bytes(self, buffer: str) -> int:
         """Bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
         return sum(b.bytes for b in self.launch.buffers if b.name == buffer)
+
+    def bind(self, device: driver.Device) -> Bound:
+        """A launch for one thread."""
+        launch = self.launch
+        maps: dict[int, serving.MovingMap] = {}
+        for index, p in enumerate(launch.params):
+            if p.kind == "tma":
+                data = device.tensor_map(_PLACE, p.elem_type, p.elem_size, p.shape, p.stride, p.box, p.swizzle)
+                maps[index] = serving.MovingMap(device.api, data)
+        offsets = launch.offsets()
+        packed = launch.pack({}, {i: bytes(m.data) for i, m in maps.items()})
+        prepared = self.function.prepare(
+            launch.grid, launch.block, launch.shared, packed, launch.cluster, offsets if maps else (), launch.overlap
+        )
+
+        def place(index: int) -> Callable[[int], None]:
+            offset = offsets[index]
+            if index in maps:
+                move, put_bytes = maps[index].move, prepared.set_bytes
+                return lambda address: put_bytes(offset, move(address))  # type: ignore[arg-type]
+            put = prepared.set_pointer
+            return lambda address: put(offset, address)
+
+        places: dict[str, Callable[[int], None]] = {}
+        for index, p in enumerate(launch.params):
+            if p.kind in ("pointer", "tma") and p.value:
+                # A missing bias stands as a second pointer to C that the kernel never reads.
+                places.setdefault(str(p.value), place(index))
+        return Bound(places, prepared.launch)
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library's algorithm that won, on a device.
+
+    Attributes:
+        record: the result that chose it.
+        solution: the algorithm in the library that is here.
+    """
+
+    record: Record
+    solution: Solution
+
+    def bytes(self, buffer: str) -> int:
+        """Bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
+        return self.solution.workspace if buffer == "workspace" else 0
+
+    def bind(self, device: driver.Device) -> Bound:
+        """A launch for one thread."""
+        return self.solution.bind()
 
 
 def moved(record: Record) -> bool:
@@ -116,8 +170,8 @@ class Served:
     Attributes:
         index, place: the device, as PyTorch counts and names it.
         arch: the device's architecture.
-        kernels: the loaded kernel of each problem that a kernel won, or why there is none.
-        scratch: for kernels whose programs share a tile; None if there are none.
+        kernels: what is launched for each problem that a kernel or an algorithm won, or why there is none.
+        scratch: for those that need a workspace or counters; None if there are none.
     """
 
     def __init__(self, index: int, records: dict[tuple[str, Problem], Record], former: Served | None = None) -> None:
@@ -126,26 +180,45 @@ class Served:
         vendor = driver.present()
         assert vendor is not None, "PyTorch sees a GPU, its driver does not"
         self.index, self.place = index, torch.device("cuda", index)
-        self.kernels: dict[Problem, Kernel | str] = {}
+        self.kernels: dict[Problem, Kernel | Library | str] = {}
         self.scratch: Scratch | None = former.scratch if former else None
         with torch.cuda.device(index):
             torch.zeros(1, device=self.place)  # starts PyTorch's context before ours is made current
             self.device: driver.Device = driver.open(vendor).device(index)
             self.arch = self.device.arch
             mine = [r for (target, _), r in records.items() if target == self.arch and is_kernel(r)]
-            if mine:
-                self._load(mine)
+            self._load([r for r in mine if r.winner in LAUNCHED])
+            self.kernels |= {r.problem: self._library(r) for r in mine if r.winner == LIBRARY}
+            self._share()
 
     def _load(self, records: Sequence[Record]) -> None:
         from tritongemm import machine
         from tritongemm.compile import Cache
 
+        if not records:
+            return
         target = machine.find(None, str(self.index)).target
         ready = launches(records, target, Cache(settings.cache_folder()))
         by_problem = {r.problem: r for r in records}
         for problem, launch in ready.items():
             self.kernels[problem] = launch if isinstance(launch, str) else self._kernel(by_problem[problem], launch)
-        loaded = [k for k in self.kernels.values() if isinstance(k, Kernel)]
+
+    def _library(self, record: Record) -> Library | str:
+        from tritongemm import registry
+
+        reason = registry.unavailable("backends", LIBRARY)
+        if reason:
+            return reason
+        from tritongemm.backends._blaslt_served import Solution
+
+        try:
+            return Library(record, Solution(record.problem, record.config, self.index))
+        except (TritonGemmError, LookupError) as error:
+            return str(error)
+
+    def _share(self) -> None:
+        """Provide the memory that the kernels share, and check those that were tuned with other tools."""
+        loaded = [k for k in self.kernels.values() if not isinstance(k, str)]
         need = [max((k.bytes(b) for k in loaded), default=0) for b in ("workspace", "semaphore")]
         if any(need) and not (self.scratch and self.scratch.holds(*need)):
             self.scratch = Scratch(self.device, *need)
@@ -162,7 +235,7 @@ class Served:
         except (TritonGemmError, OSError) as error:
             return str(error)
 
-    def _check(self, kernel: Kernel) -> str | None:
+    def _check(self, kernel: Kernel | Library) -> str | None:
         """Run a kernel whose toolchain moved on random operands; why it is not to be trusted, or None."""
         import torch
 
@@ -185,5 +258,6 @@ class Served:
 
 
 def is_kernel(record: Record) -> bool:
-    """Whether a kernel that we launch from its code object, measured and not predicted, won."""
-    return record.winner == record.config.backend and record.winner in LAUNCHED and record.timer != "model"
+    """Whether a kernel that we launch, or an algorithm that we ask for, won, measured and not predicted."""
+    known = record.winner in (*LAUNCHED, LIBRARY)
+    return record.winner == record.config.backend and known and record.timer != "model"

@@ -8,6 +8,7 @@ import itertools
 import logging
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ import torch
 
 from tritongemm import registry, target, timing, workbench
 from tritongemm.backends import blaslt as backend
+from tritongemm.backends._blaslt_served import Solution
 from tritongemm.config import Config
-from tritongemm.errors import DriverError, UnavailableError
+from tritongemm.errors import DriverError, TritonGemmError, UnavailableError
 from tritongemm.hip_ext import blaslt, blaslt_tables, blaslt_variants, driver
 from tritongemm.hip_ext.blaslt import Matmul, Matrix
 from tritongemm.hip_ext.blaslt_plan import Plan
@@ -42,7 +44,7 @@ def built(tmp_path_factory):
 def library(request, built, tmp_path, monkeypatch):
     copy = shutil.copy(built / f"{request.param}.so", tmp_path / "blaslt.so")  # its state starts afresh
     found = blaslt.Library(blaslt_tables.TABLES[request.param], ctypes.CDLL(str(copy)))
-    monkeypatch.setattr(backend, "_library", lambda: found)
+    monkeypatch.setattr(backend, "library", lambda: found)
     monkeypatch.setattr(backend, "_vendor", lambda: request.param)
     monkeypatch.setattr(backend, "_stream", lambda device: 0)
     yield found
@@ -145,6 +147,27 @@ def test_algorithms_become_configs_that_find_their_way_back(library):
         torch.testing.assert_close(c, expected(problem, a, b, bias))
 
 
+@pytest.mark.parametrize("bias", ["none", "n"])
+def test_an_algorithm_serves_operands_that_move(library, bias, monkeypatch):
+    problem = Problem(5, 7, 3, **F32, bias=bias, row_major_b=False)
+    a, b, given, c = operands(problem)
+    config = backend.enumerate(problem, a, b, given, c)[-1]
+    solution = Solution(problem, config, 0)
+    first, second = solution.bind(), solution.bind()
+    scratch = torch.empty(max(solution.workspace, 1), dtype=torch.uint8)
+    for bound, scale in ((first, 1), (second, 2), (first, 3)):
+        x, w, out = (a * scale).contiguous(), b.T.contiguous(), torch.full_like(c, float("nan"))
+        added = None if given is None else given * scale
+        for name, tensor in (("a", x), ("b", w), ("c", out), ("workspace", scratch), ("bias", added)):
+            bound.put(name)(0 if tensor is None else tensor.data_ptr())
+        bound.launch(0)
+        torch.testing.assert_close(out, expected(problem, x, w.T, added))
+    monkeypatch.setattr(backend, "_listed", lambda problem: [config])
+    stale = replace(config, template="no_such_kernel", options=(("algo", 999), ("index", 10**6), ("version", 1)))
+    with pytest.raises(LookupError, match="not in this version"):
+        Solution(problem, stale, 0)
+
+
 def test_a_config_the_heuristics_do_not_know_is_rebuilt_or_refused(library):
     problem = Problem(5, 7, 3, **F32)
     a, b, _, c = operands(problem)
@@ -196,7 +219,7 @@ def test_an_index_that_means_another_kernel_is_not_used(library):
     first, second, *_ = backend.enumerate(problem, a, b, None, c)
     swapped = Config(first.template, 0, 0, 0, options=second.options, backend="blaslt")
     plan, _ = backend._prepared(problem, a, b, None, c, False)
-    assert dict(backend._find(plan, swapped, backend.version()).values)["solution"] == first.option("index")
+    assert dict(backend.find(plan, swapped, backend.version()).values)["solution"] == first.option("index")
 
 
 def test_what_the_library_lacks_is_none_and_what_fails_is_named(library):
@@ -240,10 +263,10 @@ def test_scales_reach_the_library_and_descriptors_are_given_back(library):
 
 def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations():
     problem = Problem(16, 32, 64, *["fp8e4m3fn"] * 3, row_major_b=False)
-    matmul = backend._matmul(problem, (64, 64, 32), (0, 0, 0), 16, "nvidia")
+    matmul = backend.described(problem, (64, 64, 32), (0, 0, 0), 16, "nvidia")
     assert (matmul.trans, matmul.c.dtype, matmul.d.dtype) == ("TN", "fp16", "fp8e4m3fn")
-    assert backend._matmul(problem, (64, 64, 32), (0, 0, 0), 16, "amd").c.dtype == "fp8e4m3fn"
-    whole = backend._matmul(Problem(16, 32, 64, "int8", "int8", "int32"), (64, 32, 32), (0, 0, 0), 16, "amd")
+    assert backend.described(problem, (64, 64, 32), (0, 0, 0), 16, "amd").c.dtype == "fp8e4m3fn"
+    whole = backend.described(Problem(16, 32, 64, "int8", "int8", "int32"), (64, 32, 32), (0, 0, 0), 16, "amd")
     assert (whole.compute, whole.scale, whole.trans) == ("int32", "int32", "NN")
 
 
@@ -271,7 +294,7 @@ def test_a_library_that_lacks_a_symbol_is_refused_by_name(tmp_path):
         blaslt.Library(blaslt_tables.NVIDIA, ctypes.CDLL(str(path)))
 
 
-def test_the_gpu_process_is_asked_for_what_a_library_has(monkeypatch, caplog):
+def test_the_gpu_process_is_asked_for_what_a_library_has(monkeypatch):
     gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, workbench.Protocol(), 5)
     asked, config = [], Config("heuristic", 0, 0, 0, backend="blaslt")
 
@@ -287,10 +310,10 @@ def test_the_gpu_process_is_asked_for_what_a_library_has(monkeypatch, caplog):
     problem = Problem(5, 7, 3)
     assert gpu.enumerate(problem, "blaslt") == [config]
     assert (asked[0].kind, asked[0].library, asked[0].problem) == ("enumerate", "blaslt", problem)
-    with caplog.at_level(logging.WARNING):
-        assert gpu.enumerate(problem, "blaslt") == []
-        monkeypatch.setattr(registry, "unavailable", lambda kind, name: "not here")
-        assert gpu.enumerate(problem, "blaslt") == []
-    assert "UnavailableError: no library" in caplog.text and "not here" in caplog.text and len(asked) == 2
-    [candidate] = gpu._launches(problem, [Built(config, "")])
-    assert candidate == (config, None)
+    with pytest.raises(TritonGemmError, match="UnavailableError: no library"):
+        gpu.enumerate(problem, "blaslt")
+    monkeypatch.setattr(registry, "unavailable", lambda kind, name: "not here")
+    with pytest.raises(UnavailableError, match="not here"):
+        gpu.enumerate(problem, "blaslt")
+    assert len(asked) == 2
+    assert gpu._launches(problem, [Built(config, "")], "screen") == ([(config, None)], [])

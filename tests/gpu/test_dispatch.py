@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import tritongemm
 from tritongemm import settings
+from tritongemm.backends import blaslt
 from tritongemm.config import Config
 from tritongemm.dispatch import Dispatcher
 from tritongemm.families import dense
@@ -257,6 +258,29 @@ def test_gradients_autocast_and_vmap():
     assert_right("tile", out, exact)
     for out in torch.vmap(tritongemm.mm, (0, None))(x.expand(3, *x.shape), w):
         assert_right("tile", out, exact)
+
+
+@pytest.mark.parametrize("bias", ["none", "n"])
+def test_an_algorithm_of_the_library_is_served(bias):
+    p = problem(64, 512, 4096, bias)
+    a, b, given = dense.inputs(p, "cuda")
+    x, w, out = a, b.T.contiguous(), torch.empty(p.m, p.n, device="cuda", dtype=torch.bfloat16)
+    exact = dense.reference(p, a, b, given)
+    configs = blaslt.enumerate(p, a, b, given, out)
+    split = next((c for c in configs if c.split_k > 1), configs[-1])
+    for config in (configs[0], split):
+        fresh = Dispatcher()
+        fresh.load([record(p, config, winner="blaslt", library="torch")])
+        assert fresh.verdict(x, w, given, None).kind == "exact"
+        for scale in (1, 2):  # other addresses
+            moved = fresh.run(x * scale, w.clone(), None if given is None else given * scale, None)
+            assert dense.deviation(moved, exact * scale) <= dense.tolerance(p)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = fresh.run(x, w, given, None)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert dense.deviation(captured, exact) <= dense.tolerance(p)
 
 
 def test_other_records_fall_back():

@@ -58,7 +58,7 @@ def unavailable() -> str | None:
     return None
 
 
-def _library() -> blaslt.Library:
+def library() -> blaslt.Library:
     return blaslt.open(_vendor() or "nvidia")
 
 
@@ -66,7 +66,7 @@ def version() -> int:
     """Version of the library of the current device; solution indices mean the same as long as it is equal."""
     import torch
 
-    return _library().version(torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    return library().version(torch.cuda.current_device() if torch.cuda.is_available() else 0)
 
 
 def _stream(device: int) -> int:
@@ -108,7 +108,7 @@ def _plan(library: blaslt.Library, matmul: Matmul, device: int) -> Plan | None:
         raise
 
 
-def _matmul(problem: Problem, lead: Sequence[int], strides: Sequence[int], align: int, vendor: str) -> Matmul:
+def described(problem: Problem, lead: Sequence[int], strides: Sequence[int], align: int, vendor: str) -> Matmul:
     """The problem as the library sees it, without a bias; `lead` and `strides` (from matrix to matrix) of A, B, C in
     elements, `align` the bytes that their addresses are multiples of."""
     m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
@@ -132,7 +132,7 @@ def _prepared(
     problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, fast: bool
 ) -> tuple[Plan, bool] | None:
     """The plan for these operands and whether the bias is in it; None where the library has nothing."""
-    library, device = _library(), a.device.index or 0
+    opened, device = library(), a.device.index or 0
     leads, strides, align = [], [], 256
     for tensor, row_major in ((a, problem.row_major_a), (b, problem.row_major_b), (c, True)):
         outer, inner = (-2, -1) if row_major else (-1, -2)
@@ -143,13 +143,13 @@ def _prepared(
         strides.append(tensor.stride(0) if tensor.dim() == 3 else 0)
         address = tensor.data_ptr()
         align = min(align, address & -address if address else 256)
-    matmul = replace(_matmul(problem, leads, strides, align, library.table.vendor), fast=fast)
+    matmul = replace(described(problem, leads, strides, align, opened.table.vendor), fast=fast)
     if bias is not None and problem.bias == "n" and not problem.c.is_integer:
-        fused = _plan(library, replace(matmul, bias=bias.data_ptr(), bias_dtype=problem.bias_dtype.name), device)
+        fused = _plan(opened, replace(matmul, bias=bias.data_ptr(), bias_dtype=problem.bias_dtype.name), device)
         if fused:
             return fused, True
     # nothing is added to an eight-bit C
-    plan = _plan(library, matmul, device) if bias is None or problem.c.bytes > 1 else None
+    plan = _plan(opened, matmul, device) if bias is None or problem.c.bytes > 1 else None
     return (plan, bias is None) if plan else None
 
 
@@ -191,7 +191,7 @@ def _accumulations(problem: Problem) -> tuple[bool, ...]:
     return (False, True) if problem.a.is_fp8 and _vendor() == "nvidia" else (False,)
 
 
-def _find(plan: Plan, config: Config, now: int) -> Algorithm | None:
+def find(plan: Plan, config: Config, now: int) -> Algorithm | None:
     """The algorithm a config means, in this version of the library; cuBLASLt's are what their attributes say."""
     named = config.template != NAMELESS
     wanted = {n: v for n, v in config.options if n not in (*_PLACE, "fast")}
@@ -231,7 +231,7 @@ def operation(
         if prepared is None:
             return None
         plan, fused = prepared
-        algorithm = plan.algorithms[0] if config is None else _find(plan, config, version())
+        algorithm = plan.algorithms[0] if config is None else find(plan, config, version())
     if algorithm is None:
         return None
     added = c.data_ptr() if plan.matmul.c.dtype == plan.matmul.d.dtype else 0

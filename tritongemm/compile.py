@@ -22,7 +22,7 @@ from typing import Any
 
 from tritongemm import registry
 from tritongemm.config import Config
-from tritongemm.errors import InputError
+from tritongemm.errors import InputError, OutputError
 from tritongemm.trial import Built
 from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
 
@@ -73,14 +73,22 @@ class Cache:
             return None
 
     def put(self, built: Built, code: bytes, name: str) -> Built:
-        """Store an artefact; readers see all of it or nothing."""
+        """Store an artefact; readers see all of it or nothing.
+
+        Raises:
+            OSError: the folder can't be written.
+        """
         place = self.path(built.digest)
         place.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
         stored = replace(built, path=name if code else "", launch={**built.launch, "bytes": len(code)})
-        if code:
-            (fresh / name).write_bytes(code)
-        (fresh / _BUILT).write_text(json.dumps(stored.to_json()))
+        try:
+            if code:
+                (fresh / name).write_bytes(code)
+            (fresh / _BUILT).write_text(json.dumps(stored.to_json()))
+        except OSError:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
         try:
             os.rename(fresh, place)
         except OSError:  # another process was first, or a damaged entry is in the way
@@ -95,12 +103,18 @@ class Cache:
 class Builder:
     """What a compiler process does: build one job and put it into the cache."""
 
-    def __call__(self, request: tuple[Job, str]) -> Iterator[Built]:
+    def __call__(self, request: tuple[Job, str]) -> Iterator[Built | OutputError]:
         job, folder = request
         backend = registry.load("backends", job.config.backend)
         started = time.perf_counter()
         built, code, name = backend.build(job)
-        yield Cache(Path(folder)).put(replace(built, seconds=time.perf_counter() - started), code, name)
+        try:
+            yield Cache(Path(folder)).put(replace(built, seconds=time.perf_counter() - started), code, name)
+        except OSError as error:
+            yield OutputError(
+                f"compiled kernels can't be kept in {folder}: {error.strerror}; make room, or name another folder in "
+                "TRITONGEMM_CACHE, and run the same command again"
+            )
 
 
 class Compiler:
@@ -110,10 +124,11 @@ class Compiler:
         cache: where artefacts go.
         jobs: processes at a time; 0 for one per core this process may use.
         timeout: seconds one compile may take; a backend's ``COMPILE_SECONDS`` where those are more.
+        must_keep: a cache that can't be written is an error, rather than a failed config.
     """
 
-    def __init__(self, cache: Cache, jobs: int = 0, timeout: float = 60.0) -> None:
-        self.cache, self.timeout = cache, timeout
+    def __init__(self, cache: Cache, jobs: int = 0, timeout: float = 60.0, must_keep: bool = False) -> None:
+        self.cache, self.timeout, self.must_keep = cache, timeout, must_keep
         self.jobs = jobs or len(os.sched_getaffinity(0))
         self._idle: SimpleQueue[Child] = SimpleQueue()
         self._again = threading.Lock()  # second chances are given one at a time
@@ -126,7 +141,11 @@ class Compiler:
             self._idle.put(child)
 
     def build(self, job: Job) -> Built:
-        """One job, from the cache or compiled in a child; every failure is a value."""
+        """One job, from the cache or compiled in a child; every failure is a value.
+
+        Raises:
+            OutputError: the cache can't be written, and must be.
+        """
         cached = self.cache.get(job.digest)
         if cached is not None:
             return replace(cached, config=job.config, seconds=0.0)
@@ -148,14 +167,19 @@ class Compiler:
 
         Raises:
             ChildDied: instead of answering.
+            OutputError: the cache can't be written, and must be.
         """
         failed = Built(job.config, job.digest, status="compile_failed")
         backend = registry.load("backends", job.config.backend)
         limit = max(self.timeout, getattr(backend, "COMPILE_SECONDS", 0.0))
         try:
-            built: Built
-            (built,) = child.ask((job, str(self.cache.folder)), limit)
-            return replace(built, config=job.config)
+            answer: Built | OutputError
+            (answer,) = child.ask((job, str(self.cache.folder)), limit)
+            if isinstance(answer, OutputError):
+                if self.must_keep:
+                    raise answer
+                return replace(failed, reason=str(answer))
+            return replace(answer, config=job.config)
         except ChildTimeout:
             return replace(failed, status="timeout", reason=f"compile took more than {limit:g} s")
         except ChildError as error:

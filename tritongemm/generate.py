@@ -10,19 +10,33 @@ from pathlib import Path
 from tritongemm import registry
 from tritongemm.codegen import render
 from tritongemm.config import Config
+from tritongemm.errors import OutputError
 from tritongemm.problem import Problem
 from tritongemm.record import Record
 from tritongemm.target import Target
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file's contents at once; a reader sees the old text or the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w") as out:
-        out.write(text)
-    os.chmod(fresh, 0o644)
-    os.replace(fresh, path)
+    """Replace a file's contents at once; a reader sees the old text or the new.
+
+    Raises:
+        OutputError: it can't be written, e.g. because the disk is full; the old text is still there.
+    """
+    fresh = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w") as out:
+            out.write(text)
+        os.chmod(fresh, 0o644)
+        os.replace(fresh, path)
+    except OSError as error:
+        if fresh:
+            Path(fresh).unlink(missing_ok=True)
+        raise OutputError(
+            f"{path} can't be written: {error.strerror}; make room and run the same command again, or choose another "
+            "file with -o"
+        ) from error
 
 
 def module(problem: Problem, configs: Sequence[Config], target: Target, folder: Path) -> Path:

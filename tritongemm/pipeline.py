@@ -266,15 +266,18 @@ class Pipeline:
             for trial in final.trials:
                 self.watcher.trial(problem, trial)
         if final is None or not raced:
-            counts = Counter(t.status for t in (*task.trials.values(), *(final.trials if final else ())))
+            lost = [*task.trials.values(), *(final.trials if final else ())]
+            counts = Counter(t.status for t in lost)
             said = [f"{n} {s}" for s, n in counts.items()] or [f"{', '.join(plan.backends)} brought none"]
             said += [f"{name}: {reason}" for name, reason in task.refused.items()]
+            said += [f"{t.config.name}: {t.reason}" for t in lost if t.reason][:1]
             task.failure = task.failure or f"no candidate passed: {', '.join(said)}"
             self.watcher.failed(problem, task.failure)
             return
         record = task.record(final, plan)
-        self.store.add_trials(problem, final.trials, record)
         ours = [t for t in final.trials if t.samples and t.config.backend == opponents.SEARCHED]
         if ours:  # whoever won, the best kernel of ours can be taken away
             best = min(ours, key=lambda t: t.seconds)
             generate.winner(replace(record, config=best.config, seconds=best.seconds), judge.target, plan.folder)
+        # Last and at once: what has a record is done for good, and a race without one would be run again.
+        self.store.add_trials(problem, final.trials, record)

@@ -84,6 +84,7 @@ class Store:
         lock = FileLock(_beside(path, ".lock"), thread_local=False)
         try:
             _file(path).parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(lock.lock_file, os.O_RDWR | os.O_CREAT, 0o666))  # says why not; the lock itself does not
             lock.acquire(blocking=False)
         except Timeout:
             raise OutputError(

@@ -74,7 +74,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         toolchain=machine.toolchain(here),
     )
     with ExitStack() as stack:
-        compiler = Compiler(Cache(settings.cache_folder()), args.num_threads, args.timeout)
+        compiler = Compiler(Cache(settings.cache_folder()), args.num_threads, args.timeout, must_keep=True)
         stack.callback(compiler.close)
         judges = [*_judges(here, protocol, args.timeout)]
         for judge in judges:

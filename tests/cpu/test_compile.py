@@ -18,6 +18,7 @@ from tritongemm import target as targets
 from tritongemm.backends import triton
 from tritongemm.compile import Cache, Compiler, Job
 from tritongemm.config import Config
+from tritongemm.errors import OutputError
 from tritongemm.problem import Problem
 from tritongemm.trial import Built
 
@@ -208,12 +209,18 @@ def test_many_writers_of_one_entry(tmp_path: Path) -> None:
     assert cache.get(job(0).digest) and [p.name for p in place.parent.iterdir()] == [place.name]
 
 
-def test_a_folder_that_can_not_be_written_is_a_reason(tmp_path: Path) -> None:
+def test_a_cache_that_can_not_be_written_is_no_fault_of_the_config(tmp_path: Path) -> None:
+    """A tuning run ends with it, and remembers nothing; others get the reason."""
     (tmp_path / "file").write_text("")
     made = compiler(tmp_path / "file" / "cache", jobs=1)
     try:
         built = made.build(job(0))
-        assert built.status == "compile_failed" and "NotADirectoryError" in built.reason
+        assert built.status == "compile_failed" and "can't be kept in" in built.reason
+        made.must_keep = True
+        with pytest.raises(OutputError, match=r"can't be kept in .*: Not a directory; make room, or name another fol"):
+            made.build(job(0))
+        with pytest.raises(OutputError):
+            list(made.stream([job(0), job(1)]))
     finally:
         made.close()
 

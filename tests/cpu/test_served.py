@@ -196,6 +196,13 @@ def test_a_bad_record_costs_itself(ready):
     assert (launches[records[2].problem].grid, fewer[records[2].problem].grid) == ((2, 1, 1), (1, 1, 1))
 
 
+def test_a_cache_that_can_not_be_written_is_a_reason(ready, tmp_path):
+    (tmp_path / "cache").write_text("")
+    one = ready[0][0]
+    launches = served.launches([one], target.load("sm90", compute_units=132), Cache(tmp_path / "cache"))
+    assert "compiled kernels can't be kept in" in launches[one.problem]
+
+
 def test_what_needs_another_check():
     assert not served.moved(record(problem(1, 2, 3)))
     assert served.moved(record(problem(1, 2, 3), toolchain={"triton": "0.1"}))

@@ -286,6 +286,7 @@ def test_compiles_that_fail_are_counted_with_reasons(
         assert table(said.out)["7x16x48_fp16_TT"][:6] == ["2", "2", "0", "0", "0", "2"]
         assert "2 timeout: compile took more than 7 s" in said.err and "no config could be compiled" in said.err
         assert tune.main(argv) == 1
+        assert "no candidate passed: 2 timeout, tile__" in capsys.readouterr().err
     assert len(journal_of(tmp_path)) == 1, "the header alone"
     monkeypatch.setattr(Offline, "_checked", passed)
     assert tune.main(argv) == 0
@@ -415,6 +416,7 @@ def test_outputs_that_can_not_be(tuned: Tuned, tmp_path: Path, capsys: pytest.Ca
     with Store.open(held, "gfx1100", {}, {}):
         for path, complaint in (
             (tmp_path / "file" / "out.yaml", "can't be written"),
+            (Path("/proc/out.yaml"), "/proc/out.yaml can't be written: No such file or directory; choose another file"),
             (tmp_path, "is a folder; name a file with -o"),
             (held, f"held by another run (process {os.getpid()})"),
             (copy, "another toolchain (triton 0."),
@@ -425,6 +427,26 @@ def test_outputs_that_can_not_be(tuned: Tuned, tmp_path: Path, capsys: pytest.Ca
             assert "error: " in err and complaint in err and "Traceback" not in err
     assert tune.main([*SIZE, "--target", "gfx950", "-o", str(tuned.results)]) == 2
     assert "is for gfx1100, this run for gfx950: choose another -o" in capsys.readouterr().err
+
+
+def test_folders_that_can_not_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of modules or of compiled kernels: it says which, and no config is remembered as one that does not compile."""
+    (tmp_path / "out_kernels").write_text("")
+    argv = [*SIZE, "--target", "gfx1100", "--budget=1", "-o", str(tmp_path / "out.yaml")]
+    assert tune.main(argv) == 2
+    err = capsys.readouterr().err
+    assert "out_kernels/generated_kernel_16_16_16.py can't be written: " in err and "choose another file with -o" in err
+    (tmp_path / "out_kernels").unlink()
+    (tmp_path / "cache").write_text("")
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
+    assert tune.main(argv) == 2
+    err = capsys.readouterr().err
+    assert (
+        f"compiled kernels can't be kept in {tmp_path / 'cache'}: Not a directory" in err and "TRITONGEMM_CACHE" in err
+    )
+    assert len(journal_of(tmp_path)) == 1, "the header alone"
 
 
 def test_underscores_and_dashes() -> None:

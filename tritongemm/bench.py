@@ -125,7 +125,12 @@ class Bench:
         launches = bench.launches_for(self.SCREEN_SECONDS, 32)
         calls = bench.calls(config, launch, min(bench.copies, launches))
         try:
-            calls.operations[0]()
+            if launch is None:
+                wrong = self._first_look(bench, config, calls)
+                if wrong:
+                    return wrong
+            else:
+                calls.operations[0]()
             graph = bench.capture(calls.repeated(launches))
             try:
                 samples = [bench.timer.time(graph, launches)]
@@ -137,6 +142,14 @@ class Bench:
         finally:
             calls.release()
         return Trial(config, "ok", samples=tuple(samples), timer=label)
+
+    def _first_look(self, bench: Workbench, config: Config, calls: Calls) -> Trial | None:
+        """Why a library's kernel is wrong, or None; with hundreds of them, wrong ones must not fill the final."""
+        c, ratio, family = bench.sets[0][2], bench.protocol.err_ratio, bench.family
+        found = verify.look(bench.problem, family, calls.operations[0], c, bench.exact, ratio)
+        if found.ok:
+            return None
+        return Trial(config, "wrong", found.reason, error=found.error, tolerance=found.tolerance, outside=found.outside)
 
     def _final(self, bench: Workbench, request: Request) -> Iterator[Any]:
         """Answers: a Trial each with its error, then {name: samples} of those that passed and the library ("")."""

@@ -7,7 +7,6 @@ A backend brings its candidates in one of three ways. Triton's come from the sea
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -20,6 +19,8 @@ from tritongemm.trial import Trial
 
 SEARCHED = "triton"
 BASELINE = "torch"
+LIBRARY_PLACES = 20
+NEAR = 1.1  # screened times are noisy, but not by more
 
 
 @dataclass(frozen=True)
@@ -125,22 +126,38 @@ def brought(backend: str, problem: Problem, target: Target) -> tuple[list[Config
         raise UnavailableError(f"{type(error).__name__}: {error}") from error
 
 
-def finalists(trials: Iterable[Trial], count: int) -> list[Trial]:
-    """Screened candidates in the order they get to the final.
+def finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], list[Trial]]:
+    """Who races first, and who is next in line should all of those be wrong.
 
-    Every backend's best is among the first; beside Triton's one backend has a quarter of the places at most, and all of
-    them half, so that near-copies of a library's kernel don't fill it.
+    `count` places go to Triton's and to those who bring code: every backend's best has one, no backend but Triton more
+    than a quarter, and all of them together half. Libraries come on top, each with its first choice and its best: up to
+    `LIBRARY_PLACES`, as far as they are `NEAR` to its best, for most are near-copies of one kernel.
+
+    Args:
+        trials: screened; of one library in its own order of preference.
+        count: places.
     """
-    ranked = sorted((t for t in trials if t.status == "ok"), key=lambda t: (t.seconds, t.config))
-    places: Counter[str] = Counter()
-    theirs: list[tuple[int, Trial]] = []
+    passed = [t for t in trials if t.status == "ok"]
+    ranked = sorted(passed, key=lambda t: (t.seconds, t.config))
+    by_backend: dict[str, list[Trial]] = {}
     for trial in ranked:
-        if trial.config.backend != SEARCHED:
-            theirs.append((places[trial.config.backend], trial))
-            places[trial.config.backend] += 1
-    invited = sorted((x for x in theirs if x[0] < max(1, count // 4)), key=lambda x: x[0])  # stable: by time within
-    first = [t for _, t in invited[: max(len(places), count - count // 2)]]
-    ours = [t for t in ranked if t.config.backend == SEARCHED]
-    first = sorted(first + ours[: max(1, count - len(first))], key=lambda t: (t.seconds, t.config))
+        by_backend.setdefault(trial.config.backend, []).append(trial)
+    ours = by_backend.pop(SEARCHED, [])
+    libraries = {n: by_backend.pop(n) for n in list(by_backend) if is_library(n)}
+    share = max(1, count // 4)
+    invited = sorted(((place, t) for found in by_backend.values() for place, t in enumerate(found[:share])), key=_place)
+    first = [t for _, t in invited[: max(len(by_backend), count // 2)]]
+    reserved = share if libraries else 0
+    first += ours[: max(1, count - len(first) - reserved)]
+    for name, found in libraries.items():
+        near = [t for t in found if t.seconds <= NEAR * found[0].seconds]
+        first += found[: max(share, min(len(near), LIBRARY_PLACES))]
+        favourite = next(t for t in passed if t.config.backend == name)
+        first += [] if favourite in first else [favourite]
+    first.sort(key=lambda t: (t.seconds, t.config))
     rest = [t for t in ranked if t not in first]
-    return [*first, *sorted(rest, key=lambda t: t.config.backend != SEARCHED)]
+    return first, sorted(rest, key=lambda t: t.config.backend != SEARCHED)
+
+
+def _place(invited: tuple[int, Trial]) -> tuple[int, float]:
+    return invited[0], invited[1].seconds

@@ -87,6 +87,9 @@ def parser() -> argparse.ArgumentParser:
     g.add_argument("--libtype", default=None, metavar="B,…",
                    help="who races with PyTorch: all, or a comma list of triton, hipblaslt, cublaslt, asm, ck, cutlass, torch "
                    "(default: all whose kernels compile quickly, so neither ck nor cutlass)")  # fmt: skip
+    g.add_argument("--algorithms", type=int, default=64, metavar="N",
+                   help="screen so many algorithms of hipBLASLt or cuBLASLt for each size, its best guesses first; 0 for all, some "
+                   "seconds a size (default 64: the next ones gain a percent at the most)")  # fmt: skip
     g.add_argument("--min-gain", type=float, default=0.5, metavar="PERCENT",
                    help="keep the library unless a candidate is this much faster (default 0.5)")  # fmt: skip
 
@@ -138,7 +141,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name in ("iters", "finalists"):
         if getattr(args, name) < 1:
             p.error(f"--{name} must be at least 1")
-    for name in ("warmup", "budget", "num_threads", "ngpus"):
+    for name in ("warmup", "budget", "num_threads", "ngpus", "algorithms"):
         if getattr(args, name) < 0:
             p.error(f"--{name} must not be negative")
     if args.timeout <= 0:

@@ -209,7 +209,7 @@ class Pipeline:
                 self._refused(task, backend, str(error))
                 continue
             self.watcher.offered(task.problem, backend, len(configs), "")
-            for config in configs[: self.plan.algorithms]:
+            for config in configs[: self.plan.algorithms or None]:
                 task.built[config.name] = Built(config, "")
                 if (config.name, "screen") in known:
                     task.trials[config.name] = known[config.name, "screen"]
@@ -249,12 +249,11 @@ class Pipeline:
         if task.failure:
             return
         problem, judge, plan = task.problem, task.judge, self.plan
-        waiting = opponents.finalists(task.trials.values(), plan.finalists)
+        batch, waiting = opponents.finalists(task.trials.values(), plan.finalists)
         final: Final | None = None
         raced: set[str] = set()
         # Wrong finalists make room for the next in line, until somebody passes.
-        while waiting and not raced:
-            batch, waiting = waiting[: plan.finalists], waiting[plan.finalists :]
+        while batch and not raced:
             try:
                 final = judge.final(problem, [task.built[t.config.name] for t in batch], plan.library)
             except TritonGemmError as error:
@@ -265,6 +264,7 @@ class Pipeline:
                 self.store.add_trials(problem, final.trials)
             for trial in final.trials:
                 self.watcher.trial(problem, trial)
+            batch, waiting = waiting[: plan.finalists], waiting[plan.finalists :]
         if final is None or not raced:
             lost = [*task.trials.values(), *(final.trials if final else ())]
             counts = Counter(t.status for t in lost)

@@ -57,7 +57,7 @@ class Plan:
         finalists: candidates verified and raced.
         library: plug-in of backends/ that is raced; "" for none.
         backends: plug-ins of backends/ whose candidates are tried.
-        algorithms: most candidates screened of each library; the library's own best guesses come first.
+        algorithms: most candidates screened of each library, 0 for all; the library's own best guesses come first.
         margin: relative gain below which the library is kept.
         stop: "" to tune, or the stage after which to stop: ``generate`` or ``compile``.
         toolchain: versions, for the records.

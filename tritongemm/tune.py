@@ -69,6 +69,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         budget=args.budget,
         finalists=args.finalists,
         backends=roster.backends,
+        algorithms=args.algorithms,
         margin=args.min_gain / 100,
         stop="generate" if args.generate_only else "compile" if args.compile_only else "",
         toolchain=machine.toolchain(here),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tritongemm import generate, registry, served, settings, sizes, target, tune
+from tritongemm import generate, opponents, registry, served, settings, sizes, target, tune
 from tritongemm.backends import triton as generated
 from tritongemm.compile import Cache, Compiler, Job
 from tritongemm.config import Config
@@ -165,14 +165,24 @@ def trial(backend: str, index: int, us: float) -> Trial:
 def test_near_copies_of_one_library_do_not_fill_the_final() -> None:
     libraries = [trial("blaslt", i, 1 + i / 100) for i in range(50)]
     ours = [trial("triton", i, 2 + i / 100) for i in range(50)]
-    slow = [trial("asm", 1, 9), trial("ck", 1, 8), Trial(Config("t", 2, 1, 1, backend="ck"), "wrong")]
-    got = finalists([*libraries, *ours, *slow], 12)
-    assert len(got) == 102 and len(set(got)) == 102
-    backends = [t.config.backend for t in got[:12]]
-    assert {b: backends.count(b) for b in backends} == {"blaslt": 3, "triton": 7, "ck": 1, "asm": 1}
-    assert {t.config.backend for t in got[12:55]} == {"triton"}, "the next in line are ours"
-    assert [t.config.backend for t in finalists([*libraries, *ours], 1)[:2]] == ["blaslt", "triton"]
-    assert finalists(ours, 12) == ours
+    code = [trial("asm", i, 9) for i in range(9)]
+    wrong = Trial(Config("t", 99, 1, 1, backend="asm"), "wrong")
+    first, rest = finalists([*libraries, *ours, *code, wrong], 12)
+    assert len({*first, *rest}) == len(first) + len(rest) == 109
+    backends = [t.config.backend for t in first]
+    assert {b: backends.count(b) for b in backends} == {"blaslt": 11, "triton": 6, "asm": 3}
+    assert {t.config.backend for t in rest[:44]} == {"triton"}, "the next in line are ours"
+    alone, rest = finalists(ours, 12)
+    assert (alone, rest) == (ours[:12], ours[12:])
+
+
+def test_a_librarys_best_and_its_own_choice_race() -> None:
+    alike = [trial("blaslt", i, 1 + i / 10000) for i in range(50)]
+    first, _ = finalists(alike, 12)
+    assert first == alike[: opponents.LIBRARY_PLACES]
+    favourite, *others = [trial("blaslt", 0, 100), *(trial("blaslt", i, 1 + i) for i in range(1, 9))]
+    first, _ = finalists([favourite, *others], 12)
+    assert set(first) == {favourite, *others[:3]}
 
 
 def test_a_backend_of_code_races_with_triton(drop: Drop, tmp_path: Path) -> None:

@@ -49,13 +49,10 @@ _vendor = driver.present
 def unavailable() -> str | None:
     """Why the library can't be used here, or None."""
     vendor = _vendor()
-    if vendor is None:
-        return "blaslt needs a GPU: no CUDA or HIP driver with a device is here"
     try:
-        blaslt.open(vendor)
+        return None if vendor and blaslt.open(vendor) else "it needs a GPU: no CUDA or HIP driver with a device is here"
     except UnavailableError as error:
         return str(error)
-    return None
 
 
 def library() -> blaslt.Library:
@@ -191,6 +188,7 @@ def _accumulations(problem: Problem) -> tuple[bool, ...]:
     return (False, True) if problem.a.is_fp8 and _vendor() == "nvidia" else (False,)
 
 
+@lru_cache(maxsize=16384)
 def find(plan: Plan, config: Config, now: int) -> Algorithm | None:
     """The algorithm a config means, in this version of the library; cuBLASLt's are what their attributes say."""
     named = config.template != NAMELESS
@@ -228,11 +226,11 @@ def operation(
     """
     with _device_of(a):
         prepared = _prepared(problem, a, b, bias, c, bool(config and config.option("fast")))
-        if prepared is None:
+        if not prepared:
             return None
         plan, fused = prepared
         algorithm = plan.algorithms[0] if config is None else find(plan, config, version())
-    if algorithm is None:
+    if not algorithm:
         return None
     added = c.data_ptr() if plan.matmul.c.dtype == plan.matmul.d.dtype else 0
     start = plan.prepare(algorithm, b.data_ptr(), a.data_ptr(), added, c.data_ptr(), add=not fused)

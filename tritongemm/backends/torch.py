@@ -35,8 +35,8 @@ def operation(
         problem: dtypes, layouts and bias.
         a, b: operands [M, K] and [K, N].
         bias: [M] or [N], or None.
-        c: [M, N], written where PyTorch can; the fp8 and int8 paths allocate theirs.
-        config: ignored; PyTorch chooses for itself.
+        c: [M, N], written; without a config the fp8 and int8 paths allocate theirs, as they do for a user.
+        config: PyTorch chooses for itself, whatever it says.
     """
     import torch
 
@@ -49,12 +49,12 @@ def operation(
         one = torch.ones((), device=a.device)
         left = a if problem.row_major_a else a.contiguous()
         right = b.T.contiguous().T if problem.row_major_b else b
-        out = c.dtype
-        return lambda: torch._scaled_mm(left, right, one, one, bias=row, out_dtype=out)
+        out, given = c.dtype, {"out": c} if config else {}
+        return lambda: torch._scaled_mm(left, right, one, one, bias=row, out_dtype=out, **given)
     if problem.dtype_a == "int8":
         if problem.dtype_c != "int32" or bias is not None or problem.m <= 16 or problem.k % 8 or problem.n % 8:
             return None
-        return lambda: torch._int_mm(a, b)
+        return (lambda: torch._int_mm(a, b, out=c)) if config else (lambda: torch._int_mm(a, b))
     if len({problem.dtype_a, problem.dtype_b, problem.dtype_c}) != 1:
         return None
     if row is not None:

@@ -37,6 +37,9 @@ class KernelTemplate:
         semaphores: expression of the counters (four bytes each, zero before and after a launch).
         deterministic: whether equal inputs give equal bits.
         descriptors: operands passed as TMA descriptors, with the expressions of their block's rows and columns.
+        describe: function of the module that makes one, from a tensor and its block.
+        compiler: expressions of options that go to the compiler whatever the config says.
+        interpreted: whether Triton's interpreter can run it, without a GPU.
     """
 
     name: str
@@ -48,6 +51,14 @@ class KernelTemplate:
     semaphores: str
     deterministic: bool
     descriptors: dict[str, tuple[str, str]]
+    describe: str
+    compiler: dict[str, str]
+    interpreted: bool
+
+    def value(self, config: Config, option: str) -> int:
+        """A config's value of one of `constexprs`: an option of its own, or one that every config has."""
+        fixed = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        return fixed[option] if option in fixed else config.option(option, self.defaults.get(option, 0))
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,9 @@ def kernel_template(name: str) -> KernelTemplate:
         semaphores=str(facts.get("semaphores", 0)),
         deterministic=bool(facts["deterministic"]),
         descriptors={k: (str(v[0]), str(v[1])) for k, v in facts.get("descriptors", {}).items()},
+        describe=facts.get("describe", "TensorDescriptor.from_tensor"),
+        compiler=dict(facts.get("compiler", {})),
+        interpreted=bool(facts.get("interpreted", True)),
     )
 
 
@@ -117,7 +131,7 @@ def constants(config: Config, problem: Problem) -> dict[str, Any]:
         "EVEN_K": problem.k % config.block_k == 0,
     }
     for option in template.constexprs:
-        values[option.upper()] = config.option(option, template.defaults.get(option, 0))
+        values[option.upper()] = template.value(config, option)
     return values
 
 
@@ -125,7 +139,9 @@ def compiler_options(config: Config) -> dict[str, int]:
     """Options of a config that go to the compiler rather than into the kernel's text."""
     template = kernel_template(config.template)
     options = {k: v for k, v in config.options if k not in template.constexprs}
-    return {"num_warps": config.num_warps, "num_stages": config.num_stages, **options}
+    scope = {option.upper(): template.value(config, option) for option in template.constexprs}
+    fixed = {k: int(eval(v, {"__builtins__": {}, "min": min}, scope)) for k, v in template.compiler.items()}
+    return {"num_warps": config.num_warps, "num_stages": config.num_stages, **options, **fixed}
 
 
 def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:

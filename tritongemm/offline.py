@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tritongemm import generate, opponents, registry
+from tritongemm.codegen import kernels
 from tritongemm.config import Config
 from tritongemm.problem import Problem
 from tritongemm.target import Target
@@ -96,8 +97,12 @@ class Offline:
         """Nothing: the interpreter is wanted last, and compilers need the cores till then."""
 
     def screen(self, problem: Problem, built: Sequence[Built], best: float) -> Iterator[Trial]:
-        """A predicted time for each candidate."""
+        """A predicted time for each candidate that could be checked here."""
         for one in built:
+            ours = one.config.backend == opponents.SEARCHED
+            if ours and not kernels.kernel_template(one.config.template).interpreted:
+                yield Trial(one.config, "pruned", "Triton's interpreter does not run it, and there is no GPU")
+                continue
             yield Trial(one.config, "ok", samples=(model.predict(problem, self.target, one),), timer=model.LABEL)
 
     def enumerate(self, problem: Problem, backend: str) -> list[Config]:

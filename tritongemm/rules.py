@@ -15,6 +15,9 @@ from tritongemm.target import Target
 
 VECTOR_ROWS = 16  # a matrix instruction's rows: from here on it wastes nothing
 
+_RING_SLOTS = 8  # the deepest ring any search space names
+_RING_BARRIERS = 512  # bytes of barriers, and of what warps are told at the start
+
 Check = Callable[[Config, Problem, Target], str | None]
 
 
@@ -178,9 +181,48 @@ def vector_registers(config: Config, problem: Problem, target: Target) -> str | 
     return f"{held} products >= {limit} registers" if held >= limit else None
 
 
+def ring(config: Config, problem: Problem, target: Target) -> str | None:
+    """Slots between the warp that fetches and those that multiply: as many as fit beside the part of C being stored."""
+
+    def used(slots: int, parts: int) -> int:
+        slot = (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes) * config.block_k
+        return slots * slot + config.block_m * config.block_n // parts * problem.c.bytes + _RING_BARRIERS
+
+    slots, parts, room = config.num_stages, config.option("epilogue_parts", 1), target.lds_bytes
+    if used(slots, parts) > room:
+        return f"LDS {used(slots, parts)} > {room}"
+    if parts > 1 and used(slots, 1) <= room:
+        return f"{slots} slots fit without storing C in {parts} parts"
+    loop = -(-problem.k // (config.block_k * config.split_k))
+    deeper = slots < min(_RING_SLOTS, max(2, loop)) and used(slots + 1, parts) <= room
+    return f"{slots} slots where {slots + 1} fit" if deeper else None
+
+
+def groups(config: Config, problem: Problem, target: Target) -> str | None:
+    """A group of 4 warps multiplies 64 rows at a time, and two groups have all the registers there are."""
+    warps = 4 if config.block_m == 64 else 8
+    return f"{config.num_warps} warps for {config.block_m} rows" if config.num_warps != warps else None
+
+
+def share(config: Config, problem: Problem, target: Target) -> str | None:
+    """Tiles are cut along K where they leave a round half empty, and in one way only."""
+    units, tiles, kind = target.compute_units, _tiles(config, problem), config.option("share")
+    if not kind:
+        return None
+    if config.split_k > 1:
+        return f"split-K {config.split_k} and tiles cut into equal runs"
+    if tiles % units == 0:
+        return f"{tiles} tiles fill {units} CUs"
+    if kind == 2 and tiles < units:
+        return f"{tiles} tiles are less than a round of {units}"
+    blocks = tiles * -(-problem.k // config.block_k)
+    return f"{blocks} K blocks in all for {units} CUs" if blocks < 4 * units else None
+
+
 # Rules about matrix instructions fed from tiles in LDS; the rest hold for any template.
-_MATRIX = ("tile", "tma", "persistent", "stream_k", "swap_ab")
+_MATRIX = ("tile", "tma", "persistent", "stream_k", "swap_ab", "ws_tma")
 _VECTOR = ("gemv",)
+_RINGS = ("ws_tma",)
 
 # Cheap and strong ones first.
 RULES = (
@@ -193,6 +235,9 @@ RULES = (
     Rule("short_rows", short_rows, _MATRIX),
     Rule("small_tile", small_tile, _MATRIX),
     Rule("warp_group", warp_group, _MATRIX),
+    Rule("groups", groups, _RINGS),
+    Rule("share", share, _RINGS),
+    Rule("ring", ring, _RINGS),
     Rule("lds", lds, _MATRIX),
     Rule("accumulator", accumulator, _MATRIX),
     Rule("nonkdim_size", nonkdim_size, _MATRIX),

@@ -39,6 +39,8 @@ def tiles_of(config: Config, problem: Problem) -> int:
 def persistent_programs(config: Config, target: Target) -> int:
     """Programs of a grid that does not grow with the problem; 0 for one program per tile."""
     given = config.option("num_sms")
+    if config.template == "ws_tma" and config.split_k == 1:
+        return target.compute_units
     return given or (target.compute_units if config.template in ("stream_k", "persistent") else 0)
 
 
@@ -55,7 +57,7 @@ def schedule(config: Config, problem: Problem, target: Target, fits: int) -> tup
     resident = max(1, min(fits, ceil(programs / units)))
     whole, rest = divmod(tiles, programs)
     full = Phase(whole, resident, programs, loop, 1)
-    if config.template == "persistent":
+    if config.template == "persistent" or (config.template == "ws_tma" and not config.option("share")):
         last = Phase(1, min(resident, ceil(rest / units)), rest, loop, 1)
     else:
         # Stream-K: the K iterations of the remaining tiles are dealt out evenly.

@@ -81,6 +81,10 @@ def _usable(section: dict[str, Any], problem: Problem, target: Target) -> bool:
         "c": problem.n * problem.c.bytes,
     }
     aligned = all(rows[name] % ROW_ALIGN == 0 for name in section.get("aligned", ()))
+    if "operands" in section and (problem.a != problem.b or problem.a.name not in section["operands"]):
+        return False
+    if "results" in section and problem.c.name not in section["results"]:
+        return False
     return aligned and low <= problem.m <= high and all(target.has(f) for f in section["requires"])
 
 

@@ -44,7 +44,10 @@ TMA_SWAPPED = replace(TMA, split_k=1, options=(("swap_ab", 1),))
 PERSISTENT = Config("persistent", 16, 32, 32, 2, options=(("epilogue_parts", 2),))
 STREAM_TMA = Config("stream_k_tma", 16, 16, 16, 2, options=(("num_sms", 5),))
 POINTERS = (PLAIN, SPLIT, SWAPPED, GEMV, STREAM, STREAM_MORE)
+WS = Config("ws_tma", 128, 64, 64, 8, num_warps=8, num_stages=4, options=(("epilogue_parts", 2), ("share", 2)))
+WS_SPLIT = Config("ws_tma", 64, 32, 64, 1, 3, num_warps=4, num_stages=3)
 DESCRIBED = (TMA, TMA_SWAPPED, PERSISTENT, STREAM_TMA)
+GLUON = (WS, WS_SPLIT)  # no interpreter for these
 
 
 def text_of(problem: Problem, configs: list[Config], target: targets.Target = GFX942) -> str:
@@ -57,14 +60,14 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def test_every_template_is_tried_here() -> None:
-    assert {c.template for c in (*POINTERS, *DESCRIBED)} == set(kernels.names())
+    assert {c.template for c in (*POINTERS, *DESCRIBED, *GLUON)} == set(kernels.names())
 
 
 @pytest.mark.parametrize("target", ["gfx942", "gfx950", "sm80", "sm90"])
 def test_modules_of_all_kinds_are_python(target: str) -> None:
     """Every dtype, layout and bias renders to a module that parses, has no blank holes, and names its problem."""
     facts = targets.load(target)
-    configs = [*POINTERS, *(DESCRIBED if facts.has("tma") else ())]
+    configs = [*POINTERS, *((*DESCRIBED, *GLUON) if facts.has("tma") else ())]
     for dtypes in (("fp16",) * 3, ("bf16", "bf16", "fp32"), ("fp32",) * 3, ("int8", "int8", "int32"), ("int8",) * 3):
         for row_a, bias in ((True, "none"), (False, "m"), (True, "n")):
             problem = Problem(33, 48, 80, *dtypes, row_a, not row_a, bias)
@@ -97,7 +100,7 @@ def test_a_template_nobody_has() -> None:
 sizes = st.integers(1, 5000)
 
 
-@given(sizes, sizes, sizes, st.sampled_from([*POINTERS, *DESCRIBED]))
+@given(sizes, sizes, sizes, st.sampled_from([*POINTERS, *DESCRIBED, *GLUON]))
 def test_a_grid_is_written_down_once(m: int, n: int, k: int, config: Config) -> None:
     """What the pipeline launches is what the module launches."""
     problem = Problem(m, n, k)
@@ -113,7 +116,7 @@ def test_a_grid_is_written_down_once(m: int, n: int, k: int, config: Config) -> 
 def geometries(made: dict[str, object] = {}) -> dict:  # type: ignore[type-arg]  # noqa: B006 (made once)
     """The geometry functions of a generated module, without importing Triton."""
     if not made:
-        tree = ast.parse(text_of(Problem(1, 16, 16), [*POINTERS, *DESCRIBED], SM90))
+        tree = ast.parse(text_of(Problem(1, 16, 16), [*POINTERS, *DESCRIBED, *GLUON], SM90))
         tree.body = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name.startswith("geometry_")]
         made.update(cdiv=lambda a, b: -(-a // b), COMPUTE_UNITS=SM90.compute_units)
         exec(compile(tree, "generated", "exec"), made)

@@ -32,6 +32,10 @@ CONFIGS = (
     Config("tma", 16, 64, 64, 1, 1, 4, 3, (("swap_ab", 1),)),
     Config("persistent", 128, 64, 64, 8, 1, 4, 3, (("epilogue_parts", 2), ("warp_specialize", 0))),
     Config("stream_k_tma", 64, 64, 64, 8, 1, 4, 3, (("share_more", 1),)),
+    Config("ws_tma", 128, 64, 64, 8, 1, 8, 4, (("epilogue_parts", 2), ("share", 2))),
+    Config("ws_tma", 64, 32, 128, 1, 3, 4, 3),
+    Config("ws_tma", 64, 64, 64, 1, 8, 4, 3),  # more splits than some K have blocks
+    Config("ws_tma", 128, 128, 64, 8, 1, 8, 4),
 )
 LAYOUTS = list(itertools.product((True, False), repeat=2))
 

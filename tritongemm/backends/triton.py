@@ -103,6 +103,21 @@ def _import(path: str) -> ModuleType:
     return module
 
 
+def _gluon_source(kernel: Any, types: dict[str, str], constants: dict[str, Any], attributes: dict[Any, Any]) -> Any:
+    """Source of a kernel in Gluon, where a descriptor's type says how its block lies in shared memory."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    def typed(text: str) -> str:
+        if not text.startswith("tensordesc<"):
+            return text
+        element, rows, cols = text[len("tensordesc<") : -2].replace("[", ",").split(",")
+        width = gl.float32 if element == "fp32" else gl.float16
+        return f"{text[:-1]},{gl.NVMMASharedLayout.get_default_for([int(rows), int(cols)], width)!r}>"
+
+    return GluonASTSource(kernel, {n: typed(t) for n, t in types.items()}, constants, attributes)
+
+
 def build(job: Job) -> tuple[Built, bytes, str]:
     """Compile one job in this process: the Built, the code object, its file name."""
     import triton
@@ -123,8 +138,9 @@ def build(job: Job) -> tuple[Built, bytes, str]:
     scratch = tempfile.mkdtemp(prefix="tritongemm-")
     triton.knobs.cache.dir = scratch
     try:
+        source = _gluon_source if getattr(kernel, "is_gluon", bool)() else ASTSource
         compiled = triton.compile(
-            ASTSource(kernel, types, constants, attributes), target=target, options=wanted["options"] | FUSED
+            source(kernel, types, constants, attributes), target=target, options=wanted["options"] | FUSED
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

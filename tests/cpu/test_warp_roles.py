@@ -1,0 +1,92 @@
+"""The template whose warps have roles: compiled for real, and left alone where there is no GPU to run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tritongemm import generate
+from tritongemm import target as targets
+from tritongemm.backends import triton
+from tritongemm.compile import Cache, Compiler
+from tritongemm.config import Config
+from tritongemm.offline import Offline
+from tritongemm.problem import Problem
+from tritongemm.prune import prune
+from tritongemm.space import space
+from tritongemm.trial import Built
+
+SM90 = targets.load("sm90")
+WS = Config("ws_tma", 128, 64, 64, 8, num_warps=8, num_stages=4, options=(("epilogue_parts", 2), ("share", 2)))
+WS_SPLIT = Config("ws_tma", 64, 32, 64, 1, 3, num_warps=4, num_stages=3)
+TMA = Config("tma", 16, 32, 16, 2, 2)
+GLUON = (WS, WS_SPLIT)
+
+
+@pytest.mark.parametrize(("row_a", "row_b", "bias"), [(True, False, "none"), (False, True, "n")])
+def test_warps_with_roles_compile_without_spills(
+    row_a: bool, row_b: bool, bias: str, tmp_path: Path, session_cache: Path
+) -> None:
+    """One group multiplies in `WS_SPLIT`, two in `WS`; four more warps stand by for the one that fetches."""
+    problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", row_a, row_b, bias)
+    module = generate.module(problem, list(GLUON), SM90, tmp_path)
+    compiler = Compiler(Cache(session_cache), jobs=1)
+    try:
+        jobs = {c: triton.job(c, problem, SM90, str(module)) for c in GLUON}
+        built = {b.config: b for b in compiler.stream(jobs.values())}
+    finally:
+        compiler.close()
+    assert [built[c].status for c in GLUON] == ["ok", "ok"], [built[c].reason for c in GLUON]
+    assert [(built[c].threads, built[c].spills) for c in GLUON] == [(12 * 32, 0), (8 * 32, 0)]
+    launch = triton.launch(built[WS], problem, SM90)
+    boxes = [p.box for p in launch.params if p.kind == "tma"]
+    assert boxes[0] == (64, 64) and boxes[2] == (64, 32), "A by rows of one group, C by half of the columns"
+    tiles = 8 * 13
+    assert launch.grid == (SM90.compute_units, 1, 1) and tiles < SM90.compute_units
+    split = triton.launch(built[WS_SPLIT], problem, SM90)
+    assert split.grid == (3 * 16 * 25, 1, 1)
+    assert {b.name: b.bytes for b in split.buffers} == {
+        "workspace": 4 * 64 * 32 * split.grid[0],
+        "semaphore": 4 * split.grid[0],
+    }
+
+
+def test_what_the_interpreter_cannot_run_is_not_chosen_without_a_gpu() -> None:
+    problem = Problem(64, 64, 64)
+    stand_in = Offline(SM90, 5.0)
+    try:
+        trials = list(stand_in.screen(problem, [Built(c, "0", "ok") for c in (WS, TMA)], 0.0))
+    finally:
+        stand_in.close()
+    assert [(t.status, bool(t.samples)) for t in trials] == [("pruned", False), ("ok", True)]
+    assert "interpreter" in trials[0].reason
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "n", "there"),
+    [
+        (("bf16", "bf16", "bf16"), 4096, True),
+        (("fp16", "fp16", "fp32"), 4096, True),
+        (("fp16", "bf16", "fp16"), 4096, False),
+        (("int8", "int8", "int32"), 4096, False),
+        (("bf16", "bf16", "bf16"), 4100, False),
+    ],
+)
+def test_it_is_for_16_bit_floats_in_aligned_rows(dtypes: tuple[str, str, str], n: int, there: bool) -> None:
+    problem = Problem(1024, n, 4096, *dtypes, True, False)
+    assert ("ws_tma" in {a.template for a in space(problem, SM90).axes}) == there
+
+
+@pytest.mark.parametrize("m", [64, 1024, 4096])
+def test_its_rings_are_as_deep_as_fits(m: int) -> None:
+    """Every kept config fits with C's part, none could hold a slot more, and none is both split and shared."""
+    problem = Problem(m, 1280, 8192, "bf16", "bf16", "bf16", True, False)
+    kept = [c for c in prune(space(problem, SM90, templates=("ws_tma",)), problem, SM90).kept]
+    assert 10 < len(kept) < 200
+    for c in kept:
+        slot = 2 * (c.block_m + c.block_n) * c.block_k
+        room = SM90.lds_bytes - 2 * c.block_m * c.block_n // c.option("epilogue_parts")
+        assert c.num_stages * slot < room, c.name
+        assert c.num_stages == 8 or (c.num_stages + 1) * slot + 512 > room, c.name
+        assert c.num_warps == (4 if c.block_m == 64 else 8) and not (c.split_k > 1 and c.option("share"))

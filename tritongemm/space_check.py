@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tritongemm.dtypes import DTYPES
 from tritongemm.errors import InputError
 
 # What a fact must be, by the annotation of its field in `Target`.
@@ -16,7 +17,7 @@ _KINDS: dict[str, tuple[str, Any]] = {
     "Mapping[str, float]": ("a map of numbers", lambda v: _map(v) and all(isinstance(x, int | float) for x in v.values())),
     "frozenset[str]": ("a list of names", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)),
 }  # fmt: skip
-_SECTION = {"requires", "axes", "options", "aligned", "m"}
+_SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "results"}
 
 
 def _whole(value: Any, least: int) -> bool:
@@ -81,10 +82,15 @@ def template(where: str, section: Any, axes: Iterable[str]) -> None:
                 raise InputError(
                     f"{where}.{kind}: {name} must be a list of whole numbers from {least} on, not {values!r}"
                 )
-    for name, few in (("requires", None), ("aligned", {"a", "b", "c"})):
+    for name, few, what in (
+        ("requires", None, "features"),
+        ("aligned", {"a", "b", "c"}, "a, b and c"),
+        ("operands", set(DTYPES), "dtypes"),
+        ("results", set(DTYPES), "dtypes"),
+    ):
         values = section.get(name, [])
         if not isinstance(values, list) or (few and not few.issuperset(values)):
-            raise InputError(f"{where}: {name} must be a list of {'a, b and c' if few else 'features'}, not {values!r}")
+            raise InputError(f"{where}: {name} must be a list of {what}, not {values!r}")
     low_high = section.get("m", [1, 1])
     if not isinstance(low_high, list) or len(low_high) != 2 or not all(_whole(v, 1) for v in low_high):
         raise InputError(f"{where}: m must be two sizes, the least and the most, not {low_high!r}")

@@ -51,9 +51,13 @@ class Case:
         return Case(self.space, tuple(self.expected[i] for i in shuffled))
 
 
+# The invented costs are drawn for each template: a new one is not to change what these strategies are tried on.
+TEMPLATES = ("tile", "gemv", "tma", "persistent", "stream_k", "stream_k_tma")
+
+
 def case(problem: Problem, arch: str) -> Case:
     chip = targets.load(arch)
-    whole = space(problem, chip)
+    whole = space(problem, chip, templates=TEMPLATES)
     return Case(whole, tuple(rank(prune(whole, problem, chip).kept, problem, chip)))
 
 

@@ -62,7 +62,7 @@ def survey(problem: Problem, target: Target, manifests: Sequence[Path] = ()) -> 
             continue
         refused.pop(row.symbol, None)
         found += [_config(row, target, split) for split in splits(row, problem, target)]
-    return found, refused
+    return list(dict.fromkeys(found)), refused
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -81,7 +81,9 @@ def _rows(manifests: Sequence[Path]) -> list[Row]:
 
 def _config(row: Row, target: Target, split: int) -> Config:
     warps, stages = (row.threads or _THREADS) // target.wave_size, row.prefetch or 2
-    return Config(row.symbol, row.tile_m, row.tile_n, row.sub_k, 1, split, warps, stages, backend="asm")
+    group = row.others.get("group_m", "")
+    sizes = row.tile_m, row.tile_n, row.sub_k, int(group) if group.isdigit() else 1, split, warps, stages
+    return Config(row.symbol, *sizes, backend="asm")
 
 
 def job(config: Config, problem: Problem, target: Target, module: str) -> Job:
@@ -89,7 +91,7 @@ def job(config: Config, problem: Problem, target: Target, module: str) -> Job:
 
     Args:
         config: its template is the symbol.
-        problem: unused: a kernel serves every size.
+        problem: tells kernels of one name apart.
         target: architecture.
         module: paths of manifests, separated as in PATH; without one, those of the environment are read.
 
@@ -102,6 +104,8 @@ def job(config: Config, problem: Problem, target: Target, module: str) -> Job:
         raise InputError(
             f"{config.name}: no manifest holds this kernel; TRITONGEMM_ASM_MANIFESTS or --manifest names them"
         )
+    # Of kernels with one name that for the problem goes first.
+    rows.sort(key=lambda r: _asm_fit.refusal(r, problem, target) is not None)
     codes = [(row, row.path.read_bytes() if row.path.is_file() else b"") for row in rows]
     row, code = next(((r, c) for r, c in codes if _is_for(r, c, target)), codes[0])
     described = asdict(row)

@@ -1,0 +1,76 @@
+"""Tuned kernels as a manifest of assembly kernels: launched as the backend that made them, for the sizes they fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tritongemm import export, registry, served, settings, target
+from tritongemm.backends import asm
+from tritongemm.compile import Cache
+from tritongemm.config import Config
+from tritongemm.launch import Launch
+from tritongemm.machine import Machine
+from tritongemm.problem import Problem
+from tritongemm.record import Record
+from tritongemm.store import Store
+
+TILE = Config("tile", 16, 32, 32, 4, 2, 2, 2)
+TMA = Config("tma", 64, 64, 64, num_warps=4)
+STREAM = Config("stream_k", 64, 64, 64, num_warps=4, options=(("num_sms", 8),))
+SIZE = Problem(20, 48, 160, "bf16", "bf16", "bf16", row_major_b=False)
+SM90 = Machine(target.load("sm90"), "", (), "H200", "")
+
+
+def record(problem: Problem, config: Config = TILE, arch: str = "sm90") -> Record:
+    return Record(
+        problem, arch, config, "triton", 2e-6, 0.01, "events", toolchain={"triton": settings.version("triton")}
+    )
+
+
+def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same launch, for the size they were tuned for and others whose remainders are alike."""
+    half = replace(SIZE, dtype_a="fp16", dtype_b="fp16", dtype_c="fp16")
+    records = [record(SIZE), record(half), record(SIZE, TMA), record(SIZE, STREAM), record(SIZE, arch="gfx942")]
+    results = tmp_path / "tuned.yaml"
+    sized = [replace(r, problem=replace(r.problem, m=20 + i)) for i, r in enumerate(records)]
+    with Store.open(results, "sm90", {}, {}) as store:
+        for one in sized[:4]:
+            store.add_record(one)
+        store.merge()
+    monkeypatch.setattr(export.machine, "find", lambda _: SM90)
+    assert export.main([str(results), "-o", str(tmp_path / "out")]) == 0
+    paths = sorted((tmp_path / "out").glob("*.csv"))
+    assert [p.name for p in paths] == ["kernels.csv", "kernels_2.csv"]
+    monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", ":".join(map(str, paths)))
+    for one in sized[:2]:
+        (config,) = asm.configs(one.problem, SM90.target)
+        assert (config.tile, config.group_m, config.split_k) == (TILE.tile, 4, 2)
+        built, code, _ = asm.build(asm.job(config, one.problem, SM90.target, ""))
+        launch = asm.launch(replace(built, path="x"), one.problem, SM90.target)
+        expected = served.launches([one], SM90.target, Cache(settings.cache_folder()))[one.problem]
+        assert isinstance(expected, Launch) and Path(expected.path).read_bytes() == code
+        for field in ("symbol", "grid", "block", "shared", "buffers"):
+            assert getattr(launch, field) == getattr(expected, field), field
+        addresses = {"a": 1, "b": 2, "c": 0, "workspace": 4, "semaphore": 5}
+        mine, theirs = launch.pack(addresses), expected.pack(addresses)
+        assert mine[: len(theirs)] == theirs
+    assert asm.configs(replace(SIZE, m=999, k=320), SM90.target), "M may be anything, K a multiple of the step"
+    assert not asm.configs(replace(SIZE, k=168), SM90.target)
+
+
+def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    bias = replace(SIZE, bias="m")
+    wide = replace(SIZE, m=128, n=128, k=128)
+    records = [record(SIZE), record(bias), record(wide, TMA), record(replace(wide, m=64), STREAM)]
+    paths, refused = export.export(records, tmp_path, SM90)
+    assert len(paths) == 1 and len(refused) == 3
+    assert "bias along M" in refused[0] and "tensor maps" in refused[1] and "template stream_k" in refused[2]
+    with pytest.raises(export.InputError, match="no kernel to export for sm90: no result is for it"):
+        export.export([record(SIZE, arch="gfx942")], tmp_path, SM90)
+    (tmp_path / "sizes.yaml").write_text("- {M: 1, N: 1, K: 1}\n")
+    assert export.main([str(tmp_path / "sizes.yaml"), "-o", str(tmp_path)]) == 2
+    assert "no kernel to export" in capsys.readouterr().err
+    assert registry.unavailable("backends", "asm") is None or "TRITONGEMM_ASM_MANIFESTS" in str(asm.unavailable())

@@ -24,7 +24,7 @@ from tritongemm.errors import InputError
 from tritongemm.fallback import NAMES, is_plain, linear, output_dtype
 from tritongemm.problem import Problem
 from tritongemm.record import Record
-from tritongemm.served import Kernel, Library, Served
+from tritongemm.served import Loaded, Served
 
 _MOST_CALLS = 8192  # of one thread; sequences of any length must not fill the memory
 Serve = Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Tensor]
@@ -43,7 +43,7 @@ class Verdict:
 
     kind: str
     text: str
-    kernel: Kernel | Library | None = None
+    kernel: Loaded | None = None
     served: Served | None = None
     lasting: bool = True
 
@@ -154,7 +154,7 @@ class Dispatcher:
         if record is None:
             return Verdict("fallback", self._unknown(problem, served.arch))
         kernel = served.kernels.get(problem)
-        if isinstance(kernel, Kernel | Library):
+        if isinstance(kernel, Loaded):
             gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
             return Verdict("exact", f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})", kernel, served)
         if kernel is not None:

@@ -14,7 +14,8 @@ from tritongemm import settings
 from tritongemm.bound import Bound
 from tritongemm.errors import TritonGemmError
 from tritongemm.hip_ext import driver, serving
-from tritongemm.launch import Launch
+from tritongemm.hip_ext.shared_object import PreparedCall
+from tritongemm.launch import HostCall, Launch
 from tritongemm.problem import Problem
 from tritongemm.record import Record
 from tritongemm.scratch import Scratch
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tritongemm.trial import Built
 
 
-LAUNCHED = ("triton", "asm")  # backends whose winners are code objects and `Launch`es
+LAUNCHED = ("triton", "asm", "ck", "cutlass")  # backends whose winners are a `Launch` or a `HostCall`
 LIBRARY = "blaslt"  # the one whose winners are algorithms of a library
 _PLACE = 1 << 20  # any aligned address: a tensor map is moved before it is used
 
@@ -100,12 +101,38 @@ class Library:
         return self.solution.bind()
 
 
+@dataclass(frozen=True)
+class Hosted:
+    """A tuned kernel that the host code of its own library starts.
+
+    Attributes:
+        record: the result that chose it.
+        call: what starts it.
+    """
+
+    record: Record
+    call: HostCall
+
+    def bytes(self, buffer: str) -> int:
+        """Bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
+        return sum(b.bytes for b in self.call.buffers if b.name == buffer)
+
+    def bind(self, device: driver.Device) -> Bound:
+        """A launch for one thread."""
+        prepared = PreparedCall(self.call, {})
+        names = [str(p.value) for p in self.call.params if p.kind == "pointer" and p.value != "stream"]
+        return Bound({name: prepared.setter(name) for name in names}, prepared.launch)
+
+
+Loaded = Kernel | Library | Hosted
+
+
 def moved(record: Record) -> bool:
     """Whether another Triton than the one installed made the record, so that its kernel must be checked again."""
     return record.toolchain.get("triton") != settings.version("triton")
 
 
-def launches(records: Sequence[Record], target: Target, cache: Cache) -> dict[Problem, Launch | str]:
+def launches(records: Sequence[Record], target: Target, cache: Cache) -> dict[Problem, Launch | HostCall | str]:
     """The launch of each record's config, compiled in parallel where the cache lacks it; or why there is none.
 
     Args:
@@ -117,7 +144,7 @@ def launches(records: Sequence[Record], target: Target, cache: Cache) -> dict[Pr
     from tritongemm.codegen import kernels
     from tritongemm.compile import Compiler
 
-    found: dict[Problem, Launch | str] = {}
+    found: dict[Problem, Launch | HostCall | str] = {}
     waiting: dict[Problem, Any] = {}
 
     def finish(record: Record, built: Built) -> None:
@@ -180,7 +207,7 @@ class Served:
         vendor = driver.present()
         assert vendor is not None, "PyTorch sees a GPU, its driver does not"
         self.index, self.place = index, torch.device("cuda", index)
-        self.kernels: dict[Problem, Kernel | Library | str] = {}
+        self.kernels: dict[Problem, Loaded | str] = {}
         self.scratch: Scratch | None = former.scratch if former else None
         with torch.cuda.device(index):
             torch.zeros(1, device=self.place)  # starts PyTorch's context before ours is made current
@@ -223,19 +250,23 @@ class Served:
         if any(need) and not (self.scratch and self.scratch.holds(*need)):
             self.scratch = Scratch(self.device, *need)
         for kernel in loaded:
-            reason = self._check(kernel) if moved(kernel.record) else None
+            # A library loads its kernel when it is first called, which must not be while a graph is captured.
+            reason = self._check(kernel) if moved(kernel.record) or isinstance(kernel, Hosted) else None
             if reason:
                 self.kernels[kernel.record.problem] = reason
 
-    def _kernel(self, record: Record, launch: Launch) -> Kernel | str:
+    def _kernel(self, record: Record, launch: Launch | HostCall) -> Kernel | Hosted | str:
         try:
+            if isinstance(launch, HostCall):
+                PreparedCall(launch, {})
+                return Hosted(record, launch)
             function = self.device.load(Path(launch.path).read_bytes()).function(launch.symbol)
             _ = function.attributes  # the driver may load code late; a capture must not be the first to ask
             return Kernel(record, launch, function)
         except (TritonGemmError, OSError) as error:
             return str(error)
 
-    def _check(self, kernel: Kernel | Library) -> str | None:
+    def _check(self, kernel: Loaded) -> str | None:
         """Run a kernel whose toolchain moved on random operands; why it is not to be trusted, or None."""
         import torch
 

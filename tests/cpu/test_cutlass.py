@@ -18,6 +18,8 @@ from tritongemm.hip_ext import toolchain
 from tritongemm.hip_ext.shared_object import PreparedCall
 from tritongemm.launch import Buffer, HostCall, Param
 from tritongemm.problem import Problem
+from tritongemm.record import Record
+from tritongemm.served import Hosted, is_kernel
 
 SM90 = target.load("sm90")
 BF16 = Problem(1024, 4096, 4096, "bf16", "bf16", "bf16", True, False)
@@ -225,3 +227,15 @@ def test_what_a_host_call_refuses_is_named(library, tmp_path):
         PreparedCall(call(str(tmp_path / "absent.so")), {})
     with pytest.raises(UnavailableError, match=r"does not load: libabsent\.so"):
         PreparedCall(call(library, runtime="libabsent.so"), {})
+
+
+def test_a_served_host_call_takes_new_addresses(library):
+    record = Record(BF16, "sm90", Config.parse(NAME), "cutlass", 1e-6, 0.0, "events")
+    bound = Hosted(record, call(library)).bind(None)  # type: ignore[arg-type]
+    last = ctypes.CDLL(library).last
+    last.restype = ctypes.POINTER(ctypes.c_longlong)
+    bound.put("a")(0x3000)
+    bound.put("bias")(0x1)  # it takes none
+    bound.launch(0x79)
+    assert last()[:4] == [0x3000, 5, 2**40, 0x79]
+    assert is_kernel(record)

@@ -153,6 +153,12 @@ def test_what_a_binary_depends_on(headers, no_compiler):
     assert digest() not in others
 
 
+def test_pipeline_5_reads_along_k_only():
+    config = Config.parse(SMALL.replace("pipeline1", "pipeline5").replace("bn32", "bn128").replace("bm32", "bm64"))
+    assert ck.check(config, BF16, GFX942) is None
+    assert "arrays end up in scratch" in (ck.check(config, replace(BF16, row_major_b=True), GFX942) or "")
+
+
 def test_a_split_adds_no_bias_and_no_integers():
     split = Config.parse(SMALL.replace("sk1", "sk4"))
     assert "adds the bias" in (ck.check(split, replace(BF16, bias="n"), GFX942) or "")

@@ -147,6 +147,14 @@ def _loops(config: Config, problem: Problem, target: Target) -> str | None:
     return f"{loops} K blocks for pipeline v{version}, which wants {PREFETCHED[version] + 1}" if few else None
 
 
+def _arrays(config: Config, problem: Problem, target: Target) -> str | None:
+    """Pipeline v5 with operands read across K leaves its arrays in scratch (2 KB a thread, in the compilers seen), and
+    is not seen to work."""
+    if config.option("pipeline") != 5 or problem.layout == "TN":
+        return None
+    return f"pipeline v5 with layout {problem.layout}, whose arrays end up in scratch"
+
+
 def _waves(config: Config, problem: Problem, target: Target) -> str | None:
     """Two workgroups take turns on a compute unit: only the simplest pipeline has that form."""
     if not config.option("interwave"):
@@ -172,6 +180,7 @@ def _bank(config: Config, problem: Problem, target: Target) -> str | None:
 
 RULES = (
     Rule("pipeline", _loops),
+    Rule("scratch", _arrays),
     Rule("interwave", _waves),
     Rule("split", _split),
     Rule("lds", _lds),

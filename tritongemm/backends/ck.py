@@ -30,6 +30,7 @@ _TYPES = {
     "fp8e4m3fn": "ck::f8_t", "fp8e4m3fnuz": "ck::f8_t", "fp8e5m2": "ck::bf8_t", "fp8e5m2fnuz": "ck::bf8_t",
 }  # fmt: skip
 _OUTPUTS = {"bf16": ("bf16",), "fp16": ("fp16",), "int8": ("int32",)}
+_MOST_SCRATCH = 1024  # bytes
 _POINTERS = ("a", "b", "c")
 _RUN_TIME = ("split_k",)
 _OPTIONS = (
@@ -199,8 +200,10 @@ def build(job: Job) -> tuple[Built, bytes, str]:
         threads=job.config.num_warps * _ck_shape.WAVE,
         launch={"parameters": [list(p) for p in wanted["parameters"]]},
     )
-    if built.shared > wanted["lds"]:
-        reason = f"LDS {built.shared} > {wanted['lds']} bytes"
+    reason = f"LDS {built.shared} > {wanted['lds']} bytes" if built.shared > wanted["lds"] else ""
+    if built.spills > _MOST_SCRATCH:
+        reason = f"{built.spills} bytes of scratch a thread: whole arrays, not registers spilled"
+    if reason:
         return replace(built, status="out_of_resources", reason=reason), b"", ""
     return built, code, "kernel.so"
 

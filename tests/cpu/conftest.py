@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,11 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One cache of compiled kernels for the whole run, and never the user's own."""
+    """One cache of compiled kernels for the whole run, whatever its processes, and never the user's own."""
     with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("compiled")
+        base = tmp_path_factory.getbasetemp()
+        folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+        folder.mkdir(exist_ok=True)
         patch.setenv("TRITONGEMM_CACHE", str(folder))
         yield folder
 

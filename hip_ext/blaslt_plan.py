@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from functools import cached_property, partial
 from typing import Any
@@ -127,10 +127,9 @@ class Plan:
             values.append((name, value.value))
         return Algorithm(raw, workspace, tuple(values))
 
-    @cached_property
-    def every(self) -> tuple[Algorithm, ...]:
+    def every(self) -> Iterator[Algorithm]:
         """`algorithms`, on cuBLASLt followed by those of `blaslt_variants`."""
-        return self.algorithms if self.library.extension is not None else blaslt_variants.wider(self)
+        return iter(self.algorithms) if self.library.extension is not None else blaslt_variants.wider(self)
 
     def rebuild(self, values: Mapping[str, int]) -> Algorithm | None:
         """The algorithm of these values, if the library supports it here; None otherwise."""

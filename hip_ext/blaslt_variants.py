@@ -66,17 +66,22 @@ def around(plan: Plan, algorithm: Algorithm) -> Iterator[Mapping[str, int]]:
     yield from changed("tile", numbers(plan, algorithm, _TILES))
 
 
-def wider(plan: Plan) -> tuple[Algorithm, ...]:
-    """The plan's algorithms, what the heuristics say when split-K or workspace is forbidden, then the changed ones."""
-    found = {a.values: a for a in plan.algorithms}
+def wider(plan: Plan) -> Iterator[Algorithm]:
+    """The plan's algorithms, what the heuristics say when split-K or workspace is forbidden, then the changed ones; each
+    is made when it is asked for, since the library takes milliseconds to check a hundred."""
+    found: dict[tuple[tuple[str, int], ...], Algorithm] = {}
+
+    def new(algorithm: Algorithm | None) -> Iterator[Algorithm]:
+        if algorithm is not None and algorithm.values not in found:
+            found[algorithm.values] = algorithm
+            yield algorithm
+
+    for algorithm in plan.algorithms:
+        yield from new(algorithm)
     for mask, workspace in ((0, plan.workspace), (1, plan.workspace), (2, plan.workspace), (4, plan.workspace), (7, 0)):
         for algorithm in plan.heuristics(workspace, mask):
-            found.setdefault(algorithm.values, algorithm)
+            yield from new(algorithm)
     for seed in list(found.values()):
         for values in around(plan, seed):
-            if tuple(values.items()) in found:
-                continue
-            changed = plan.rebuild(values)
-            if changed is not None:
-                found.setdefault(changed.values, changed)
-    return tuple(found.values())
+            if tuple(values.items()) not in found:
+                yield from new(plan.rebuild(values))

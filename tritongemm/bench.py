@@ -71,7 +71,8 @@ class Bench:
             yield {"copies": bench.copies, "cold": bench.cold}
             if request.kind == "enumerate":
                 backend = registry.load("backends", request.library)
-                yield backend.enumerate(bench.problem, *bench.sets[0][:2], bench.bias, bench.sets[0][2])
+                a, b, c = bench.sets[0]
+                yield backend.enumerate(bench.problem, a, b, bench.bias, c, request.most)
                 return
             yield from self._screen(bench, request) if request.kind == "screen" else self._final(bench, request)
 

@@ -105,7 +105,7 @@ class Offline:
                 continue
             yield Trial(one.config, "ok", samples=(model.predict(problem, self.target, one),), timer=model.LABEL)
 
-    def enumerate(self, problem: Problem, backend: str) -> list[Config]:
+    def enumerate(self, problem: Problem, backend: str, most: int) -> list[Config]:
         """None: a library can be asked on a GPU only."""
         return []
 

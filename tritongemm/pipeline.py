@@ -204,12 +204,12 @@ class Pipeline:
         for backend in filter(opponents.is_library, self.plan.backends):
             builds = []
             try:
-                configs = task.judge.enumerate(task.problem, backend)
+                configs = task.judge.enumerate(task.problem, backend, self.plan.algorithms)
             except TritonGemmError as error:
                 self._refused(task, backend, str(error))
                 continue
             self.watcher.offered(task.problem, backend, len(configs), "")
-            for config in configs[: self.plan.algorithms or None]:
+            for config in configs:
                 task.built[config.name] = Built(config, "")
                 if (config.name, "screen") in known:
                     task.trials[config.name] = known[config.name, "screen"]

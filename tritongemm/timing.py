@@ -126,8 +126,8 @@ class Gpu:
                 if fault.status and left:
                     yield Trial(left.pop(0)[0], fault.status, fault.reason, stage="screen")
 
-    def enumerate(self, problem: Problem, backend: str) -> list[Config]:
-        """The configs a library has for a problem.
+    def enumerate(self, problem: Problem, backend: str, most: int) -> list[Config]:
+        """The configs a library has for a problem, `most` of them unless that is 0.
 
         Raises:
             TritonGemmError: it can't be asked; says why.
@@ -136,7 +136,7 @@ class Gpu:
         if reason:
             raise UnavailableError(reason)
         try:
-            answers = list(self._answers(self._request("enumerate", problem, (), library=backend)))
+            answers = list(self._answers(self._request("enumerate", problem, (), library=backend, most=most)))
         except _Fault as fault:
             raise TritonGemmError(fault.reason) from None
         found: list[Config] = answers[-1]

@@ -54,6 +54,7 @@ class Request:
         problem, target, protocol, vendor, device: where and how.
         candidates: what to launch; None where the backend is a library that launches by itself.
         library: plug-in of backends/ that races with them, for ``final``, or that is asked, for ``enumerate``.
+        most: configs that `enumerate` lists at most; 0 for all.
         best: seconds of the best screened so far; a candidate twice as slow is not measured further.
     """
 
@@ -65,6 +66,7 @@ class Request:
     device: int
     candidates: tuple[tuple[Config, Launch | HostCall | None], ...]
     library: str = ""
+    most: int = 0
     best: float = math.inf
 
 

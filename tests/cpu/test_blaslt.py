@@ -127,6 +127,7 @@ def test_algorithms_become_configs_that_find_their_way_back(library):
     amd = library.table.vendor == "amd"
     assert [x.option("index") for x in configs] == ([1, 2, 0, 4, 5] if amd else list(range(len(configs))))
     assert len({backend.identity(x) for x in configs}) == len(configs)
+    assert backend.enumerate(problem, a, b, bias, c, 2) == configs[:2]
     assert all(Config.parse(x.name) == x for x in configs)
     if amd:
         assert configs[0].template == "Cijk_third" and configs[4].template == "heuristic"
@@ -308,13 +309,13 @@ def test_the_gpu_process_is_asked_for_what_a_library_has(monkeypatch):
     monkeypatch.setattr(gpu._child, "ask", ask)
     monkeypatch.setattr(registry, "unavailable", lambda kind, name: None)
     problem = Problem(5, 7, 3)
-    assert gpu.enumerate(problem, "blaslt") == [config]
-    assert (asked[0].kind, asked[0].library, asked[0].problem) == ("enumerate", "blaslt", problem)
+    assert gpu.enumerate(problem, "blaslt", 9) == [config]
+    assert (asked[0].kind, asked[0].library, asked[0].problem, asked[0].most) == ("enumerate", "blaslt", problem, 9)
     with pytest.raises(TritonGemmError, match="UnavailableError: no library"):
-        gpu.enumerate(problem, "blaslt")
+        gpu.enumerate(problem, "blaslt", 9)
     monkeypatch.setattr(registry, "unavailable", lambda kind, name: "not here")
     with pytest.raises(UnavailableError, match="not here"):
-        gpu.enumerate(problem, "blaslt")
+        gpu.enumerate(problem, "blaslt", 9)
     assert len(asked) == 2
     assert gpu._launches(problem, [Built(config, "")], "screen") == ([(config, None)], [])
 

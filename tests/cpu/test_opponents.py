@@ -87,7 +87,7 @@ class Judge:
             registry.load("backends", one.config.backend).launch(one, problem, self.target)
             yield Trial(one.config, "ok", samples=(seconds(one.config),), timer="sundial")
 
-    def enumerate(self, problem: Problem, backend: str) -> list[Config]:
+    def enumerate(self, problem: Problem, backend: str, most: int) -> list[Config]:
         raise TritonGemmError(f"{backend} lacks a symbol")
 
     def final(self, problem: Problem, built: list[Built], library: str) -> Final:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.config import Config
@@ -92,12 +93,11 @@ def _workspace(device: Any, stream: int) -> Tensor:
 @lru_cache(maxsize=256)
 def _plan(library: blaslt.Library, matmul: Matmul, device: int) -> Plan | None:
     """The matmul made ready, or None where the library has no algorithm for it."""
-    table = library.table
     dtypes = {m.dtype for m in (matmul.a, matmul.b, matmul.c, matmul.d)} | {matmul.scale}
-    if not dtypes <= set(table.types):
+    if not dtypes <= set(library.table.types):
         return None
     try:
-        plan = Plan(library, matmul, device, WORKSPACE_BYTES, REQUESTED[table.vendor])
+        plan = Plan(library, matmul, device, WORKSPACE_BYTES, REQUESTED[library.table.vendor])
         return plan if plan.algorithms else None
     except DriverError as error:
         if any(word in error.name for word in blaslt.REFUSALS):
@@ -166,19 +166,20 @@ def _config(algorithm: Algorithm, index: int, version: int, fast: bool) -> Confi
     return Config(name or NAMELESS, *shape, options=tuple(options.items()), backend="blaslt")
 
 
-def enumerate(problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor) -> list[Config]:
-    """Every algorithm the library has for the problem, its best guess first; runs in the GPU's process.
+def enumerate(problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, most: int = 0) -> list[Config]:
+    """The algorithms the library has for the problem, its best guess first; runs in the GPU's process.
 
     cuBLASLt 13.1 has 700 to 3400 for bf16 on an H200; the first 50 hold most of what is to be gained.
 
     Args:
         problem: dtypes, layouts and bias.
         a, b, bias, c: operands as for `operation`.
+        most: how many at most, of each way to accumulate; 0 for all.
     """
     now, found = version(), list[Config]()
     for fast in _accumulations(problem):
         prepared = _prepared(problem, a, b, bias, c, fast)
-        algorithms = prepared[0].every if prepared else ()
+        algorithms = islice(prepared[0].every(), most or None) if prepared else ()
         found += [_config(algorithm, index, now, fast) for index, algorithm in builtins.enumerate(algorithms)]
     return found
 

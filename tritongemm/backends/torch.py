@@ -21,7 +21,7 @@ def unavailable() -> str | None:
     return None if settings.version("torch") != "missing" else "the torch package is not installed"
 
 
-def enumerate(problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor) -> list[Config]:
+def enumerate(problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, most: int = 0) -> list[Config]:
     """PyTorch's one candidate, which only a run without any other needs; none where it has no GEMM for the problem."""
     return [CHOICE] if operation(problem, a, b, bias, c) else []
 

@@ -140,6 +140,12 @@ class Compiler:
         for child in self._children:
             self._idle.put(child)
 
+    def start(self) -> None:
+        """Begin to start the processes where the cache is empty, so that they are ready when the first jobs come."""
+        if not any(self.cache.folder.glob("*/*")):
+            for child in self._children:
+                child.start()
+
     def build(self, job: Job) -> Built:
         """One job, from the cache or compiled in a child; every failure is a value.
 

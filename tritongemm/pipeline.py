@@ -59,8 +59,10 @@ class Pipeline:
         """
         todo = [p for p in problems if self.store.record(p) is None]
         self.watcher.stage("plan", len(todo))
-        for judge in self.judges if todo and not self.plan.stop else ():
-            judge.start()
+        if todo and not self.plan.stop:
+            self.compiler.start()
+            for judge in self.judges:
+                judge.start()
         # Not this run's own sizes: a resumed run has some of them already, and must try what the first would have.
         self.solved = [r for r in self.store.records() if r.problem not in set(problems)]
         tasks = self._tasks(todo)

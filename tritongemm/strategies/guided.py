@@ -15,8 +15,8 @@ from tritongemm.strategies._kept import Kept
 from tritongemm.strategies._surrogate import Surrogate, features
 from tritongemm.trial import Trial
 
-SHARE = 0.05  # of the kept configs that the default budget tries,
-FEWEST, MOST = 48, 192  # within these bounds
+SHARE = 0.03  # of the kept configs that the default budget tries,
+FEWEST, MOST = 48, 128  # within these bounds
 FIRST = 0.4  # of the budget that goes to the first batch
 ROUNDS = 6  # batches; each is a barrier between compiling and timing
 PATIENCE, GAIN = 3, 0.003  # stop after so many batches that gain less than this
@@ -37,7 +37,7 @@ def search(
     Args:
         space: where neighbours are looked for, and whose problem and target shape the features.
         order: kept configs, the predicted best first.
-        budget: most configs to try; 0 for 5 % of `order`, at least 48 and at most 192.
+        budget: most configs to try; 0 for 3 % of `order`, at least 48 and at most 128.
         seeds: winners of similar problems, tried first; one that was pruned stands for the nearest kept config.
         expected: predictions for `order`; made here when not given.
     """

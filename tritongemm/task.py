@@ -69,7 +69,7 @@ class Plan:
     finalists: int = 12
     library: str = "torch"
     backends: tuple[str, ...] = ("triton",)
-    algorithms: int = 64
+    algorithms: int = 48
     margin: float = choose.MARGIN
     stop: str = ""
     toolchain: dict[str, str] = field(default_factory=dict, hash=False)

@@ -34,7 +34,7 @@ from tritongemm.config import Config
 from tritongemm.space import Space, space
 
 Floats = NDArray[np.float64]
-TABLES = (Path(__file__).resolve().parent / "data" / "h200_bf16_sample.jsonl.gz",)
+TABLES = (Path(__file__).resolve().parent / "data" / "h200_bf16_whole.jsonl.gz",)
 STRATEGIES = ("exhaustive", "guided", "genetic")
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)
 NEAR = 0.96  # of the way from the median to the best

@@ -17,11 +17,11 @@ from tritongemm.trial import Trial
 
 SHARE = 0.03  # of the kept configs that the default budget tries,
 FEWEST, MOST = 48, 128  # within these bounds
-FIRST = 0.4  # of the budget that goes to the first batch
+FIRST = 0.25  # of the budget that goes to the first batch
 ROUNDS = 6  # batches; each is a barrier between compiling and timing
 PATIENCE, GAIN = 3, 0.003  # stop after so many batches that gain less than this
 LEADERS = 4  # whose neighbours are looked at
-LOCAL = 0.34  # of a batch that goes to these neighbours
+LOCAL = 0.6  # of a batch that goes to these neighbours
 BOLD = (1.0, 0.7, 0.5, 0.3, 0.0)  # standard deviations an unsure config is favoured by, batch after batch
 
 

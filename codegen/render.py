@@ -145,7 +145,9 @@ def _render(template: str, problem: Problem, configs: list[Config], target: Targ
     )
 
 
-def module(problem: Problem, configs: list[Config], target: Target, tolerance: float, scale: float) -> str:
+def module(
+    problem: Problem, configs: list[Config], target: Target, tolerance: float, scale: float, library: str = ""
+) -> str:
     """A module with all candidates of one problem, which verifies and times them when run by itself.
 
     Args:
@@ -154,8 +156,10 @@ def module(problem: Problem, configs: list[Config], target: Target, tolerance: f
         target: where they run.
         tolerance: largest error that passes, as the family measures it.
         scale: standard deviation of the random operands.
+        library: PyTorch's function for the problem, or "" where it has none.
     """
-    return _render("module.py.j2", problem, configs, target, tolerance=tolerance, scale=scale)
+    more = {"tolerance": tolerance, "scale": scale, "library": library, "rotating_mb": 3 * target.llc_bytes >> 20}
+    return _render("module.py.j2", problem, configs, target, **more)
 
 
 def winner(problem: Problem, config: Config, target: Target, remark: str) -> str:

@@ -1,4 +1,8 @@
-"""Kernel times from CUPTI activity records, in process, on NVIDIA."""
+"""Kernel times from CUPTI activity records, in process, on NVIDIA.
+
+CUPTI knows kernels by their handles and goes on giving a kernel the name of unloaded code whose handle it has: who
+checks names must not unload code (seen with CUDA 13 on an H200; grid, block and shared memory were the right ones).
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,17 @@ from tritongemm.errors import DriverError, UnavailableError
 from tritongemm.hip_ext import driver, libraries, trace
 
 _OLDEST = 13  # CUDA 11
-_CONCURRENT_KERNEL = 10  # CUpti_ActivityKind
+# CUpti_ActivityKind: a library's operation may fill or copy memory beside its kernels
+_MEMCPY, _MEMSET, _KERNEL = 1, 2, 10
 _FORCED = 1
 _END_OF_BUFFER = 12  # CUPTI_ERROR_MAX_LIMIT_REACHED
 _BUFFER_BYTES = 1 << 20
 
 # The part of CUpti_ActivityKernel that every version from 3 to 10 lays out alike; later ones append.
 _KIND, _SPAN, _CORRELATION, _NAME, _PREFIX_BYTES = 0, 16, 92, 104, 112
+# CUpti_ActivityMemcpy and CUpti_ActivityMemset have kind and span at the same places, and no name.
+_MEMORY_CORRELATION, _MEMORY_BYTES = 44, 48
+_MEMORY_NAMES = {_MEMCPY: "memcpy", _MEMSET: "memset"}
 
 _PLACES = (
     "nvidia/cu13/lib",
@@ -45,7 +53,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 
 
 class KernelTrace(trace.KernelTrace):
-    """Times every kernel launched within the block; see `trace.KernelTrace`.
+    """Times every kernel, memcpy and memset within the block; see `trace.KernelTrace`.
 
     Args:
         wait: waits for the device; by default for the thread's current one.
@@ -86,7 +94,7 @@ class Tracer:
             )
         self._buffers: dict[int, ctypes.Array[c_uint64]] = {}
         self._collection: trace.Collection | None = None
-        self._running = False
+        self._running = self._enabled = False
         # ctypes must not forget what CUPTI goes on calling
         self._callbacks = _Request(self._request), _Complete(self._complete)
         self._call("cuptiActivityRegisterCallbacks", *self._callbacks)
@@ -94,20 +102,39 @@ class Tracer:
     def start(self) -> trace.Collection:
         if self._running:
             raise trace.TraceError("kernel trace: another one is open in this process")
+        self._collection = None
         self.flush()
-        now = c_uint64()
-        self._call("cuptiGetTimestamp", byref(now))
-        self._collection = trace.Collection(now.value)
-        self._call("cuptiActivityEnable", _CONCURRENT_KERNEL)
+        self._collection = trace.Collection(self._now())
+        self.enable()
         self._running = True
         return self._collection
 
     def stop(self) -> None:
+        if self._running and self._collection is not None:
+            self._collection.close(self._now())  # CUPTI stays enabled
         self._running = False
-        self._call("cuptiActivityDisable", _CONCURRENT_KERNEL)
+
+    def enable(self) -> None:
+        """Begin to watch, until `disable`; the first launches after it are slow, so traces leave it as it is."""
+        if not self._enabled:
+            self._enabled = True
+            for kind in (_KERNEL, *_MEMORY_NAMES):
+                self._call("cuptiActivityEnable", kind)
+
+    def disable(self) -> None:
+        """Stop watching; launches then cost what they cost without a profiler."""
+        if self._enabled:
+            self._enabled = False
+            for kind in (_KERNEL, *_MEMORY_NAMES):
+                self._call("cuptiActivityDisable", kind)
 
     def flush(self) -> None:
         self._call("cuptiActivityFlushAll", _FORCED)
+
+    def _now(self) -> int:
+        now = c_uint64()
+        self._call("cuptiGetTimestamp", byref(now))
+        return now.value
 
     def _call(self, name: str, *arguments: object) -> None:
         function = getattr(self._library, name)
@@ -141,13 +168,18 @@ class Tracer:
     def _read(self, collection: trace.Collection, buffer: int, valid: int) -> None:
         record = c_void_p()
         while (status := self._walk(buffer, valid, byref(record))) == 0:
-            data = ctypes.string_at(record.value or 0, _PREFIX_BYTES)
-            if struct.unpack_from("<I", data, _KIND)[0] != _CONCURRENT_KERNEL:
+            address = record.value or 0
+            kind = c_uint32.from_address(address + _KIND).value
+            if kind in _MEMORY_NAMES:
+                data, at, text = ctypes.string_at(address, _MEMORY_BYTES), _MEMORY_CORRELATION, _MEMORY_NAMES[kind]
+            elif kind == _KERNEL:
+                data, at = ctypes.string_at(address, _PREFIX_BYTES), _CORRELATION
+                (name,) = struct.unpack_from("<Q", data, _NAME)
+                text = ctypes.string_at(name).decode(errors="replace") if name else ""
+            else:
                 continue
             start, end = struct.unpack_from("<QQ", data, _SPAN)
-            (correlation,) = struct.unpack_from("<I", data, _CORRELATION)
-            (name,) = struct.unpack_from("<Q", data, _NAME)
-            text = ctypes.string_at(name).decode(errors="replace") if name else ""
+            (correlation,) = struct.unpack_from("<I", data, at)
             # kernels of one graph launch share its correlation id
             collection.add((correlation, start), trace.KernelRecord(text, start, end))
         if status != _END_OF_BUFFER:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
@@ -35,6 +35,15 @@ class KernelRecord:
         return (self.end_ns - self.start_ns) * 1e-9
 
 
+def busy_seconds(records: Iterable[KernelRecord]) -> float:
+    """Seconds in which at least one of the kernels ran: the union of their intervals."""
+    busy = reached = 0
+    for record in sorted(records, key=lambda r: r.start_ns):
+        busy += max(0, record.end_ns - max(record.start_ns, reached))
+        reached = max(reached, record.end_ns)
+    return busy * 1e-9
+
+
 class Collection:
     """Records of one trace, filled in by a profiler's callbacks on whatever thread it likes.
 
@@ -44,6 +53,7 @@ class Collection:
 
     def __init__(self, since_ns: int) -> None:
         self._since = since_ns
+        self._until: int | None = None
         self._found: list[tuple[tuple[int, ...], KernelRecord]] = []
         self._faults: list[str] = []
 
@@ -52,7 +62,13 @@ class Collection:
 
     def add(self, order: tuple[int, ...], record: KernelRecord) -> None:
         """Take a record; `order` sorts records into the order of launching."""
+        if self._until is not None and record.start_ns > self._until:
+            return
         self._found.append((order, record))
+
+    def close(self, until_ns: int) -> None:
+        """End the trace for a profiler that goes on: what starts later is not of it, what is under way may yet come."""
+        self._until = until_ns
 
     def fail(self, reason: str) -> None:
         """Spoil the trace."""
@@ -111,14 +127,14 @@ class KernelTrace:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._open = False
-        try:
-            self._wait()
-            self._tracer.flush()
-        except TritonGemmError:
-            if error is None:  # else the first error is the one to hear of
-                raise
-        finally:
-            self._tracer.stop()
+        first: TritonGemmError | None = None
+        for step in (self._wait, self._tracer.flush, self._tracer.stop):
+            try:
+                step()
+            except TritonGemmError as fault:  # after a fault all of them fail; the first says why
+                first = first or fault
+        if first and error is None:
+            raise first
 
     def records(self, expected: int | Sequence[str] | None = None, timeout: float = 1.0) -> list[KernelRecord]:
         """The kernels in the order of their launches.

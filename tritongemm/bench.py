@@ -40,6 +40,11 @@ class Contender:
     calls: Calls
     samples: list[float] = field(default_factory=list)
 
+    def sample(self, timer: Any) -> float:
+        """Seconds of one launch."""
+        seconds: float = timer.time(self.graph, self.launches, self.calls.symbol)
+        return seconds
+
 
 class Bench:
     """What the GPU's process does with a request."""
@@ -61,6 +66,10 @@ class Bench:
     def __call__(self, request: Request) -> Iterator[Any]:
         torch = self._torch
         if self._device is None:
+            # profilers register before the process first uses its GPU
+            prepare = getattr(registry.load("timers", request.protocol.timer), "prepare", None)
+            if prepare:
+                prepare()
             torch.cuda.set_device(request.device)
             torch.zeros(1, device=f"cuda:{request.device}")
             torch.backends.cuda.matmul.allow_tf32 = True
@@ -122,7 +131,7 @@ class Bench:
                 best = min(best, trial.seconds)
 
     def _screened(self, bench: Workbench, config: Config, launch: Launch | HostCall | None, best: float) -> Trial:
-        label = registry.load("timers", bench.protocol.timer).LABEL
+        clock, label = bench.screener
         launches = bench.launches_for(self.SCREEN_SECONDS, 32)
         calls = bench.calls(config, launch, min(bench.copies, launches))
         try:
@@ -134,14 +143,14 @@ class Bench:
                 calls.operations[0]()
             graph = bench.capture(calls.repeated(launches))
             try:
-                samples = [bench.timer.time(graph, launches)]
+                samples = [clock.time(graph, launches, calls.symbol)]
                 if samples[0] < 2 * best:
                     repeats = max(1, min(3, int(self.SCREEN_LIMIT / (samples[0] * launches))))
-                    samples = [bench.timer.time(graph, launches) for _ in range(repeats)]
+                    samples = [clock.time(graph, launches, calls.symbol) for _ in range(repeats)]
             finally:
                 graph.destroy()
         finally:
-            calls.release()
+            bench.release(calls)
         return Trial(config, "ok", samples=tuple(samples), timer=label)
 
     def _first_look(self, bench: Workbench, config: Config, calls: Calls) -> Trial | None:
@@ -169,7 +178,7 @@ class Bench:
                     raise SystemExit(f"{request.problem.key}: {error}") from error
                 raise
             contenders += library
-        self._release(contenders)
+        self._release(bench, contenders)
 
     def _verified(
         self, bench: Workbench, config: Config, launch: Launch | HostCall | None, contenders: list[Contender]
@@ -185,7 +194,7 @@ class Bench:
         found = verify.verify(bench.problem, bench.family, run, bench.sets[0][2], bench.exact, ratio)
         trial = Trial(config, "ok", stage="final", error=found.error, tolerance=found.tolerance, outside=found.outside)
         if not found.ok:
-            calls.release()
+            bench.release(calls)
             return replace(trial, status="wrong", reason=found.reason)
         contenders.append(Contender(config.name, bench.capture(calls.repeated(launches)), launches, calls))
         return trial
@@ -213,14 +222,14 @@ class Bench:
         order = random.Random(bench.protocol.seed)
         for entry in entries:
             for _ in range(max(1, math.ceil(bench.protocol.warmup / entry.launches))):
-                bench.timer.time(entry.graph, entry.launches)
+                entry.sample(bench.timer)
         rounds = max(
             self.FEWEST_ROUNDS, math.ceil(bench.protocol.iters / max((e.launches for e in entries), default=1))
         )
         running, deadline = list(entries), time.perf_counter() + self.RACE_LIMIT
         for done in range(1, 4 * rounds + 1):
             for entry in order.sample(running, len(running)):
-                entry.samples.append(bench.timer.time(entry.graph, entry.launches))
+                entry.samples.append(entry.sample(bench.timer))
             if done % 5 == 0:
                 kept = choose.still_racing({e.name: e.samples for e in running})
                 running = [e for e in running if e.name in kept]
@@ -232,7 +241,7 @@ class Bench:
                 break
         return {e.name: e.samples for e in entries}
 
-    def _release(self, contenders: list[Contender]) -> None:
+    def _release(self, bench: Workbench, contenders: list[Contender]) -> None:
         for contender in contenders:
             contender.graph.destroy()
-            contender.calls.release()
+            bench.release(contender.calls)

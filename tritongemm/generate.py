@@ -43,7 +43,9 @@ def module(problem: Problem, configs: Sequence[Config], target: Target, folder: 
     """Write the module of all candidates; its path."""
     family = registry.load("families", problem.family)
     path = folder / f"{render.module_name(problem)}.py"
-    write_text(path, render.module(problem, list(configs), target, family.tolerance(problem), family.scale(problem)))
+    library = registry.load("backends", "torch").in_module(problem)
+    numbers = family.tolerance(problem), family.scale(problem)
+    write_text(path, render.module(problem, list(configs), target, *numbers, library))
     return path
 
 

@@ -53,7 +53,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
     for name, reason in roster.left_out.items() if args.verbose else ():
         reporter.say(f"{name} does not race: {reason}")
     protocol = Protocol(
-        timer="events" if here.devices else "model",
+        timer=_timer(args.profiler, here),
         init=args.init_type,
         rotating_mb=args.rotating_tensor,
         iters=args.iters,
@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         strategy=args.strategy or ("guided" if here.devices else "exhaustive"),
         budget=args.budget,
         finalists=args.finalists,
-        backends=roster.backends,
+        backends=_watched(args.profiler, roster.backends),
         algorithms=args.algorithms,
         margin=args.min_gain / 100,
         stop="generate" if args.generate_only else "compile" if args.compile_only else "",
@@ -103,6 +103,37 @@ def _rows(args: argparse.Namespace, here: Machine) -> list[Row]:
     if args.gemm_size_file is not None:
         return sizes.from_file(Path(args.gemm_size_file), defaults)
     return sizes.from_options(args.m, args.n, args.k, defaults)
+
+
+def _timer(profiler: str, here: Machine) -> str:
+    """Plug-in of timers/ to measure with; by default the GPU's own in-process profiler, or events where it has none.
+
+    Raises:
+        InputError: the one asked for can't be used here.
+    """
+    reason = registry.unavailable("timers", profiler) if profiler != "auto" else None
+    if not here.devices:
+        if profiler != "auto":
+            also = f"; and {reason}" if reason else ""
+            raise InputError(
+                f"--profiler {profiler}: nothing runs here ({here.why}), so there is nothing to time{also}"
+            )
+        return "model"
+    if profiler == "auto":
+        for name in registry.names("timers"):
+            module = registry.load("timers", name)
+            own = getattr(module, "VENDOR", "") == here.vendor and not hasattr(module, "race")  # and in process
+            if own and registry.unavailable("timers", name) is None:
+                return name
+        return "events"
+    if reason:
+        raise InputError(f"--profiler {profiler}: {reason}; --profiler events needs nothing more than the driver")
+    return profiler
+
+
+def _watched(profiler: str, backends: tuple[str, ...]) -> tuple[str, ...]:
+    """The backends that can race under a profiler: the external one watches generated modules, which have Triton's."""
+    return ("triton",) if profiler == "rocprofv3" else backends
 
 
 def _judges(here: Machine, protocol: Protocol, timeout: float) -> Iterator[Judge]:

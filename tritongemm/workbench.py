@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,17 @@ class LibraryRefusal(Exception):
 
 @dataclass(frozen=True)
 class Calls:
-    """A candidate made ready: one call for each set of operands, and the loaded code to give back."""
+    """A candidate made ready.
+
+    Attributes:
+        operations: one call for each set of operands.
+        module: loaded code, to give back.
+        symbol: kernel that each call is one dispatch of; "" where a library decides.
+    """
 
     operations: list[Callable[[], object]]
     module: driver.Module | None = None
+    symbol: str = ""
 
     def repeated(self, launches: int) -> list[Callable[[], object]]:
         """So many calls, going round the sets of operands."""
@@ -107,7 +114,6 @@ class Workbench:
         problem, protocol = request.problem, request.protocol
         self.problem, self.device, self.stream = problem, device, stream
         self.family = registry.load("families", problem.family)
-        self.timer = registry.load("timers", protocol.timer).Timer(device, stream)
         self.protocol = protocol
         place = f"cuda:{request.device}"
         a, b, self.bias = self.family.inputs(problem, place, protocol.init, protocol.seed)
@@ -123,6 +129,21 @@ class Workbench:
         self._exact: Any = None
         # One launch's worth of time decides how many share a graph.
         self.floor = request.target.roofline_seconds(problem.flops, problem.bytes, problem.a) + 1e-6
+
+    @cached_property
+    def timer(self) -> Any:
+        """The clock of the race."""
+        return self._clock(self.protocol.timer)
+
+    @cached_property
+    def screener(self) -> tuple[Any, str]:
+        """The clock of the screen and its label: the race's own, or the one it names in its place."""
+        name = getattr(registry.load("timers", self.protocol.timer), "SCREEN", self.protocol.timer)
+        own = name == self.protocol.timer
+        return self.timer if own else self._clock(name), registry.load("timers", name).LABEL
+
+    def _clock(self, name: str) -> Any:
+        return registry.load("timers", name).Timer(self.device, self.stream)
 
     @property
     def exact(self) -> Any:
@@ -186,7 +207,12 @@ class Workbench:
                 launch.grid, launch.block, launch.shared, params, launch.cluster, overlap=launch.overlap
             )
             launches.append(partial(prepared.launch, self.stream))
-        return Calls(launches, module)
+        return Calls(launches, module, launch.symbol)
+
+    def release(self, calls: Calls) -> None:
+        """Give back a candidate's code, unless the clock needs all code to stay."""
+        if not getattr(registry.load("timers", self.protocol.timer), "KEEPS_CODE", False):
+            calls.release()
 
     def capture(self, calls: list[Callable[[], object]]) -> driver.Graph:
         """A graph of the calls, which launch on this bench's stream."""

@@ -16,15 +16,16 @@ static uint8_t *buffer;
 static size_t size, used;
 
 CUptiResult cuptiGetVersion(uint32_t *v) { return *v = fake_version, CUPTI_SUCCESS; }
-CUptiResult cuptiGetTimestamp(uint64_t *t) { return *t = fake_time, CUPTI_SUCCESS; }
+CUptiResult cuptiGetTimestamp(uint64_t *t) { /* asked at the start and at the end of a trace */
+  static int ends;
+  return *t = fake_time + 1000000 * (ends++ % 2), CUPTI_SUCCESS;
+}
 CUptiResult cuptiGetResultString(CUptiResult r, const char **s) { return *s = "CUPTI_ERROR_IN_A_NAME", CUPTI_SUCCESS; }
 CUptiResult cuptiActivityRegisterCallbacks(CUpti_BuffersCallbackRequestFunc r, CUpti_BuffersCallbackCompleteFunc c) {
   return request = r, complete = c, fake_refuse ? CUPTI_ERROR_INSUFFICIENT_PRIVILEGES : CUPTI_SUCCESS;
 }
-CUptiResult cuptiActivityEnable(CUpti_ActivityKind k) {
-  return enabled = k == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_SUCCESS;
-}
-CUptiResult cuptiActivityDisable(CUpti_ActivityKind k) { return enabled = 0, CUPTI_SUCCESS; }
+CUptiResult cuptiActivityEnable(CUpti_ActivityKind k) { return enabled |= 1 << k, CUPTI_SUCCESS; }
+CUptiResult cuptiActivityDisable(CUpti_ActivityKind k) { return enabled &= ~(1 << k), CUPTI_SUCCESS; }
 CUptiResult cuptiActivityGetNumDroppedRecords(CUcontext c, uint32_t s, size_t *n) {
   return *n = fake_dropped, CUPTI_SUCCESS;
 }
@@ -41,12 +42,24 @@ CUptiResult cuptiActivityFlushAll(uint32_t flags) {
   pthread_create(&thread, NULL, deliver, NULL), pthread_join(thread, NULL);
   return buffer = NULL, CUPTI_SUCCESS;
 }
-void fake_launch(const char *name, unsigned start, unsigned end, unsigned correlation) {
-  if (!enabled) return;
+static void *slot(int kind) { /* all records here take the room of the largest */
   size_t most = 0;
+  if (!(enabled & 1 << kind)) return NULL;
   if (!buffer) request(&buffer, &size, &most), used = 0;
-  record *r = memset(buffer + used, 0, sizeof(record));
+  used += sizeof(record);
+  return memset(buffer + used - sizeof(record), 0, sizeof(record));
+}
+void fake_launch(const char *name, unsigned start, unsigned end, unsigned correlation) {
+  record *r = slot(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL);
+  if (!r) return;
   r->kind = CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
   r->start = start, r->end = end, r->correlationId = correlation, r->name = name;
-  used += sizeof(record);
+}
+void fake_memset(unsigned start, unsigned end, unsigned correlation) {
+  CUpti_ActivityMemset4 *r = slot(CUPTI_ACTIVITY_KIND_MEMSET);
+  if (r) r->kind = CUPTI_ACTIVITY_KIND_MEMSET, r->start = start, r->end = end, r->correlationId = correlation;
+}
+void fake_memcpy(unsigned start, unsigned end, unsigned correlation) {
+  CUpti_ActivityMemcpy6 *r = slot(CUPTI_ACTIVITY_KIND_MEMCPY);
+  if (r) r->kind = CUPTI_ACTIVITY_KIND_MEMCPY, r->start = start, r->end = end, r->correlationId = correlation;
 }

@@ -59,12 +59,29 @@ def test_records_come_in_launch_order_with_names_and_times(library, tracer):
     assert trace.records(4) == trace.records() == records
 
 
+def test_memory_operations_are_part_of_a_trace(library, tracer):
+    library.fake_memset(500, 600, 1)
+    with traced(tracer) as trace:
+        library.fake_launch(b"gemm", 3000, 3500, 9)
+        library.fake_memset(2000, 2100, 8)
+        library.fake_memcpy(4000, 4100, 10)
+    assert trace.records(["memset", "gemm", "memcpy"])[2] == KernelRecord("memcpy", 4000, 4100)
+
+
 def test_each_trace_has_its_own_records(library, tracer):
     for turn in range(3):
-        library.fake_launch(b"between", 1500, 1600, 1)  # nothing is recorded outside a trace
+        library.fake_launch(b"between", 1500, 1600, 1)  # it goes on watching, but the next trace has none of it
         with traced(tracer) as trace:
             library.fake_launch(b"inside", 2000 + turn, 2100, 2)
+        library.fake_launch(b"after", 2_000_000, 2_000_001, 3)
+        tracer.flush()
         assert [r.start_ns for r in trace.records(1)] == [2000 + turn]
+    tracer.disable()
+    library.fake_launch(b"unseen", 2000, 2100, 1)
+    tracer.flush()
+    with traced(tracer) as trace:  # which enables it again
+        library.fake_launch(b"inside", 2200, 2300, 1)
+    assert [r.name for r in trace.records(1)] == ["inside"]
 
 
 def test_more_records_than_a_buffer_holds_are_kept(library, tracer):
@@ -156,13 +173,12 @@ def test_what_cannot_be_used_is_unavailable(library, monkeypatch):
 
 
 def test_offsets_are_those_of_every_struct_version(tmp_path):
-    """Kernel records of API versions 12 to 26: one prefix for all."""
-    versions = range(4, 10)
+    """Records of API versions 12 to 26: one prefix for all of a kind."""
+    fields = ["kind", "start", "end", "correlationId"]
+    kernels = [(f"CUpti_ActivityKernel{v}", [*fields, "name"]) for v in range(4, 10)]
+    memory = [(f"CUpti_Activity{name}", fields) for name in ("Memset", "Memset4", "Memcpy", "Memcpy6")]
     lines = "".join(
-        f'printf("%zu %zu %zu %zu %zu\\n", offsetof(CUpti_ActivityKernel{v}, kind), offsetof(CUpti_ActivityKernel{v}, '
-        f"start), offsetof(CUpti_ActivityKernel{v}, end), offsetof(CUpti_ActivityKernel{v}, correlationId), "
-        f"offsetof(CUpti_ActivityKernel{v}, name));"
-        for v in versions
+        f'printf("%zu ", offsetof({struct}, {field}));' for struct, wanted in kernels + memory for field in wanted
     )
     source = tmp_path / "offsets.c"
     source.write_text(
@@ -171,5 +187,6 @@ def test_offsets_are_those_of_every_struct_version(tmp_path):
     )
     subprocess.run(["cc", f"-I{INCLUDE}", str(source), "-o", str(tmp_path / "offsets")], check=True, timeout=60)
     printed = subprocess.run([tmp_path / "offsets"], check=True, capture_output=True, text=True, timeout=60).stdout
-    expected = [cupti._KIND, cupti._SPAN, cupti._SPAN + 8, cupti._CORRELATION, cupti._NAME]
-    assert [list(map(int, row.split())) for row in printed.splitlines()] == [expected] * len(versions)
+    span = [cupti._KIND, cupti._SPAN, cupti._SPAN + 8]
+    expected = len(kernels) * [*span, cupti._CORRELATION, cupti._NAME]
+    assert list(map(int, printed.split())) == expected + len(memory) * [*span, cupti._MEMORY_CORRELATION]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tritongemm import tune
+from tritongemm import registry, tune
 from tritongemm.machine import Machine
 
 SIZES = "- {M: 16, N: 512, K: 1024, rowMajorB: N}\n- {M: 250, N: 328, K: 520, rowMajorB: N, bias: n}\n"
@@ -51,12 +51,18 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def clock(machine: Machine) -> str:
+    """Label of what results are timed with: the GPU's own profiler where it can be had."""
+    own = {"nvidia": "cupti", "amd": "rocprofiler"}[machine.vendor]
+    return own if registry.unavailable("timers", own) is None else "graph-events"
+
+
 def test_results_are_measured_beside_the_library(tuned: str, folder: Path, gpu_machine: Machine) -> None:
     assert f"tuning on {gpu_machine.product}" in tuned and "library us" in tuned and "ratio" in tuned
     assert "of 2 sizes won" in tuned
     assert [(r["M"], r["N"], r["K"]) for r in rows(folder)] == [(16, 512, 1024), (250, 328, 520)]
     for row in rows(folder):
-        assert row["timer"] == "graph-events" and row["library"] == "torch"
+        assert row["timer"] == clock(gpu_machine) and row["library"] == "torch"
         assert 0 < row["time(us)"] < 1e4 and 0 < row["library_us"] < 1e4
         assert 0 < row["error"] <= row["tolerance"] and row["verified"].startswith("float64 ")
         assert row["toolchain"]["device"] == gpu_machine.product
@@ -73,11 +79,13 @@ def test_resuming_a_finished_run_is_quick(tuned: str, folder: Path) -> None:
     assert ((folder / "out.yaml").read_bytes(), (folder / "out.yaml.journal").read_bytes()) == before
 
 
-def test_stored_results_are_right_and_can_be_timed_again(tuned: str, folder: Path) -> None:
+def test_stored_results_are_right_and_can_be_timed_again(tuned: str, folder: Path, gpu_machine: Machine) -> None:
     stored = ("--gemm_size_file", str(folder / "out.yaml"), "-o", str(folder / "other.yaml"))
     status, out = run(*stored, "--compare_wo_tuning")
     assert status == 0 and "2 of 2 results are right" in out, out
     status, out = run(*stored, "--benchmark")
+    assert status == 0 and out.count(f" {clock(gpu_machine)} ") == 2, out
+    status, out = run(*stored, "--benchmark", "--profiler", "events")
     assert status == 0 and out.count("graph-events") == 2, out
 
 

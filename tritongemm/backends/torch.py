@@ -42,23 +42,37 @@ def operation(
 
     row = bias if problem.bias == "n" else None
     column = bias[:, None] if bias is not None and problem.bias == "m" else None
-    if problem.a.is_fp8:
-        # cuBLASLt reads fp8 as row-major A times column-major B only.
-        if problem.c.is_fp8 or column is not None or problem.k % 16 or problem.n % 16:
-            return None
+    name = function(problem)
+    if name == "_scaled_mm":
         one = torch.ones((), device=a.device)
         left = a if problem.row_major_a else a.contiguous()
         right = b.T.contiguous().T if problem.row_major_b else b
         out, given = c.dtype, {"out": c} if config else {}
         return lambda: torch._scaled_mm(left, right, one, one, bias=row, out_dtype=out, **given)
-    if problem.dtype_a == "int8":
-        if problem.dtype_c != "int32" or bias is not None or problem.m <= 16 or problem.k % 8 or problem.n % 8:
-            return None
+    if name == "_int_mm":
         return (lambda: torch._int_mm(a, b, out=c)) if config else (lambda: torch._int_mm(a, b))
+    if name == "addmm":
+        added = row if row is not None else column
+        return lambda: torch.addmm(added, a, b, out=c)
+    return (lambda: torch.mm(a, b, out=c)) if name else None
+
+
+def function(problem: Problem) -> str:
+    """PyTorch's function for a problem: ``mm``, ``addmm``, ``_int_mm`` or ``_scaled_mm``; "" where it has none."""
+    if problem.a.is_fp8:
+        # cuBLASLt reads fp8 as row-major A times column-major B only.
+        refused = problem.c.is_fp8 or problem.bias == "m" or problem.k % 16 or problem.n % 16
+        return "" if refused else "_scaled_mm"
+    if problem.dtype_a == "int8":
+        refused = problem.dtype_c != "int32" or problem.bias != "none"
+        return "" if refused or problem.m <= 16 or problem.k % 8 or problem.n % 8 else "_int_mm"
     if len({problem.dtype_a, problem.dtype_b, problem.dtype_c}) != 1:
-        return None
-    if row is not None:
-        return lambda: torch.addmm(row, a, b, out=c)
-    if column is not None:
-        return lambda: torch.addmm(column, a, b, out=c)
-    return lambda: torch.mm(a, b, out=c)
+        return ""
+    return "mm" if problem.bias == "none" else "addmm"
+
+
+def in_module(problem: Problem) -> str:
+    """`function` where it reads the operands as they are, so that a generated module can call it; else ""."""
+    name = function(problem)
+    as_they_are = name != "_scaled_mm" or (problem.row_major_a and not problem.row_major_b)
+    return name if as_they_are else ""

@@ -19,8 +19,8 @@ class Timer:
         self._stream = stream
         self._start, self._stop = device.event(), device.event()
 
-    def time(self, graph: Graph, launches: int) -> float:
-        """Seconds of one launch: one replay of `graph`, which holds `launches` of them."""
+    def time(self, graph: Graph, launches: int, symbol: str = "") -> float:
+        """Seconds of one launch: one replay of `graph`, which holds `launches` of them; events know no `symbol`."""
         self._start.record(self._stream)
         graph.launch(self._stream)
         self._stop.record(self._stream)

@@ -1,0 +1,193 @@
+"""The clock rocprofv3: its reader on traces as the tool writes them, its life cycle with a tool of the same name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tritongemm import registry, target
+from tritongemm.choose import LIBRARY
+from tritongemm.config import Config
+from tritongemm.errors import InputError, UnavailableError
+from tritongemm.hip_ext.trace import KernelRecord, TraceError
+from tritongemm.problem import Problem
+from tritongemm.timers import rocprofv3
+from tritongemm.timing import Gpu
+from tritongemm.trial import Built, Trial
+from tritongemm.workbench import Protocol, Request
+
+HEADER = (
+    '"Kind","Agent_Id","Queue_Id","Stream_Id","Thread_Id","Dispatch_Id","Kernel_Id","Kernel_Name","Correlation_Id",'
+    '"Start_Timestamp","End_Timestamp","LDS_Block_Size","Scratch_Size","VGPR_Count","Accum_VGPR_Count","SGPR_Count",'
+    '"Workgroup_Size_X","Workgroup_Size_Y","Workgroup_Size_Z","Grid_Size_X","Grid_Size_Y","Grid_Size_Z"\n'
+)  # of 1.x
+OLD_HEADER = (
+    '"Kind","Agent_Id","Queue_Id","Kernel_Id","Kernel_Name","Correlation_Id","Start_Timestamp","End_Timestamp",'
+    '"Private_Segment_Size","Group_Segment_Size","Workgroup_Size_X","Workgroup_Size_Y","Workgroup_Size_Z",'
+    '"Grid_Size_X","Grid_Size_Y","Grid_Size_Z"\n'
+)  # of 0.4
+
+
+def row(dispatch: int, name: str, start: int, end: int) -> str:
+    rest = "0,0,12,4,48,256,1,1,8192,1,1"
+    return f'"KERNEL_DISPATCH","Agent 4",1,0,852831,{dispatch},15,"{name}",{dispatch},{start},{end},{rest}\n'
+
+
+def old_row(_: int, name: str, start: int, end: int) -> str:
+    return f'"KERNEL_DISPATCH",1,139690710949888,15,"{name}",0,{start},{end},0,0,256,1,1,8192,1,1\n'
+
+
+@pytest.mark.parametrize(("header", "line"), [(HEADER, row), (OLD_HEADER, old_row)])
+def test_a_kernel_trace_is_read_in_the_order_of_launching(tmp_path, header, line):
+    at = 1551874061244694
+    fill = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int)"
+    rows = [
+        line(2, "next_launch.kd", at + 9000, at + 9500),
+        line(1, fill, at, at + 4000),
+        line(3, "gemm", at + 9900, at + 9990),
+    ]
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host" / "4242_kernel_trace.csv").write_text(header + "".join(rows))
+    (tmp_path / "host" / "4243_kernel_trace.csv").write_text(header + line(1, "a_child_of_it", at, at + 1))
+    (tmp_path / "host" / "4242_agent_info.csv").write_text('"Node_Id"\n0\n')
+    records = rocprofv3.read(tmp_path)
+    assert [r.name for r in records] == [fill, "next_launch", "gemm"]
+    assert records[2].seconds == pytest.approx(90e-9)
+
+
+def test_a_trace_that_is_missing_or_cut_off_is_an_error(tmp_path):
+    with pytest.raises(TraceError, match="0 kernel traces were written"):
+        rocprofv3.read(tmp_path)
+    path = tmp_path / "1_kernel_trace.csv"
+    path.write_text(HEADER + row(1, "gemm", 1, 2))
+    with pytest.raises(TraceError, match="1 kernel traces were written, 0 of them with marked launches"):
+        rocprofv3.read(tmp_path)
+    path.write_text((HEADER + row(1, "next_launch", 1, 2) * 3)[:-60])
+    with pytest.raises(TraceError, match=r"1_kernel_trace\.csv is not a whole kernel trace"):
+        rocprofv3.read(tmp_path)
+
+
+def records(*names: str) -> list[KernelRecord]:
+    return [KernelRecord(name, 1000 * i + 1, 1000 * i + 101) for i, name in enumerate(names)]
+
+
+def test_rows_belong_to_the_launch_they_follow():
+    mark = rocprofv3.MARK
+    turn = [mark, "a", mark, "b", mark, "split", "reduce"]
+    found = rocprofv3.launches(records("warm", "up", *turn, *turn, mark), ["a", "b", LIBRARY], 2)
+    assert {name: len(seconds) for name, seconds in found.items()} == {"a": 2, "b": 2, LIBRARY: 2}
+    assert found["a"] == pytest.approx([1e-7] * 2) and found[LIBRARY] == pytest.approx([2e-7] * 2)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["M", "a", "M", "b"], "2 launches were made, the trace has 1"),
+        (["M", "a", "M", "b", "M", "a", "M"], "2 launches were made, the trace has 3"),
+        (["M", "a", "M", "M"], "launch 1 was b, its rows say nothing"),
+        (["M", "b", "M", "a", "M"], "launch 0 was a, its rows say b"),
+        (["M", "a", "a", "M", "b", "M"], "launch 0 was a, its rows say a, a"),
+        ([], "the trace has 0"),
+    ],
+)
+def test_rows_that_are_missing_or_others_are_an_error(names, message):
+    with pytest.raises(TraceError, match=message):
+        rocprofv3.launches(records(*(rocprofv3.MARK if n == "M" else n for n in names)), ["a", "b"], 1)
+
+
+TOOL = """#!{python}
+import ast, pathlib, sys
+options, command = sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]
+assert options[:3] == ["--kernel-trace", "-f", "csv"] and options[3] == "-d", options
+text = pathlib.Path(command[1]).read_text()
+ast.parse(text)
+rounds, names = int(command[command.index("--trace") + 1]), command[command.index("--config") + 1 :]
+assert all(f'"{{name}}": (' in text for name in names), "a config that the module does not have"
+if {status}:
+    sys.exit("the GPU fell over")
+if "--library" in command:
+    names.append("rocblas_gemm")
+at, lines, dispatch = 10**15, [{header!r}], 0
+def line(name, ns):
+    global at, dispatch
+    at, dispatch = at + ns + 10, dispatch + 1
+    lines.append(f'"KERNEL_DISPATCH","Agent 4",1,0,1,{{dispatch}},1,"{{name}}",1,{{at - ns}},{{at}},0,0,8,0,16,64,1,1,64,1,1\\n')
+line("fill", 100)
+for i in range(rounds):
+    for j, name in enumerate(names):
+        line("next_launch", 10)
+        if not ({lose} and i == 2 and j == 0):
+            line(name, 1000 * (j + 1) + i)
+line("next_launch", 10)
+folder = pathlib.Path(options[4]) / "host"
+folder.mkdir(parents=True)
+(folder / "99_kernel_trace.csv").write_text("".join(lines))
+"""
+CONFIGS = [Config("tile", 32, 32, 32), Config("tile", 64, 32, 32)]
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    def put(status: int = 0, lose: int = 0) -> None:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        path = folder / "rocprofv3"
+        path.write_text(TOOL.format(python=sys.executable, status=status, lose=lose, header=HEADER))
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder))
+
+    return put
+
+
+def run(problem: Problem = Problem(64, 64, 64), configs=CONFIGS, library: str = "torch") -> dict[str, list[float]]:  # noqa: B008
+    return rocprofv3.race(problem, target.load("gfx942"), configs, library, 0, 64, (2, 3), 30.0)
+
+
+def test_the_tool_watches_the_generated_module(tool):
+    tool()
+    assert rocprofv3.unavailable() is None
+    found = run()
+    assert list(found) == [*(c.name for c in CONFIGS), LIBRARY]
+    for turn, seconds in enumerate(found.values(), 1):
+        assert seconds == pytest.approx([(1000 * turn + i) * 1e-9 for i in (2, 3, 4)]), "two rounds are warm-up"
+    assert LIBRARY not in run(library="")
+    fp8 = Problem(64, 64, 64, dtype_a="fp8e4m3fnuz", dtype_b="fp8e4m3fnuz", dtype_c="bf16")
+    assert LIBRARY not in run(fp8), "PyTorch would copy its operands"
+
+
+def test_what_the_tool_can_not_do_is_named(tool, monkeypatch):
+    with pytest.raises(InputError, match="Triton's kernels only, not asm"):
+        run(configs=[*CONFIGS, Config("tile", 64, 32, 32, backend="asm")])
+    tool(status=1)
+    with pytest.raises(TraceError, match=r"exit status 1 for 64x64x64\S*: the GPU fell over"):
+        run()
+    tool(lose=1)
+    with pytest.raises(TraceError, match=f"launch 6 was {CONFIGS[0].name}, its rows say nothing"):
+        run()
+    monkeypatch.setattr(rocprofv3, "folders", lambda: [Path("/opt/rocm-9/bin")])
+    monkeypatch.setenv("PATH", "/none")
+    with pytest.raises(UnavailableError, match="rocprofv3: not found on PATH nor in /opt/rocm-9/bin"):
+        run()
+
+
+def test_the_final_race_is_run_by_the_tool(tool, monkeypatch):
+    """Candidates are verified in the GPU's process; those that pass are timed from the trace."""
+    tool()
+    asked = []
+
+    def ask(request: Request, timeout: float):
+        asked.append(request.kind)
+        yield {"copies": 1, "cold": True}
+        yield Trial(CONFIGS[0], "ok", stage="final", error=0.0)
+        yield Trial(CONFIGS[1], "wrong", "off by one", stage="final")
+
+    gpu = Gpu(target.load("gfx942"), "amd", 0, Protocol("rocprofv3", iters=3, warmup=2), 30.0)
+    monkeypatch.setattr(gpu, "_child", SimpleNamespace(ask=ask))
+    monkeypatch.setattr(gpu, "_launches", lambda problem, built, stage: ([(b.config, None) for b in built], []))
+    final = gpu.final(Problem(64, 64, 64), [Built(c, "") for c in CONFIGS], "torch")
+    assert asked == ["check"] and set(final.samples) == {CONFIGS[0].name, LIBRARY}
+    assert (final.trials[0].timer, len(final.trials[0].samples), final.trials[1].samples) == ("rocprofv3", 3, ())
+    assert registry.load("timers", "rocprofv3").SCREEN == "events"

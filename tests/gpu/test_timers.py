@@ -1,0 +1,167 @@
+"""The profiler's clock against events, both under the tuner's own protocol: graphs of launches on rotated operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+
+from tritongemm import generate, planning, registry
+from tritongemm.choose import LIBRARY
+from tritongemm.compile import Compiler
+from tritongemm.hip_ext import cupti as binding
+from tritongemm.hip_ext import driver
+from tritongemm.hip_ext.trace import TraceError
+from tritongemm.machine import Machine
+from tritongemm.problem import Problem
+from tritongemm.timers import cupti, events, rocprofv3
+from tritongemm.trial import Built
+from tritongemm.workbench import Calls, Protocol, Request, Workbench
+
+pytestmark = pytest.mark.skipif(driver.present() != "nvidia", reason="no NVIDIA driver")
+
+SIZES = [(1, 4096, 4096), (64, 4096, 4096), (2048, 2048, 2048), (4096, 4096, 4096)]
+
+
+@pytest.fixture(scope="module")
+def stream() -> Iterator[torch.cuda.Stream]:
+    reason = cupti.unavailable()
+    if reason:
+        pytest.skip(reason)
+    cupti.prepare()
+    torch.zeros(1, device="cuda")
+    one = torch.cuda.Stream()
+    with torch.cuda.stream(one):
+        yield one
+
+
+def bench_of(problem: Problem, machine: Machine, stream: torch.cuda.Stream) -> Workbench:
+    device = driver.open(machine.vendor).device(0)
+    protocol = Protocol(timer="cupti")
+    return Workbench(
+        Request("final", problem, machine.target, protocol, machine.vendor, 0, ()), device, stream.cuda_stream
+    )
+
+
+def built(problem: Problem, machine: Machine, compiler: Compiler, folder: Path, count: int) -> list[Built]:
+    """The model's favourites, compiled."""
+    plan = planning.plan(problem, machine.target, folder)
+    backend = registry.load("backends", "triton")
+    jobs = [backend.job(p.config, problem, machine.target, str(plan.module)) for p in plan.order[: 3 * count : 3]]
+    return [b for b in compiler.stream(jobs) if b.status == "ok"]
+
+
+def both(bench: Workbench, calls: Calls, launches: int) -> tuple[float, float]:
+    """Median seconds of a launch by CUPTI, and by events on a graph that CUPTI never saw."""
+    calls.operations[0]()
+    torch.cuda.synchronize()
+    watched, plain = bench.capture(calls.repeated(launches)), bench.capture(calls.repeated(launches))
+    profiler, clock = cupti.Timer(bench.device, bench.stream), events.Timer(bench.device, bench.stream)
+    traced, evented = [], []
+    for _ in range(6):  # in blocks, so that both see the same clocks, and events see a device nobody watches
+        traced += [profiler.time(watched, launches, calls.symbol) for _ in range(4)]
+        binding.tracer().disable()
+        for turn in range(6):
+            plain.launch(bench.stream)  # the device is busy while the timed replay is queued
+            seconds = clock.time(plain, launches)
+            evented += [seconds] * (turn > 1)
+    watched.destroy()
+    plain.destroy()
+    return median(traced), median(evented)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_our_kernels_take_as_long_by_either_clock(
+    size: tuple[int, int, int], gpu_machine: Machine, compiler: Compiler, stream: torch.cuda.Stream, tmp_path: Path
+) -> None:
+    problem = Problem(*size)
+    bench = bench_of(problem, gpu_machine, stream)
+    launches = bench.launches_for(4e-4, 256)
+    (one, *_) = built(problem, gpu_machine, compiler, tmp_path, 8)
+    launch = registry.load("backends", "triton").launch(one, problem, gpu_machine.target)
+    for overlap in sorted({False, launch.overlap}):  # consecutive launches that overlap count what they share once
+        calls = bench.calls(one.config, replace(launch, overlap=overlap), min(bench.copies, launches))
+        ours, theirs = both(bench, calls, launches)
+        how = "overlapping" if overlap else "in turn"
+        print(f"  {size} {how}: CUPTI {ours * 1e6:8.3f} us, events {theirs * 1e6:8.3f} us, {launches} launches")
+        assert ours > 5e-6 and abs(theirs - ours) < max(0.05 * ours, 0.5e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_library_differs_by_its_gaps_at_most(
+    size: tuple[int, int, int], gpu_machine: Machine, stream: torch.cuda.Stream
+) -> None:
+    """An operation of several nodes has several gaps, which a graph counts and CUPTI does not (0.4 to 0.55 us each)."""
+    problem = Problem(*size)
+    bench = bench_of(problem, gpu_machine, stream)
+    launches = bench.launches_for(4e-4, 256)
+    backend = registry.load("backends", "torch")
+    calls = Calls([backend.operation(problem, *s[:2], bench.bias, s[2]) for s in bench.sets[:launches]])
+    ours, theirs = both(bench, calls, launches)
+    graph = bench.capture(calls.repeated(1))
+    with binding.KernelTrace() as trace:
+        graph.launch(bench.stream)
+    names = [r.name for r in trace.records()]
+    graph.destroy()
+    print(f"  {size}: CUPTI {ours * 1e6:8.3f} us, events {theirs * 1e6:8.3f} us, nodes {[n[:40] for n in names]}")
+    assert names and abs(theirs - ours) < max(0.05 * ours, 0.5e-6 if len(names) == 1 else 0.75e-6 * len(names))
+
+
+def test_names_stay_right_over_many_kernels(
+    gpu_machine: Machine, compiler: Compiler, stream: torch.cuda.Stream, tmp_path: Path
+) -> None:
+    """CUPTI mistakes a kernel for an unloaded one with its handle: the workbench keeps code while CUPTI is the clock."""
+    problem = Problem(64, 1024, 1024)
+    bench = bench_of(problem, gpu_machine, stream)
+    backend = registry.load("backends", "triton")
+    candidates = built(problem, gpu_machine, compiler, tmp_path, 30)
+    assert len(candidates) > 20
+    for one in candidates:
+        calls = bench.calls(one.config, backend.launch(one, problem, gpu_machine.target), 2)
+        assert calls.symbol == one.symbol
+        calls.operations[0]()
+        graph = bench.capture(calls.repeated(4))
+        assert 1e-6 < bench.timer.time(graph, 4, calls.symbol) < 1e-3
+        graph.destroy()
+        bench.release(calls)
+
+
+def test_a_kernel_by_another_name_is_refused(gpu_machine: Machine, stream: torch.cuda.Stream) -> None:
+    problem = Problem(256, 256, 256)
+    bench = bench_of(problem, gpu_machine, stream)
+    operation = registry.load("backends", "torch").operation(problem, *bench.sets[0][:2], None, bench.sets[0][2])
+    operation()
+    torch.cuda.synchronize()
+    graph = bench.capture([operation] * 4)
+    with pytest.raises(TraceError, match="was another_kernel"):
+        bench.timer.time(graph, 4, "another_kernel")
+    assert bench.timer.time(graph, 4) > 0
+    graph.destroy()
+
+
+def test_a_module_marks_its_launches(
+    gpu_machine: Machine, compiler: Compiler, stream: torch.cuda.Stream, tmp_path: Path
+) -> None:
+    """The generated module's --trace, as rocprofv3 watches it on AMD, watched by CUPTI."""
+    import importlib.util
+
+    problem = Problem(256, 512, 1024)
+    configs = [b.config for b in built(problem, gpu_machine, compiler, tmp_path, 4)][:3]
+    path = generate.module(problem, configs, gpu_machine.target, tmp_path)
+    spec = importlib.util.spec_from_file_location("watched", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.torch = torch  # which it imports when run by itself
+    a, b = (module.operand(*shape, torch.float16, True, "cuda") for shape in ((256, 1024), (1024, 512)))
+    c, names = torch.empty(256, 512, dtype=torch.float16, device="cuda"), [one.name for one in configs]
+    module.trace([*names, "library"], 1, 0, a, b, c, None)  # compiles
+    with binding.KernelTrace() as trace:
+        module.trace([*names, "library"], 5, 16, a, b, c, None)
+    found = rocprofv3.launches(trace.records(), [*names, LIBRARY], 5)
+    assert {len(seconds) for seconds in found.values()} == {5}
+    assert all(1e-6 < s < 1e-3 for seconds in found.values() for s in seconds)

@@ -1,0 +1,70 @@
+"""Timer: kernel records of rocprofiler-sdk, in process, on AMD; gaps between launches are not in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tritongemm.errors import UnavailableError
+from tritongemm.hip_ext import driver, rocprofiler
+from tritongemm.hip_ext.driver import Device
+from tritongemm.timers._traced import TracedTimer
+from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
+
+LABEL = "rocprofiler"
+VENDOR = "amd"
+SCREEN = "events"  # a fifth of the cost of a trace, and good enough to pick finalists
+_PROBE_SECONDS = 60.0
+
+
+def unavailable() -> str | None:
+    """Why the SDK can't trace here, or None.
+
+    It takes tools on only before a process first uses the GPU, and may abort one that comes at the wrong time: a
+    process of its own is asked.
+    """
+    try:
+        driver.open(VENDOR)
+    except UnavailableError as error:
+        return str(error)
+    child = Child("tritongemm.timers.rocprofiler:Probe")
+    try:
+        answers: list[str | None] = list(child.ask(None, _PROBE_SECONDS))
+        return answers[0]
+    except (ChildDied, ChildTimeout, ChildError) as error:
+        return f"rocprofiler-sdk could not be asked: {error}"
+    finally:
+        child.kill()
+
+
+class Probe:
+    """What the asked process does: answers why the SDK can't be configured in it, or None."""
+
+    def __call__(self, _: object) -> Iterator[str | None]:
+        try:
+            prepare()
+        except UnavailableError as error:
+            yield str(error)
+        else:
+            yield None
+
+
+def prepare() -> None:
+    """Register with the SDK; only before the process first uses the GPU.
+
+    Raises:
+        ConfigurationLockedError: too late, or another profiler is attached.
+        UnavailableError: no SDK, one of an unknown version, or one that refuses.
+    """
+    rocprofiler.configure()
+
+
+class Timer(TracedTimer):
+    """See `TracedTimer`.
+
+    Args:
+        device: waited for.
+        stream: handle of the stream the graphs run on.
+    """
+
+    def __init__(self, device: Device, stream: int) -> None:
+        super().__init__(rocprofiler.configure(), device.synchronize, stream)

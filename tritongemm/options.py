@@ -94,9 +94,9 @@ def parser() -> argparse.ArgumentParser:
                    help="keep the library unless a candidate is this much faster (default 0.5)")  # fmt: skip
 
     g = p.add_argument_group("measuring")
-    g.add_argument("--profiler", default="auto", choices=("auto", *(n for n in registry.names("timers") if n != "model")),
-                   help="the clock: cupti or rocprofiler (the GPU's own, in process; the default), events (around graphs "
-                        "of launches), or rocprofv3 (the external tool, for the final race)")  # fmt: skip
+    g.add_argument("--profiler", default=None, choices=("auto", *(n for n in registry.names("timers") if n != "model")),
+                   help="the clock: events (around graphs of launches; the default), cupti or rocprofiler (the GPU's own, in "
+                        "process; auto takes the one that is here), or rocprofv3 (the external tool, for the final race)")  # fmt: skip
     g.add_argument(
         "--iters", type=int, default=200, metavar="N", help="timed launches of a finalist at least (default 200)"
     )

@@ -229,6 +229,7 @@ def test_the_clock_of_a_run(monkeypatch, capsys):
     here = Machine(target.load("gfx942"), "amd", (0,), "MI300X", "tuning on MI300X")
     reasons = {"rocprofiler": None, "cupti": "no NVIDIA", "rocprofv3": "not found", "events": None}
     monkeypatch.setattr(tune.registry, "unavailable", lambda kind, name: reasons[name])
+    assert tune._timer(None, here) == "events"
     assert tune._timer("auto", here) == "rocprofiler"
     assert tune._timer("events", here) == "events"
     with pytest.raises(InputError, match="--profiler rocprofv3: not found; --profiler events needs"):

@@ -53,7 +53,8 @@ def floor(problem: Problem, here: machine.Machine, protocol: Protocol) -> float:
     with torch.cuda.stream(stream):
         bench = Workbench(request, device, stream.cuda_stream)
         torch.cuda.synchronize()
-        words = [(b.T if b.stride(-1) != 1 else b).view(torch.int32).view(-1) for _, b, _ in bench.sets]
+        weights = [s["b"] for s in bench.sets]
+        words = [(b.T if b.stride(-1) != 1 else b).view(torch.int32).view(-1) for b in weights]
         launches = bench.launches_for(4e-4, bench.MOST_COPIES)
         for block, blocks, warps, stages in product((1024, 2048, 4096), (1, 2, 4, 8), (4, 8), (1, 4)):
             if blocks == 1 and stages > 1:

@@ -17,6 +17,7 @@ import yaml
 
 from tritongemm.config import Config
 from tritongemm.errors import InputError
+from tritongemm.operands import extras
 from tritongemm.problem import Problem
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -71,12 +72,15 @@ class Geometry:
     descriptors: dict[str, tuple[int, int]]
 
 
-OPERANDS = ("a", "b", "c", "bias", "workspace", "semaphore")
+def operands(problem: Problem) -> tuple[str, ...]:
+    """Names of a kernel's operands, in order; every kernel has a place for a bias."""
+    others = [e.name for e in extras(problem) if e.name != "bias"]
+    return ("a", "b", "c", *others, "bias", "workspace", "semaphore")
 
 
-def parameters(template: KernelTemplate) -> list[str]:
+def parameters(template: KernelTemplate, problem: Problem) -> list[str]:
     """Names of a kernel's operand parameters, in order."""
-    return [f"{name}_{'desc' if name in template.descriptors else 'ptr'}" for name in OPERANDS]
+    return [f"{name}_{'desc' if name in template.descriptors else 'ptr'}" for name in operands(problem)]
 
 
 def stored_block(block: tuple[Any, Any], row_major: bool) -> tuple[Any, Any]:

@@ -11,13 +11,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tritongemm.codegen.kernels import (
     TEMPLATES,
-    KernelTemplate,
     compiler_options,
     kernel_template,
+    operands,
     parameters,
 )
 from tritongemm.config import Config
 from tritongemm.dtypes import DTYPES, DType
+from tritongemm.operands import Operand, extras
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 
@@ -30,6 +31,10 @@ class Facts:
 
     Attributes:
         acc: accumulator type, as written in a kernel.
+        total: type in which the epilogue works.
+        result: variable it works on: the accumulator where that is of this type.
+        extras: operands beside A and B, as the epilogue applies them.
+        arguments: their names as Python functions take them, scales before a bias.
         casts: operands are converted before the dot, because their types differ.
         compute: type they are converted to.
         dot_options: further arguments of ``tl.dot``.
@@ -42,6 +47,10 @@ class Facts:
     """
 
     acc: str
+    total: str
+    result: str
+    extras: tuple[Operand, ...]
+    arguments: tuple[str, ...]
     casts: bool
     compute: str
     dot_options: str
@@ -52,10 +61,11 @@ class Facts:
     store_wait: str
     overlap: Mapping[str, str]
 
-    @staticmethod
-    def parameters(template: KernelTemplate) -> list[str]:
-        """Names of the operand parameters: ``a_desc`` where the template takes a descriptor, else ``a_ptr``."""
-        return parameters(template)
+    @property
+    def formula(self) -> str:
+        """C as its docstrings write it."""
+        shapes = {"m": "[M, 1]", "n": "[N]"}
+        return "a[M, K] @ b[K, N]" + "".join(f" {e.operator} {e.name}{shapes[e.along]}" for e in self.extras)
 
 
 def common_type(a: DType, b: DType) -> DType:
@@ -79,19 +89,25 @@ def facts(problem: Problem, target: Target) -> Facts:
     if integer:
         precision = ", out_dtype=tl.int32"
     acc = "tl.int32" if integer else "tl.float32"
-    saturate = ""
+    applied = extras(problem)
+    total = "tl.float32" if any(e.operator == "*" for e in applied) else acc
+    result, saturate = "acc" if acc == total else "total", ""
     if problem.c.is_fp8 or problem.c.name == "int8":
         low, high = -problem.c.maximum - (problem.c.name == "int8"), problem.c.maximum
         # The default for floats turns NaN into a bound, which would hide it.
         nan = "" if integer else ", propagate_nan=tl.PropagateNan.ALL"
         bounds = f"{int(low)}, {int(high)}" if integer else f"{low}, {high}"
-        saturate = f"tl.minimum(tl.maximum(acc, {bounds.split(', ')[0]}{nan}), {bounds.split(', ')[1]}{nan})"
+        saturate = f"tl.minimum(tl.maximum({result}, {bounds.split(', ')[0]}{nan}), {bounds.split(', ')[1]}{nan})"
     casts = not (problem.a == problem.b or (problem.a.is_fp8 and problem.b.is_fp8))
     apart = target.xcds > 1
     publish, observe = (', cache_modifier=".wt"', ', cache_modifier=".cv"') if apart else ("", ', cache_modifier=".cg"')
     zero = "0" if integer else "0.0"
     return Facts(
         acc,
+        total,
+        result,
+        applied,
+        operands(problem)[3:-3] + (("bias",) if problem.bias != "none" else ()),
         casts,
         TL.get(compute.name, ""),
         precision,
@@ -116,7 +132,8 @@ def kernel_source(problem: Problem, template: str, target: Target) -> str:
     """Text of one kernel, the same for every size of one combination of dtypes, layouts and bias."""
     meta = kernel_template(template)
     text = _environment().get_template(f"kernels/{template}.j2")
-    return text.render(p=problem, x=facts(problem, target), meta=meta).strip() + "\n"
+    known = {"p": problem, "x": facts(problem, target), "meta": meta}
+    return text.render(parameters=parameters(meta, problem), **known).strip() + "\n"
 
 
 def module_name(problem: Problem) -> str:

@@ -80,8 +80,7 @@ class Bench:
             yield {"copies": bench.copies, "cold": bench.cold}
             if request.kind == "enumerate":
                 backend = registry.load("backends", request.library)
-                a, b, c = bench.sets[0]
-                yield backend.enumerate(bench.problem, a, b, bench.bias, c, request.most)
+                yield backend.enumerate(bench.problem, bench.sets[0], request.most)
                 return
             yield from self._screen(bench, request) if request.kind == "screen" else self._final(bench, request)
 
@@ -155,7 +154,7 @@ class Bench:
 
     def _first_look(self, bench: Workbench, config: Config, calls: Calls) -> Trial | None:
         """Why a library's kernel is wrong, or None; with hundreds of them, wrong ones must not fill the final."""
-        c, ratio, family = bench.sets[0][2], bench.protocol.err_ratio, bench.family
+        c, ratio, family = bench.sets[0]["c"], bench.protocol.err_ratio, bench.family
         found = verify.look(bench.problem, family, calls.operations[0], c, bench.exact, ratio)
         if found.ok:
             return None
@@ -191,7 +190,7 @@ class Bench:
             self._torch.cuda.current_stream().synchronize()
 
         ratio = bench.protocol.err_ratio
-        found = verify.verify(bench.problem, bench.family, run, bench.sets[0][2], bench.exact, ratio)
+        found = verify.verify(bench.problem, bench.family, run, bench.sets[0]["c"], bench.exact, ratio)
         trial = Trial(config, "ok", stage="final", error=found.error, tolerance=found.tolerance, outside=found.outside)
         if not found.ok:
             bench.release(calls)
@@ -204,7 +203,7 @@ class Bench:
             return []
         backend = registry.load("backends", request.library)
         launches = bench.launches_for(self.RACE_SECONDS, Workbench.MOST_COPIES)
-        operations = [backend.operation(bench.problem, *s[:2], bench.bias, s[2]) for s in bench.sets[:launches]]
+        operations = [backend.operation(bench.problem, operands) for operands in bench.sets[:launches]]
         if operations[0] is None:
             return []
         calls = Calls(operations)

@@ -116,7 +116,7 @@ def _misfit(record: Record, launch: Any) -> str | None:
 
 def _row(record: Record, launch: Launch, name: str) -> dict[str, Any]:
     problem, config = record.problem, record.config
-    order = [*kernels.OPERANDS, *_SIZES]
+    order = [*kernels.operands(problem), *_SIZES]
     order += ["null"] * (len(launch.params) - len(order))  # Triton's own scratch
     # What the compiler was told of the sizes holds for every size the kernel may compute.
     depth = math.lcm(_even(problem.k), config.block_k if problem.k % config.block_k == 0 else 1)

@@ -64,14 +64,14 @@ class Interpreter:
             module.teach_interpreter_bf16()
         problem = check.problem
         family = registry.load("families", problem.family)
-        a, b, bias = family.inputs(problem, "cpu")
+        operands = family.inputs(problem, "cpu")
         # The interpreter truncates where hardware rounds to nearest: narrow floats stay float32.
         narrow = problem.c.is_fp8 or problem.dtype_c == "bf16"
         dtype = self._torch.float32 if narrow else getattr(self._torch, problem.c.torch)
         c = self._torch.empty((problem.m, problem.n), dtype=dtype)
         poison(c)
-        module.launch(check.config.name, a, b, c, bias)
-        yield family.deviation(c, family.reference(problem, a, b, bias)), family.tolerance(problem)
+        module.launch(check.config.name, c=c, **operands)
+        yield family.deviation(c, family.reference(problem, operands)), family.tolerance(problem)
 
 
 def _unchecked(config: Config) -> Trial:

@@ -2,7 +2,7 @@
 
 A backend brings its candidates in one of three ways. Triton's come from the search space. One with
 ``configs(problem, target)`` carries code, which is compiled beside Triton's (assembly, CK, CUTLASS). One with
-``enumerate(problem, a, b, bias, c)`` is a library and is asked on the GPU. PyTorch is what all are measured against.
+``enumerate(problem, operands)`` is a library and is asked on the GPU. PyTorch is what all are measured against.
 """
 
 from __future__ import annotations

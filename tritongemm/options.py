@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from tritongemm import registry, target
-from tritongemm.families.dense import INITS
+from tritongemm.families._common import INITS
 from tritongemm.sizes import Defaults
 
 EXAMPLES = """\

@@ -10,6 +10,7 @@ from tritongemm.dtypes import DType
 from tritongemm.errors import InputError
 from tritongemm.hip_ext import code_object, hidden_args
 from tritongemm.launch import HostCall, Launch
+from tritongemm.operands import extras
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 
@@ -76,7 +77,7 @@ def _buffers(launch: Launch | HostCall, problem: Problem) -> dict[str, dict[str,
 
 
 def operands(problem: Problem) -> dict[str, dict[str, Any]]:
-    """A, B, C and the bias as a plan describes them: A [M, K], B [K, N], C [M, N], bias [N] or [M, 1]."""
+    """The operands as a plan describes them: A [M, K], B [K, N], C [M, N], a bias or scales [N] or [M, 1]."""
     m, n, k = problem.m, problem.n, problem.k
     a = (k, 1) if problem.row_major_a else (1, m)
     b = (n, 1) if problem.row_major_b else (1, k)
@@ -85,11 +86,7 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
         "b": _operand("b", problem.b, (k, n), b),
         "c": {**_operand("c", problem.c, (m, n), (n, 1)), "init": "poison"},
     }
-    if problem.bias == "m":
-        known["bias"] = _operand("bias", problem.bias_dtype, (m, 1), (1, 1))
-    elif problem.bias == "n":
-        known["bias"] = _operand("bias", problem.bias_dtype, (n,), (1,))
-    return known
+    return known | {e.name: _operand(e.name, e.dtype, e.shape, (1,) * len(e.shape)) for e in extras(problem)}
 
 
 def _operand(role: str, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:

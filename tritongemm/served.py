@@ -276,13 +276,12 @@ class Served:
         problem = kernel.record.problem
         family = registry.load("families", problem.family)
         try:
-            a, b, bias = family.inputs(problem, str(self.place))
-            c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=a.device)
+            operands = family.inputs(problem, str(self.place))
+            c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=self.place)
             call = Call(kernel, self, c.shape, c.dtype)
-            operands = a.data_ptr(), b.data_ptr(), c.data_ptr(), 0 if bias is None else bias.data_ptr()
-            found = verify.verify(
-                problem, family, partial(call.start, *operands), c, family.reference(problem, a, b, bias)
-            )
+            a, b, bias = (operands[name].data_ptr() if name in operands else 0 for name in ("a", "b", "bias"))
+            run = partial(call.start, a, b, c.data_ptr(), bias)
+            found = verify.verify(problem, family, run, c, family.reference(problem, operands))
         except (TritonGemmError, torch.cuda.OutOfMemoryError) as error:
             return f"could not be checked with Triton {settings.version('triton')}: {error}"
         return None if found.ok else f"wrong with Triton {settings.version('triton')}: {found.reason}"

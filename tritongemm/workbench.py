@@ -14,6 +14,7 @@ from tritongemm.config import Config
 from tritongemm.hip_ext import driver
 from tritongemm.hip_ext.shared_object import PreparedCall
 from tritongemm.launch import HostCall, Launch
+from tritongemm.operands import Operands
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 
@@ -116,14 +117,17 @@ class Workbench:
         self.family = registry.load("families", problem.family)
         self.protocol = protocol
         place = f"cuda:{request.device}"
-        a, b, self.bias = self.family.inputs(problem, place, protocol.init, protocol.seed)
+        operands: Operands = self.family.inputs(problem, place, protocol.init, protocol.seed)
+        a, b = operands["a"], operands["b"]
         c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=place)
         one_set = sum(t.numel() * t.element_size() for t in (a, b, c))
         room = int(device.memory()[0] * 0.5) // one_set
         wanted = math.ceil(protocol.rotation_bytes(request.target) / one_set) + 1
         self.copies: int = max(1, min(wanted, room, self.MOST_COPIES))
         self.cold = self.copies * one_set > request.target.llc_bytes
-        self.sets = [(a, b, c)] + [(a.clone(), b.clone(), torch.empty_like(c)) for _ in range(self.copies - 1)]
+        # Vectors are small, and a library's plan may hold their addresses: all sets share them.
+        copies = ({"a": a.clone(), "b": b.clone(), "c": torch.empty_like(c)} for _ in range(self.copies - 1))
+        self.sets: list[Operands] = [operands | {"c": c}, *(operands | copy for copy in copies)]
         self.bytes = self.copies * one_set
         self._scratch: dict[str, Any] = {}
         self._exact: Any = None
@@ -149,7 +153,7 @@ class Workbench:
     def exact(self) -> Any:
         """The float64 reference, computed once."""
         if self._exact is None:
-            self._exact = self.family.reference(self.problem, *self.sets[0][:2], self.bias)
+            self._exact = self.family.reference(self.problem, self.sets[0])
         return self._exact
 
     def scratch(self, name: str, nbytes: int) -> int:
@@ -159,7 +163,7 @@ class Workbench:
         held = self._scratch.get(name)
         if held is None or held.numel() < nbytes:
             fill = 0 if name == "semaphore" else 0xFF
-            held = torch.full((max(nbytes, 256),), fill, dtype=torch.uint8, device=self.sets[0][0].device)
+            held = torch.full((max(nbytes, 256),), fill, dtype=torch.uint8, device=self.sets[0]["a"].device)
             torch.cuda.synchronize()
             self._scratch[name] = held
         address: int = held.data_ptr()
@@ -167,10 +171,7 @@ class Workbench:
 
     def addresses(self, launch: Launch | HostCall, copy: int) -> dict[str, int]:
         """Device addresses of a launch's buffers, with the operands of one copy."""
-        a, b, c = self.sets[copy]
-        found = {"a": a.data_ptr(), "b": b.data_ptr(), "c": c.data_ptr()}
-        if self.bias is not None:
-            found["bias"] = self.bias.data_ptr()
+        found = {name: tensor.data_ptr() for name, tensor in self.sets[copy].items()}
         return found | {buffer.name: self.scratch(buffer.name, buffer.bytes) for buffer in launch.buffers}
 
     def calls(self, config: Config, launch: Launch | HostCall | None, copies: int) -> Calls:
@@ -183,7 +184,7 @@ class Workbench:
         """
         if launch is None:
             backend = registry.load("backends", config.backend)
-            operations = [backend.operation(self.problem, *s[:2], self.bias, s[2], config) for s in self.sets[:copies]]
+            operations = [backend.operation(self.problem, operands, config) for operands in self.sets[:copies]]
             if operations[0] is None:
                 raise LibraryRefusal(f"{config.backend} has no kernel for {self.problem.key}")
             return Calls(operations)

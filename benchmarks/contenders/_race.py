@@ -92,7 +92,7 @@ def verified(setting: Setting, call: Callable[[], object]) -> verify.Verdict:
     """A call's error against float64."""
     import torch
 
-    c = setting.bench.sets[0][2]
+    c = setting.bench.sets[0]["c"]
 
     def run() -> None:
         result = call()

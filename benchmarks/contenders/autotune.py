@@ -44,13 +44,13 @@ def prepare(setting: Setting) -> Ready:
         values = {**kernels.constants(config, problem), **own, **options}
         configs.append(triton.Config(values, num_warps=warps, num_stages=stages))
     tuner = triton.autotune(configs, key=["M", "N", "K"])(getattr(module, TEMPLATE))
-    place = bench.sets[0][0].device
+    place = bench.sets[0]["a"].device
     partial_sums = torch.empty(max(1, *(s.workspace_bytes for s in shapes.values())), dtype=torch.uint8, device=place)
     counters = torch.zeros(max(1, *(s.semaphore_bytes // 4 for s in shapes.values())), dtype=torch.int32, device=place)
     scratch = partial_sums[: partial_sums.numel() // 4 * 4].view(torch.float32), counters
     sizes = (problem.m, problem.n, problem.k, *backend.strides(problem))
     kernel = tuner[lambda meta: shapes[meta["CONFIG"]].grid]
-    calls = [partial(kernel, a, b, c, c, *scratch, *sizes) for a, b, c in bench.sets]
+    calls = [partial(kernel, s["a"], s["b"], s["c"], s["c"], *scratch, *sizes) for s in bench.sets]
     started = time.perf_counter()
     calls[0]()
     torch.cuda.synchronize()

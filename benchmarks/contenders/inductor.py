@@ -24,7 +24,7 @@ def prepare(setting: Setting) -> Ready:
         return functional.linear(x, w)
 
     compiled = torch.compile(linear, mode="max-autotune-no-cudagraphs", dynamic=False)
-    operands = [(a, b.T) for a, b, _ in setting.bench.sets]
+    operands = [(s["a"], s["b"].T) for s in setting.bench.sets]
     said = io.StringIO()
     started = time.perf_counter()
     with redirect_stderr(said):  # its table of choices

@@ -11,7 +11,7 @@ NOTE = "torch.mm(x, w.T, out=y), the library's own choice of kernel"
 def operations(setting: Setting) -> list:
     """PyTorch's call for each copy of the operands."""
     backend = registry.load("backends", "torch")
-    found = [backend.operation(setting.problem, a, b, setting.bench.bias, c) for a, b, c in setting.bench.sets]
+    found = [backend.operation(setting.problem, operands) for operands in setting.bench.sets]
     if found[0] is None:
         raise Refused(f"PyTorch has no GEMM for {setting.problem.key}")
     return found

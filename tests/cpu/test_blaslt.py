@@ -86,12 +86,17 @@ def test_the_tables_agree_with_the_headers():
     assert blaslt_tables.AMD.operations["T"] == 112 and blaslt_tables.NVIDIA.operations["T"] == 1
 
 
+def named(a, b, bias, c):
+    """The operands as backends take them."""
+    return {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
+
+
 @pytest.mark.parametrize("bias", ["none", "n", "m"])
 @pytest.mark.parametrize(("row_a", "row_b"), list(itertools.product([True, False], repeat=2)))
 def test_every_layout_and_bias(library, row_a, row_b, bias):
     problem = Problem(5, 7, 3, **F32, row_major_a=row_a, row_major_b=row_b, bias=bias)
     a, b, vector, c = operands(problem)
-    call = backend.operation(problem, a, b, vector, c)
+    call = backend.operation(problem, named(a, b, vector, c))
     for _ in range(2):
         c.fill_(float("nan"))
         call()
@@ -103,37 +108,37 @@ def test_rows_further_apart_and_batches(library):
     problem = Problem(4, 6, 5, **F32, row_major_b=False)
     a, b = torch.randn(4, 9)[:, :5], torch.randn(6, 11)[:, :5].T
     c = torch.zeros(4, 8)
-    backend.operation(problem, a, b, None, c[:, :6])()
+    backend.operation(problem, named(a, b, None, c[:, :6]))()
     torch.testing.assert_close(c, torch.nn.functional.pad(a @ b, (0, 2)))
     problem = Problem(4, 6, 5, **F32, batch=3, row_major_a=False)
     a, b, _, c = operands(problem)
-    backend.operation(problem, a, b, None, c)()
+    backend.operation(problem, named(a, b, None, c))()
     torch.testing.assert_close(c, a @ b)
-    assert backend.operation(problem, torch.randn(3, 8, 5)[:, ::2], b, None, c) is None
+    assert backend.operation(problem, named(torch.randn(3, 8, 5)[:, ::2], b, None, c)) is None
 
 
 def test_one_row_whose_stride_says_nothing(library):
     problem = Problem(1, 6, 5, **F32)
     a, b, _, c = operands(problem)
-    backend.operation(problem, a.as_strided((1, 5), (1, 1)), b, None, c)()
+    backend.operation(problem, named(a.as_strided((1, 5), (1, 1)), b, None, c))()
     torch.testing.assert_close(c, a @ b)
 
 
 def test_algorithms_become_configs_that_find_their_way_back(library):
     problem = Problem(5, 7, 3, **F32, bias="n")
     a, b, bias, c = operands(problem)
-    configs = backend.enumerate(problem, a, b, bias, c)
+    configs = backend.enumerate(problem, named(a, b, bias, c))
     # neither the one that failed, nor the one that needs too much, nor one twice; hipBLASLt's C++ side knows more
     amd = library.table.vendor == "amd"
     assert [x.option("index") for x in configs] == ([1, 2, 0, 4, 5] if amd else list(range(len(configs))))
     assert len({backend.identity(x) for x in configs}) == len(configs)
-    assert backend.enumerate(problem, a, b, bias, c, 2) == configs[:2]
+    assert backend.enumerate(problem, named(a, b, bias, c), 2) == configs[:2]
     assert all(Config.parse(x.name) == x for x in configs)
     if amd:
         assert configs[0].template == "Cijk_third" and configs[4].template == "heuristic"
-        named = configs[2]
-        assert named.template == "Cijk_MT128x256x64_a_long_name_on_the_heap_GSU4"
-        assert (named.tile, named.split_k) == ((256, 128, 64), 4)
+        longest = configs[2]
+        assert longest.template == "Cijk_MT128x256x64_a_long_name_on_the_heap_GSU4"
+        assert (longest.tile, longest.split_k) == ((256, 128, 64), 4)
     else:
         # tile 21 is 256 rows by 64 columns of the transposed problem; stages 16 is four of 64
         assert (configs[0].tile, configs[0].num_stages, configs[0].split_k) == ((64, 256, 64), 4, 1)
@@ -144,7 +149,7 @@ def test_algorithms_become_configs_that_find_their_way_back(library):
         assert pairs == {(1, 15), (1, 21), (1, 22), (2, 15), (2, 21), (2, 22)}
     for config in configs:
         c.fill_(float("nan"))
-        backend.operation(problem, a, b, bias, c, config)()
+        backend.operation(problem, named(a, b, bias, c), config)()
         torch.testing.assert_close(c, expected(problem, a, b, bias))
 
 
@@ -152,7 +157,7 @@ def test_algorithms_become_configs_that_find_their_way_back(library):
 def test_an_algorithm_serves_operands_that_move(library, bias, monkeypatch):
     problem = Problem(5, 7, 3, **F32, bias=bias, row_major_b=False)
     a, b, given, c = operands(problem)
-    config = backend.enumerate(problem, a, b, given, c)[-1]
+    config = backend.enumerate(problem, named(a, b, given, c))[-1]
     solution = Solution(problem, config, 0)
     first, second = solution.bind(), solution.bind()
     scratch = torch.empty(max(solution.workspace, 1), dtype=torch.uint8)
@@ -172,36 +177,36 @@ def test_an_algorithm_serves_operands_that_move(library, bias, monkeypatch):
 def test_a_config_the_heuristics_do_not_know_is_rebuilt_or_refused(library):
     problem = Problem(5, 7, 3, **F32)
     a, b, _, c = operands(problem)
-    config = backend.enumerate(problem, a, b, None, c)[-1]
+    config = backend.enumerate(problem, named(a, b, None, c))[-1]
     if library.table.vendor == "nvidia":
         other = dict(config.options) | {"tile": 15, "index": 99}
         config = Config("heuristic", 64, 64, 64, options=tuple(other.items()), backend="blaslt", num_warps=0)
-        backend.operation(problem, a, b, None, c, config)()
+        backend.operation(problem, named(a, b, None, c), config)()
         torch.testing.assert_close(c, a @ b)
         other["algo"] = 50
     else:
         other = dict(config.options) | {"index": 3}
     gone = Config("heuristic", 0, 0, 0, options=tuple(other.items()), backend="blaslt", num_warps=0, num_stages=0)
-    assert backend.operation(problem, a, b, None, c, gone) is None
+    assert backend.operation(problem, named(a, b, None, c), gone) is None
 
 
 def test_stored_rows_follow_the_library(library, caplog):
     problem = Problem(5, 7, 3, **F32)
     a, b, _, c = operands(problem)
-    stored = backend.enumerate(problem, a, b, None, c)
+    stored = backend.enumerate(problem, named(a, b, None, c))
     version = backend.version()
     assert backend.resolve(stored[0], problem, version) is stored[0]
     if library.table.vendor == "amd":
         assert version == (100000 << 32) + 0x8D1AE90E
         poke(library, "revision", 2)
         backend._plan.cache_clear()
-        found, now = backend.enumerate(problem, a, b, None, c), backend.version()
+        found, now = backend.enumerate(problem, named(a, b, None, c)), backend.version()
         # the kernels moved to other indices
         moved = backend.resolve(stored[0], problem, now, found)
         assert moved.template == stored[0].template and moved.option("index") != stored[0].option("index")
-        assert backend.operation(problem, a, b, None, c, stored[0]) is not None  # searched by name
+        assert backend.operation(problem, named(a, b, None, c), stored[0]) is not None  # searched by name
         lost = stored[4]  # it had no name
-        assert backend.operation(problem, a, b, None, c, lost) is None
+        assert backend.operation(problem, named(a, b, None, c), lost) is None
     else:
         found, now = [x for x in stored if x is not stored[1]], 140000
         assert backend.resolve(stored[0], problem, now, found) is stored[0]
@@ -217,27 +222,30 @@ def test_an_index_that_means_another_kernel_is_not_used(library):
         pytest.skip("cuBLASLt's algorithms are compared by their attributes")
     problem = Problem(5, 7, 3, **F32)
     a, b, _, c = operands(problem)
-    first, second, *_ = backend.enumerate(problem, a, b, None, c)
+    first, second, *_ = backend.enumerate(problem, named(a, b, None, c))
     swapped = Config(first.template, 0, 0, 0, options=second.options, backend="blaslt")
-    plan, _ = backend._prepared(problem, a, b, None, c, False)
+    plan, _ = backend._prepared(problem, named(a, b, None, c), False)
     assert dict(backend.find(plan, swapped, backend.version()).values)["solution"] == first.option("index")
 
 
 def test_what_the_library_lacks_is_none_and_what_fails_is_named(library):
     problem = Problem(5, 7, 3, **F32)
     a, b, _, c = operands(problem)
-    call = backend.operation(problem, a, b, None, c)
+    call = backend.operation(problem, named(a, b, None, c))
     poke(library, "fail", 13 if library.table.vendor == "nvidia" else 5)
     with pytest.raises(DriverError, match=r"blasLtMatmul failed: .*STATUS_EXECUTION_FAILED"):
         call()
     poke(library, "none", 1)
     backend._plan.cache_clear()
     if library.table.vendor == "nvidia":
-        assert backend.operation(problem, a, b, None, c) is None and backend.enumerate(problem, a, b, None, c) == []
+        assert (
+            backend.operation(problem, named(a, b, None, c)) is None
+            and backend.enumerate(problem, named(a, b, None, c)) == []
+        )
         fnuz = Problem(5, 7, 3, "fp8e4m3fnuz", "fp8e4m3fnuz", "fp16")
-        assert backend.operation(fnuz, a, b, None, c) is None
+        assert backend.operation(fnuz, named(a, b, None, c)) is None
     else:  # the C++ side still has some
-        assert [x.option("index") for x in backend.enumerate(problem, a, b, None, c)] == [0, 1, 2, 4, 5]
+        assert [x.option("index") for x in backend.enumerate(problem, named(a, b, None, c))] == [0, 1, 2, 4, 5]
 
 
 def test_scales_reach_the_library_and_descriptors_are_given_back(library):

@@ -19,9 +19,9 @@ Run = Callable[[torch.Tensor], None]
 
 def made(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     """An empty C and the exact result."""
-    a, b, bias = dense.inputs(problem, "cpu")
+    operands = dense.inputs(problem, "cpu")
     c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch))
-    return c, dense.reference(problem, a, b, bias)
+    return c, dense.reference(problem, operands)
 
 
 def judged(problem: Problem, spoil: Run = lambda _: None) -> Verdict:
@@ -142,17 +142,18 @@ def test_verdicts() -> None:
 @pytest.mark.parametrize("row_major_b", [True, False])
 def test_operands_have_the_problems_layouts(row_major_a: bool, row_major_b: bool) -> None:
     problem = Problem(5, 6, 7, row_major_a=row_major_a, row_major_b=row_major_b, bias="m")
-    a, b, bias = dense.inputs(problem, "cpu")
-    assert (a.shape, b.shape) == ((5, 7), (7, 6)) and bias is not None and bias.shape == (5,)
+    operands = dense.inputs(problem, "cpu")
+    a, b = operands["a"], operands["b"]
+    assert (a.shape, b.shape) == ((5, 7), (7, 6)) and operands["bias"].shape == (5,)
     assert a.stride() == ((7, 1) if row_major_a else (1, 5))
     assert b.stride() == ((6, 1) if row_major_b else (1, 7))
     again = dense.inputs(problem, "cpu")
-    assert torch.equal(a, again[0]) and not torch.equal(a, dense.inputs(problem, "cpu", seed=1)[0])
+    assert torch.equal(a, again["a"]) and not torch.equal(a, dense.inputs(problem, "cpu", seed=1)["a"])
 
 
 @pytest.mark.parametrize("init", dense.INITS)
 def test_inits(init: str) -> None:
-    a, _, _ = dense.inputs(Problem(64, 64, 64, "fp32", "fp32", "fp32"), "cpu", init)
+    a = dense.inputs(Problem(64, 64, 64, "fp32", "fp32", "fp32"), "cpu", init)["a"]
     assert a.isfinite().all() and (init == "zeros") == (not a.any())
     if init == "hpl":
         assert a.min() >= -0.5 and a.max() <= 0.5

@@ -20,20 +20,30 @@ FP8 = ("fp8e4m3fn", "fp8e4m3fn")
 
 
 def made(problem: Problem):
-    a, b, bias = dense.inputs(problem, "cuda")
-    return a, b, bias, torch.empty(problem.m, problem.n, dtype=getattr(torch, problem.c.torch), device="cuda")
+    given = dense.inputs(problem, "cuda")
+    return (
+        given["a"],
+        given["b"],
+        given.get("bias"),
+        torch.empty(problem.m, problem.n, dtype=getattr(torch, problem.c.torch), device="cuda"),
+    )
+
+
+def named(a, b, bias, c):
+    """The operands as backends take them."""
+    return {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
 
 
 def check(problem: Problem, config: Config | None = None, operands=None) -> None:
     a, b, bias, c = operands or made(problem)
-    call = backend.operation(problem, a, b, bias, c, config)
+    call = backend.operation(problem, named(a, b, bias, c), config)
     assert call is not None, f"no algorithm for {problem.key}"
 
     def run() -> None:
         call()
         torch.cuda.synchronize()
 
-    found = verify.verify(problem, dense, run, c, dense.reference(problem, a, b, bias))
+    found = verify.verify(problem, dense, run, c, dense.reference(problem, named(a, b, bias, c)))
     assert found.ok, f"{problem.key}: {found.reason}"
 
 
@@ -52,11 +62,12 @@ def test_fp8_in_every_output(out):
         problem = Problem(64, 256, 512, *FP8, out, row_major_b=False, bias=bias)
         check(problem)
         operands = made(problem)
-        configs = backend.enumerate(problem, *operands)
+        configs = backend.enumerate(problem, named(*operands))
         assert {c.option("fast") for c in configs} == {0, 1}
         for config in (configs[0], configs[-1]):
             check(problem, config, operands)
-    assert backend.operation(*(lambda p: (p, *made(p)))(Problem(64, 256, 512, *FP8, out))) is None  # not TN
+    row = Problem(64, 256, 512, *FP8, out)
+    assert backend.operation(row, named(*made(row))) is None  # not TN
 
 
 def test_int8_and_mixed_types():
@@ -64,13 +75,13 @@ def test_int8_and_mixed_types():
     check(Problem(64, 256, 512, "int8", "int8", "int32", row_major_b=False, bias="n"))
     check(Problem(64, 256, 512, "fp16", "fp16", "fp32", row_major_b=False))
     mixed = Problem(64, 256, 512, "fp16", "bf16", "fp32")
-    assert backend.operation(mixed, *made(mixed)) is None
+    assert backend.operation(mixed, named(*made(mixed))) is None
 
 
 def test_every_algorithm_is_right_and_finds_its_way_back():
     problem = Problem(256, 1280, 2048, "bf16", "bf16", "bf16", row_major_b=False, bias="n")
     operands = made(problem)
-    configs = backend.enumerate(problem, *operands)
+    configs = backend.enumerate(problem, named(*operands))
     assert len(configs) > 1 and len({backend.identity(c) for c in configs}) == len(configs)
     assert all(Config.parse(c.name) == c for c in configs)
     for config in configs[:: max(1, len(configs) // 64)]:
@@ -85,7 +96,7 @@ def test_every_algorithm_is_right_and_finds_its_way_back():
 def test_algorithms_are_rebuilt_from_their_attributes():
     problem = Problem(256, 1280, 2048, "bf16", "bf16", "bf16", row_major_b=False)
     operands = made(problem)
-    plan, _ = backend._prepared(problem, *operands, False)
+    plan, _ = backend._prepared(problem, named(*operands), False)
     same = 0
     for algorithm in plan.algorithms:
         again = plan.rebuild(dict(algorithm.values))
@@ -95,7 +106,7 @@ def test_algorithms_are_rebuilt_from_their_attributes():
             args = (operands[1].data_ptr(), operands[0].data_ptr(), c.data_ptr(), c.data_ptr())
             plan.prepare(again, *args)(backend._workspace(c.device, 0).data_ptr(), 0)
             torch.cuda.synchronize()
-            assert dense.deviation(c, dense.reference(problem, *operands[:3])) <= dense.tolerance(problem)
+            assert dense.deviation(c, dense.reference(problem, named(*operands))) <= dense.tolerance(problem)
     print(f"rebuilt {same} of {len(plan.algorithms)}")
     assert same >= len(plan.algorithms) // 2
 
@@ -103,7 +114,7 @@ def test_algorithms_are_rebuilt_from_their_attributes():
 def test_graphs_streams_and_operands_that_are_not_aligned():
     problem = Problem(64, 128, 256, "bf16", "bf16", "bf16", row_major_b=False, bias="m")
     a, b, bias, c = made(problem)
-    call = backend.operation(problem, a, b, bias, c)
+    call = backend.operation(problem, named(a, b, bias, c))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call()
@@ -114,7 +125,7 @@ def test_graphs_streams_and_operands_that_are_not_aligned():
     c.zero_()
     graph.replay()
     torch.cuda.synchronize()
-    assert dense.deviation(c, dense.reference(problem, a, b, bias)) <= dense.tolerance(problem)
+    assert dense.deviation(c, dense.reference(problem, named(a, b, bias, c))) <= dense.tolerance(problem)
     odd = Problem(33, 7, 13, "bf16", "bf16", "bf16")
     flat = torch.randn(33 * 13 + 1, device="cuda", dtype=torch.bfloat16)
     a, b, _, c = made(odd)
@@ -125,7 +136,7 @@ def test_batches():
     problem = Problem(32, 48, 64, "fp16", "fp16", "fp16", batch=5)
     a, b = (torch.randn(5, *s, device="cuda", dtype=torch.float16) for s in ((32, 64), (64, 48)))
     c = torch.empty(5, 32, 48, device="cuda", dtype=torch.float16)
-    backend.operation(problem, a, b, None, c)()
+    backend.operation(problem, named(a, b, None, c))()
     torch.testing.assert_close(c, a @ b, rtol=2e-3, atol=2e-2)
 
 

@@ -81,8 +81,9 @@ def inference():
 def operands(name: str, seed: int = 0):
     """x [M, K], w [N, K], the bias or None, the dtype to ask for, and the exact result."""
     p = CASES[name][0]
-    a, b, bias = dense.inputs(p, "cuda", seed=seed)
-    return a, b.T.contiguous(), bias, getattr(torch, p.c.torch), dense.reference(p, a, b, bias)
+    given = dense.inputs(p, "cuda", seed=seed)
+    w = given["b"].T.contiguous()
+    return given["a"], w, given.get("bias"), getattr(torch, p.c.torch), dense.reference(p, given)
 
 
 def assert_right(name, out, exact):
@@ -263,10 +264,11 @@ def test_gradients_autocast_and_vmap():
 @pytest.mark.parametrize("bias", ["none", "n"])
 def test_an_algorithm_of_the_library_is_served(bias):
     p = problem(64, 512, 4096, bias)
-    a, b, given = dense.inputs(p, "cuda")
-    x, w, out = a, b.T.contiguous(), torch.empty(p.m, p.n, device="cuda", dtype=torch.bfloat16)
-    exact = dense.reference(p, a, b, given)
-    configs = blaslt.enumerate(p, a, b, given, out)
+    operands = dense.inputs(p, "cuda")
+    x, w, given = operands["a"], operands["b"].T.contiguous(), operands.get("bias")
+    out = torch.empty(p.m, p.n, device="cuda", dtype=torch.bfloat16)
+    exact = dense.reference(p, operands)
+    configs = blaslt.enumerate(p, operands | {"c": out})
     split = next((c for c in configs if c.split_k > 1), configs[-1])
     for config in (configs[0], split):
         fresh = Dispatcher()

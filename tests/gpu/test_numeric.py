@@ -163,10 +163,10 @@ def test_split_k_gives_the_same_bits_every_time(
             calls = bench.calls(config, triton.launch(built[config], problem, gpu.target), 1)
             seen = set()
             for _ in range(10):
-                bench.sets[0][2].fill_(float("nan"))
+                bench.sets[0]["c"].fill_(float("nan"))
                 calls.operations[0]()
                 stream.synchronize()
-                seen.add(bench.sets[0][2].cpu().numpy().tobytes())
+                seen.add(bench.sets[0]["c"].cpu().numpy().tobytes())
             assert len(seen) == 1, config.name
             assert not bench._scratch["semaphore"].any(), config.name
             calls.release()

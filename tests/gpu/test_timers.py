@@ -100,7 +100,7 @@ def test_the_library_differs_by_its_gaps_at_most(
     bench = bench_of(problem, gpu_machine, stream)
     launches = bench.launches_for(4e-4, 256)
     backend = registry.load("backends", "torch")
-    calls = Calls([backend.operation(problem, *s[:2], bench.bias, s[2]) for s in bench.sets[:launches]])
+    calls = Calls([backend.operation(problem, s) for s in bench.sets[:launches]])
     ours, theirs = both(bench, calls, launches)
     graph = bench.capture(calls.repeated(1))
     with binding.KernelTrace() as trace:
@@ -133,7 +133,7 @@ def test_names_stay_right_over_many_kernels(
 def test_a_kernel_by_another_name_is_refused(gpu_machine: Machine, stream: torch.cuda.Stream) -> None:
     problem = Problem(256, 256, 256)
     bench = bench_of(problem, gpu_machine, stream)
-    operation = registry.load("backends", "torch").operation(problem, *bench.sets[0][:2], None, bench.sets[0][2])
+    operation = registry.load("backends", "torch").operation(problem, bench.sets[0])
     operation()
     torch.cuda.synchronize()
     graph = bench.capture([operation] * 4)

@@ -21,6 +21,7 @@ from tritongemm.errors import DriverError, UnavailableError
 from tritongemm.hip_ext import blaslt, blaslt_tables, driver
 from tritongemm.hip_ext.blaslt import Algorithm, Matmul, Matrix
 from tritongemm.hip_ext.blaslt_plan import Plan
+from tritongemm.operands import Operands, extras
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 from tritongemm.trial import Built
@@ -125,13 +126,12 @@ def described(problem: Problem, lead: Sequence[int], strides: Sequence[int], ali
     return Matmul(left, right, added, out, trans, compute, scale, alignment=align)
 
 
-def _prepared(
-    problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, fast: bool
-) -> tuple[Plan, bool] | None:
+def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Plan, bool] | None:
     """The plan for these operands and whether the bias is in it; None where the library has nothing."""
-    opened, device = library(), a.device.index or 0
+    opened, device, bias = library(), operands["a"].device.index or 0, operands.get("bias")
     leads, strides, align = [], [], 256
-    for tensor, row_major in ((a, problem.row_major_a), (b, problem.row_major_b), (c, True)):
+    for name, row_major in (("a", problem.row_major_a), ("b", problem.row_major_b), ("c", True)):
+        tensor = operands[name]
         outer, inner = (-2, -1) if row_major else (-1, -2)
         if tensor.stride(inner) != 1 and tensor.shape[inner] > 1:
             return None
@@ -166,19 +166,19 @@ def _config(algorithm: Algorithm, index: int, version: int, fast: bool) -> Confi
     return Config(name or NAMELESS, *shape, options=tuple(options.items()), backend="blaslt")
 
 
-def enumerate(problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, most: int = 0) -> list[Config]:
+def enumerate(problem: Problem, operands: Operands, most: int = 0) -> list[Config]:
     """The algorithms the library has for the problem, its best guess first; runs in the GPU's process.
 
     cuBLASLt 13.1 has 700 to 3400 for bf16 on an H200; the first 50 hold most of what is to be gained.
 
     Args:
         problem: dtypes, layouts and bias.
-        a, b, bias, c: operands as for `operation`.
+        operands: as for `operation`.
         most: how many at most, of each way to accumulate; 0 for all.
     """
     now, found = version(), list[Config]()
     for fast in _accumulations(problem):
-        prepared = _prepared(problem, a, b, bias, c, fast)
+        prepared = _prepared(problem, operands, fast)
         algorithms = islice(prepared[0].every(), most or None) if prepared else ()
         found += [_config(algorithm, index, now, fast) for index, algorithm in builtins.enumerate(algorithms)]
     return found
@@ -211,22 +211,19 @@ def find(plan: Plan, config: Config, now: int) -> Algorithm | None:
     return next(matching, None)
 
 
-def operation(
-    problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, config: Config | None = None
-) -> Callable[[], object] | None:
+def operation(problem: Problem, operands: Operands, config: Config | None = None) -> Callable[[], object] | None:
     """A call that computes C with one algorithm on torch's current stream; None where the library has it not.
 
     Once called on a stream, it can be captured there: memory is allocated before.
 
     Args:
         problem: dtypes, layouts and bias.
-        a, b: operands [M, K] and [K, N], on the device.
-        bias: [M] or [N], or None.
-        c: [M, N], written.
+        operands: on the device; C is written.
         config: of `enumerate`; None for the library's first choice.
     """
+    a, b, c, bias = operands["a"], operands["b"], operands["c"], operands.get("bias")
     with _device_of(a):
-        prepared = _prepared(problem, a, b, bias, c, bool(config and config.option("fast")))
+        prepared = _prepared(problem, operands, bool(config and config.option("fast")))
         if not prepared:
             return None
         plan, fused = prepared
@@ -238,11 +235,11 @@ def operation(
     _workspace(a.device, _stream(a.device.index or 0))
     addend = None if fused or bias is None else bias[:, None] if problem.bias == "m" else bias[None, :]
     # the operands ride along: the library knows their addresses only
-    return partial(_run, start, addend, (a, b, bias, c))
+    return partial(_run, start, addend, dict(operands))
 
 
-def _run(start: Callable[[int, int], int], addend: Tensor | None, operands: tuple[Any, ...]) -> None:
-    c = operands[-1]
+def _run(start: Callable[[int, int], int], addend: Tensor | None, operands: Operands) -> None:
+    c = operands["c"]
     if addend is not None:
         c.copy_(addend.expand_as(c))
     stream = _stream(c.device.index or 0)
@@ -295,6 +292,7 @@ def _listed(problem: Problem) -> list[Config]:
     a = empty(problem.m, problem.k, problem.a.torch, problem.row_major_a)
     b = empty(problem.k, problem.n, problem.b.torch, problem.row_major_b)
     c = empty(problem.m, problem.n, problem.c.torch, True)
-    length = {"none": 0, "m": problem.m, "n": problem.n}[problem.bias]
-    bias = torch.empty(length, dtype=getattr(torch, problem.bias_dtype.torch), device="cuda") if length else None
-    return enumerate(problem, a, b, bias, c)
+    vectors = {
+        e.name: torch.empty(e.count, dtype=getattr(torch, e.dtype.torch), device="cuda") for e in extras(problem)
+    }
+    return enumerate(problem, {"a": a, "b": b, "c": c} | vectors)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tritongemm import settings
 from tritongemm.config import Config
+from tritongemm.operands import Operands
 from tritongemm.problem import Problem
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LABEL = "torch"
 CHOICE = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend=LABEL)  # what kernel it takes is its own affair
@@ -21,25 +18,22 @@ def unavailable() -> str | None:
     return None if settings.version("torch") != "missing" else "the torch package is not installed"
 
 
-def enumerate(problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, most: int = 0) -> list[Config]:
+def enumerate(problem: Problem, operands: Operands, most: int = 0) -> list[Config]:
     """PyTorch's one candidate, which only a run without any other needs; none where it has no GEMM for the problem."""
-    return [CHOICE] if operation(problem, a, b, bias, c) else []
+    return [CHOICE] if operation(problem, operands) else []
 
 
-def operation(
-    problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, config: Config | None = None
-) -> Callable[[], object] | None:
+def operation(problem: Problem, operands: Operands, config: Config | None = None) -> Callable[[], object] | None:
     """A call that computes C as a user of PyTorch would, or None where PyTorch has no GEMM for the problem.
 
     Args:
         problem: dtypes, layouts and bias.
-        a, b: operands [M, K] and [K, N].
-        bias: [M] or [N], or None.
-        c: [M, N], written; without a config the fp8 and int8 paths allocate theirs, as they do for a user.
+        operands: C is written; without a config the fp8 and int8 paths allocate theirs, as they do for a user.
         config: PyTorch chooses for itself, whatever it says.
     """
     import torch
 
+    a, b, c, bias = operands["a"], operands["b"], operands["c"], operands.get("bias")
     row = bias if problem.bias == "n" else None
     column = bias[:, None] if bias is not None and problem.bias == "m" else None
     name = function(problem)

@@ -18,6 +18,7 @@ from tritongemm.config import Config
 from tritongemm.errors import InputError
 from tritongemm.hip_ext import code_object
 from tritongemm.launch import Buffer, Launch, Param
+from tritongemm.operands import extras
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 from tritongemm.trial import Built
@@ -56,10 +57,11 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
     template = kernels.kernel_template(config.template)
     accumulator = "i32" if render.common_type(problem.a, problem.b).is_integer else "fp32"
     types = {"a": problem.a.triton, "b": problem.b.triton, "c": problem.c.triton, "bias": problem.bias_dtype.triton}
+    types |= {e.name: e.dtype.triton for e in extras(problem)}
     types |= {"workspace": accumulator, "semaphore": "i32"}
     blocks = kernels.geometry(config, problem, 1).descriptors
     result = {}
-    for name, parameter in zip(kernels.OPERANDS, kernels.parameters(template), strict=True):
+    for name, parameter in zip(kernels.operands(problem), kernels.parameters(template, problem), strict=True):
         if name in blocks:
             rows, cols = blocks[name]
             result[parameter] = f"tensordesc<{types[name]}[{rows},{cols}]>"
@@ -186,7 +188,7 @@ def launch(built: Built, problem: Problem, target: Target) -> Launch:
     row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
     maps: list[dict[str, Any]] = list(built.launch.get("tensor_maps", []))
     params: list[Param] = []
-    for name in kernels.OPERANDS:
+    for name in kernels.operands(problem):
         if name not in geometry.descriptors:
             params.append(Param("pointer", name if name != "bias" or problem.bias != "none" else "c"))
             continue

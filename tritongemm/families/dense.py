@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tritongemm.errors import InputError
+from tritongemm.families import _common
+from tritongemm.families._common import INITS, deviation, outside
+from tritongemm.operands import Operands, bias
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-INITS = ("randn", "hpl", "trig_float", "zeros")
+__all__ = ["INITS", "deviation", "inputs", "outside", "reference", "scale", "tolerance", "unsupported"]
 
 
 def unsupported(problem: Problem, target: Target) -> str | None:
@@ -54,70 +56,11 @@ def scale(problem: Problem) -> float:
     return round((16 / problem.k**0.5) ** 0.5, 4) if problem.c.is_fp8 else 1.0
 
 
-def inputs(problem: Problem, device: str, init: str = "randn", seed: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A [M, K], B [K, N] and the bias (or None), in the problem's layouts.
-
-    Args:
-        problem: sizes, dtypes, layouts.
-        device: a torch device.
-        init: ``randn``, ``hpl`` (uniform in [-0.5, 0.5]), ``trig_float`` (sines and cosines of the index) or ``zeros``.
-        seed: of the random numbers.
-
-    Raises:
-        InputError: unknown init.
-    """
-    import torch
-
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def fill(shape: tuple[int, ...], dtype: torch.dtype, phase: float) -> Tensor:
-        if init == "zeros":
-            return torch.zeros(shape, device=device, dtype=dtype)
-        if not dtype.is_floating_point:
-            return torch.randint(-64, 64, shape, device=device, generator=generator, dtype=torch.int8).to(dtype)
-        if init == "randn":
-            return (torch.randn(shape, device=device, generator=generator) * scale(problem)).to(dtype)
-        if init == "hpl":
-            return (torch.rand(shape, device=device, generator=generator) - 0.5).to(dtype)
-        if init == "trig_float":
-            count = 1
-            for extent in shape:
-                count *= extent
-            return torch.sin(torch.arange(count, device=device, dtype=torch.float32) + phase).reshape(shape).to(dtype)
-        raise InputError(f"--init_type is {init!r}; there are: {', '.join(INITS)}")
-
-    def operand(rows: int, cols: int, dtype: torch.dtype, row_major: bool, phase: float) -> Tensor:
-        return fill((rows, cols), dtype, phase) if row_major else fill((cols, rows), dtype, phase).T
-
-    a = operand(problem.m, problem.k, getattr(torch, problem.a.torch), problem.row_major_a, 0.0)
-    b = operand(problem.k, problem.n, getattr(torch, problem.b.torch), problem.row_major_b, 1.5707963)
-    if problem.bias == "none":
-        return a, b, None
-    length = problem.m if problem.bias == "m" else problem.n
-    return a, b, fill((length,), getattr(torch, problem.bias_dtype.torch), 0.5)
+def inputs(problem: Problem, device: str, init: str = "randn", seed: int = 0) -> Operands:
+    """Random operands; see `_common.inputs`."""
+    return _common.inputs(problem, bias(problem), scale(problem), device, init, seed)
 
 
-def reference(problem: Problem, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def reference(problem: Problem, operands: Operands) -> Tensor:
     """C in float64 [M, N], saturated as the kernels saturate."""
-    exact = a.double() @ b.double()
-    if bias is not None:
-        exact += bias.double()[:, None] if problem.bias == "m" else bias.double()[None, :]
-    if problem.c.is_fp8 or problem.dtype_c == "int8":
-        exact = exact.clamp(-problem.c.maximum - (problem.dtype_c == "int8"), problem.c.maximum)
-    return exact
-
-
-def deviation(c: Tensor, exact: Tensor) -> float:
-    """Largest |C - reference| / (|reference| + rms(reference)); NaN in C counts as infinite."""
-    return float(_deviations(c, exact).max())
-
-
-def outside(c: Tensor, exact: Tensor, limit: float) -> float:
-    """Share of the elements whose deviation is more than `limit`."""
-    return float((_deviations(c, exact) > limit).double().mean())
-
-
-def _deviations(c: Tensor, exact: Tensor) -> Tensor:
-    rms = exact.square().mean().sqrt().clamp_min(1e-30)
-    error = (c.double() - exact).abs_().div_(exact.abs() + rms)
-    return error.nan_to_num_(nan=float("inf"))
+    return _common.reference(problem, bias(problem), operands)

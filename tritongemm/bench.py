@@ -189,14 +189,21 @@ class Bench:
             calls.operations[0]()
             self._torch.cuda.current_stream().synchronize()
 
-        ratio = bench.protocol.err_ratio
-        found = verify.verify(bench.problem, bench.family, run, bench.sets[0]["c"], bench.exact, ratio)
-        trial = Trial(config, "ok", stage="final", error=found.error, tolerance=found.tolerance, outside=found.outside)
-        if not found.ok:
-            bench.release(calls)
-            return replace(trial, status="wrong", reason=found.reason)
-        contenders.append(Contender(config.name, bench.capture(calls.repeated(launches)), launches, calls))
-        return trial
+        c, ratio = bench.sets[0]["c"], bench.protocol.err_ratio
+        kept = False
+        try:
+            found = verify.verify(bench.problem, bench.family, run, c, bench.exact, ratio)
+            trial = Trial(
+                config, "ok", stage="final", error=found.error, tolerance=found.tolerance, outside=found.outside
+            )
+            if not found.ok:
+                return replace(trial, status="wrong", reason=found.reason)
+            contenders.append(Contender(config.name, bench.capture(calls.repeated(launches)), launches, calls))
+            kept = True
+            return trial
+        finally:
+            if not kept:
+                bench.release(calls)
 
     def _library(self, bench: Workbench, request: Request) -> list[Contender]:
         if not request.library:

@@ -192,23 +192,27 @@ class Workbench:
             prepared_calls = [PreparedCall(launch, self.addresses(launch, copy)) for copy in range(copies)]
             return Calls([partial(call.launch, self.stream) for call in prepared_calls])
         module = self.device.load(Path(launch.path).read_bytes())
-        function = module.function(launch.symbol)
-        launches: list[Callable[[], object]] = []
-        for copy in range(copies):
-            addresses = self.addresses(launch, copy)
-            maps = {
-                i: self.device.tensor_map(
-                    addresses[str(p.value)], p.elem_type, p.elem_size, p.shape, p.stride, p.box, p.swizzle
-                )
-                for i, p in enumerate(launch.params)
-                if p.kind == "tma"
-            }
-            params = launch.pack(addresses, maps)
-            prepared = function.prepare(
-                launch.grid, launch.block, launch.shared, params, launch.cluster, overlap=launch.overlap
+        try:
+            function = module.function(launch.symbol)
+            prepared = [self._prepared(launch, function, copy) for copy in range(copies)]
+        except BaseException:
+            module.unload()
+            raise
+        return Calls([partial(one.launch, self.stream) for one in prepared], module, launch.symbol)
+
+    def _prepared(self, launch: Launch, function: driver.Function, copy: int) -> driver.Prepared:
+        addresses = self.addresses(launch, copy)
+        maps = {
+            i: self.device.tensor_map(
+                addresses[str(p.value)], p.elem_type, p.elem_size, p.shape, p.stride, p.box, p.swizzle
             )
-            launches.append(partial(prepared.launch, self.stream))
-        return Calls(launches, module, launch.symbol)
+            for i, p in enumerate(launch.params)
+            if p.kind == "tma"
+        }
+        params = launch.pack(addresses, maps)
+        return function.prepare(
+            launch.grid, launch.block, launch.shared, params, launch.cluster, overlap=launch.overlap
+        )
 
     def release(self, calls: Calls) -> None:
         """Give back a candidate's code, unless the clock needs all code to stay."""

@@ -1,0 +1,217 @@
+"""The GPU's process on the host: what it answers to right, slow, wrong, refused and faulting kernels, and what it frees.
+
+The device is a stand-in whose kernels compute with numpy on the operands' own memory and take the time they say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from tritongemm import bench as benches
+from tritongemm import registry, target
+from tritongemm.bench import Bench
+from tritongemm.config import Config
+from tritongemm.errors import DriverError
+from tritongemm.launch import Buffer, Launch, Param
+from tritongemm.problem import Problem
+from tritongemm.trial import Trial
+from tritongemm.workbench import Protocol, Request
+
+SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
+LIBRARY_SECONDS = 4e-6
+# microseconds of a launch, by what the kernel does
+KERNELS = {"right": 3, "slow": 50, "wrong": 1, "lazy": 1, "refused": 1, "faults": 1, "faster": 2}
+
+
+class OnHost(TorchFunctionMode):
+    """Puts on the CPU what is meant for the GPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
+
+
+class Device:
+    """Stands in for `driver.Device`; counts what it gives out and gets back."""
+
+    def __init__(self) -> None:
+        self.now, self.recording, self.fault = 0.0, None, False
+        self.modules = self.graphs = 0
+
+    def memory(self) -> tuple[int, int]:
+        return 1 << 33, 1 << 34
+
+    def synchronize(self) -> None:
+        if self.fault:
+            raise DriverError("synchronize", 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "")
+
+    def event(self) -> Event:
+        return Event(self)
+
+    def load(self, code: bytes) -> Module:
+        self.modules += 1
+        return Module(self, code.decode())
+
+    def begin_capture(self, stream: int) -> None:
+        self.recording = []
+
+    def end_capture(self, stream: int) -> Graph:
+        taken, self.recording = self.recording, None
+        self.graphs += 1
+        return Graph(self, taken)
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def record(self, stream: int) -> None:
+        self.at = self.device.now
+
+    def synchronize(self) -> None:
+        self.device.synchronize()
+
+    def elapsed_ms(self, later: Event) -> float:
+        return (later.at - self.at) * 1e3
+
+
+class Graph:
+    def __init__(self, device: Device, seconds: list[float] | None) -> None:
+        self.device, self.seconds = device, sum(seconds or [])
+
+    def launch(self, stream: int) -> None:
+        self.device.now += self.seconds or 32 * LIBRARY_SECONDS  # PyTorch's own launches are not recorded
+
+    def destroy(self) -> None:
+        self.device.graphs -= 1
+
+
+class Module:
+    def __init__(self, device: Device, kind: str) -> None:
+        self.device, self.kind = device, kind
+
+    def function(self, symbol: str) -> Module:
+        return self
+
+    def prepare(self, grid: Any, block: Any, shared: int, params: bytes, cluster: int, overlap: bool) -> Any:
+        if self.kind == "refused":
+            raise DriverError("prepare", 1, "CUDA_ERROR_INVALID_VALUE", "too much shared memory")
+        return SimpleNamespace(launch=lambda stream: self.run(params))
+
+    def run(self, params: bytes) -> None:
+        device = self.device
+        if device.recording is not None:
+            device.recording.append(KERNELS[self.kind] * 1e-6)
+            return
+        if self.kind == "faults":
+            device.fault = True
+            raise DriverError("launch", 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access")
+        a, b, c, m, n, k = struct.unpack("<3Q3i", params)
+        if self.kind != "lazy":  # which writes nothing
+            there = [np.ctypeslib.as_array((ctypes.c_float * s).from_address(p)) for p, s in ((a, m * k), (b, k * n))]
+            out = np.ctypeslib.as_array((ctypes.c_float * (m * n)).from_address(c))
+            out[:] = (there[0].reshape(m, k) @ there[1].reshape(k, n)).ravel() * (2 if self.kind == "wrong" else 1)
+
+    def unload(self) -> None:
+        self.device.modules -= 1
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """The stand-in, in place of every way to a GPU."""
+    made = Device()
+    monkeypatch.setattr(benches.driver, "open", lambda vendor: SimpleNamespace(device=lambda index: made))
+    generator = torch.Generator
+    monkeypatch.setattr(torch, "Generator", lambda device: generator())
+    stream = SimpleNamespace(cuda_stream=7, synchronize=made.synchronize)
+    for name, value in {
+        "set_device": lambda index: None,
+        "Stream": lambda index: stream,
+        "stream": lambda stream: nullcontext(),
+        "current_stream": lambda: stream,
+        "synchronize": made.synchronize,
+        "empty_cache": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    with OnHost():
+        yield made
+
+
+def candidates(folder: Path, *kinds: str) -> tuple[tuple[Config, Launch], ...]:
+    found = []
+    for number, kind in enumerate(kinds):
+        (folder / kind).write_text(kind)
+        params = [Param("pointer", name) for name in "abc"] + [Param("i32", v) for v in (SIZE.m, SIZE.n, SIZE.k)]
+        launch = Launch(str(folder / kind), "k", (1, 1, 1), (32, 1, 1), 0, tuple(params), (Buffer("workspace", 64),))
+        found.append((Config(kind, 16, 16, 16, group_m=number + 1), launch))
+    return tuple(found)
+
+
+def ask(bench: Bench, kind: str, given: Any = (), **more: Any) -> list[Any]:
+    """All answers, the first line about the operands left out; SystemExit stands for the end of the process."""
+    request = Request(kind, SIZE, target.load("sm90"), Protocol(rotating_mb=1), "nvidia", 0, tuple(given), **more)
+    answers: list[Any] = []
+    try:
+        answers += bench(request)
+    except SystemExit as end:
+        answers.append(end)
+    assert answers[0].keys() == {"copies", "cold"} and answers[0]["copies"] > 1
+    return answers[1:]
+
+
+def test_screening_times_what_runs_and_names_what_does_not(device: Device, tmp_path: Path) -> None:
+    trials: list[Trial] = ask(Bench(), "screen", candidates(tmp_path, "right", "slow", "refused"))
+    assert [t.status for t in trials] == ["ok", "ok", "out_of_resources"]
+    assert [t.seconds for t in trials[:2]] == pytest.approx([3e-6, 50e-6])
+    assert [len(t.samples) for t in trials] == [3, 1, 0], "twice as slow as the best is not worth three samples"
+    assert {t.timer for t in trials[:2]} == {"graph-events"} and "too much shared memory" in trials[2].reason
+    assert device.graphs == 0 and device.modules == 0, "every graph and all code is given back"
+
+
+def test_a_fault_ends_the_process_after_it_was_answered(device: Device, tmp_path: Path) -> None:
+    *trials, end = ask(Bench(), "screen", candidates(tmp_path, "right", "faults", "slow"))
+    assert [t.status for t in trials] == ["ok", "crashed"] and isinstance(end, SystemExit)
+    assert "ILLEGAL_ADDRESS" in trials[1].reason
+
+
+def test_a_final_checks_everybody_and_races_those_that_are_right(device: Device, tmp_path: Path) -> None:
+    given = candidates(tmp_path, "right", "wrong", "lazy", "faster")
+    *trials, samples = ask(Bench(), "final", given, library="torch")
+    assert [t.status for t in trials] == ["ok", "wrong", "wrong", "ok"]
+    assert all(t.error is not None and t.error <= t.tolerance for t in trials if t.status == "ok")
+    assert trials[2].error == float("inf"), "what nobody wrote is poison"
+    names = {c.template: c.name for c, _ in given}
+    assert samples.keys() == {names["right"], names["faster"], ""}
+    assert np.median(samples[names["faster"]]) == pytest.approx(2e-6)
+    assert np.median(samples[names["right"]]) == pytest.approx(3e-6)
+    assert device.graphs == 0 and device.modules == 0
+
+
+def test_a_check_races_nobody(device: Device, tmp_path: Path) -> None:
+    (trial,) = ask(Bench(), "check", candidates(tmp_path, "right"))
+    assert trial.status == "ok" and trial.error is not None and not trial.samples
+    assert device.graphs == 0 and device.modules == 0
+
+
+def test_libraries_list_and_race_their_own(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    (configs,) = ask(Bench(), "enumerate", library="torch", most=1)
+    assert configs and {c.backend for c in configs} == {"torch"}
+    trials = ask(Bench(), "screen", [(c, None) for c in configs])
+    assert [t.status for t in trials] == ["ok"], [t.reason for t in trials]
+    doubled = registry.load("backends", "torch")
+    monkeypatch.setattr(doubled, "operation", lambda problem, operands, config=None: lambda: operands["c"].fill_(9))
+    (trial,) = ask(Bench(), "screen", [(configs[0], None)])
+    assert trial.status == "wrong", "a library is checked before it is timed"

@@ -8,6 +8,7 @@ folder's name, so a second run of the same space, of another size or on a GPU no
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -132,6 +134,7 @@ class Compiler:
         self.jobs = jobs or len(os.sched_getaffinity(0))
         self._idle: SimpleQueue[Child] = SimpleQueue()
         self._again = threading.Lock()  # second chances are given one at a time
+        self._closed = False
         # Compilers write and remove a dozen small files for each config; in memory that is a tenth of their time less.
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._scratch = tempfile.TemporaryDirectory(prefix="tritongemm-", dir=memory, ignore_cleanup_errors=True)
@@ -175,6 +178,8 @@ class Compiler:
             ChildDied: instead of answering.
             OutputError: the cache can't be written, and must be.
         """
+        if self._closed:
+            raise ChildDied("stopped")
         failed = Built(job.config, job.digest, status="compile_failed")
         backend = registry.load("backends", job.config.backend)
         limit = max(self.timeout, getattr(backend, "COMPILE_SECONDS", 0.0))
@@ -191,8 +196,13 @@ class Compiler:
         except ChildError as error:
             return replace(failed, reason=str(error))
 
-    def stream(self, jobs: Iterable[Job]) -> Iterator[Built]:
-        """Builds as they finish, what is cached first. Equal jobs are built once, for the config of their first."""
+    def stream(self, jobs: Iterable[Job], until: float = inf) -> Iterator[Built]:
+        """Builds as they finish, what is cached first. Equal jobs are built once, for the config of their first.
+
+        Args:
+            jobs: what to build.
+            until: no compile begins after this, by time.monotonic.
+        """
         import joblib
 
         waiting: list[Job] = []
@@ -208,10 +218,12 @@ class Compiler:
                 yield replace(cached, config=job.config, seconds=0.0)
         if waiting:
             pool = joblib.Parallel(n_jobs=self.jobs, backend="threading", return_as="generator_unordered", batch_size=1)
-            yield from pool(joblib.delayed(self.build)(job) for job in waiting)
+            in_time = itertools.takewhile(lambda job: time.monotonic() <= until, waiting)
+            yield from pool(joblib.delayed(self.build)(job) for job in in_time)
 
     def close(self) -> None:
-        """End all compiler processes."""
+        """End all compiler processes; threads that still wait for one give up."""
+        self._closed = True
         for child in self._children:
             child.kill()
         self._scratch.cleanup()

@@ -27,6 +27,13 @@ class Lane(Generic[T]):
         self._thread.start()
 
     def put(self, thing: T) -> None:
+        """Queue a thing.
+
+        Raises:
+            BaseException: what `work` raised over an earlier one, so that nobody makes more for a thread that ended.
+        """
+        if self._fault is not None:
+            raise self._fault
         self._queue.put(thing)
 
     def close(self) -> None:

@@ -36,6 +36,15 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
                    help="add a bias: m, one value per row of C (the default form), or n, one per column")  # fmt: skip
 
 
+def _budget(text: str) -> tuple[int, float]:
+    """Configs, or seconds where it ends in ``s``; 0 for the one not given."""
+    whole = text.removesuffix("s")
+    try:
+        return (int(text), 0.0) if whole == text else (0, float(whole))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of configs nor, as 90s, of seconds") from None
+
+
 def defaults(args: argparse.Namespace, fp8_encoding: str) -> Defaults:
     """What `problem_options` were given, as the defaults of a file's rows."""
     return Defaults(
@@ -80,9 +89,10 @@ def parser() -> argparse.ArgumentParser:
 
     g = p.add_argument_group("search")
     g.add_argument("--strategy", default=None, choices=registry.names("strategies"),
-                   help="default: guided on a GPU; exhaustive without, since compiling is all there is to do")  # fmt: skip
-    g.add_argument("--budget", type=int, default=0, metavar="N",
-                   help="most configs tried for one size (default: the strategy's own; exhaustive tries all kept)")  # fmt: skip
+                   help="default: guided on a GPU; exhaustive where compiling is all there is to do")  # fmt: skip
+    g.add_argument("--budget", type=_budget, default=(0, 0.0), metavar="N|Ss",
+                   help="most configs tried for one size (default: the strategy's own; exhaustive tries all kept); or, as 90s, "
+                   "seconds of the run after which nothing new is tried and what there is is raced")  # fmt: skip
     g.add_argument("--finalists", type=int, default=12, metavar="N", help="candidates verified and raced (default 12)")
     g.add_argument("--libtype", default=None, metavar="B,…",
                    help="who races with PyTorch: all, or a comma list of triton, hipblaslt, cublaslt, asm, ck, cutlass, torch "
@@ -144,7 +154,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name in ("iters", "finalists"):
         if getattr(args, name) < 1:
             p.error(f"--{name} must be at least 1")
-    for name in ("warmup", "budget", "num_threads", "ngpus", "algorithms"):
+    if min(args.budget) < 0:
+        p.error("--budget must not be negative")
+    for name in ("warmup", "num_threads", "ngpus", "algorithms"):
         if getattr(args, name) < 0:
             p.error(f"--{name} must not be negative")
     if args.timeout <= 0:

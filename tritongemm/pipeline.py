@@ -4,18 +4,21 @@ In a round every problem asks its strategy for a batch; what they ask for is com
 the binaries arrive. A problem's next batch is thought out while the GPU times the others'. The first round takes in what
 other backends bring: their kernels are compiled with the rest, and libraries are asked while the first compiles run. When
 a problem's strategy asks for no more, its finalists are verified and raced, while the next batches of the others compile.
+What takes minutes to compile does so beside the line: only the final waits for it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TypeAlias
 
-from tritongemm import choose, generate, opponents, planning, registry
+from tritongemm import finish, opponents, planning, registry
 from tritongemm.compile import Compiler, Job
 from tritongemm.config import Config
 from tritongemm.errors import OutputError, TritonGemmError
@@ -23,9 +26,9 @@ from tritongemm.lane import Lane
 from tritongemm.planning import Planned
 from tritongemm.problem import Problem
 from tritongemm.record import Record
+from tritongemm.sideline import Sideline
 from tritongemm.store import Store
 from tritongemm.task import Judge, Plan, Task, Watcher, nearest, no_search
-from tritongemm.timing import Final
 from tritongemm.trial import Built, Trial
 
 # A judge is given binaries to screen, and other work on a task.
@@ -50,6 +53,7 @@ class Pipeline:
         self.judges, self.compiler, self.store, self.plan, self.watcher = judges, compiler, store, plan, watcher
         self.solved: list[Record] = []
         self.unstored: dict[Problem, list[Trial]] = {}
+        self._deadline = inf  # when the search ends, by time.monotonic
 
     def tune(self, problems: Sequence[Problem]) -> dict[Problem, str]:
         """Tune the problems that have no record yet; records go to the store as they are made.
@@ -57,6 +61,7 @@ class Pipeline:
         Returns:
             The problems that failed, with the reason.
         """
+        self._deadline = time.monotonic() + (self.plan.seconds or inf)
         todo = [p for p in problems if self.store.record(p) is None]
         self.watcher.stage("plan", len(todo))
         if todo and not self.plan.stop:
@@ -70,8 +75,11 @@ class Pipeline:
             return {}
         self.watcher.stage("final", 0 if self.plan.stop else len(tasks))
         running, ended = tasks, list[Task]()
-        while running or ended:
-            running, ended = self._round(running, ended)
+        with closing(Sideline(self.compiler)) as sideline:
+            while running or ended:
+                if not running:
+                    sideline.wait(ended, self._deadline)
+                running, ended = self._round(running, ended, sideline)
         if self.plan.stop == "compile":
             for task in (t for t in tasks if not any(b.status == "ok" for b in t.built.values())):
                 task.failure = task.failure or "no config could be compiled"
@@ -99,7 +107,7 @@ class Pipeline:
 
     def _next(self, task: Task) -> bool:
         """Send a task's trials to its strategy; whether it asks for more."""
-        if task.failure or self.plan.stop:
+        if task.failure or self.plan.stop or time.monotonic() > self._deadline:
             return False
         try:
             task.batch = task.search.send([task.trials[c.name] for c in task.batch])
@@ -107,8 +115,8 @@ class Pipeline:
         except StopIteration:
             return False
 
-    def _round(self, tasks: list[Task], ended: list[Task]) -> tuple[list[Task], list[Task]]:
-        """Compile and screen what the strategies of `tasks` ask for, and race the tasks that have `ended`.
+    def _round(self, tasks: list[Task], ended: list[Task], sideline: Sideline) -> tuple[list[Task], list[Task]]:
+        """Compile and screen what the strategies of `tasks` ask for, and race those of the `ended` that wait for nothing.
 
         Returns:
             The tasks whose strategies ask for more, and those whose do not.
@@ -116,34 +124,58 @@ class Pipeline:
         wanted: dict[str, list[tuple[Task, Config]]] = {}
         jobs: list[Job] = []
         for task in tasks:
+            task.more = None
             for config, job in self._jobs(task):
+                if opponents.compile_seconds(config.backend):
+                    task.slow.append((config, sideline.put(job)))
+                    self.watcher.stage("compile", 1)
+                    self.watcher.stage("screen", 1)
+                    continue
+                task.waiting += 1
                 if job.digest not in wanted:
                     wanted[job.digest] = []
                     jobs.append(job)
                 wanted[job.digest].append((task, config))
-        jobs.sort(key=lambda j: -opponents.compile_seconds(j.config.backend))  # the longest must not begin last
         self.watcher.stage("compile", len(jobs))
         self.watcher.stage("screen", sum(map(len, wanted.values())))
+        held = []
         with ThreadPoolExecutor(1) as thinker:
             judges = {id(t.judge) for t in (*tasks, *ended)}
             lanes = {judge: Lane[Item](partial(self._work, thinker)) for judge in judges}
-            for task in ended if not self.plan.stop else ():
-                lanes[id(task.judge)].put((task, self._finish))
+            for task in (*tasks, *ended):
+                self._take_late(task, lanes[id(task.judge)])
+            for task in ended:
+                if task.slow:
+                    held.append(task)
+                elif not self.plan.stop:
+                    lanes[id(task.judge)].put((task, self._finish))
             for task in tasks:
                 if not task.waiting:
                     task.more = thinker.submit(self._next, task)
                 if not task.asked and not self.plan.stop:
                     lanes[id(task.judge)].put((task, self._ask_libraries))
-            for built in self.compiler.stream(jobs):
+            for built in self.compiler.stream(jobs, self._deadline):
                 self.watcher.step("compile")
                 for task, config in wanted[built.digest]:
                     lanes[id(task.judge)].put((task, replace(built, config=config)))
             for lane in lanes.values():
                 lane.close()
         asks = [task.more is not None and task.more.result() for task in tasks]
-        return [t for t, a in zip(tasks, asks, strict=True) if a], [
-            t for t, a in zip(tasks, asks, strict=True) if not a
-        ]
+        over = [t for t, a in zip(tasks, asks, strict=True) if not a]
+        return [t for t, a in zip(tasks, asks, strict=True) if a], [*held, *over]
+
+    def _take_late(self, task: Task, lane: Lane[Item]) -> None:
+        """Screen what has been compiled beside the line meanwhile; once the time is spent, go on without the rest."""
+        builds = [replace(f.result(), config=c) for c, f in task.slow if f.done()]
+        if builds:
+            self.watcher.step("compile", len(builds))
+            lane.put((task, partial(self._look, builds=builds)))
+        task.slow = [] if task.failure else [(c, f) for c, f in task.slow if not f.done()]
+        if task.slow and time.monotonic() > self._deadline:
+            for backend in dict.fromkeys(c.backend for c, _ in task.slow):
+                count = sum(c.backend == backend for c, _ in task.slow)
+                self._refused(task, backend, f"the budget was spent before {count} of its kernels were compiled")
+            task.slow = []
 
     def _jobs(self, task: Task) -> Iterator[tuple[Config, Job]]:
         """What to compile of a task's batch, and of what other backends bring; what is known to fail is not compiled again."""
@@ -161,7 +193,6 @@ class Pipeline:
             except (TritonGemmError, OSError) as error:
                 self._done(task, [Trial(config, "compile_failed", str(error))])
                 continue
-            task.waiting += 1
             yield config, job
 
     def _brought(self, task: Task) -> list[Config]:
@@ -191,13 +222,17 @@ class Pipeline:
             else:
                 item(task)
         for task, builds in by_task.values():
-            task.built |= {b.config.name: b for b in builds}
-            fresh = [b for b in builds if b.config.name not in task.trials and not task.failure]
-            self.watcher.step("screen", len(builds) - len(fresh))
-            self._screen(task, fresh)
+            self._look(task, builds)
             task.waiting -= len(builds)
             if not task.waiting:
                 task.more = thinker.submit(self._next, task)
+
+    def _look(self, task: Task, builds: list[Built]) -> None:
+        """Screen what has not been."""
+        task.built |= {b.config.name: b for b in builds}
+        fresh = [b for b in builds if b.config.name not in task.trials and not task.failure]
+        self.watcher.step("screen", len(builds) - len(fresh))
+        self._screen(task, fresh)
 
     def _ask_libraries(self, task: Task) -> None:
         """Screen the libraries' own candidates of one problem; they need no compiling."""
@@ -246,40 +281,6 @@ class Pipeline:
             self.watcher.trial(task.problem, trial)
 
     def _finish(self, task: Task) -> None:
-        """Race the best of one problem and record the winner."""
         self.watcher.step("final")
-        if task.failure:
-            return
-        problem, judge, plan = task.problem, task.judge, self.plan
-        batch, waiting = opponents.finalists(task.trials.values(), plan.finalists)
-        final: Final | None = None
-        raced: set[str] = set()
-        # Wrong finalists make room for the next in line, until somebody passes.
-        while batch and not raced:
-            try:
-                final = judge.final(problem, [task.built[t.config.name] for t in batch], plan.library)
-            except TritonGemmError as error:
-                task.failure = str(error)
-                break
-            raced = final.samples.keys() - {choose.LIBRARY}
-            if not raced:
-                self.store.add_trials(problem, final.trials)
-            for trial in final.trials:
-                self.watcher.trial(problem, trial)
-            batch, waiting = waiting[: plan.finalists], waiting[plan.finalists :]
-        if final is None or not raced:
-            lost = [*task.trials.values(), *(final.trials if final else ())]
-            counts = Counter(t.status for t in lost)
-            said = [f"{n} {s}" for s, n in counts.items()] or [f"{', '.join(plan.backends)} brought none"]
-            said += [f"{name}: {reason}" for name, reason in task.refused.items()]
-            said += [f"{t.config.name}: {t.reason}" for t in lost if t.reason][:1]
-            task.failure = task.failure or f"no candidate passed: {', '.join(said)}"
-            self.watcher.failed(problem, task.failure)
-            return
-        record = task.record(final, plan)
-        ours = [t for t in final.trials if t.samples and t.config.backend == opponents.SEARCHED]
-        if ours:  # whoever won, the best kernel of ours can be taken away
-            best = min(ours, key=lambda t: t.seconds)
-            generate.winner(replace(record, config=best.config, seconds=best.seconds), judge.target, plan.folder)
-        # Last and at once: what has a record is done for good, and a race without one would be run again.
-        self.store.add_trials(problem, final.trials, record)
+        if not task.failure:
+            finish.finish(task, self.plan, self.store, self.watcher)

@@ -54,6 +54,7 @@ class Plan:
         folder: where generated modules go.
         strategy: plug-in of strategies/.
         budget: most configs tried for one problem; 0 for no limit.
+        seconds: after so long no strategy is asked for more, and what there is is raced; 0 for no limit.
         finalists: candidates verified and raced.
         library: plug-in of backends/ that is raced; "" for none.
         backends: plug-ins of backends/ whose candidates are tried.
@@ -66,6 +67,7 @@ class Plan:
     folder: Path
     strategy: str = "exhaustive"
     budget: int = 0
+    seconds: float = 0.0
     finalists: int = 12
     library: str = "torch"
     backends: tuple[str, ...] = ("triton",)
@@ -85,7 +87,8 @@ class Task:
         batch: what it asked for last.
         trials, built: what became of every config so far, by name.
         asked: other backends have been asked for their candidates.
-        waiting: configs of the batch that have no trial yet.
+        waiting: configs that the next batch waits for.
+        slow: configs that are compiled beside the line, for which only the final waits.
         more: whether the strategy asks for more, once the batch has been timed.
         failure: why the problem can't be tuned; "" while it can.
         refused: backends that brought nothing, and why.
@@ -100,6 +103,7 @@ class Task:
     built: dict[str, Built] = field(default_factory=dict)
     asked: bool = False
     waiting: int = 0
+    slow: list[tuple[Config, Future[Built]]] = field(default_factory=list)
     more: Future[bool] | None = None
     failure: str = ""
     refused: dict[str, str] = field(default_factory=dict)

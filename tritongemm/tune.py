@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -63,15 +63,17 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
     if args.profile_file is not None:
         profile_file.check(Path(args.profile_file))
     output = Path(args.output or f"output/tuning_results_{here.target.name}.yaml")
+    stop = "generate" if args.generate_only else "compile" if args.compile_only else ""
     plan = Plan(
         folder=output.parent / f"{output.stem}_kernels",
-        strategy=args.strategy or ("guided" if here.devices else "exhaustive"),
-        budget=args.budget,
+        strategy=args.strategy or ("guided" if here.devices and not stop else "exhaustive"),
+        budget=args.budget[0],
+        seconds=args.budget[1],
         finalists=args.finalists,
         backends=_watched(args.profiler, roster.backends),
         algorithms=args.algorithms,
         margin=args.min_gain / 100,
-        stop="generate" if args.generate_only else "compile" if args.compile_only else "",
+        stop=stop,
         toolchain=machine.toolchain(here),
     )
     with ExitStack() as stack:
@@ -144,9 +146,13 @@ def _judges(here: Machine, protocol: Protocol, timeout: float) -> Iterator[Judge
 
 @contextmanager
 def _merging(store: Store, problems: Sequence[Problem], command: str, profile: Callable[[], None]) -> Iterator[None]:
-    """Merge what is done whatever happens, and say how to go on."""
+    """Merge what is done whatever happens, and after Ctrl-C say how to go on."""
     try:
         yield
+    except Exception:
+        with suppress(TritonGemmError):  # the first fault is the one to tell
+            store.merge(problems)
+        raise
     except KeyboardInterrupt:
         store.merge(problems)
         profile()
@@ -194,7 +200,8 @@ def _tune(
         reporter.records(records, judges[0].target, compare=args.compare)
     if counts:
         reporter.say(f"trials: {counts}")
-    reporter.say(f"results: {store.path}; winners as modules: {plan.folder}")
+    if records:
+        reporter.say(f"results: {store.path}; winners as modules: {plan.folder}")
     if not args.keep:
         for module in plan.folder.glob("generated_kernel_*.py"):
             module.unlink()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from racing import Drop
 
 # Worked examples from the field, where a checkout has them next to it; they are no part of the repository.
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -29,3 +32,19 @@ def shared_data() -> Path:
     if not DATA.is_dir():
         pytest.skip(f"{DATA} is not here")
     return DATA
+
+
+@pytest.fixture
+def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
+    """Puts a backend beside those that are there; names begin with ``toy``."""
+    package = importlib.import_module("tritongemm.backends")
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+
+    def add(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()
+
+    yield add
+    for name in [n for n in sys.modules if n.startswith("tritongemm.backends.toy")]:
+        del sys.modules[name]
+        vars(package).pop(name.rpartition(".")[2], None)

@@ -2,128 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-import io
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import pytest
+from racing import CODE, SIZE, Drop, Judge, race
 
 from tritongemm import generate, opponents, registry, served, settings, sizes, target, tune
 from tritongemm.backends import triton as generated
-from tritongemm.compile import Cache, Compiler, Job
-from tritongemm.config import Config
-from tritongemm.errors import InputError, TritonGemmError
-from tritongemm.hip_ext import driver
-from tritongemm.opponents import chosen, finalists
-from tritongemm.pipeline import Pipeline
-from tritongemm.problem import Problem
-from tritongemm.report import Reporter
-from tritongemm.store import Store
-from tritongemm.task import Plan
-from tritongemm.timing import Final
-from tritongemm.trial import Built, Trial
-
-SIZE = Problem(16, 16, 32)
-OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
-Drop = Callable[[str, str], None]
-
-CODE = """
-from tritongemm.compile import Job
+from tritongemm.compile import Cache
 from tritongemm.config import Config
 from tritongemm.errors import InputError
-from tritongemm.trial import Built
-COMPILE_SECONDS = 100.0
-def configs(problem, target):
-    return [Config("toy", n, n, n, backend="toycode") for n in (1, 2, 3)]
-def job(config, problem, target, module):
-    if config.block_m == 2:
-        raise InputError("two is no number for a tile")
-    return Job(config, {"toy": config.name})
-def build(job):
-    if job.config.block_m == 3:
-        raise InputError("three is truncated")
-    return Built(job.config, job.digest, symbol="toy"), b"code", "kernel.toy"
-def launch(built, problem, target):
-    return None
-"""
+from tritongemm.hip_ext import driver
+from tritongemm.opponents import chosen, finalists
+from tritongemm.trial import Trial
 
-
-@pytest.fixture
-def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
-    """Puts a backend beside those that are there; names begin with ``toy``."""
-    package = importlib.import_module("tritongemm.backends")
-    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-
-    def add(name: str, text: str) -> None:
-        (tmp_path / f"{name}.py").write_text(text)
-        importlib.invalidate_caches()
-
-    yield add
-    for name in [n for n in sys.modules if n.startswith("tritongemm.backends.toy")]:
-        del sys.modules[name]
-        vars(package).pop(name.rpartition(".")[2], None)
-
-
-def seconds(config: Config) -> float:
-    return (config.block_m + (config.backend == "triton")) * 1e-6
-
-
-class Judge:
-    """Stands in for a GPU: a candidate takes as many microseconds as its tile has rows, one of Triton's a little more."""
-
-    def __init__(self, arch: str = "gfx942") -> None:
-        self.target = target.load(arch)
-        self.raced: list[Config] = []
-
-    def start(self) -> None:
-        pass
-
-    def screen(self, problem: Problem, built: list[Built], best: float) -> Iterator[Trial]:
-        for one in built:
-            registry.load("backends", one.config.backend).launch(one, problem, self.target)
-            yield Trial(one.config, "ok", samples=(seconds(one.config),), timer="sundial")
-
-    def enumerate(self, problem: Problem, backend: str, most: int) -> list[Config]:
-        raise TritonGemmError(f"{backend} lacks a symbol")
-
-    def final(self, problem: Problem, built: list[Built], library: str) -> Final:
-        self.raced = [b.config for b in built]
-        trials = [Trial(c, "ok", "", (seconds(c),), "sundial", "final", 0.0, 0.1) for c in self.raced]
-        return Final(tuple(trials), {t.config.name: t.samples for t in trials}, True)
-
-    def describe(self, problem: Problem, config: Config) -> str:
-        return "by eye"
-
-    def close(self) -> None:
-        pass
-
-
-def race(folder: Path, backends: tuple[str, ...], judge: Judge | None = None) -> tuple[Any, Store, str]:
-    """A run's failures, its store and what it said."""
-    compiler, judge = Compiler(Cache(settings.cache_folder()), jobs=1), judge or Judge()
-    build = compiler.build
-
-    def built(job: Job) -> Built:
-        """Toys are built here: no other process finds them."""
-        if not job.config.backend.startswith("toy"):
-            return build(job)
-        try:
-            one: Built = registry.load("backends", job.config.backend).build(job)[0]
-            return one
-        except TritonGemmError as error:
-            return Built(job.config, job.digest, status="compile_failed", reason=str(error))
-
-    compiler.build = built  # type: ignore[method-assign]
-    opened = Store.open(folder / "out.yaml", judge.target.name, {}, {})
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(out), opened as store, closing(compiler):
-        plan = Plan(folder, strategy="exhaustive", budget=1, library="", backends=backends)
-        failures = Pipeline([judge], compiler, store, plan, Reporter(verbose=True)).tune([SIZE])
-        store.merge()
-    return failures, store, out.getvalue()
+OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
 
 
 def test_all_that_can_race_and_why_the_others_can_not(drop: Drop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from tritongemm.hip_ext import code_object, driver
 from tritongemm.offline import Offline
 from tritongemm.store import Store
 from tritongemm.target import Target
+from tritongemm.task import Plan
 from tritongemm.trial import Trial
 
 SIZES = "# three sizes, one set of binaries\n- {M: 16, N: 16, K: 16}\n- {M: 8, N: 16, K: 16}\n- {M: 5, N: 16, K: 16, rowMajorA: T}\n"
@@ -286,7 +287,8 @@ def test_compiles_that_fail_are_counted_with_reasons(
         assert table(said.out)["7x16x48_fp16_TT"][:6] == ["2", "2", "0", "0", "0", "2"]
         assert "2 timeout: compile took more than 7 s" in said.err and "no config could be compiled" in said.err
         assert tune.main(argv) == 1
-        assert "no candidate passed: 2 timeout, tile__" in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert "no candidate passed: 2 timeout, tile__" in err and "results: " not in err
     assert len(journal_of(tmp_path)) == 1, "the header alone"
     monkeypatch.setattr(Offline, "_checked", passed)
     assert tune.main(argv) == 0
@@ -390,6 +392,8 @@ def test_bad_options(
         ((*SIZE, "--compare_wo_tuning"), "name their file with --gemm_size_file"),
         (("-m", "16.0", "-n", "1", "-k", "1"), "invalid int value: '16.0'"),
         ((*SIZE, "--iters", "0"), "--iters must be at least 1"),
+        ((*SIZE, "--budget", "90m"), "'90m' is neither a number of configs nor, as 90s, of seconds"),
+        ((*SIZE, "--budget=-1s"), "--budget must not be negative"),
         ((*SIZE, "--num-threads", "-1"), "--num_threads must not be negative"),
         ((*SIZE, "--timeout", "0"), "--timeout must be positive"),
         ((*SIZE, "--errRatio", "1"), "--errRatio is a share of the elements"),
@@ -508,6 +512,33 @@ def test_the_machine_corrects_the_target(two_gpus: None) -> None:
     assert machine.toolchain(here)["device"] == "NVIDIA H200"
     away = machine.find("gfx950")
     assert away.devices == () and "without running" in away.why and "device" not in machine.toolchain(away)
+
+
+def test_what_is_tried_on_a_gpu(two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guided search, unless the run ends before anything could guide it; a budget of configs or of seconds."""
+    plans: list[Plan] = []
+    monkeypatch.setattr(tune.Pipeline, "tune", lambda self, problems: plans.append(self.plan) or {})
+    argv = [
+        *SIZE,
+        "--libtype",
+        "triton",
+        "--profiler",
+        "events",
+        "--num_threads",
+        "1",
+        "-o",
+        str(tmp_path / "out.yaml"),
+    ]
+    for more in (
+        (),
+        ("--compile_only",),
+        ("--strategy", "guided", "--generate_only"),
+        ("--budget", "7"),
+        ("--budget", "1.5s"),
+    ):
+        assert tune.main([*argv, *more]) == 0
+    assert [p.strategy for p in plans[:3]] == ["guided", "exhaustive", "guided"]
+    assert [(p.budget, p.seconds) for p in plans[2:]] == [(0, 0.0), (7, 0.0), (0, 1.5)]
 
 
 @pytest.mark.parametrize(("ids", "count"), [("2", 0), ("0,0", 0), ("-1", 0), ("a", 0), (None, 3)])

@@ -1,0 +1,109 @@
+"""A race without a GPU: backends made of text, a judge that reads times off the tiles, and a run with both."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import closing, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from tritongemm import registry, settings, target
+from tritongemm.compile import Cache, Compiler, Job
+from tritongemm.config import Config
+from tritongemm.errors import TritonGemmError
+from tritongemm.pipeline import Pipeline
+from tritongemm.problem import Problem
+from tritongemm.report import Reporter
+from tritongemm.store import Store
+from tritongemm.task import Plan
+from tritongemm.timing import Final
+from tritongemm.trial import Built, Trial
+
+SIZE = Problem(16, 16, 32)
+Drop = Callable[[str, str], None]  # puts a backend of a name and a text beside those that are there
+
+CODE = """
+from tritongemm.compile import Job
+from tritongemm.config import Config
+from tritongemm.errors import InputError
+from tritongemm.trial import Built
+COMPILE_SECONDS = 100.0
+def configs(problem, target):
+    return [Config("toy", n, n, n, backend="toycode") for n in (1, 2, 3)]
+def job(config, problem, target, module):
+    if config.block_m == 2:
+        raise InputError("two is no number for a tile")
+    return Job(config, {"toy": config.name})
+def build(job):
+    if job.config.block_m == 3:
+        raise InputError("three is truncated")
+    return Built(job.config, job.digest, symbol="toy"), b"code", "kernel.toy"
+def launch(built, problem, target):
+    return None
+"""
+
+
+def seconds(config: Config) -> float:
+    return (config.block_m + (config.backend == "triton")) * 1e-6
+
+
+class Judge:
+    """Stands in for a GPU: a candidate takes as many microseconds as its tile has rows, one of Triton's a little more."""
+
+    def __init__(self, arch: str = "gfx942") -> None:
+        self.target = target.load(arch)
+        self.raced: list[Config] = []
+
+    def start(self) -> None:
+        pass
+
+    def screen(self, problem: Problem, built: list[Built], best: float) -> Iterator[Trial]:
+        for one in built:
+            registry.load("backends", one.config.backend).launch(one, problem, self.target)
+            yield Trial(one.config, "ok", samples=(seconds(one.config),), timer="sundial")
+
+    def enumerate(self, problem: Problem, backend: str, most: int) -> list[Config]:
+        raise TritonGemmError(f"{backend} lacks a symbol")
+
+    def final(self, problem: Problem, built: list[Built], library: str) -> Final:
+        self.raced = [b.config for b in built]
+        trials = [Trial(c, "ok", "", (seconds(c),), "sundial", "final", 0.0, 0.1) for c in self.raced]
+        return Final(tuple(trials), {t.config.name: t.samples for t in trials}, True)
+
+    def describe(self, problem: Problem, config: Config) -> str:
+        return "by eye"
+
+    def close(self) -> None:
+        pass
+
+
+def race(
+    folder: Path,
+    backends: tuple[str, ...],
+    judge: Judge | None = None,
+    build: Callable[[Job], None] = lambda job: None,
+    **plan: Any,
+) -> tuple[Any, Store, str]:
+    """A run's failures, its store and what it said; `build` is called before a toy is built, `plan` goes to the Plan."""
+    compiler, judge = Compiler(Cache(settings.cache_folder()), jobs=1), judge or Judge()
+    builds = compiler.build
+
+    def built(job: Job) -> Built:
+        """Toys are built here: no other process finds them."""
+        if not job.config.backend.startswith("toy"):
+            return builds(job)
+        build(job)
+        try:
+            one: Built = registry.load("backends", job.config.backend).build(job)[0]
+            return one
+        except TritonGemmError as error:
+            return Built(job.config, job.digest, status="compile_failed", reason=str(error))
+
+    compiler.build = built  # type: ignore[method-assign]
+    opened = Store.open(folder / "out.yaml", judge.target.name, {}, {})
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(out), opened as store, closing(compiler):
+        what = Plan(folder, **{"strategy": "exhaustive", "budget": 1, "library": "", "backends": backends, **plan})
+        failures = Pipeline([judge], compiler, store, what, Reporter(verbose=True)).tune([SIZE])
+        store.merge()
+    return failures, store, out.getvalue()

@@ -1,0 +1,86 @@
+"""How the line runs: what waits for what, when it stops, and what a fault in it costs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from racing import CODE, SIZE, Drop, Judge, race
+
+from tritongemm.errors import OutputError
+from tritongemm.lane import Lane
+from tritongemm.problem import Problem
+from tritongemm.trial import Built, Trial
+
+
+class Counting(Judge):
+    """Says when it has screened so many of Triton's."""
+
+    def __init__(self, enough: int) -> None:
+        super().__init__()
+        self.left, self.reached = enough, threading.Event()
+
+    def screen(self, problem: Problem, built: list[Built], best: float) -> Iterator[Trial]:
+        for trial in super().screen(problem, built, best):
+            yield trial
+            self.left -= trial.config.backend == "triton"
+            if not self.left:
+                self.reached.set()
+
+
+def test_the_search_goes_on_while_slow_backends_compile(drop: Drop, tmp_path: Path) -> None:
+    """Two batches of Triton's are screened before the first instance is built; the final waits for all of them."""
+    drop("toycode", CODE)
+    judge = Counting(enough=2)
+    waited: list[bool] = []
+    failures, store, _ = race(
+        tmp_path,
+        ("toycode", "triton"),
+        judge,
+        lambda job: waited.append(judge.reached.wait(20)),
+        strategy="guided",
+        budget=2,
+    )
+    assert failures == {} and waited == [True, True], "one of the three is refused before it is compiled"
+    assert {c.backend for c in judge.raced} == {"toycode", "triton"}
+    record = store.record(SIZE)
+    assert record and record.winner == "toycode"
+
+
+def test_seconds_of_a_run(drop: Drop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once they are over no strategy is asked, no compile begins, and what there is is raced, without the rest."""
+    drop("toycode", CODE)
+    race(tmp_path / "before", ("triton",), strategy="guided", budget=2)  # its kernels are in the cache now
+    judge, over = Judge(), threading.Event()
+    failures, _, said = race(
+        tmp_path,
+        ("toycode", "triton"),
+        judge,
+        lambda job: over.wait(20) and None,
+        strategy="guided",
+        budget=2,
+        seconds=0.3,
+    )
+    over.set()
+    assert failures == {} and {c.backend for c in judge.raced} == {"triton"}
+    assert "toycode does not race: the budget was spent before 2 of its kernels were compiled" in said
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
+    failures, _, _ = race(tmp_path / "none", ("triton",), seconds=1e-9)
+    assert failures == {SIZE: "no candidate passed: triton brought none within 1e-09 s"}
+
+
+def test_a_lane_that_ended_takes_no_more() -> None:
+    """A full disk is told at once, not after the other thousand compiles."""
+
+    def work(things: list[int]) -> None:
+        raise OutputError("disk full")
+
+    lane = Lane(work)
+    lane.put(1)
+    lane._thread.join(10)
+    with pytest.raises(OutputError, match="disk full"):
+        lane.put(2)
+    with pytest.raises(OutputError, match="disk full"):
+        lane.close()

@@ -255,6 +255,18 @@ def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, object]) -> 
     assert triton.job(config, problem, target, "/elsewhere").digest == digest
 
 
+def test_rows_that_start_at_16_bytes_are_read_so(tmp_path: Path) -> None:
+    """1000 is no multiple of 16, but rows of 1000 halves start at multiples of 16 bytes: loads are as wide as they get."""
+    assert triton.divisors(Problem(3, 200, 1000)) == {"N": 8, "K": 8, "stride_a": 8, "stride_b": 8, "stride_c": 8}
+    assert triton.divisors(Problem(6, 33, 1001, row_major_a=False)) == {"M": 2, "stride_a": 2}
+    target, config, registers = targets.load("gfx942"), Config("tile", 64, 64, 64), {}
+    for k in (1024, 1000, 1001):
+        problem = Problem(64, 64, k, row_major_b=False)
+        module = generate.module(problem, [config], target, tmp_path)
+        registers[k] = triton.build(triton.job(config, problem, target, str(module)))[0].registers
+    assert registers[1000] < registers[1001], "what is read value by value waits in more registers"
+
+
 def test_so_is_the_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
     config, problem = Config("tile", 16, 16, 16), Problem(16, 16, 16)
     digest = triton.job(config, problem, targets.load("gfx942"), "").digest

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from functools import cache
+from math import gcd
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +27,7 @@ from tritongemm.trial import Built
 SIZES = ("M", "N", "K", "stride_a", "stride_b", "stride_c")
 NUMBERS = (*SIZES, "GROUP_M")
 FUSED = {"enable_fp_fusion": True}  # Triton 3.10 changes its default
-_ALIGN = 16  # bytes a base address, and elements a size, are known to be a multiple of
+_ALIGN = 16  # bytes a base address is a multiple of, and the most elements a size is known to be a multiple of
 
 
 def unavailable() -> str | None:
@@ -41,15 +42,17 @@ def strides(problem: Problem) -> tuple[int, int, int]:
     return a, b, problem.n
 
 
-def aligned(problem: Problem) -> tuple[str, ...]:
-    """Size parameters known to be multiples of 16; the compiler widens accesses with it.
+def divisors(problem: Problem) -> dict[str, int]:
+    """Largest power of two up to 16 that divides each size parameter, where it is not 1; the compiler widens accesses
+    with it: rows of 1000 values start at multiples of 16 bytes as well, and are read so.
 
     M matters only where A is column-major: elsewhere it would only make two binaries of one.
     """
     sizes = dict(zip(SIZES, (problem.m, problem.n, problem.k, *strides(problem)), strict=True))
     if problem.row_major_a:
         del sizes["M"]
-    return tuple(name for name, value in sizes.items() if value % _ALIGN == 0)
+    found = {name: gcd(value, _ALIGN) for name, value in sizes.items()}
+    return {name: divisor for name, divisor in found.items() if divisor > 1}
 
 
 def signature(config: Config, problem: Problem) -> dict[str, str]:
@@ -89,7 +92,7 @@ def job(config: Config, problem: Problem, target: Target, module: str) -> Job:
         "constants": kernels.constants(config, problem),
         "options": kernels.compiler_options(config),
         "signature": signature(config, problem),
-        "aligned": aligned(problem),
+        "divisors": divisors(problem),
     }
     return Job(config, identity, {"module": module})
 
@@ -131,8 +134,8 @@ def build(job: Job) -> tuple[Built, bytes, str]:
     constants = wanted["constants"]
     types = {**wanted["signature"], **dict.fromkeys(constants, "constexpr")}
     pointers = [n for n, t in wanted["signature"].items() if t.startswith("*")]
-    known = [["tt.divisibility", _ALIGN]]
-    attributes = {(kernel.arg_names.index(n),): known for n in [*pointers, *wanted["aligned"]]}
+    multiples = dict.fromkeys(pointers, _ALIGN) | wanted["divisors"]
+    attributes = {(kernel.arg_names.index(n),): [["tt.divisibility", d]] for n, d in multiples.items()}
     arch = wanted["arch"]
     cuda = arch.startswith("sm")
     target = GPUTarget("cuda" if cuda else "hip", int(arch[2:]) if cuda else arch, wanted["wave"])

@@ -10,6 +10,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -32,18 +33,37 @@ FATAL = (
 
 @dataclass
 class Contender:
-    """A candidate made ready to race."""
+    """A candidate made ready to race; without a config it is the library."""
 
-    name: str
+    config: Config | None
     graph: driver.Graph
     launches: int
     calls: Calls
     samples: list[float] = field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        return self.config.name if self.config else choose.LIBRARY
+
     def sample(self, timer: Any) -> float:
-        """Seconds of one launch."""
-        seconds: float = timer.time(self.graph, self.launches, self.calls.symbol)
-        return seconds
+        """Seconds of one launch.
+
+        Raises:
+            Stumbled: it can't be launched any more.
+        """
+        try:
+            seconds: float = timer.time(self.graph, self.launches, self.calls.symbol)
+            return seconds
+        except (RuntimeError, DriverError) as error:
+            raise Stumbled(self.config, error) from error
+
+
+class Stumbled(Exception):
+    """A contender failed in the middle of the race."""
+
+    def __init__(self, config: Config | None, error: Exception) -> None:
+        super().__init__(str(error))
+        self.config, self.error = config, error
 
 
 class Bench:
@@ -77,6 +97,7 @@ class Bench:
             self._device = driver.open(request.vendor).device(request.device)
         with torch.cuda.stream(self._stream):
             bench = self._bench(request)
+            bench.provide(launch for _, launch in request.candidates)
             yield {"copies": bench.copies, "cold": bench.cold}
             if request.kind == "enumerate":
                 backend = registry.load("backends", request.library)
@@ -163,21 +184,24 @@ class Bench:
     def _final(self, bench: Workbench, request: Request) -> Iterator[Any]:
         """Answers: a Trial each with its error, then {name: samples} of those that passed and the library ("")."""
         contenders: list[Contender] = []
-        for config, launch in request.candidates:
-            trial = self._guard(config, "final", partial(self._verified, bench, config, launch, contenders))
-            yield trial
-            if trial.status == "crashed":
-                raise SystemExit(f"{config.name}: {trial.reason}")
-        if request.kind == "final":
-            library = self._library(bench, request)
-            try:
+        library: list[Contender] = []
+        try:
+            for config, launch in request.candidates:
+                trial = self._guard(config, "final", partial(self._verified, bench, config, launch, contenders))
+                yield trial
+                if trial.status == "crashed":
+                    raise SystemExit(f"{config.name}: {trial.reason}")
+            if request.kind == "final":
+                library = self._library(bench, request)
                 yield self._race(bench, contenders, library)
-            except (RuntimeError, DriverError) as error:
-                if self._lost():
-                    raise SystemExit(f"{request.problem.key}: {error}") from error
-                raise
-            contenders += library
-        self._release(bench, contenders)
+        except Stumbled as fault:
+            if not self._lost():
+                raise fault.error from None
+            if fault.config:  # it costs itself: the others race again, in a fresh process
+                yield Trial(fault.config, "crashed", f"in the race: {fault}", stage="final")
+            raise SystemExit(f"{request.problem.key}: {fault}") from fault
+        finally:
+            self._release(bench, contenders + library)
 
     def _verified(
         self, bench: Workbench, config: Config, launch: Launch | HostCall | None, contenders: list[Contender]
@@ -198,7 +222,7 @@ class Bench:
             )
             if not found.ok:
                 return replace(trial, status="wrong", reason=found.reason)
-            contenders.append(Contender(config.name, bench.capture(calls.repeated(launches)), launches, calls))
+            contenders.append(Contender(config, bench.capture(calls.repeated(launches)), launches, calls))
             kept = True
             return trial
         finally:
@@ -218,9 +242,11 @@ class Bench:
             operations[0]()  # workspace and handles are made outside the capture
             self._torch.cuda.current_stream().synchronize()
             graph = bench.capture(calls.repeated(launches))
-        except RuntimeError:  # the library has no kernel for it
+        except (RuntimeError, DriverError) as error:  # the library has no kernel for it
+            if self._lost():
+                raise SystemExit(f"{request.library}, {request.problem.key}: {error}") from error
             return []
-        return [Contender(choose.LIBRARY, graph, launches, calls)]
+        return [Contender(None, graph, launches, calls)]
 
     def _race(self, bench: Workbench, ours: list[Contender], library: list[Contender]) -> dict[str, list[float]]:
         """Samples by name, taken in rounds of a new order each, so that drift meets all alike."""
@@ -249,5 +275,6 @@ class Bench:
 
     def _release(self, bench: Workbench, contenders: list[Contender]) -> None:
         for contender in contenders:
-            contender.graph.destroy()
-            bench.release(contender.calls)
+            with suppress(DriverError):  # a device that was lost takes nothing back
+                contender.graph.destroy()
+                bench.release(contender.calls)

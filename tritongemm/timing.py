@@ -30,6 +30,15 @@ class _Fault(Exception):
         self.status, self.reason = status, reason
 
 
+def _blamed(fault: Exception, last: Any, timeout: float) -> _Fault:
+    """What a fault behind the answer `last` makes of the candidate that ran."""
+    if isinstance(fault, ChildTimeout):
+        return _Fault("timeout", f"no answer within {timeout:g} s; killed")
+    # The process ends itself after an answer that says the device faulted.
+    reported = isinstance(fault, ChildDied) and isinstance(last, Trial) and last.status == "crashed"
+    return _Fault("" if reported else "crashed", str(fault))
+
+
 @dataclass(frozen=True)
 class Final:
     """The final race of one problem.
@@ -77,19 +86,18 @@ class Gpu:
             TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
         """
         last: Any = None
-        try:
-            for last in self._child.ask(request, self.timeout):
-                yield last
-        except ChildTimeout:
-            raise _Fault("timeout", f"no answer within {self.timeout:g} s; killed") from None
-        except ChildDied as death:
-            # The process ends itself after an answer that says the device faulted.
-            reported = isinstance(last, Trial) and last.status == "crashed"
-            raise _Fault("" if reported else "crashed", str(death)) from None
-        except ChildError as error:
-            if last is None:
-                raise TritonGemmError(f"{request.problem.key}: {error}") from error
-            raise _Fault("crashed", str(error)) from None  # the operands are there, so it is the candidate's own
+        for again in (True, False):
+            try:
+                for last in self._child.ask(request, self.timeout):
+                    yield last
+                return
+            except (ChildTimeout, ChildDied, ChildError) as fault:
+                if last is not None:
+                    raise _blamed(fault, last, self.timeout) from None
+                # No candidate has been touched yet. What went before may have left the process or its device unwell.
+                self._child.kill()
+                if not again:
+                    raise TritonGemmError(f"{request.problem.key}: {fault}") from fault
 
     def _launches(self, problem: Problem, built: Sequence[Built], stage: str) -> tuple[list[Candidate], list[Trial]]:
         """What to launch, and a trial for each config that has no launch for the problem."""

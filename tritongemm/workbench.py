@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from tritongemm import registry
 from tritongemm.config import Config
+from tritongemm.errors import DriverError
 from tritongemm.hip_ext import driver
 from tritongemm.hip_ext.shared_object import PreparedCall
 from tritongemm.launch import HostCall, Launch
@@ -169,6 +171,15 @@ class Workbench:
         address: int = held.data_ptr()
         return address
 
+    def provide(self, launches: Iterable[Launch | HostCall | None]) -> None:
+        """Make the memory that launches share large enough for each: a captured graph holds its address for good."""
+        import torch
+
+        wanted = {(b.bytes, b.name) for launch in launches if launch for b in launch.buffers}
+        for nbytes, name in sorted(wanted, reverse=True):
+            with suppress(torch.cuda.OutOfMemoryError):  # who asks for too much is told when its turn comes
+                self.scratch(name, nbytes)
+
     def addresses(self, launch: Launch | HostCall, copy: int) -> dict[str, int]:
         """Device addresses of a launch's buffers, with the operands of one copy."""
         found = {name: tensor.data_ptr() for name, tensor in self.sets[copy].items()}
@@ -182,6 +193,8 @@ class Workbench:
             UnavailableError: a library it is in does not load.
             LibraryRefusal: the library has no kernel for the problem.
         """
+        if "semaphore" in self._scratch:
+            self._scratch["semaphore"].zero_()  # whatever a faulty candidate left there must not meet the next
         if launch is None:
             backend = registry.load("backends", config.backend)
             operations = [backend.operation(self.problem, operands, config) for operands in self.sets[:copies]]
@@ -226,7 +239,8 @@ class Workbench:
             for call in calls:
                 call()
         except BaseException:
-            self.device.end_capture(self.stream).destroy()
+            with suppress(DriverError):  # that the capture failed is no news
+                self.device.end_capture(self.stream).destroy()
             raise
         return self.device.end_capture(self.stream)
 

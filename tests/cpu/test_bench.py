@@ -9,6 +9,7 @@ import ctypes
 import struct
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,19 +20,20 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tritongemm import bench as benches
-from tritongemm import registry, target
+from tritongemm import registry, target, timing
 from tritongemm.bench import Bench
 from tritongemm.config import Config
-from tritongemm.errors import DriverError
+from tritongemm.errors import DriverError, TritonGemmError
 from tritongemm.launch import Buffer, Launch, Param
 from tritongemm.problem import Problem
-from tritongemm.trial import Trial
-from tritongemm.workbench import Protocol, Request
+from tritongemm.trial import Built, Trial
+from tritongemm.workbench import Protocol, Request, Workbench
+from tritongemm.worker import ChildDied, ChildError, ChildTimeout
 
 SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
 LIBRARY_SECONDS = 4e-6
 # microseconds of a launch, by what the kernel does
-KERNELS = {"right": 3, "slow": 50, "wrong": 1, "lazy": 1, "refused": 1, "faults": 1, "faster": 2}
+KERNELS = {"right": 3, "slow": 50, "wrong": 1, "lazy": 1, "refused": 1, "faults": 1, "faster": 2, "tires": float("nan")}
 
 
 class OnHost(TorchFunctionMode):
@@ -93,6 +95,9 @@ class Graph:
         self.device, self.seconds = device, sum(seconds or [])
 
     def launch(self, stream: int) -> None:
+        if self.seconds != self.seconds:
+            self.device.fault = True
+            raise DriverError("graph_launch", 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access")
         self.device.now += self.seconds or 32 * LIBRARY_SECONDS  # PyTorch's own launches are not recorded
 
     def destroy(self) -> None:
@@ -215,3 +220,58 @@ def test_libraries_list_and_race_their_own(device: Device, monkeypatch: pytest.M
     monkeypatch.setattr(doubled, "operation", lambda problem, operands, config=None: lambda: operands["c"].fill_(9))
     (trial,) = ask(Bench(), "screen", [(configs[0], None)])
     assert trial.status == "wrong", "a library is checked before it is timed"
+
+
+def test_who_faults_in_the_race_is_named(device: Device, tmp_path: Path) -> None:
+    """The parent leaves it out and has the others race again."""
+    given = candidates(tmp_path, "right", "tires", "faster")
+    *trials, stumble, end = ask(Bench(), "final", given, library="torch")
+    assert [t.status for t in trials] == ["ok"] * 3 and isinstance(end, SystemExit)
+    assert (stumble.config, stumble.status, stumble.stage) == (given[1][0], "crashed", "final")
+    assert "in the race: graph_launch failed: CUDA_ERROR_ILLEGAL_ADDRESS" in stumble.reason
+    assert device.graphs == 0 and device.modules == 0
+
+
+def test_shared_memory_is_there_before_a_graph_holds_its_address(device: Device, tmp_path: Path) -> None:
+    """The second needs more than the first, whose captured launches point to what they were given."""
+    given = [
+        (config, replace(launch, buffers=(Buffer("workspace", size), Buffer("semaphore", size // 4))))
+        for (config, launch), size in zip(candidates(tmp_path, "right", "faster"), (4096, 1 << 20), strict=True)
+    ]
+    bench = Bench()
+    seen: list[tuple[int, int, bool]] = []
+    calls = Workbench.calls
+
+    def watched(self: Workbench, *args: Any) -> Any:
+        made = calls(self, *args)
+        counters = self._scratch["semaphore"]
+        seen.append((self.scratch("workspace", 1), counters.data_ptr(), not counters.any()))
+        counters.fill_(1)  # what a faulty candidate leaves
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workbench, "calls", watched)
+        *trials, _ = ask(bench, "final", given)
+    assert [t.status for t in trials] == ["ok", "ok"] and seen[0] == seen[1]
+    assert seen[0][2], "and the counters are zero for each"
+
+
+def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again afresh; then the size fails, not its candidates one by one."""
+    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, Protocol(), 5)
+    built = [Built(Config("heuristic", n, 0, 0, backend="blaslt"), "") for n in (1, 2)]
+    faults: list[Exception] = [ChildDied("signal SIGKILL")]
+    asked = []
+
+    def ask(request: Request, timeout: float) -> Iterator[Any]:
+        asked.append(request)
+        if faults:
+            raise faults.pop(0)
+        yield {"copies": 1, "cold": True}
+        yield from (Trial(c, "ok", samples=(1.0,)) for c, _ in request.candidates)
+
+    monkeypatch.setattr(gpu._child, "ask", ask)
+    assert [t.status for t in gpu.screen(SIZE, built, 1.0)] == ["ok", "ok"] and len(asked) == 2
+    faults += [ChildError("OutOfMemoryError: 90 GiB"), ChildTimeout("did not start within 120 s")]
+    with pytest.raises(TritonGemmError, match="did not start within 120 s"):
+        list(gpu.screen(SIZE, built, 1.0))

@@ -8,9 +8,10 @@ from typing import Any
 
 from tritongemm.errors import InputError
 
-# The template comes first so that names sort by kernel; options hold whole numbers only.
+# The template comes first so that names sort by kernel; options hold whole numbers only. An exported kernel's own name
+# may be a template, so of two tiles in a name the last one counts.
 _NAME = re.compile(
-    r"^(?:(?P<backend>[a-z][a-z0-9_]*)\.)?(?P<template>.+?)__bm(?P<block_m>\d+)__bn(?P<block_n>\d+)__bk(?P<block_k>\d+)"
+    r"^(?:(?P<backend>[a-z][a-z0-9_]*)\.)?(?P<template>.+)__bm(?P<block_m>\d+)__bn(?P<block_n>\d+)__bk(?P<block_k>\d+)"
     r"__gm(?P<group_m>\d+)__sk(?P<split_k>\d+)__w(?P<num_warps>\d+)__s(?P<num_stages>\d+)(?P<options>(?:__[a-z_]+\d+)*)$"
 )
 

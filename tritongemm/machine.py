@@ -58,6 +58,12 @@ def find(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0) -> Mach
     if len(set(ids)) != len(ids) or any(not 0 <= i < count for i in ids):
         raise TargetError(f"devices {', '.join(map(str, ids))} were asked for; this machine has 0 to {count - 1}")
     device = opened.device(ids[0])
+    for other in (opened.device(i) for i in ids[1:]):
+        if (other.arch, other.name) != (device.arch, device.name):
+            raise TargetError(
+                f"devices {', '.join(map(str, ids))} are not alike ({device.name} and {other.name}), and their times can't "
+                "be compared: tune on each kind by itself, with --gpu_ids and an -o of its own"
+            )
     if facts is not None and facts.name != device.arch:
         why = f"this machine's GPU is {device.arch}: compiling for {facts.name} without running"
         return Machine(facts, "", (), facts.product, why)

@@ -159,8 +159,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name in ("warmup", "num_threads", "ngpus", "algorithms"):
         if getattr(args, name) < 0:
             p.error(f"--{name} must not be negative")
-    if args.timeout <= 0:
+    if not args.timeout > 0:
         p.error("--timeout must be positive")
+    if not args.min_gain >= 0:
+        p.error("--min_gain is a percentage, not negative")
     if not 0 <= args.err_ratio < 1:
         p.error("--errRatio is a share of the elements: at least 0, less than 1")
     if args.profile_file is not None and (args.compare_wo_tuning or args.benchmark):

@@ -16,6 +16,8 @@ from tritongemm.sizes import Row
 from tritongemm.task import Judge, Plan
 from tritongemm.trial import Built, Trial
 
+HOLDS = 0.02  # a gain that was recorded holds if it is no more than this much smaller when it is timed again
+
 
 def _built(
     rows: Sequence[Row], judge: Judge, compiler: Compiler, plan: Plan, reporter: Reporter
@@ -57,6 +59,16 @@ def _built(
         yield row, replace(found, config=row.config)
 
 
+def _checked(row: Row, built: Built, judge: Judge) -> Trial:
+    if built.status != "ok":
+        return Trial(built.config, built.status, built.reason)
+    try:
+        (trial,) = judge.check(row.problem, [built])
+        return trial
+    except TritonGemmError as error:  # e.g. its operands do not fit; the other rows do
+        return Trial(built.config, "crashed", str(error))
+
+
 def check(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, plan: Plan, reporter: Reporter) -> int:
     """Check every stored result; 1 if any is wrong or can't be run.
 
@@ -70,10 +82,7 @@ def check(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, plan
     judge, table, bad = judges[0], [], 0
     reporter.stage("verify", len(rows))
     for row, built in _built(rows, judge, compiler, plan, reporter):
-        if built.status == "ok":
-            (trial,) = judge.check(row.problem, [built])
-        else:
-            trial = Trial(built.config, built.status, built.reason)
+        trial = _checked(row, built, judge)
         bad += trial.status != "ok"
         error, limit = ("-" if v is None else f"{v:.2e}" for v in (trial.error, trial.tolerance))
         how = judge.describe(row.problem, built.config) if trial.error is not None else "-"
@@ -85,22 +94,69 @@ def check(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, plan
 
 
 def benchmark(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, plan: Plan, reporter: Reporter) -> int:
-    """Time every stored result beside the library; 1 if any can't be timed."""
+    """Time every stored result beside the library, and say whether the gains that it records hold; 1 if any can't be timed.
+
+    Args:
+        rows: stored results.
+        judges: what times them; the first is used.
+        compiler: builds their kernels.
+        plan: names the library, and where generated modules go.
+        reporter: prints the table.
+    """
     judge, table, bad = judges[0], [], 0
+    kept: list[bool] = []
     reporter.stage("time", len(rows))
     for row, built in _built(rows, judge, compiler, plan, reporter):
         reporter.step("time")
-        final = judge.final(row.problem, [built], plan.library) if built.status == "ok" else None
-        trial = final.trials[0] if final else Trial(built.config, built.status, built.reason)
-        if final is None or trial.status != "ok":
+        trial, library = _timed(row, built, judge, plan)
+        stored = [
+            f"{row.record.seconds * 1e6:.2f}" if row.record else "-",
+            _ratio(row.record.speedup if row.record else None),
+        ]
+        if trial.status != "ok":
             bad += 1
-            table.append([row.problem.key, "-", "-", "-", "-", trial.status, built.config.name, trial.reason])
+            table.append(
+                [
+                    row.problem.key,
+                    "-",
+                    stored[0],
+                    "-",
+                    "-",
+                    "-",
+                    stored[1],
+                    trial.status,
+                    built.config.name,
+                    trial.reason,
+                ]
+            )
             continue
-        library = final.samples.get(choose.LIBRARY)
-        theirs = median(library) if library else None
+        gain = library / trial.seconds if library else None
         rate = row.problem.flops / trial.seconds / 1e12
-        times = [f"{trial.seconds * 1e6:.2f}", f"{rate:.1f}"]
-        times += [f"{theirs * 1e6:.2f}", f"{theirs / trial.seconds:.3f}"] if theirs else ["-", "-"]
+        theirs = f"{library * 1e6:.2f}" if library else "-"
+        times = [f"{trial.seconds * 1e6:.2f}", stored[0], f"{rate:.1f}", theirs, _ratio(gain), stored[1]]
         table.append([row.problem.key, *times, trial.timer, built.config.name, ""])
-    reporter.table("", ["size", "us", "TFLOPS", "library us", "ratio", "timer", "config", "why"], table)
+        won = row.record is not None and row.record.winner == built.config.backend
+        if won and gain and row.record and row.record.speedup:
+            kept.append(gain >= (1 - HOLDS) * row.record.speedup)
+    columns = ["size", "us", "stored us", "TFLOPS", "library us", "ratio", "stored ratio", "timer", "config", "why"]
+    reporter.table("", columns, table)
+    if kept:
+        share = sum(kept) / len(kept)
+        reporter.say(f"{sum(kept)} of {len(kept)} recorded gains hold within {HOLDS:.0%} ({share:.0%})")
     return 1 if bad else 0
+
+
+def _timed(row: Row, built: Built, judge: Judge, plan: Plan) -> tuple[Trial, float | None]:
+    """A stored config's trial, and the library's seconds beside it."""
+    if built.status != "ok":
+        return Trial(built.config, built.status, built.reason), None
+    try:
+        final = judge.final(row.problem, [built], plan.library)
+    except TritonGemmError as error:
+        return Trial(built.config, "crashed", str(error)), None
+    library = final.samples.get(choose.LIBRARY)
+    return final.trials[0], median(library) if library else None
+
+
+def _ratio(value: float | None) -> str:
+    return f"{value:.3f}" if value else "-"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,9 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         judges = [*_judges(here, protocol, args.timeout)]
         for judge in judges:
             stack.callback(judge.close)
+        if (args.compare_wo_tuning or args.benchmark) and not args.keep:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tritongemm-"))
+            plan = replace(plan, folder=Path(folder))  # modules that a run kept have the same names
         if args.compare_wo_tuning:
             return stored.check(rows, judges, compiler, plan, reporter)
         if args.benchmark:

@@ -118,6 +118,13 @@ def test_config_names() -> None:
     assert Config("addmm", 0, 0, 0, backend="torch").name.startswith("torch.addmm__")
 
 
+def test_a_name_that_holds_another() -> None:
+    """A winner of ours that was exported as an assembly kernel is a template there."""
+    inner = Config("tma", 16, 64, 256, 8, options=(("swap_ab", 1),))
+    outer = Config(inner.name, 32, 32, 32, backend="asm")
+    assert Config.parse(outer.name) == outer
+
+
 @pytest.mark.parametrize(
     "name", ["", "tile", "tile__bm16__bn16", "tile__bm16__bn16__bk16__gm1__sk1__w4__s2__Kpack1", "x y"]
 )

@@ -19,14 +19,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tritongemm import generate, machine, options, sizes, tune, worker
+from tritongemm import sizes, tune, worker
 from tritongemm.config import Config
-from tritongemm.errors import TargetError
 from tritongemm.hip_ext import code_object, driver
 from tritongemm.offline import Offline
 from tritongemm.store import Store
-from tritongemm.target import Target
-from tritongemm.task import Plan
 from tritongemm.trial import Trial
 
 SIZES = "# three sizes, one set of binaries\n- {M: 16, N: 16, K: 16}\n- {M: 8, N: 16, K: 16}\n- {M: 5, N: 16, K: 16, rowMajorA: T}\n"
@@ -204,55 +201,6 @@ def test_checking_its_own_results(tuned: Tuned, capsys: pytest.CaptureFixture[st
     assert not (tuned.folder / "checked.yaml").exists()
 
 
-STORED = (
-    "# as tune_gemm leaves them\n"
-    "- {'M': 16, 'N': 16, 'K': 16, 'rowMajorA': 'T', 'rowMajorB': 'T', 'BLOCK_SIZE_M': 16, 'BLOCK_SIZE_N': 16, "
-    "'BLOCK_SIZE_K': 16, 'GROUP_SIZE_M': 1, 'SPLIT_K': 1, 'num_warps': 1, 'num_stages': 0, 'waves_per_eu': 0} "
-    "# TFLOPS: 0.01 time(us): 5.5\n"
-    "- {M: 16, N: 16, K: 32, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 2048}\n"
-)
-
-
-def test_a_stored_result_that_is_wrong(
-    tuned: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One kernel that adds one too many, one that does not fit the LDS: status 1, and a table that says which."""
-    (tmp_path / "stored.yaml").write_text(STORED)
-    argv = ["--gemm_size_file", str(tmp_path / "stored.yaml"), "-o", str(tmp_path / "out.yaml"), "--num_threads", "1"]
-    write = generate.module
-
-    def spoiled(*args: Any) -> Path:
-        path = write(*args)
-        path.write_text(path.read_text().replace("acc = tl.dot(a, b, acc)", "acc = tl.dot(a, b, acc) + 1"))
-        return path
-
-    with monkeypatch.context() as patch:
-        patch.setattr(generate, "module", spoiled)
-        assert tune.main([*argv, "--compare_wo_tuning"]) == 1
-    said = capsys.readouterr()
-    out = said.out.splitlines()
-    (wrong,) = [x.split() for x in out if x.startswith("16x16x16_fp16_TT")]
-    (large,) = [x.split() for x in out if x.startswith("16x16x32_fp16_TT")]
-    assert wrong[1] == "wrong" and float(wrong[2]) > float(wrong[3])
-    assert large[1] == "out_of_resources" and "65536" in large
-    assert "0 of 2 results are right, 2 are not" in said.err
-    monkeypatch.setattr(Offline, "_checked", passed)
-    assert tune.main([*argv, "--benchmark"]) == 1
-    out = capsys.readouterr().out.splitlines()
-    (timed,) = [x.split() for x in out if x.startswith("16x16x16_fp16_TT")]
-    assert float(timed[1]) > 0 and "model" in timed
-    assert any(x.startswith("16x16x32_fp16_TT") and "out_of_resources" in x for x in out)
-
-
-def test_results_of_one_size_on_two_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their kernels lie in one module; the second does not displace the first."""
-    row = "- {M: 16, N: 16, K: 16, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16, time(us): 1, target: "
-    (tmp_path / "stored.yaml").write_text(f"{row}gfx942, num_warps: 1}}\n{row}gfx950, NUM_SMS: 304, num_warps: 1}}\n")
-    monkeypatch.setattr(Offline, "_checked", passed)
-    argv = ["--gemm_size_file", str(tmp_path / "stored.yaml"), "-o", str(tmp_path / "out.yaml"), "--num_threads", "1"]
-    assert tune.main([*argv, "--compare_wo_tuning"]) == 0
-
-
 def test_one_size_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,84 +278,7 @@ def passed(self: Any, problem: Any, config: Config, path: Path) -> Any:
     return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("", r"is empty"),
-        ("- {M: 16, N: 16}\n", "row 1 (line 1) has no K"),
-        ("- {M: 16, N: 16, K: -3}\n", "row 1 (line 1) K must be at least 1, not -3"),
-        ("- {M: 16, N: 16, K: '16'}\n", "K must be a whole number, not '16'; remove the quotes"),
-        ("M: 16\n", "must be a list of maps"),
-        ("- {M: 1, N: 1, K: 1}\n- {M: 1, N: 1, K: 1, num_wraps: 4}\n", "row 2 (line 2) has an unknown key 'num_wraps'; did you mean"),
-        ("- {M: 1, N: 1, K: 1}\n- {M: 1, N: 1, K: 1}\n", "row 2 (line 2) repeats row 1"),
-        ("- {M: 1, N: 1, K: 1, dtype_a: fp7}\n", "unknown dtype 'fp7'"),
-        ("- {M: 1\n", "not YAML"),
-        ("- {M: 1, N: 1, K: 1, dtype_a: fp8e4m3fn}\n", "1x1x1_fp8e4m3fn-fp8e4m3fn-fp16_TT: gfx942 has no matrix instruction"),
-    ],
-)  # fmt: skip
-def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, complaint: str) -> None:
-    """Refused before anything is made, with status 2 and no traceback."""
-    path = tmp_path / "sizes.yaml"
-    path.write_text(text)
-    assert tune.main(["--gemm_size_file", str(path), "-o", str(tmp_path / "out" / "out.yaml")]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ") and complaint in err and err.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
-
-
-@pytest.mark.parametrize(
-    ("argv", "complaint"),
-    [
-        (("-m", "0", "-n", "16", "-k", "16"), "M must be between 1 and 2147483647, not 0"),
-        (("-m", "16", "-n", "-16", "-k", "16"), "N must be between 1 and 2147483647, not -16"),
-        ((*SIZE, "--target", "gfx1"), "unknown target 'gfx1'; there are: gfx1100, "),
-        ((*SIZE, "-dtype_a", "fp7"), "unknown dtype 'fp7'; there are: fp16, "),
-        ((*SIZE, "-dtype_a", "int8", "-dtype_c", "fp16"), "int8 operands need an integer C"),
-        ((*SIZE, "--gpu_ids", "0"), "need a GPU"),
-        (("--gemm_size_file", "absent.yaml"), "absent.yaml: there is no such file"),
-    ],
-)
-def test_bad_options(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    argv: tuple[str, ...],
-    complaint: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert tune.main(argv) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ") and complaint in err and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("argv", "complaint"),
-    [
-        ((), "name a size with -m, -n and -k, or a file of sizes with --gemm_size_file"),
-        (("-m", "16"), "name a size"),
-        ((*SIZE, "--gemm_size_file", "x"), "exclude each other"),
-        ((*SIZE, "--compare_wo_tuning"), "name their file with --gemm_size_file"),
-        (("-m", "16.0", "-n", "1", "-k", "1"), "invalid int value: '16.0'"),
-        ((*SIZE, "--iters", "0"), "--iters must be at least 1"),
-        ((*SIZE, "--budget", "90m"), "'90m' is neither a number of configs nor, as 90s, of seconds"),
-        ((*SIZE, "--budget=-1s"), "--budget must not be negative"),
-        ((*SIZE, "--num-threads", "-1"), "--num_threads must not be negative"),
-        ((*SIZE, "--timeout", "0"), "--timeout must be positive"),
-        ((*SIZE, "--errRatio", "1"), "--errRatio is a share of the elements"),
-        (("--gemm_size_file", "x", "--benchmark", "--profile_file", "y"), "--profile_file is written by tuning"),
-        ((*SIZE, "--gpu_ids", "0", "--ngpus", "2"), "exclude each other"),
-        ((*SIZE, "--compare", "--benchmark"), "not allowed with"),
-        ((*SIZE, "--init_type", "ones"), "invalid choice: 'ones'"),
-        ((*SIZE, "--strategy", "abacus"), "invalid choice: 'abacus'"),
-    ],
-)
-def test_options_that_can_not_be(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], complaint: str) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        tune.main(argv)
-    assert exit_.value.code == 2 and complaint in capsys.readouterr().err
 
 
 def test_outputs_that_can_not_be(tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -431,117 +302,3 @@ def test_outputs_that_can_not_be(tuned: Tuned, tmp_path: Path, capsys: pytest.Ca
             assert "error: " in err and complaint in err and "Traceback" not in err
     assert tune.main([*SIZE, "--target", "gfx950", "-o", str(tuned.results)]) == 2
     assert "is for gfx1100, this run for gfx950: choose another -o" in capsys.readouterr().err
-
-
-def test_folders_that_can_not_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of modules or of compiled kernels: it says which, and no config is remembered as one that does not compile."""
-    (tmp_path / "out_kernels").write_text("")
-    argv = [*SIZE, "--target", "gfx1100", "--budget=1", "-o", str(tmp_path / "out.yaml")]
-    assert tune.main(argv) == 2
-    err = capsys.readouterr().err
-    assert "out_kernels/generated_kernel_16_16_16.py can't be written: " in err and "choose another file with -o" in err
-    (tmp_path / "out_kernels").unlink()
-    (tmp_path / "cache").write_text("")
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
-    assert tune.main(argv) == 2
-    err = capsys.readouterr().err
-    assert (
-        f"compiled kernels can't be kept in {tmp_path / 'cache'}: Not a directory" in err and "TRITONGEMM_CACHE" in err
-    )
-    assert len(journal_of(tmp_path)) == 1, "the header alone"
-
-
-def test_underscores_and_dashes() -> None:
-    one = options.parse(["--gemm_size_file=a_b.yaml", "--num_threads", "3", "-dtype_a", "bf16", "-col_b", "--bias_vector", "--tuning_results_file", "o_o"])  # fmt: skip
-    other = options.parse(["--gemm-size-file=a_b.yaml", "--num-threads", "3", "-dtype-a", "bf16", "-col-b", "--bias-vector", "m", "-o", "o_o"])  # fmt: skip
-    assert vars(one) == vars(other)
-    assert (one.gemm_size_file, one.output, one.dtype_a, one.col_b, one.bias_vector) == (
-        "a_b.yaml",
-        "o_o",
-        "bf16",
-        True,
-        "m",
-    )
-    assert options.parse([*SIZE, "--no_warmup"]).warmup == 0 and not options.parse([*SIZE, "--no_resume"]).resume
-
-
-def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        tune.main(["--help"])
-    text = capsys.readouterr().out
-    assert exit_.value.code == 0
-    for group in ("what to tune", "what to do", "where", "search", "measuring", "results", "examples"):
-        assert f"\n{group}" in text
-    for option in (
-        "-m M", "-col_a", "-col_b", "-dtype_a", "-dtype_c", "--bias-vector", "--gemm-size-file", "--compare", "--benchmark",
-        "--compare-wo-tuning", "--generate-only", "--compile-only", "--target", "--gpu-ids", "--ngpus", "--num-threads",
-        "--iters", "--warmup", "--init-type", "--rotating-tensor", "--timeout", "-o FILE", "--resume", "--keep", "--verbose",
-    ):  # fmt: skip
-        assert option in text, option
-
-
-class FakeDevice:
-    """What `machine.find` asks a device."""
-
-    def __init__(self, ordinal: int = 0) -> None:
-        self.arch, self.name = "sm90", "NVIDIA H200"
-        self.properties = {"compute_units": 120, "lds_bytes": 1000, "memory_bytes": 2**37, "l2_bytes": 12345}
-
-    def device_count(self) -> int:
-        return 2
-
-    device = __init__
-
-
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeDevice()
-    monkeypatch.setattr(driver, "present", lambda: "nvidia")
-    monkeypatch.setattr(driver, "open", lambda _: fake)
-    monkeypatch.setattr(fake, "device", lambda _: fake, raising=False)
-
-
-def test_the_machine_corrects_the_target(two_gpus: None) -> None:
-    here = machine.find(None)
-    target: Target = here.target
-    assert (here.devices, here.vendor, target.name, target.product) == ((0,), "nvidia", "sm90", "H200")
-    assert (target.compute_units, target.l2_bytes, target.llc_bytes) == (120, 12345, 12345)
-    assert machine.find(None, "1,0").devices == (1, 0) and machine.find(None, ngpus=2).devices == (0, 1)
-    assert machine.toolchain(here)["device"] == "NVIDIA H200"
-    away = machine.find("gfx950")
-    assert away.devices == () and "without running" in away.why and "device" not in machine.toolchain(away)
-
-
-def test_what_is_tried_on_a_gpu(two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guided search, unless the run ends before anything could guide it; a budget of configs or of seconds."""
-    plans: list[Plan] = []
-    monkeypatch.setattr(tune.Pipeline, "tune", lambda self, problems: plans.append(self.plan) or {})
-    argv = [
-        *SIZE,
-        "--libtype",
-        "triton",
-        "--profiler",
-        "events",
-        "--num_threads",
-        "1",
-        "-o",
-        str(tmp_path / "out.yaml"),
-    ]
-    for more in (
-        (),
-        ("--compile_only",),
-        ("--strategy", "guided", "--generate_only"),
-        ("--budget", "7"),
-        ("--budget", "1.5s"),
-    ):
-        assert tune.main([*argv, *more]) == 0
-    assert [p.strategy for p in plans[:3]] == ["guided", "exhaustive", "guided"]
-    assert [(p.budget, p.seconds) for p in plans[2:]] == [(0, 0.0), (7, 0.0), (0, 1.5)]
-
-
-@pytest.mark.parametrize(("ids", "count"), [("2", 0), ("0,0", 0), ("-1", 0), ("a", 0), (None, 3)])
-def test_devices_that_are_not_there(two_gpus: None, ids: str | None, count: int) -> None:
-    with pytest.raises(TargetError, match=r"this machine has 0 to 1|whole numbers with commas between, not 'a'"):
-        machine.find(None, ids, count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -30,6 +30,28 @@ def cdiv(a: int, b: int) -> int:
 def power_of_two(size: int, most: int) -> int:
     """Largest power of two that divides `size`, at most `most`."""
     return min(size & -size, most)
+
+
+def refusal(
+    name: str, archs: Collection[str], outputs: Collection[str], problem: Problem, target: Target
+) -> str | None:
+    """Why no instance computes a problem, as far as all libraries of instances have it in common, or None.
+
+    Args:
+        name: of the library.
+        archs: architectures it has instances for.
+        outputs: dtypes of C that it has for the operands' dtype.
+        problem, target: what and where.
+    """
+    if target.name not in archs:
+        return f"{name}'s instances are for {' and '.join(archs)}, not {target.name}"
+    if problem.batch != 1 or problem.family != "dense":
+        return "only a single dense GEMM"
+    if problem.dtype_a != problem.dtype_b:
+        return f"{problem.dtype_a} times {problem.dtype_b}: both operands must be of one type"
+    if problem.dtype_c not in outputs:
+        return f"{problem.dtype_a} operands give {' or '.join(outputs) or 'nothing'} here, not {problem.dtype_c}"
+    return None
 
 
 def configs(

@@ -70,21 +70,16 @@ def _headers() -> tuple[Path, ...]:
             if (beside / "ck/config.h").is_file():
                 return include, beside
         raise UnavailableError(f"{include} has CK's sources without ck/config.h: configure CK, or install it")
-    looked = ", ".join(map(str, places)) or "no installed package"
-    raise UnavailableError(f"no headers of Composable Kernel: {looked} (CK_DIR) lacks include/{_HEADER}")
+    said = f"CK_DIR names {chosen}, which" if chosen else f"CK_DIR is not set, and {' or '.join(map(str, places))}"
+    raise UnavailableError(f"no headers of Composable Kernel: {said} lacks include/{_HEADER}")
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
     """Why no instance computes this problem, or None."""
-    if target.name not in ARCHS:
-        return f"CK's instances are for {' and '.join(ARCHS)}, not {target.name}"
-    if problem.batch != 1 or problem.family != "dense":
-        return "only a single dense GEMM"
-    if problem.dtype_a != problem.dtype_b:
-        return f"{problem.dtype_a} times {problem.dtype_b}: both operands must be of one type"
     outputs = ("bf16", "fp16") if problem.a.is_fp8 else _OUTPUTS.get(problem.dtype_a, ())
-    if problem.dtype_c not in outputs:
-        return f"{problem.dtype_a} operands give {' or '.join(outputs) or 'nothing'} here, not {problem.dtype_c}"
+    reason = _instances.refusal("CK", ARCHS, outputs, problem, target)
+    if reason:
+        return reason
     if problem.bias != "none" and problem.a.is_integer:
         return "no bias on integers"
     return None

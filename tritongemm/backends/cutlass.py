@@ -99,15 +99,9 @@ def _version() -> str:
 
 def refusal(problem: Problem, target: Target) -> str | None:
     """Why no instance computes this problem, or None."""
-    if target.name not in ARCHS:
-        return f"CUTLASS's instances are for {', '.join(ARCHS)}, not {target.name}"
-    if problem.batch != 1 or problem.family != "dense":
-        return "only a single dense GEMM"
-    if problem.dtype_a != problem.dtype_b:
-        return f"{problem.dtype_a} times {problem.dtype_b}: both operands must be of one type"
-    outputs = _OUTPUTS.get(problem.dtype_a, ())
-    if problem.dtype_c not in outputs:
-        return f"{problem.dtype_a} operands give {' or '.join(outputs) or 'nothing'} here, not {problem.dtype_c}"
+    reason = _instances.refusal("CUTLASS", ARCHS, _OUTPUTS.get(problem.dtype_a, ()), problem, target)
+    if reason:
+        return reason
     if problem.a.is_fp8 and problem.layout != "TN":
         return f"eight-bit operands must be contiguous along K (TN), not {problem.layout}"
     sizes = _instances.leading(problem)

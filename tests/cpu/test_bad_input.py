@@ -1,0 +1,153 @@
+"""What the command refuses, and with which words: files, options, folders. And what it accepts in which spelling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tritongemm import options, tune
+from tritongemm.hip_ext import driver
+
+SIZE = ("-m", "16", "-n", "16", "-k", "16")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_gpu() -> Any:
+    """These tests are about machines without one, wherever they run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "present", lambda: None)
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        patch.setenv("HIP_VISIBLE_DEVICES", "")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", r"is empty"),
+        ("- {M: 16, N: 16}\n", "row 1 (line 1) has no K"),
+        ("- {M: 16, N: 16, K: -3}\n", "row 1 (line 1) K must be at least 1, not -3"),
+        ("- {M: 16, N: 16, K: '16'}\n", "K must be a whole number, not '16'; remove the quotes"),
+        ("M: 16\n", "must be a list of maps"),
+        ("- {M: 1, N: 1, K: 1}\n- {M: 1, N: 1, K: 1, num_wraps: 4}\n", "row 2 (line 2) has an unknown key 'num_wraps'; did you mean"),
+        ("- {M: 1, N: 1, K: 1}\n- {M: 1, N: 1, K: 1}\n", "row 2 (line 2) repeats row 1"),
+        ("- {M: 1, N: 1, K: 1, dtype_a: fp7}\n", "unknown dtype 'fp7'"),
+        ("- {M: 1\n", "not YAML"),
+        ("- {M: 1, N: 1, K: 1, dtype_a: fp8e4m3fn}\n", "1x1x1_fp8e4m3fn-fp8e4m3fn-fp16_TT: gfx942 has no matrix instruction"),
+    ],
+)  # fmt: skip
+def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, complaint: str) -> None:
+    """Refused before anything is made, with status 2 and no traceback."""
+    path = tmp_path / "sizes.yaml"
+    path.write_text(text)
+    assert tune.main(["--gemm_size_file", str(path), "-o", str(tmp_path / "out" / "out.yaml")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and complaint in err and err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (("-m", "0", "-n", "16", "-k", "16"), "M must be between 1 and 2147483647, not 0"),
+        (("-m", "16", "-n", "-16", "-k", "16"), "N must be between 1 and 2147483647, not -16"),
+        ((*SIZE, "--target", "gfx1"), "unknown target 'gfx1'; there are: gfx1100, "),
+        ((*SIZE, "-dtype_a", "fp7"), "unknown dtype 'fp7'; there are: fp16, "),
+        ((*SIZE, "-dtype_a", "int8", "-dtype_c", "fp16"), "int8 operands need an integer C"),
+        ((*SIZE, "--gpu_ids", "0"), "need a GPU"),
+        ((*SIZE, "--libtype", "abacus"), "--libtype: no backend is called 'abacus'; there are: all, asm, "),
+        ((*SIZE, "--libtype", "torch"), "--libtype torch: a library can be asked on its GPU only"),
+        (("--gemm_size_file", "absent.yaml"), "absent.yaml: there is no such file"),
+    ],
+)
+def test_bad_options(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    argv: tuple[str, ...],
+    complaint: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tune.main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and complaint in err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        ((), "name a size with -m, -n and -k, or a file of sizes with --gemm_size_file"),
+        (("-m", "16"), "name a size"),
+        ((*SIZE, "--gemm_size_file", "x"), "exclude each other"),
+        ((*SIZE, "--compare_wo_tuning"), "name their file with --gemm_size_file"),
+        (("-m", "16.0", "-n", "1", "-k", "1"), "invalid int value: '16.0'"),
+        ((*SIZE, "--iters", "0"), "--iters must be at least 1"),
+        ((*SIZE, "--budget", "90m"), "'90m' is neither a number of configs nor, as 90s, of seconds"),
+        ((*SIZE, "--budget=-1s"), "--budget must not be negative"),
+        ((*SIZE, "--num-threads", "-1"), "--num_threads must not be negative"),
+        ((*SIZE, "--timeout", "0"), "--timeout must be positive"),
+        ((*SIZE, "--timeout", "nan"), "--timeout must be positive"),
+        ((*SIZE, "--min_gain=-1"), "--min_gain is a percentage, not negative"),
+        ((*SIZE, "--errRatio", "1"), "--errRatio is a share of the elements"),
+        (("--gemm_size_file", "x", "--benchmark", "--profile_file", "y"), "--profile_file is written by tuning"),
+        ((*SIZE, "--gpu_ids", "0", "--ngpus", "2"), "exclude each other"),
+        ((*SIZE, "--compare", "--benchmark"), "not allowed with"),
+        ((*SIZE, "--init_type", "ones"), "invalid choice: 'ones'"),
+        ((*SIZE, "--strategy", "abacus"), "invalid choice: 'abacus'"),
+    ],
+)
+def test_options_that_can_not_be(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], complaint: str) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        tune.main(argv)
+    assert exit_.value.code == 2 and complaint in capsys.readouterr().err
+
+
+def test_folders_that_can_not_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of modules or of compiled kernels: it says which, and no config is remembered as one that does not compile."""
+    (tmp_path / "out_kernels").write_text("")
+    argv = [*SIZE, "--target", "gfx1100", "--budget=1", "-o", str(tmp_path / "out.yaml")]
+    assert tune.main(argv) == 2
+    err = capsys.readouterr().err
+    assert "out_kernels/generated_kernel_16_16_16.py can't be written: " in err and "choose another file with -o" in err
+    (tmp_path / "out_kernels").unlink()
+    (tmp_path / "cache").write_text("")
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
+    assert tune.main(argv) == 2
+    err = capsys.readouterr().err
+    assert (
+        f"compiled kernels can't be kept in {tmp_path / 'cache'}: Not a directory" in err and "TRITONGEMM_CACHE" in err
+    )
+    assert len((tmp_path / "out.yaml.journal").read_text().splitlines()) == 1, "the header alone"
+
+
+def test_underscores_and_dashes() -> None:
+    one = options.parse(["--gemm_size_file=a_b.yaml", "--num_threads", "3", "-dtype_a", "bf16", "-col_b", "--bias_vector", "--tuning_results_file", "o_o"])  # fmt: skip
+    other = options.parse(["--gemm-size-file=a_b.yaml", "--num-threads", "3", "-dtype-a", "bf16", "-col-b", "--bias-vector", "m", "-o", "o_o"])  # fmt: skip
+    assert vars(one) == vars(other)
+    assert (one.gemm_size_file, one.output, one.dtype_a, one.col_b, one.bias_vector) == (
+        "a_b.yaml",
+        "o_o",
+        "bf16",
+        True,
+        "m",
+    )
+    assert options.parse([*SIZE, "--no_warmup"]).warmup == 0 and not options.parse([*SIZE, "--no_resume"]).resume
+
+
+def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        tune.main(["--help"])
+    text = capsys.readouterr().out
+    assert exit_.value.code == 0
+    for group in ("what to tune", "what to do", "where", "search", "measuring", "results", "examples"):
+        assert f"\n{group}" in text
+    for option in (
+        "-m M", "-col_a", "-col_b", "-dtype_a", "-dtype_c", "--bias-vector", "--gemm-size-file", "--compare", "--benchmark",
+        "--compare-wo-tuning", "--generate-only", "--compile-only", "--target", "--gpu-ids", "--ngpus", "--num-threads",
+        "--iters", "--warmup", "--init-type", "--rotating-tensor", "--timeout", "-o FILE", "--resume", "--keep", "--verbose",
+    ):  # fmt: skip
+        assert option in text, option

@@ -1,0 +1,89 @@
+"""Which devices a run uses, what they correct in the target's facts, and what it tries on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tritongemm import machine, tune
+from tritongemm.errors import TargetError
+from tritongemm.hip_ext import driver
+from tritongemm.target import Target
+from tritongemm.task import Plan
+
+SIZE = ("-m", "16", "-n", "16", "-k", "16")
+
+
+class FakeDevice:
+    """What `machine.find` asks a device."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.arch, self.name = "sm90", "NVIDIA H200"
+        self.properties = {"compute_units": 120, "lds_bytes": 1000, "memory_bytes": 2**37, "l2_bytes": 12345}
+
+    def device_count(self) -> int:
+        return 2
+
+    device = __init__
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDevice()
+    monkeypatch.setattr(driver, "present", lambda: "nvidia")
+    monkeypatch.setattr(driver, "open", lambda _: fake)
+    monkeypatch.setattr(fake, "device", lambda _: fake, raising=False)
+
+
+def test_the_machine_corrects_the_target(two_gpus: None) -> None:
+    here = machine.find(None)
+    target: Target = here.target
+    assert (here.devices, here.vendor, target.name, target.product) == ((0,), "nvidia", "sm90", "H200")
+    assert (target.compute_units, target.l2_bytes, target.llc_bytes) == (120, 12345, 12345)
+    assert machine.find(None, "1,0").devices == (1, 0) and machine.find(None, ngpus=2).devices == (0, 1)
+    assert machine.toolchain(here)["device"] == "NVIDIA H200"
+    away = machine.find("gfx950")
+    assert away.devices == () and "without running" in away.why and "device" not in machine.toolchain(away)
+
+
+def test_what_is_tried_on_a_gpu(two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guided search, unless the run ends before anything could guide it; a budget of configs or of seconds."""
+    plans: list[Plan] = []
+    monkeypatch.setattr(tune.Pipeline, "tune", lambda self, problems: plans.append(self.plan) or {})
+    argv = [
+        *SIZE,
+        "--libtype",
+        "triton",
+        "--profiler",
+        "events",
+        "--num_threads",
+        "1",
+        "-o",
+        str(tmp_path / "out.yaml"),
+    ]
+    for more in (
+        (),
+        ("--compile_only",),
+        ("--strategy", "guided", "--generate_only"),
+        ("--budget", "7"),
+        ("--budget", "1.5s"),
+    ):
+        assert tune.main([*argv, *more]) == 0
+    assert [p.strategy for p in plans[:3]] == ["guided", "exhaustive", "guided"]
+    assert [(p.budget, p.seconds) for p in plans[2:]] == [(0, 0.0), (7, 0.0), (0, 1.5)]
+
+
+def test_devices_of_two_kinds(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [FakeDevice(), FakeDevice()]
+    devices[1].name = "NVIDIA A100"
+    monkeypatch.setattr(driver.open("nvidia"), "device", devices.__getitem__)
+    assert machine.find(None, "1").product == "NVIDIA A100"
+    with pytest.raises(TargetError, match=r"devices 0, 1 are not alike \(NVIDIA H200 and NVIDIA A100\)"):
+        machine.find(None, ngpus=2)
+
+
+@pytest.mark.parametrize(("ids", "count"), [("2", 0), ("0,0", 0), ("-1", 0), ("a", 0), (None, 3)])
+def test_devices_that_are_not_there(two_gpus: None, ids: str | None, count: int) -> None:
+    with pytest.raises(TargetError, match=r"this machine has 0 to 1|whole numbers with commas between, not 'a'"):
+        machine.find(None, ids, count)

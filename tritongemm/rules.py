@@ -219,6 +219,17 @@ def share(config: Config, problem: Problem, target: Target) -> str | None:
     return f"{blocks} K blocks in all for {units} CUs" if blocks < 4 * units else None
 
 
+def stream_k(config: Config, problem: Problem, target: Target) -> str | None:
+    """Cutting tiles pays where their last round leaves a tenth of the programs' time idle, and K is long enough."""
+    programs, tiles = config.option("num_sms") or target.compute_units, _tiles(config, problem)
+    if config.option("share_more") and tiles < programs:
+        return f"{tiles} tiles are less than a round of {programs}"
+    if 10 * tiles > 9 * programs * -(-tiles // programs):
+        return f"{tiles} tiles fill {programs} programs"
+    blocks = tiles * -(-problem.k // config.block_k)
+    return f"{blocks} K blocks in all for {programs} programs" if blocks < 4 * programs else None
+
+
 # Rules about matrix instructions fed from tiles in LDS; the rest hold for any template.
 _MATRIX = ("tile", "tma", "persistent", "stream_k", "swap_ab", "ws_tma")
 _VECTOR = ("gemv",)
@@ -238,6 +249,7 @@ RULES = (
     Rule("groups", groups, _RINGS),
     Rule("share", share, _RINGS),
     Rule("ring", ring, _RINGS),
+    Rule("stream_k", stream_k, ("stream_k",)),
     Rule("lds", lds, _MATRIX),
     Rule("accumulator", accumulator, _MATRIX),
     Rule("nonkdim_size", nonkdim_size, _MATRIX),

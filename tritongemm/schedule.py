@@ -56,14 +56,23 @@ def schedule(config: Config, problem: Problem, target: Target, fits: int) -> tup
         return (full,) * (whole > 0) + (last,) * (rest > 0)
     resident = max(1, min(fits, ceil(programs / units)))
     whole, rest = divmod(tiles, programs)
-    full = Phase(whole, resident, programs, loop, 1)
+    if config.option("share_more") and whole and rest:
+        whole, rest = whole - 1, rest + programs
+    # Programs that do not fit at once wait until others have done all that is theirs.
+    turns, under_way = ceil(programs / (units * resident)), min(programs, units * resident)
+    full = Phase(whole * turns, resident, under_way, loop, 1)
+    if not rest:
+        return (full,)
     if config.template == "persistent" or (config.template == "ws_tma" and not config.option("share")):
-        last = Phase(1, min(resident, ceil(rest / units)), rest, loop, 1)
+        turns = ceil(rest / (units * resident))
+        last = Phase(turns, min(resident, ceil(rest / units)), min(rest, under_way), loop, 1)
     else:
-        # Stream-K: the K iterations of the remaining tiles are dealt out evenly.
+        # Stream-K: the K iterations of the remaining tiles are dealt out evenly, whatever tiles a share cuts through.
         each = ceil(rest * loop / programs)
-        last = Phase(1, resident, min(programs, rest * loop), each, _parts(rest, loop, programs))
-    return (full,) * (whole > 0) + (last,) * (rest > 0)
+        crossed = 1 if loop % each == 0 else ceil((each - 1) / loop) + 1
+        shared = _parts(rest, loop, programs)
+        last = Phase(turns * crossed, resident, min(under_way, rest * loop), ceil(each / crossed), shared)
+    return (full,) * (whole > 0) + (last,)
 
 
 def _parts(tiles: int, loop: int, programs: int) -> int:

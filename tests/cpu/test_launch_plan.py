@@ -16,6 +16,9 @@ from tritongemm.hip_ext import code_object
 LDS = {"gfx942": 65536, "gfx950": 163840}
 M, N, K = 33, 100, 77
 SPLIT = "tile__bm16__bn32__bk32__gm1__sk2__w2__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0"
+STREAM = (
+    "stream_k__bm64__bn64__bk32__gm8__sk1__w4__s2__kpack1__matrix_instr_nonkdim16__num_sms5__share_more1__waves_per_eu0"
+)
 GEMV = "gemv__bm2__bn8__bk128__gm1__sk1__w4__s2"
 
 
@@ -92,6 +95,15 @@ def test_arguments_a_runtime_would_add_are_in_the_plan(tmp_path):
     assert struct.unpack_from("<H", block, at["hidden_grid_dims"])[0] == 3
 
 
+def test_stream_k_has_room_for_the_parts_of_its_programs(tmp_path):
+    (path,) = write(tmp_path, "--config", STREAM.replace("num_sms5", "num_sms304"))
+    plan = json.loads(path.read_text())
+    programs = 1 * 2 * 3  # 33 x 100 is 1 x 2 tiles of 3 blocks, of which there are fewer than programs asked for
+    assert plan["grid"] == [programs, 1, 1]
+    sizes = {b["name"]: b["bytes"] for b in plan["buffers"]}
+    assert (sizes["workspace"], sizes["semaphore"]) == (2 * programs * 64 * 64 * 4, 2 * 4)
+
+
 def test_column_bias_is_broadcast_along_rows():
     from tritongemm.problem import Problem
 
@@ -125,7 +137,11 @@ def test_bad_input_is_named(tmp_path, capsys, options, named):
 
 
 @pytest.mark.parametrize("target", LDS)
-@pytest.mark.parametrize(("config", "size"), [(SPLIT, (M, N, K)), (GEMV, (1, 33, 300))], ids=["split", "gemv"])
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [(SPLIT, (M, N, K)), (GEMV, (1, 33, 300)), (STREAM, (100, 200, K))],
+    ids=["split", "gemv", "stream_k"],
+)
 def test_kernels_run_right_on_an_emulator(tmp_path, target, config, size):
     (path,) = write(tmp_path, "--config", config, "--bias-vector", "m", size=size, target=target)
     emulated.run(path, tmp_path)

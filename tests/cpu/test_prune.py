@@ -11,6 +11,7 @@ from tritongemm import target as targets
 from tritongemm.config import Config
 from tritongemm.problem import Problem
 from tritongemm.prune import RULES, TUNE_GEMM_RULES, Rule, prune
+from tritongemm.rank import rank
 from tritongemm.space import AXES, Axes, Space, space
 
 GFX942, SM90 = targets.load("gfx942"), targets.load("sm90")
@@ -98,6 +99,9 @@ def test_reasons_carry_numbers() -> None:
         (Config("tile", 16, 16, 64, num_warps=1), (4096, 4096, 4096), "small_tile"),
         (Config("tile", 16, 64, 64, options=(("matrix_instr_nonkdim", 32),)), (16, 64, 64), "nonkdim_size"),
         (Config("gemv", 1, 64, 256), (64, 64, 256), "vector_rows"),
+        (Config("stream_k", 256, 256, 64), (4864, 4096, 4096), "stream_k"),  # 304 tiles for 304 CUs
+        (Config("stream_k", 64, 64, 64), (64, 256, 1024), "stream_k"),  # 64 blocks
+        (Config("stream_k", 64, 64, 64, options=(("share_more", 1),)), (512, 512, 16384), "stream_k"),  # 64 tiles
     ],
 )
 def test_each_rule_drops_its_case(config: Config, size: tuple[int, int, int], rule: str) -> None:
@@ -110,6 +114,14 @@ def test_skinny_winners_stay() -> None:
     assert not reasons(Config("tile", 16, 16, 256, options=options), Problem(2, 3584, 4096), GFX942)
     split = Config("tile", 16, 128, 64, split_k=8, num_warps=8, options=options)
     assert not reasons(split, Problem(2, 3584, 4096), GFX942)
+
+
+@pytest.mark.parametrize(("name", "size"), [("gfx942", (5120, 4096, 4096)), ("gfx950", (4864, 4096, 4096))])
+def test_stream_k_is_tried_first_where_a_round_would_be_nearly_empty(name: str, size: tuple[int, int, int]) -> None:
+    target, problem = targets.load(name), Problem(*size)
+    kept = prune(space(problem, target), problem, target).kept
+    assert rank(kept, problem, target)[0].config.template == "stream_k"
+    assert sum(c.template == "stream_k" for c in kept) < len(kept) / 4
 
 
 def test_fp8_needs_longer_k() -> None:

@@ -65,6 +65,17 @@ def test_a_tile_more_than_fills_the_device_costs_a_round() -> None:
     assert predict(whole, odd, GFX942).seconds < predict(TILE, odd, GFX942).seconds
 
 
+def test_programs_of_stream_k_that_do_not_fit_at_once_take_turns() -> None:
+    def seconds(programs: int, problem: Problem, **options: int) -> float:
+        named = tuple({**dict(TILE.options), "num_sms": programs, **options}.items())
+        return predict(replace(TILE, template="stream_k", options=named), problem, GFX942).seconds
+
+    even, less = Problem(256 * 19, 4096, 4096), Problem(256 * 8, 4096, 4096)  # 304 and 128 tiles
+    assert seconds(304, even) == predict(TILE, even, GFX942).seconds  # nothing is left over
+    assert seconds(608, less) > seconds(304, less)  # one such program fits on a CU: no more work at once
+    assert seconds(304, less, share_more=1) == seconds(304, less)  # there is no whole round to share
+
+
 def test_more_work_takes_longer() -> None:
     times = [predict(TILE, Problem(4096, 4096, k), GFX942).seconds for k in (512, 1024, 4096, 16384)]
     assert times == sorted(times) and times[-1] > 10 * times[0]

@@ -59,6 +59,11 @@ def test_amd_tuned_tiles_are_kept_and_rank_early(script: ModuleType) -> None:
     assert top[5] >= 0.9 and top[10] == 1
 
 
+def test_stream_k_rows_whose_tiles_fill_the_programs(script: ModuleType) -> None:
+    row = script.Row(Problem(4864, 4096, 4096, row_major_b=False), (256, 256, 64), 304)
+    assert script.score([row], GFX942)[0].rank == 1
+
+
 def test_ranks_only_what_the_tuner_tried_unless_told(script: ModuleType) -> None:
     row = script.Row(Problem(512, 1024, 5120, row_major_b=True), (64, 32, 128), 0)
     assert script.order(row, GFX942) != script.order(row, GFX942, tried=False)

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from tritongemm.hip_ext import driver
+    from tritongemm.record import Record
+    from tritongemm.scratch import Scratch
 
 
 @dataclass(frozen=True)
@@ -22,3 +30,21 @@ class Bound:
     def put(self, name: str) -> Callable[[int], None]:
         """What takes the address of one buffer."""
         return self.places.get(name, lambda address: None)
+
+
+class Bindable(Protocol):
+    """What can be made ready: a kernel, or a library's algorithm, that won the tuning and is loaded."""
+
+    @property
+    def record(self) -> Record: ...
+    def bytes(self, buffer: str) -> int: ...
+    def bind(self, device: driver.Device) -> Bound: ...
+
+
+class Place(Protocol):
+    """The device that it is loaded on, as PyTorch counts it, names it, and as its driver does; what kernels share there."""
+
+    index: int
+    place: torch.device
+    device: driver.Device
+    scratch: Scratch | None

@@ -12,8 +12,8 @@ from torch import Tensor
 from tritongemm.fallback import linear
 
 if TYPE_CHECKING:
+    from tritongemm.bound import Bindable, Place
     from tritongemm.scratch import Scratch
-    from tritongemm.served import Loaded, Served
 
 _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 _capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
@@ -52,7 +52,7 @@ class Call:
         "_workspace",
     )
 
-    def __init__(self, kernel: Loaded, served: Served, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, kernel: Bindable, served: Place, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._shape, self._dtype, self._index = shape, dtype, served.index
         self._device = served.place
         self._alone = torch.cuda.device_count() <= 1

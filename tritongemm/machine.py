@@ -70,7 +70,7 @@ def find(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0) -> Mach
     seen = device.properties
     measured = {k: seen[k] for k in ("compute_units", "lds_bytes", "memory_bytes") if seen.get(k)}
     facts = target.load(device.arch, device.name, **measured)
-    if facts.vendor == "nvidia" and seen.get("l2_bytes"):
+    if facts.llc_bytes == facts.l2_bytes and seen.get("l2_bytes"):  # nothing behind the L2
         facts = target.load(device.arch, device.name, **measured, l2_bytes=seen["l2_bytes"], llc_bytes=seen["l2_bytes"])
     others = f" x {len(ids)}" if len(ids) > 1 else ""
     return Machine(facts, vendor, ids, device.name, f"tuning on {device.name}{others} ({facts.name})")

@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -245,13 +244,16 @@ class Served:
 
     def _share(self) -> None:
         """Provide the memory that the kernels share, and check those that were tuned with other tools."""
+        from tritongemm import recheck
+
         loaded = [k for k in self.kernels.values() if not isinstance(k, str)]
         need = [max((k.bytes(b) for k in loaded), default=0) for b in ("workspace", "semaphore")]
         if any(need) and not (self.scratch and self.scratch.holds(*need)):
             self.scratch = Scratch(self.device, *need)
         for kernel in loaded:
             # A library loads its kernel when it is first called, which must not be while a graph is captured.
-            reason = self._check(kernel) if moved(kernel.record) or isinstance(kernel, Hosted) else None
+            late = isinstance(kernel, Library | Hosted)
+            reason = recheck.complaint(kernel, self) if late or moved(kernel.record) else None
             if reason:
                 self.kernels[kernel.record.problem] = reason
 
@@ -265,26 +267,6 @@ class Served:
             return Kernel(record, launch, function)
         except (TritonGemmError, OSError) as error:
             return str(error)
-
-    def _check(self, kernel: Loaded) -> str | None:
-        """Run a kernel whose toolchain moved on random operands; why it is not to be trusted, or None."""
-        import torch
-
-        from tritongemm import registry, verify
-        from tritongemm.call import Call
-
-        problem = kernel.record.problem
-        family = registry.load("families", problem.family)
-        try:
-            operands = family.inputs(problem, str(self.place))
-            c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=self.place)
-            call = Call(kernel, self, c.shape, c.dtype)
-            a, b, bias = (operands[name].data_ptr() if name in operands else 0 for name in ("a", "b", "bias"))
-            run = partial(call.start, a, b, c.data_ptr(), bias)
-            found = verify.verify(problem, family, run, c, family.reference(problem, operands))
-        except (TritonGemmError, torch.cuda.OutOfMemoryError) as error:
-            return f"could not be checked with Triton {settings.version('triton')}: {error}"
-        return None if found.ok else f"wrong with Triton {settings.version('triton')}: {found.reason}"
 
 
 def is_kernel(record: Record) -> bool:

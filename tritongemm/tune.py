@@ -160,7 +160,8 @@ def _merging(store: Store, problems: Sequence[Problem], command: str, profile: C
     except KeyboardInterrupt:
         store.merge(problems)
         profile()
-        print(f"\nstopped; what is done is in {store.path}. Go on with:", file=sys.stderr)
+        done = store.path if store.path.exists() else store.journal
+        print(f"\nstopped; what is done is in {done}. Go on with:", file=sys.stderr)
         # Going on with --no-resume would start over.
         print(
             f"  python -m tritongemm.tune {command.replace(' --no-resume', '').replace(' --no_resume', '')}",

@@ -183,7 +183,7 @@ def test_ctrl_c_merges_and_says_how_to_go_on(tuned: Tuned, tmp_path: Path, sessi
         assert (tmp_path / "out.yaml").read_bytes() == tuned.results.read_bytes()
         return
     assert status == 130, err
-    assert "stopped; what is done is in out.yaml. Go on with:" in err
+    assert "stopped; what is done is in out.yaml. Go on with:" in err, "the journal, where no size was done"
     (command,) = [x.strip() for x in err.splitlines() if x.strip().startswith("python -m ")]
     partial = yaml.safe_load((tmp_path / "out.yaml").read_text())
     assert partial == tuned.rows[: len(partial)] and partial

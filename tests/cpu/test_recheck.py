@@ -1,0 +1,75 @@
+"""Kernels that another toolchain tuned, or that a library loads late, are run before they serve."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tritongemm.bound import Bound
+from tritongemm.config import Config
+from tritongemm.errors import DriverError
+from tritongemm.problem import Problem
+from tritongemm.recheck import complaint
+from tritongemm.record import Record
+
+SIZE = Problem(8, 16, 32, "fp32", "fp32", "fp32")
+RECORD = Record(SIZE, "sm90", Config("tile", 16, 16, 16), "triton", 1e-6, 0.0, "events", error=1e-7, tolerance=1e-3)
+PLACE: Any = SimpleNamespace(
+    index=0, place=torch.device("cpu"), device=SimpleNamespace(make_current=lambda: None), scratch=None
+)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One default stream that captures nothing, also where there is a GPU."""
+    stand_ins: dict[str, Any] = {"_stream": lambda index: 0, "_capturing": lambda: False, "_current": lambda: 0}
+    for name, value in stand_ins.items():
+        monkeypatch.setattr(f"tritongemm.call.{name}", value)
+
+
+class OnHost:
+    """A kernel that computes with numpy, `off` beside the truth."""
+
+    def __init__(self, off: float, record: Record = RECORD) -> None:
+        self.off, self.record, self.launches = off, record, 0
+
+    def bytes(self, buffer: str) -> int:
+        return 0
+
+    def bind(self, device: Any) -> Bound:
+        at = dict.fromkeys("abc", 0)
+
+        def array(name: str, rows: int, columns: int) -> Any:
+            kind = ctypes.c_float * (rows * columns)
+            return np.ctypeslib.as_array(kind.from_address(at[name])).reshape(rows, columns)
+
+        def launch(stream: int) -> None:
+            self.launches += 1
+            if self.off == float("inf"):
+                raise DriverError("launch", 1, "REFUSED", "not on Mondays")
+            product = array("a", SIZE.m, SIZE.k) @ array("b", SIZE.k, SIZE.n)
+            array("c", SIZE.m, SIZE.n)[:] = product + self.off
+
+        return Bound({n: lambda address, n=n: at.__setitem__(n, address) for n in at}, launch)  # type: ignore[misc]
+
+
+def test_what_serves_and_what_does_not() -> None:
+    right = OnHost(0.0)
+    assert complaint(right, PLACE) is None and right.launches == 2
+    assert "wrong with Triton " in (complaint(OnHost(9.0), PLACE) or "")
+    assert "not on Mondays" in (complaint(OnHost(float("inf")), PLACE) or "")
+
+
+def test_what_was_accepted_with_an_error_ratio_still_serves() -> None:
+    """Its error was beyond the tolerance, in few elements; it must not have grown."""
+    off = 0.1
+    assert complaint(OnHost(off), PLACE) is not None
+    accepted = replace(RECORD, error=0.1)
+    assert complaint(OnHost(off, accepted), PLACE) is None
+    assert complaint(OnHost(10 * off, accepted), PLACE) is not None

@@ -34,6 +34,8 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
         g.add_argument(f"-{flag}", f"--{flag.replace('_', '-')}", default=None, metavar="DTYPE", help=text)
     g.add_argument("--bias-vector", nargs="?", const="m", choices=("m", "n"), default=None,
                    help="add a bias: m, one value per row of C (the default form), or n, one per column")  # fmt: skip
+    g.add_argument("--family", default="dense", choices=registry.names("families"),
+                   help="dense (default), or a8w8: fp8 or int8 with a scale per row of A and per column of B")  # fmt: skip
 
 
 def _budget(text: str) -> tuple[int, float]:
@@ -54,6 +56,7 @@ def defaults(args: argparse.Namespace, fp8_encoding: str) -> Defaults:
         row_major_a=not args.col_a,
         row_major_b=not args.col_b,
         bias=args.bias_vector or "none",
+        family=args.family,
         fp8_encoding=fp8_encoding,
     )
 

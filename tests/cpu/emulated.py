@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,20 @@ EMULATOR = Path(__file__).parents[3] / "shared/tools/amd_emulator"
 def run(plan: Path, folder: Path) -> None:
     """Execute a plan, memory operations landing as late as the code allows, and compare with float64; skips the test
     where something is missing."""
+    said = _executed(folder, lambda place, checkout: [str(place / "run_plan.py"), checkout, str(plan), "--late"])
+    assert "races 0" in said
+    assert "nan 0" in said
+
+
+def run_scaled(folder: Path, *plans: Path) -> None:
+    """As `run`, for plans with scales."""
+    script = str(Path(__file__).with_name("run_scaled_plan.py"))
+    said = _executed(folder, lambda place, checkout: [script, str(place), checkout, *map(str, plans)])
+    assert said.count("races 0") == len(plans)
+
+
+def _executed(folder: Path, arguments: Callable[[Path, str], list[str]]) -> str:
+    """What the script that `arguments` begin with prints."""
     checkout = settings.emulator_checkout()
     if checkout is None or not checkout.is_dir():
         pytest.skip("no checkout for the emulator: TRITONGEMM_EMULATOR_CHECKOUT does not name one")
@@ -28,8 +43,7 @@ def run(plan: Path, folder: Path) -> None:
         pytest.skip("the emulator needs clang")
     shutil.copytree(EMULATOR, folder / "emulator", dirs_exist_ok=True)  # it compiles itself beside its sources
     os.chmod(folder / "emulator", 0o755)
-    command = [sys.executable, str(folder / "emulator/run_plan.py"), str(checkout), str(plan), "--late"]
+    command = [sys.executable, *arguments(folder / "emulator", str(checkout))]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "CC": clang})
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "races 0" in ran.stdout
-    assert "nan 0" in ran.stdout
+    return ran.stdout

@@ -84,7 +84,7 @@ int F(Matmul)(void *handle, Desc *desc, const float *alpha, const float *A, Layo
   bool ta = get<int>(desc, DESC_TA, 0) == TRANS, tb = get<int>(desc, DESC_TB, 0) == TRANS;
   float *bias = get<int>(desc, DESC_EPILOGUE, 1) == 4 ? get<float *>(desc, DESC_BIAS, nullptr) : nullptr;
   float *sa = get<float *>(desc, DESC_SCALE_A, nullptr), *sb = get<float *>(desc, DESC_SCALE_B, nullptr);
-  float scale = *alpha * (sa ? *sa : 1) * (sb ? *sb : 1);
+  bool each_a = get<int>(desc, 31, 0) == 3, each_b = get<int>(desc, 32, 0) == 3;
   uint64_t depth = ta ? la->rows : la->cols;
   if (depth != (tb ? lb->cols : lb->rows) || ld->rows != (ta ? la->cols : la->rows)) return 3;
   for (int batch = 0; batch < get<int>(ld, LAYOUT_BATCH, 1); ++batch) {
@@ -96,6 +96,7 @@ int F(Matmul)(void *handle, Desc *desc, const float *alpha, const float *A, Layo
         float sum = 0;
         for (uint64_t k = 0; k < depth; ++k)
           sum += (ta ? a[k + i * la->ld] : a[i + k * la->ld]) * (tb ? b[j + k * lb->ld] : b[k + j * lb->ld]);
+        float scale = *alpha * (sa ? sa[each_a ? i : 0] : 1) * (sb ? sb[each_b ? j : 0] : 1);
         sum = scale * sum + (bias ? bias[i] : 0) + (*beta ? *beta * c[i + j * lc->ld] : 0);
         d[i + j * ld->ld] = sum;
       }

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tritongemm.backends import blaslt as backend
 from tritongemm.backends._blaslt_served import Solution
 from tritongemm.config import Config
 from tritongemm.errors import DriverError, InputError, TritonGemmError, UnavailableError
+from tritongemm.families import a8w8
 from tritongemm.hip_ext import blaslt, blaslt_tables, blaslt_variants, driver
 from tritongemm.hip_ext.blaslt import Matmul, Matrix
 from tritongemm.hip_ext.blaslt_plan import Plan
@@ -268,6 +270,39 @@ def test_scales_reach_the_library_and_descriptors_are_given_back(library):
     assert peek(library, "alive") > 0  # the call holds them
     del start
     assert peek(library, "alive") == 0
+
+
+def test_scales_for_each_row_and_column(library):
+    a, b, d = torch.randn(3, 2), torch.randn(4, 3), torch.zeros(4, 2)  # column-major: 2 x 3, 3 x 4, 2 x 4
+    scale_a, scale_b = torch.rand(2), torch.rand(4)
+    matmul = Matmul(
+        Matrix("fp32", 2, 3, 2), Matrix("fp32", 3, 4, 3), Matrix("fp32", 2, 4, 2), Matrix("fp32", 2, 4, 2),
+        scales=(scale_a.data_ptr(), scale_b.data_ptr(), 0), scale_modes=("outer_vec", "outer_vec"),
+    )  # fmt: skip
+    plan = Plan(library, matmul, 0, 1 << 20, 10)
+    scratch = torch.zeros(16)
+    plan.prepare(plan.algorithms[0], a.data_ptr(), b.data_ptr(), d.data_ptr(), d.data_ptr())(scratch.data_ptr(), 0)
+    torch.testing.assert_close(d, b @ a * scale_b[:, None] * scale_a[None, :])
+
+
+def test_a_scaled_problem_gives_each_of_the_librarys_operands_its_own_scale(library, monkeypatch):
+    encoding = "fp8e4m3fnuz" if library.table.vendor == "amd" else "fp8e4m3fn"
+    problem = Problem(5, 7, 3, encoding, encoding, "bf16", row_major_b=False, bias="n", family="a8w8")
+    asked = []
+    nothing = SimpleNamespace(algorithms=())
+    monkeypatch.setattr(backend, "Plan", lambda library, matmul, *rest: asked.append(matmul) or nothing)
+    tensors = a8w8.inputs(problem, "cpu") | {"c": torch.zeros(5, 7, dtype=torch.bfloat16)}
+    assert backend.enumerate(problem, tensors) == []
+    assert len(asked) == (2 if library.table.vendor == "amd" else 4)  # with the bias and without, fast or not
+    for matmul in asked:  # its A is our B
+        assert matmul.scales == (tensors["scale_b"].data_ptr(), tensors["scale_a"].data_ptr(), 0)
+        assert matmul.scale_modes == ("outer_vec", "outer_vec")
+        assert (matmul.a.dtype, matmul.d.dtype, matmul.trans) == (encoding, "bf16", "TN")
+    asked.clear()
+    integers = Problem(5, 7, 3, "int8", "int8", "bf16", row_major_b=False, family="a8w8")
+    tensors = a8w8.inputs(integers, "cpu") | {"c": torch.zeros(5, 7, dtype=torch.bfloat16)}
+    assert backend.operation(integers, tensors) is None
+    assert asked == []
 
 
 def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations():

@@ -118,7 +118,7 @@ def test_reasons(change, reason):
     ("problem", "facts", "reason"),
     [
         (BF16, target.load("sm90"), "not sm90"),
-        (replace(BF16, batch=2), GFX942, "single dense"),
+        (replace(BF16, batch=2), GFX942, "a single GEMM of family dense or a8w8"),
         (replace(BF16, dtype_b="fp16"), GFX942, "of one type"),
         (replace(BF16, dtype_c="fp16"), GFX942, "bf16 operands give bf16 here"),
         (Problem(8, 8, 64, "fp32", "fp32", "fp32"), GFX942, "give nothing here"),

@@ -8,12 +8,14 @@ from tritongemm.backends import _asm_layout
 from tritongemm.errors import InputError
 from tritongemm.hip_ext import assemble, code_object
 from tritongemm.manifest import Row
+from tritongemm.operands import extras
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 
 COUNTERS = 16 * 64  # of AITER's semaphore, one a tile
 _MOST_SPLITS = 16
 _FETCHED = 3  # steps of K that AITER's bf16 kernels fetch before the first check; a smaller A faults (ROCm/aiter#5781)
+_SCALES = {"scale_a", "scale_b"}
 _REACH = 2**32  # bytes that 32-bit offsets and sizes reach
 
 
@@ -73,6 +75,9 @@ def _own_refusal(row: Row, problem: Problem) -> str | None:
     for column, value in (("dtypes", problem.dtypes), ("trans", problem.layout)):
         if row.others.get(column, value) != value:
             return f"it is for {row.others[column]}, not {value}"
+    wanted, has = ({*names} & _SCALES for names in ({e.name for e in extras(problem)}, row.layout.lower().split()))
+    if wanted != has:
+        return f"it takes {' and '.join(sorted(has)) or 'no scales'}, family {problem.family} has {len(wanted)}"
     if problem.bias != ("n" if row.bias else "none"):
         return f"it adds {'a bias along N' if row.bias else 'no bias'}, not {problem.bias}"
     multiples = [int(v) if v.isdigit() else 0 for v in row.others.get("multiple", "1/1/1").split("/")]

@@ -33,20 +33,26 @@ def power_of_two(size: int, most: int) -> int:
 
 
 def refusal(
-    name: str, archs: Collection[str], outputs: Collection[str], problem: Problem, target: Target
+    name: str,
+    archs: Collection[str],
+    families: Collection[str],
+    outputs: Collection[str],
+    problem: Problem,
+    target: Target,
 ) -> str | None:
     """Why no instance computes a problem, as far as all libraries of instances have it in common, or None.
 
     Args:
         name: of the library.
         archs: architectures it has instances for.
+        families: those it has instances for.
         outputs: dtypes of C that it has for the operands' dtype.
         problem, target: what and where.
     """
     if target.name not in archs:
         return f"{name}'s instances are for {' and '.join(archs)}, not {target.name}"
-    if problem.batch != 1 or problem.family != "dense":
-        return "only a single dense GEMM"
+    if problem.batch != 1 or problem.family not in families:
+        return f"only a single GEMM of family {' or '.join(families)}"
     if problem.dtype_a != problem.dtype_b:
         return f"{problem.dtype_a} times {problem.dtype_b}: both operands must be of one type"
     if problem.dtype_c not in outputs:

@@ -24,6 +24,7 @@ from tritongemm.hip_ext import assemble, code_object
 from tritongemm.hip_ext.code_object import Kernel
 from tritongemm.launch import Buffer, Launch, Param
 from tritongemm.manifest import Row
+from tritongemm.operands import extras
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 from tritongemm.trial import Built
@@ -226,7 +227,7 @@ def launch(built: Built, problem: Problem, target: Target) -> Launch:
         "scale_a": 4 * problem.m * max(1, int(values.get("scale_k", 1))),
         "scale_b": 4 * int(values.get("scale_n", problem.n)) * max(1, int(values.get("scale_k", 1))),
     }
-    names = {f.name for f in fields}
+    names = {f.name for f in fields} - {e.name for e in extras(problem)}
     return Launch(
         path=built.path,
         symbol=built.symbol,

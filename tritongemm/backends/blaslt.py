@@ -35,7 +35,6 @@ WORKSPACE_BYTES = 64 << 20
 REQUESTED = {"nvidia": 1024, "amd": 4096}
 _PLACE = ("index", "version")  # where an algorithm was found, not which it is
 _MACRO_TILE, _SPLIT = re.compile(r"_MT(\d+)x(\d+)x(\d+)"), re.compile(r"_GSU(\d+)")
-_log = logging.getLogger(__name__)
 
 
 def __getattr__(name: str) -> str:
@@ -141,6 +140,11 @@ def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Plan, b
         address = tensor.data_ptr()
         align = min(align, address & -address if address else 256)
     matmul = replace(described(problem, leads, strides, align, opened.table.vendor), fast=fast)
+    scales = tuple(operands[e.name].data_ptr() for e in extras(problem) if e.operator == "*")
+    if scales and not problem.a.is_fp8:
+        return None  # a scale for each row is for fp8 alone
+    if scales:
+        matmul = replace(matmul, scales=(scales[1], scales[0], 0), scale_modes=("outer_vec", "outer_vec"))
     if bias is not None and problem.bias == "n" and not problem.c.is_integer:
         fused = _plan(opened, replace(matmul, bias=bias.data_ptr(), bias_dtype=problem.bias_dtype.name), device)
         if fused:
@@ -168,8 +172,6 @@ def _config(algorithm: Algorithm, index: int, version: int, fast: bool) -> Confi
 
 def enumerate(problem: Problem, operands: Operands, most: int = 0) -> list[Config]:
     """The algorithms the library has for the problem, its best guess first; runs in the GPU's process.
-
-    cuBLASLt 13.1 has 700 to 3400 for bf16 on an H200; the first 50 hold most of what is to be gained.
 
     Args:
         problem: dtypes, layouts and bias.
@@ -272,7 +274,7 @@ def resolve(config: Config, problem: Problem, version: int, found: Sequence[Conf
     for other in (_listed(problem) if found is None else found) if known else ():
         if identity(other) == identity(config):
             return other
-    _log.warning(
+    logging.getLogger(__name__).warning(
         "%s: %s was tuned with library version %d and is not in %d: stale, falling back",
         problem.key, identity(config).name, config.option("version"), version,
     )  # fmt: skip

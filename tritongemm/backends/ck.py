@@ -17,6 +17,7 @@ from tritongemm.errors import InputError, UnavailableError
 from tritongemm.hip_ext import code_object, hip_compiler, offload_bundle
 from tritongemm.hip_ext.libraries import wheel_folders
 from tritongemm.launch import HostCall
+from tritongemm.operands import extras
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 from tritongemm.trial import Built
@@ -24,6 +25,7 @@ from tritongemm.trial import Built
 COMPILE_SECONDS = 600.0
 ARCHS = ("gfx942", "gfx950")
 TEMPLATES = ("universal",)
+FAMILIES = ("dense", "a8w8")
 _HEADER = "ck/tensor_operation/gpu/device/impl/device_gemm_xdl_cshuffle_v3.hpp"
 _TYPES = {
     "bf16": "ck::bhalf_t", "fp16": "ck::half_t", "fp32": "float", "int8": "int8_t", "int32": "int32_t",
@@ -31,6 +33,7 @@ _TYPES = {
 }  # fmt: skip
 _OUTPUTS = {"bf16": ("bf16",), "fp16": ("fp16",), "int8": ("int32",)}
 _MOST_SCRATCH = 1024  # bytes
+_VECTOR = 16  # bytes
 _POINTERS = ("a", "b", "c")
 _RUN_TIME = ("split_k",)
 _OPTIONS = (
@@ -76,11 +79,12 @@ def _headers() -> tuple[Path, ...]:
 
 def refusal(problem: Problem, target: Target) -> str | None:
     """Why no instance computes this problem, or None."""
-    outputs = ("bf16", "fp16") if problem.a.is_fp8 else _OUTPUTS.get(problem.dtype_a, ())
-    reason = _instances.refusal("CK", ARCHS, outputs, problem, target)
+    scaled = any(e.operator == "*" for e in extras(problem))
+    outputs = ("bf16", "fp16") if problem.a.is_fp8 or scaled else _OUTPUTS.get(problem.dtype_a, ())
+    reason = _instances.refusal("CK", ARCHS, FAMILIES, outputs, problem, target)
     if reason:
         return reason
-    if problem.bias != "none" and problem.a.is_integer:
+    if problem.bias != "none" and problem.c.is_integer:
         return "no bias on integers"
     return None
 
@@ -108,7 +112,7 @@ def check(config: Config, problem: Problem, target: Target) -> str | None:
 def _parameters(problem: Problem) -> list[tuple[str, str]]:
     names = [(n, "pointer") for n in _POINTERS] + [(n, "i32") for n in ("M", "N", "K", "lda", "ldb", "ldc", "splits")]
     names += [("workspace", "pointer"), ("stream", "pointer"), ("time_kernel", "i32")]
-    return names + ([("bias", "pointer")] if problem.bias != "none" else [])
+    return names + [(e.name, "pointer") for e in extras(problem)]
 
 
 def source(config: Config, problem: Problem) -> str:
@@ -123,22 +127,25 @@ def source(config: Config, problem: Problem) -> str:
         raise InputError(f"{config.name}: {misfit}") from None
     for name, dtype in (("a", problem.dtype_a), ("b", problem.dtype_b), ("c", problem.dtype_c)):
         values[name] = values[name] | {"type": _TYPES[dtype]}
-    extras = []
-    if problem.bias != "none":
-        along_n = problem.bias == "n"
-        vector = values["c"]["vector"] if along_n else 1
-        layout = "Row" if along_n else "Col"
-        kind = _TYPES[problem.bias_dtype.name]
-        extras = [{"name": "bias", "type": kind, "layout": layout, "vector": vector, "operator": "+"}]
-    kind = "MultiD_Xdl_CShuffle_V3" if extras else "_Xdl_CShuffleV3"
+    applied = [
+        {
+            "name": e.name,
+            "type": _TYPES[e.dtype.name],
+            "layout": "Row" if e.along == "n" else "Col",
+            "vector": min(values["c"]["vector"], _VECTOR // e.dtype.bytes) if e.along == "n" else 1,
+            "operator": e.operator,
+        }
+        for e in extras(problem)
+    ]
+    kind = "MultiD_Xdl_CShuffle_V3" if applied else "_Xdl_CShuffleV3"
     return _instances.render(
         "ck/xdl.j2",
         name=_instances.at_run_time(config, _RUN_TIME).name,
-        formula="A @ B + bias" if extras else "A @ B",
-        header="device_gemm_multiple_d_xdl_cshuffle_v3.hpp" if extras else "device_gemm_xdl_cshuffle_v3.hpp",
+        formula="A @ B" + "".join(f" {e.operator} {e.name}" for e in extras(problem)),
+        header="device_gemm_multiple_d_xdl_cshuffle_v3.hpp" if applied else "device_gemm_xdl_cshuffle_v3.hpp",
         device=f"DeviceGemm{kind}",
         accumulator="int32_t" if problem.a.is_integer else "float",
-        extras=extras,
+        extras=applied,
         signature=_instances.signature(_parameters(problem)),
         **values,
     )

@@ -99,7 +99,7 @@ def _version() -> str:
 
 def refusal(problem: Problem, target: Target) -> str | None:
     """Why no instance computes this problem, or None."""
-    reason = _instances.refusal("CUTLASS", ARCHS, _OUTPUTS.get(problem.dtype_a, ()), problem, target)
+    reason = _instances.refusal("CUTLASS", ARCHS, ("dense",), _OUTPUTS.get(problem.dtype_a, ()), problem, target)
     if reason:
         return reason
     if problem.a.is_fp8 and problem.layout != "TN":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tritongemm import settings
 from tritongemm.config import Config
-from tritongemm.operands import Operands
+from tritongemm.operands import Operands, extras
 from tritongemm.problem import Problem
 
 LABEL = "torch"
@@ -37,12 +37,14 @@ def operation(problem: Problem, operands: Operands, config: Config | None = None
     row = bias if problem.bias == "n" else None
     column = bias[:, None] if bias is not None and problem.bias == "m" else None
     name = function(problem)
+    factors = [operands[e.name] for e in extras(problem) if e.operator == "*"]
     if name == "_scaled_mm":
         one = torch.ones((), device=a.device)
+        of_a, of_b = (factors[0][:, None], factors[1][None, :]) if factors else (one, one)
         left = a if problem.row_major_a else a.contiguous()
         right = b.T.contiguous().T if problem.row_major_b else b
         out, given = c.dtype, {"out": c} if config else {}
-        return lambda: torch._scaled_mm(left, right, one, one, bias=row, out_dtype=out, **given)
+        return lambda: torch._scaled_mm(left, right, of_a, of_b, bias=row, out_dtype=out, **given)
     if name == "_int_mm":
         return (lambda: torch._int_mm(a, b, out=c)) if config else (lambda: torch._int_mm(a, b))
     if name == "addmm":
@@ -56,6 +58,8 @@ def function(problem: Problem) -> str:
     if problem.a.is_fp8:
         # cuBLASLt reads fp8 as row-major A times column-major B only.
         refused = problem.c.is_fp8 or problem.bias == "m" or problem.k % 16 or problem.n % 16
+        if any(e.operator == "*" for e in extras(problem)):  # a scale for each row and column
+            refused = refused or problem.dtype_c != "bf16"
         return "" if refused else "_scaled_mm"
     if problem.dtype_a == "int8":
         refused = problem.dtype_c != "int32" or problem.bias != "none"

@@ -22,11 +22,9 @@ __all__ = ["INITS", "deviation", "inputs", "outside", "reference", "scale", "tol
 
 def unsupported(problem: Problem, target: Target) -> str | None:
     """Why the target can't run this problem, or None."""
-    for name, dtype in (("A", problem.a), ("B", problem.b)):
-        if not target.supports(dtype):
-            return (
-                f"{target.name} has no matrix instruction for {dtype.name} ({name}); its fp8 encoding is {target.fp8}"
-            )
+    reason = unreadable(problem, target)
+    if reason:
+        return reason
     if problem.c.is_fp8 and not target.supports(problem.c):
         return f"{target.name} does not convert to {problem.c.name} (C); its fp8 encoding is {target.fp8}"
     if problem.a.is_integer != problem.b.is_integer:
@@ -35,6 +33,16 @@ def unsupported(problem: Problem, target: Target) -> str | None:
         return f"{problem.dtype_a} operands need an integer C, not {problem.dtype_c}"
     if "int32" in (problem.dtype_a, problem.dtype_b):
         return "int32 operands: matrix units read int8"
+    return None
+
+
+def unreadable(problem: Problem, target: Target) -> str | None:
+    """Which operand the target's matrix units do not read, or None."""
+    for name, dtype in (("A", problem.a), ("B", problem.b)):
+        if not target.supports(dtype):
+            return (
+                f"{target.name} has no matrix instruction for {dtype.name} ({name}); its fp8 encoding is {target.fp8}"
+            )
     return None
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tritongemm import registry
 from tritongemm.config import Config
 from tritongemm.dtypes import BY_ENCODING, dtype
 from tritongemm.errors import InputError
@@ -46,11 +47,12 @@ class Defaults:
     """What holds for a row that does not say.
 
     Attributes:
-        dtype_a: name or alias; None for fp16.
+        dtype_a: name or alias; None for the family's DTYPE_A, or fp16.
         dtype_b: the same; None for A's.
-        dtype_c: the same; None for A's, or fp16 where A is fp8, or int32 where A is int8.
+        dtype_c: the same; None for the family's DTYPE_C, or for A's, or fp16 where A is fp8, or int32 where A is int8.
         row_major_a, row_major_b: layouts.
         bias: ``none``, ``m`` or ``n``.
+        family: plug-in of families/.
         fp8_encoding: meaning of ``fp8`` and ``bf8``: ``fn``, ``fnuz`` or, on a target without fp8, ``none``.
     """
 
@@ -60,6 +62,7 @@ class Defaults:
     row_major_a: bool = True
     row_major_b: bool = True
     bias: str = "none"
+    family: str = "dense"
     fp8_encoding: str = "fn"
 
     def dtype(self, name: str) -> str:
@@ -85,16 +88,18 @@ class Defaults:
         row_major_b: bool | None = None,
         bias: str | None = None,
         batch: int = 1,
-        family: str = "dense",
+        family: str | None = None,
     ) -> Problem:
         """The problem with these sizes; what is None is filled in.
 
         Raises:
-            InputError: a size, dtype or bias is wrong.
+            InputError: a size, dtype, bias or family is wrong.
         """
-        a = self.dtype(dtype_a or self.dtype_a or "fp16")
+        family = family or self.family
+        known = registry.load("families", family)
+        a = self.dtype(dtype_a or self.dtype_a or str(getattr(known, "DTYPE_A", "fp16")))
         b = self.dtype(dtype_b or self.dtype_b or a)
-        wide = "fp16" if dtype(a).is_fp8 else "int32" if a == "int8" else a
+        wide = getattr(known, "DTYPE_C", "") or ("fp16" if dtype(a).is_fp8 else "int32" if a == "int8" else a)
         return Problem(
             m,
             n,

@@ -3,8 +3,8 @@
 A row is a size (M, N, K, rowMajorA, rowMajorB; T is row-major, N column-major), or a result (BLOCK_SIZE_M … as well).
 What a row leaves out:
 
-    rowMajorA, rowMajorB, dtype_*, bias   the caller's defaults
-    batch, family                         1, dense
+    rowMajorA, rowMajorB, dtype_*, bias, family   the caller's defaults
+    batch                                 1
     GROUP_SIZE_M, SPLIT_K                 1
     num_warps, num_stages                 4, 2; num_stages 0, an older Triton's word for its own pipeliner, is read as 2
     waves_per_eu, kpack, options …        left to the backend
@@ -98,7 +98,7 @@ def _problem(entry: Entry, defaults: Defaults) -> Problem:
         if key in entry:
             given[name] = entry.text(key, choices=("T", "N")) == "T"
     given["batch"] = entry.whole("batch", 1, 1)
-    given["family"] = entry.plugin("family", "families", "dense")
+    given["family"] = entry.plugin("family", "families", defaults.family)
     try:
         return defaults.problem(m, n, k, **given)
     except InputError as error:

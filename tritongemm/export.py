@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm import generate, machine, options, served, settings, sizes
+from tritongemm.backends.triton import divisors
 from tritongemm.codegen import kernels
 from tritongemm.compile import Cache
 from tritongemm.errors import InputError, TritonGemmError
@@ -32,7 +33,6 @@ COLUMNS = (
 )  # fmt: skip
 _TILES = kernels.kernel_template("tile").grid
 _SIZES = ("m", "n", "k", "lda", "ldb", "ldc", "group_m")
-_ALIGN = 16
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,6 +107,8 @@ def _misfit(record: Record, launch: Any) -> str | None:
     """Why a launch can't be told in a manifest, or None."""
     if isinstance(launch, HostCall) or any(p.kind == "tma" for p in launch.params):
         return "it takes tensor maps, which a manifest can't describe"
+    if record.problem.family != "dense" or record.problem.batch != 1:
+        return f"family {record.problem.family}: manifests describe one dense GEMM"
     if record.problem.bias == "m":
         return "a bias along M, which manifests have no word for"
     if kernels.kernel_template(record.config.template).grid != _TILES or launch.cluster > 1:
@@ -119,8 +121,8 @@ def _row(record: Record, launch: Launch, name: str) -> dict[str, Any]:
     order = [*kernels.operands(problem), *_SIZES]
     order += ["null"] * (len(launch.params) - len(order))  # Triton's own scratch
     # What the compiler was told of the sizes holds for every size the kernel may compute.
-    depth = math.lcm(_even(problem.k), config.block_k if problem.k % config.block_k == 0 else 1)
-    rows = _even(problem.m) if not problem.row_major_a else 1
+    known = divisors(problem)
+    depth = math.lcm(known.get("K", 1), config.block_k if problem.k % config.block_k == 0 else 1)
     return {
         "knl_name": launch.symbol,
         "co_name": name,
@@ -136,12 +138,8 @@ def _row(record: Record, launch: Launch, name: str) -> dict[str, Any]:
         "group_m": config.group_m,
         "dtypes": problem.dtypes,
         "trans": problem.layout,
-        "multiple": f"{rows}/{_even(problem.n)}/{depth}",
+        "multiple": f"{known.get('M', 1)}/{known.get('N', 1)}/{depth}",
     }
-
-
-def _even(size: int) -> int:
-    return _ALIGN if size % _ALIGN == 0 else 1
 
 
 if __name__ == "__main__":

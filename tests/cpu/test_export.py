@@ -61,6 +61,16 @@ def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not asm.configs(replace(SIZE, k=168), SM90.target)
 
 
+def test_sizes_share_what_the_compiler_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel whose rows start at multiples of 16 bytes must not get rows that do not."""
+    tuned = replace(SIZE, n=40, k=168)
+    (path,), _ = export.export([record(tuned)], tmp_path, SM90)
+    monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
+    assert asm.configs(replace(tuned, n=72, k=24), SM90.target)
+    for other in (replace(tuned, n=44), replace(tuned, k=164)):
+        assert "must be multiples as in 1/8/8" in (asm.refusal(other, SM90.target) or "")
+
+
 def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     bias = replace(SIZE, bias="m")
     wide = replace(SIZE, m=128, n=128, k=128)

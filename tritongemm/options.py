@@ -101,8 +101,8 @@ def parser() -> argparse.ArgumentParser:
                    help="who races with PyTorch: all, or a comma list of triton, hipblaslt, cublaslt, asm, ck, cutlass, torch "
                    "(default: all whose kernels compile quickly, so neither ck nor cutlass)")  # fmt: skip
     g.add_argument("--algorithms", type=int, default=48, metavar="N",
-                   help="screen so many algorithms of hipBLASLt or cuBLASLt for each size, its best guesses first; 0 for all, some "
-                   "seconds a size (default 48: the next ones gain a percent at the most)")  # fmt: skip
+                   help="screen so many algorithms of hipBLASLt or cuBLASLt for each size, its best guesses first; 0 for all of "
+                   "the hundreds there are (default 48)")  # fmt: skip
     g.add_argument("--min-gain", type=float, default=0.5, metavar="PERCENT",
                    help="keep the library unless a candidate is this much faster (default 0.5)")  # fmt: skip
 

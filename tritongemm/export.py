@@ -107,8 +107,6 @@ def _misfit(record: Record, launch: Any) -> str | None:
     """Why a launch can't be told in a manifest, or None."""
     if isinstance(launch, HostCall) or any(p.kind == "tma" for p in launch.params):
         return "it takes tensor maps, which a manifest can't describe"
-    if record.problem.family != "dense" or record.problem.batch != 1:
-        return f"family {record.problem.family}: manifests describe one dense GEMM"
     if record.problem.bias == "m":
         return "a bias along M, which manifests have no word for"
     if kernels.kernel_template(record.config.template).grid != _TILES or launch.cluster > 1:

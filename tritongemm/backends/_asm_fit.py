@@ -44,8 +44,6 @@ def refusal(row: Row, problem: Problem, target: Target) -> str | None:
         return f"B must be shuffled beforehand, which family {problem.family} does not do"
     if name in ("fp4", "i8", "fp8_blockscale"):
         return f"layout {name} takes scales, which family {problem.family} has not"
-    if problem.family != "dense":
-        return f"it computes a plain product, which family {problem.family} is not"
     if problem.batch != 1:
         return f"it computes one GEMM at a time, not {problem.batch}"
     return _bf16_refusal(row, problem) if name == "bf16" else _own_refusal(row, problem)

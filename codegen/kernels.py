@@ -7,6 +7,7 @@ into generated modules, so a grid is written down once.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -137,6 +138,31 @@ def constants(config: Config, problem: Problem) -> dict[str, Any]:
     for option in template.constexprs:
         values[option.upper()] = template.value(config, option)
     return values
+
+
+def fault(config: Config, known: Collection[str] = ()) -> str | None:
+    """Why no problem can be computed with a config's numbers, or None.
+
+    Args:
+        config: of a template here.
+        known: names of the options that the target's compiler takes.
+    """
+    for letter, value in (
+        ("bm", config.block_m),
+        ("bn", config.block_n),
+        ("bk", config.block_k),
+        ("w", config.num_warps),
+    ):
+        if value < 1 or value & (value - 1):
+            return f"{letter} must be a power of two, not {value}"
+    for letter, value in (("gm", config.group_m), ("sk", config.split_k), ("s", config.num_stages)):
+        if value < 1:
+            return f"{letter} must be at least 1, not {value}"
+    usable = {*kernel_template(config.template).constexprs, *known}
+    unknown = [name for name, _ in config.options if name not in usable]
+    if unknown:
+        return f"nothing reads {', '.join(unknown)}; its options can be {', '.join(sorted(usable)) or 'none'}"
+    return None
 
 
 def compiler_options(config: Config) -> dict[str, int]:

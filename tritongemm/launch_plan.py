@@ -33,9 +33,12 @@ from tritongemm.config import Config
 from tritongemm.errors import InputError, TritonGemmError
 from tritongemm.launch import HostCall, Launch
 from tritongemm.problem import Problem
-from tritongemm.space import space
+from tritongemm.space import AXES, space
 from tritongemm.target import Target
 from tritongemm.trial import Built
+
+BACKENDS = ("triton", "asm", "ck")
+MOST_WORKGROUPS = 2**31 - 1  # along x, where all kernels have their tiles
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,10 +47,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for path in _run(args):
             print(path)
-    except TritonGemmError as error:
+    except (TritonGemmError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
+    return seconds
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,18 +81,20 @@ def parser() -> argparse.ArgumentParser:
         "--target", default="gfx942", metavar="ARCH", help=f"{', '.join(target.names())}; default: %(default)s"
     )
     g.add_argument("--config", metavar="NAME", help="the config; default: the one predicted fastest")
-    g.add_argument("--backend", default="triton", choices=("triton", "asm", "ck"),
+    g.add_argument("--backend", default="triton", choices=BACKENDS,
                    help="whose kernels, where --config names none (default %(default)s)")  # fmt: skip
     g.add_argument("--manifest", action="append", default=[], metavar="FILE",
                    help="manifest of assembly kernels (may be repeated; default: TRITONGEMM_ASM_MANIFESTS)")  # fmt: skip
-    g.add_argument("--all", type=int, default=0, metavar="N",
+    g.add_argument("--all", type=_count, default=0, metavar="N",
                    help="the N configs predicted fastest, and each template's best")  # fmt: skip
     g = p.add_argument_group("result")
     g.add_argument(
         "-o", "--output", required=True, metavar="DIR", help="folder for the files; made where it is missing"
     )
-    g.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds one compile may take (default 60)")
-    g.add_argument("--num-threads", type=int, default=0, metavar="N", help="compiler processes (default: all cores)")
+    g.add_argument(
+        "--timeout", type=_seconds, default=60.0, metavar="S", help="seconds one compile may take (default 60)"
+    )
+    g.add_argument("--num-threads", type=_count, default=0, metavar="N", help="compiler processes (default: all cores)")
     return p
 
 
@@ -145,9 +166,12 @@ def launches(
         for config in candidates:
             if found >= wanted and (not which.count or config.template in templates):
                 continue
-            built = build(config)
-            if built.status != "ok":
-                reasons.append(f"{config.name}: {built.reason}")
+            reason = too_large(config, problem, facts)
+            if reason is None:
+                built = build(config)
+                reason = None if built.status == "ok" else built.reason
+            if reason is not None:
+                reasons.append(f"{config.name}: {reason}")
                 continue
             found += 1
             templates.add(config.template)
@@ -194,15 +218,32 @@ def check(config: Config, problem: Problem, facts: Target, manifests: Sequence[P
         reason = ck.check(config, problem, facts)
         if reason:
             raise InputError(f"{config.name} can't compute {problem.key} on {facts.name}: {reason}")
+    if config.backend not in BACKENDS:
+        raise InputError(
+            f"{config.name}: only kernels of {', '.join(BACKENDS)} have plans, not those of {config.backend}"
+        )
     if config.backend != "triton":
         return
     kernels.kernel_template(config.template)
-    usable = [axes.template for axes in space(problem, facts).axes]
+    here = space(problem, facts).axes
+    usable = [axes.template for axes in here]
     if config.template not in usable:
         known = ", ".join(usable)
         raise InputError(
             f"{config.name}: {facts.name} does not run template {config.template} on {problem.key}; only {known}"
         )
+    options = {name for axes in here for name, _ in axes.values[len(AXES) :]}
+    wrong = kernels.fault(config, options)
+    if wrong:
+        raise InputError(f"{config.name}: {wrong}")
+
+
+def too_large(config: Config, problem: Problem, facts: Target) -> str | None:
+    """Why no launch can have the workgroups that a generated kernel wants, or None."""
+    if config.backend != "triton":
+        return None
+    most = max(kernels.geometry(config, problem, facts.compute_units).grid)
+    return f"{most} workgroups, of which a launch has at most {MOST_WORKGROUPS}" if most > MOST_WORKGROUPS else None
 
 
 @contextmanager

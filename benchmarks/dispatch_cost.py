@@ -61,7 +61,7 @@ def main() -> None:
     args = parser.parse_args()
     vendor = driver.present()
     if vendor is None or not torch.cuda.is_available():
-        raise SystemExit("dispatch_cost needs a GPU")
+        parser.error("needs a GPU")
     device = driver.open(vendor).device()
     configs = {n: c for n, c in CONFIGS.items() if vendor == "nvidia" or c[1].template not in ("tma", "persistent")}
     toolchain = {"triton": settings.version("triton")}

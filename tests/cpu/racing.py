@@ -107,3 +107,8 @@ def race(
         failures = Pipeline([judge], compiler, store, what, Reporter(verbose=True)).tune([SIZE])
         store.merge()
     return failures, store, out.getvalue()
+
+
+def passed(self: Any, problem: Any, config: Config, path: Path) -> Trial:
+    """In place of `Offline._checked`: the interpreter's verdict, without asking it."""
+    return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)

@@ -20,15 +20,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tritongemm import bench as benches
-from tritongemm import registry, target, timing
+from tritongemm import registry, target
 from tritongemm.bench import Bench
 from tritongemm.config import Config
-from tritongemm.errors import DriverError, TritonGemmError
+from tritongemm.errors import DriverError
 from tritongemm.launch import Buffer, Launch, Param
 from tritongemm.problem import Problem
-from tritongemm.trial import Built, Trial
+from tritongemm.trial import Trial
 from tritongemm.workbench import Protocol, Request, Workbench
-from tritongemm.worker import ChildDied, ChildError, ChildTimeout
 
 SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
 LIBRARY_SECONDS = 4e-6
@@ -254,24 +253,3 @@ def test_shared_memory_is_there_before_a_graph_holds_its_address(device: Device,
         *trials, _ = ask(bench, "final", given)
     assert [t.status for t in trials] == ["ok", "ok"] and seen[0] == seen[1]
     assert seen[0][2], "and the counters are zero for each"
-
-
-def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried again afresh; then the size fails, not its candidates one by one."""
-    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, Protocol(), 5)
-    built = [Built(Config("heuristic", n, 0, 0, backend="blaslt"), "") for n in (1, 2)]
-    faults: list[Exception] = [ChildDied("signal SIGKILL")]
-    asked = []
-
-    def ask(request: Request, timeout: float) -> Iterator[Any]:
-        asked.append(request)
-        if faults:
-            raise faults.pop(0)
-        yield {"copies": 1, "cold": True}
-        yield from (Trial(c, "ok", samples=(1.0,)) for c, _ in request.candidates)
-
-    monkeypatch.setattr(gpu._child, "ask", ask)
-    assert [t.status for t in gpu.screen(SIZE, built, 1.0)] == ["ok", "ok"] and len(asked) == 2
-    faults += [ChildError("OutOfMemoryError: 90 GiB"), ChildTimeout("did not start within 120 s")]
-    with pytest.raises(TritonGemmError, match="did not start within 120 s"):
-        list(gpu.screen(SIZE, built, 1.0))

@@ -15,18 +15,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tritongemm import registry, target, timing, workbench
+from tritongemm import registry
 from tritongemm.backends import blaslt as backend
 from tritongemm.backends._blaslt_served import Solution
 from tritongemm.config import Config
-from tritongemm.errors import DriverError, InputError, TritonGemmError, UnavailableError
+from tritongemm.errors import DriverError, UnavailableError
 from tritongemm.families import a8w8
 from tritongemm.hip_ext import blaslt, blaslt_tables, blaslt_variants, driver
 from tritongemm.hip_ext.blaslt import Matmul, Matrix
 from tritongemm.hip_ext.blaslt_plan import Plan
 from tritongemm.problem import Problem
-from tritongemm.trial import Built, Trial
-from tritongemm.worker import ChildError
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -336,58 +334,3 @@ def test_a_library_that_lacks_a_symbol_is_refused_by_name(tmp_path):
     subprocess.run(["c++", "-shared", "-fPIC", str(tmp_path / "empty.c"), "-o", str(path)], check=True, timeout=60)
     with pytest.raises(UnavailableError, match=r"empty\.so has no cublasLtCreate"):
         blaslt.Library(blaslt_tables.NVIDIA, ctypes.CDLL(str(path)))
-
-
-def test_the_gpu_process_is_asked_for_what_a_library_has(monkeypatch):
-    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, workbench.Protocol(), 5)
-    asked, config = [], Config("heuristic", 0, 0, 0, backend="blaslt")
-
-    def ask(request, timeout):
-        asked.append(request)
-        yield {"copies": 1, "cold": True}
-        if len(asked) == 2:
-            raise ChildError("UnavailableError: no library")
-        yield [config]
-
-    monkeypatch.setattr(gpu._child, "ask", ask)
-    monkeypatch.setattr(registry, "unavailable", lambda kind, name: None)
-    problem = Problem(5, 7, 3)
-    assert gpu.enumerate(problem, "blaslt", 9) == [config]
-    assert (asked[0].kind, asked[0].library, asked[0].problem, asked[0].most) == ("enumerate", "blaslt", problem, 9)
-    with pytest.raises(TritonGemmError, match="UnavailableError: no library"):
-        gpu.enumerate(problem, "blaslt", 9)
-    monkeypatch.setattr(registry, "unavailable", lambda kind, name: "not here")
-    with pytest.raises(UnavailableError, match="not here"):
-        gpu.enumerate(problem, "blaslt", 9)
-    assert len(asked) == 2
-    assert gpu._launches(problem, [Built(config, "")], "screen") == ([(config, None)], [])
-
-
-def test_a_candidate_without_a_launch_or_that_raises_costs_itself(monkeypatch):
-    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, workbench.Protocol(), 5)
-    configs = [Config("heuristic", i, 0, 0, backend="blaslt") for i in range(4)]
-
-    def launch(built, problem, target):
-        if built.config == configs[0]:
-            raise InputError("no launch for it")
-
-    def ask(request, timeout):
-        yield {"copies": 1, "cold": True}
-        for config, _ in request.candidates:
-            if config == configs[2]:
-                raise ChildError("ValueError: what the binding makes of it")
-            yield Trial(config, "ok", samples=(1.0,), stage=request.kind)
-        if request.kind == "final":
-            yield {c.name: [1.0] for c, _ in request.candidates}
-
-    monkeypatch.setattr(backend, "launch", launch)
-    monkeypatch.setattr(gpu._child, "ask", ask)
-    built = [Built(c, "") for c in configs]
-    for trials in (list(gpu.screen(Problem(5, 7, 3), built, 1.0)), gpu.final(Problem(5, 7, 3), built, "").trials):
-        found = {t.config.block_m: (t.status, t.reason) for t in trials}
-        assert found == {
-            0: ("out_of_resources", "no launch for it"),
-            1: ("ok", ""),
-            2: ("crashed", "ValueError: what the binding makes of it"),
-            3: ("ok", ""),
-        }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from racing import SIZE, Judge
+from racing import SIZE, Judge, passed
 
 from tritongemm import generate, settings, stored, tune
 from tritongemm.compile import Cache, Compiler
@@ -33,11 +33,6 @@ def no_gpu() -> Any:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         patch.setenv("HIP_VISIBLE_DEVICES", "")
         yield
-
-
-def passed(self: Any, problem: Any, config: Config, path: Path) -> Any:
-    """The interpreter's verdict, without asking it."""
-    return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)
 
 
 STORED = (

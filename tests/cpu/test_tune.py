@@ -18,13 +18,12 @@ from typing import Any
 
 import pytest
 import yaml
+from racing import passed
 
 from tritongemm import sizes, tune, worker
-from tritongemm.config import Config
 from tritongemm.hip_ext import code_object, driver
 from tritongemm.offline import Offline
 from tritongemm.store import Store
-from tritongemm.trial import Trial
 
 SIZES = "# three sizes, one set of binaries\n- {M: 16, N: 16, K: 16}\n- {M: 8, N: 16, K: 16}\n- {M: 5, N: 16, K: 16, rowMajorA: T}\n"
 # The target with the smallest space, so that planning takes no time.
@@ -271,11 +270,6 @@ def test_another_target(tmp_path: Path, session_cache: Path, capsys: pytest.Capt
     assert "compiling for gfx950 (" in capsys.readouterr().err
     found = [p.read_bytes() for p in session_cache.glob("*/*/kernel.hsaco")]
     assert "gfx950" in map(code_object.arch, found)
-
-
-def passed(self: Any, problem: Any, config: Config, path: Path) -> Any:
-    """The interpreter's verdict, without asking it."""
-    return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)
 
 
 SIZE = ("-m", "16", "-n", "16", "-k", "16")

@@ -1,0 +1,95 @@
+"""What the parent makes of the answers of the GPU's process, and of its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tritongemm import registry, target, timing
+from tritongemm.backends import blaslt
+from tritongemm.config import Config
+from tritongemm.errors import InputError, TritonGemmError, UnavailableError
+from tritongemm.problem import Problem
+from tritongemm.trial import Built, Trial
+from tritongemm.workbench import Protocol, Request
+from tritongemm.worker import ChildDied, ChildError, ChildTimeout
+
+SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
+
+
+def test_the_gpu_process_is_asked_for_what_a_library_has(monkeypatch):
+    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, Protocol(), 5)
+    asked, config = [], Config("heuristic", 0, 0, 0, backend="blaslt")
+
+    def ask(request, timeout):
+        asked.append(request)
+        yield {"copies": 1, "cold": True}
+        if len(asked) == 2:
+            raise ChildError("UnavailableError: no library")
+        yield [config]
+
+    monkeypatch.setattr(gpu._child, "ask", ask)
+    monkeypatch.setattr(registry, "unavailable", lambda kind, name: None)
+    problem = Problem(5, 7, 3)
+    assert gpu.enumerate(problem, "blaslt", 9) == [config]
+    assert (asked[0].kind, asked[0].library, asked[0].problem, asked[0].most) == ("enumerate", "blaslt", problem, 9)
+    with pytest.raises(TritonGemmError, match="UnavailableError: no library"):
+        gpu.enumerate(problem, "blaslt", 9)
+    monkeypatch.setattr(registry, "unavailable", lambda kind, name: "not here")
+    with pytest.raises(UnavailableError, match="not here"):
+        gpu.enumerate(problem, "blaslt", 9)
+    assert len(asked) == 2
+    assert gpu._launches(problem, [Built(config, "")], "screen") == ([(config, None)], [])
+
+
+def test_a_candidate_without_a_launch_or_that_raises_costs_itself(monkeypatch):
+    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, Protocol(), 5)
+    configs = [Config("heuristic", i, 0, 0, backend="blaslt") for i in range(4)]
+
+    def launch(built, problem, target):
+        if built.config == configs[0]:
+            raise InputError("no launch for it")
+
+    def ask(request, timeout):
+        yield {"copies": 1, "cold": True}
+        for config, _ in request.candidates:
+            if config == configs[2]:
+                raise ChildError("ValueError: what the binding makes of it")
+            yield Trial(config, "ok", samples=(1.0,), stage=request.kind)
+        if request.kind == "final":
+            yield {c.name: [1.0] for c, _ in request.candidates}
+
+    monkeypatch.setattr(blaslt, "launch", launch)
+    monkeypatch.setattr(gpu._child, "ask", ask)
+    built = [Built(c, "") for c in configs]
+    for trials in (list(gpu.screen(Problem(5, 7, 3), built, 1.0)), gpu.final(Problem(5, 7, 3), built, "").trials):
+        found = {t.config.block_m: (t.status, t.reason) for t in trials}
+        assert found == {
+            0: ("out_of_resources", "no launch for it"),
+            1: ("ok", ""),
+            2: ("crashed", "ValueError: what the binding makes of it"),
+            3: ("ok", ""),
+        }
+
+
+def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again afresh; then the size fails, not its candidates one by one."""
+    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, Protocol(), 5)
+    built = [Built(Config("heuristic", n, 0, 0, backend="blaslt"), "") for n in (1, 2)]
+    faults: list[Exception] = [ChildDied("signal SIGKILL")]
+    asked = []
+
+    def ask(request: Request, timeout: float) -> Iterator[Any]:
+        asked.append(request)
+        if faults:
+            raise faults.pop(0)
+        yield {"copies": 1, "cold": True}
+        yield from (Trial(c, "ok", samples=(1.0,)) for c, _ in request.candidates)
+
+    monkeypatch.setattr(gpu._child, "ask", ask)
+    assert [t.status for t in gpu.screen(SIZE, built, 1.0)] == ["ok", "ok"] and len(asked) == 2
+    faults += [ChildError("OutOfMemoryError: 90 GiB"), ChildTimeout("did not start within 120 s")]
+    with pytest.raises(TritonGemmError, match="did not start within 120 s"):
+        list(gpu.screen(SIZE, built, 1.0))

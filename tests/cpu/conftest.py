@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from racing import Drop
 
+from tritongemm.hip_ext import driver
+
 # Worked examples from the field, where a checkout has them next to it; they are no part of the repository.
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -48,3 +50,13 @@ def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
     for name in [n for n in sys.modules if n.startswith("tritongemm.backends.toy")]:
         del sys.modules[name]
         vars(package).pop(name.rpartition(".")[2], None)
+
+
+@pytest.fixture(scope="module")
+def without_gpu() -> Iterator[None]:
+    """A machine without one, for this process and those it starts, wherever the tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "present", lambda: None)
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        patch.setenv("HIP_VISIBLE_DEVICES", "")
+        yield

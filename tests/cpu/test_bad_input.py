@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tritongemm import options, tune
-from tritongemm.hip_ext import driver
+
+pytestmark = pytest.mark.usefixtures("without_gpu")
 
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_gpu() -> Any:
-    """These tests are about machines without one, wherever they run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "present", lambda: None)
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        patch.setenv("HIP_VISIBLE_DEVICES", "")
-        yield
 
 
 @pytest.mark.parametrize(

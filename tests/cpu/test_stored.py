@@ -14,7 +14,6 @@ from tritongemm import generate, settings, stored, tune
 from tritongemm.compile import Cache, Compiler
 from tritongemm.config import Config
 from tritongemm.errors import TritonGemmError
-from tritongemm.hip_ext import driver
 from tritongemm.offline import Offline
 from tritongemm.problem import Problem
 from tritongemm.record import Record
@@ -24,16 +23,7 @@ from tritongemm.task import Plan
 from tritongemm.timing import Final
 from tritongemm.trial import Built, Trial
 
-
-@pytest.fixture(scope="module", autouse=True)
-def no_gpu() -> Any:
-    """These tests are about machines without one, wherever they run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "present", lambda: None)
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        patch.setenv("HIP_VISIBLE_DEVICES", "")
-        yield
-
+pytestmark = pytest.mark.usefixtures("without_gpu")
 
 STORED = (
     "# as tune_gemm leaves them\n"

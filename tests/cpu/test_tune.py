@@ -21,23 +21,15 @@ import yaml
 from racing import passed
 
 from tritongemm import sizes, tune, worker
-from tritongemm.hip_ext import code_object, driver
+from tritongemm.hip_ext import code_object
 from tritongemm.offline import Offline
 from tritongemm.store import Store
+
+pytestmark = pytest.mark.usefixtures("without_gpu")
 
 SIZES = "# three sizes, one set of binaries\n- {M: 16, N: 16, K: 16}\n- {M: 8, N: 16, K: 16}\n- {M: 5, N: 16, K: 16, rowMajorA: T}\n"
 # The target with the smallest space, so that planning takes no time.
 SEARCH = ("--target", "gfx1100", "--budget", "3", "--num_threads", "2")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_gpu() -> Any:
-    """These tests are about machines without one, wherever they run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "present", lambda: None)
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        patch.setenv("HIP_VISIBLE_DEVICES", "")
-        yield
 
 
 @dataclass(frozen=True)
@@ -60,7 +52,7 @@ class Tuned:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+def tuned(tmp_path_factory: pytest.TempPathFactory, without_gpu: None) -> Tuned:
     """The uninterrupted run of the sizes file that other tests compare with."""
     import contextlib
     import io

@@ -26,7 +26,8 @@ class Operand:
         name: ``bias``, ``scale_a``, ``scale_b`` …
         dtype: of its elements.
         shape: [M, 1] or [N], so that it broadcasts over C, where the epilogue applies it.
-        operator: ``+`` or ``*``: how the epilogue applies it to the sum over K, before C is rounded.
+        operator: ``+`` or ``*``: how the epilogue applies it to the sum over K, before C is rounded; "" where it does not,
+            as with scales that change along K.
         typical: size of the random numbers it is filled with.
     """
 

@@ -35,7 +35,8 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--bias-vector", nargs="?", const="m", choices=("m", "n"), default=None,
                    help="add a bias: m, one value per row of C (the default form), or n, one per column")  # fmt: skip
     g.add_argument("--family", default="dense", choices=registry.names("families"),
-                   help="dense (default), or a8w8: fp8 or int8 with a scale per row of A and per column of B")  # fmt: skip
+                   help="dense (default); a8w8: fp8 or int8 with a scale per row of A and per column of B; a4w4_blockscale: fp4 "
+                   "with a scale for each 32 numbers along K")  # fmt: skip
 
 
 def _budget(text: str) -> tuple[int, float]:

@@ -86,7 +86,7 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
         "b": _operand("b", problem.b, (k, n), b),
         "c": {**_operand("c", problem.c, (m, n), (n, 1)), "init": "poison"},
     }
-    return known | {e.name: _operand(e.name, e.dtype, e.shape, (1,) * len(e.shape)) for e in extras(problem)}
+    return known | {e.name: _operand(e.name, e.dtype, e.shape, (*e.shape[1:], 1)) for e in extras(problem)}
 
 
 def _operand(role: str, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _operand(role: str, dtype: DType, shape: tuple[int, ...], strides: tuple[int
     for extent in shape:
         count *= extent
     short = _SHORT.get(dtype.name, dtype.name)
-    sized = {"bytes": count * dtype.bytes, "role": role, "init": "random", "dtype": short}
+    sized = {"bytes": count * dtype.bytes // dtype.packed, "role": role, "init": "random", "dtype": short}
     return {**sized, "shape": list(shape), "strides": list(strides)}
 
 

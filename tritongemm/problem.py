@@ -78,7 +78,8 @@ class Problem:
     def bytes(self) -> int:
         """Fewest bytes through device memory: A, B and the bias read once, C written once."""
         bias = {"none": 0, "m": self.m, "n": self.n}[self.bias] * self.bias_dtype.bytes
-        a, b, c = self.m * self.k * self.a.bytes, self.k * self.n * self.b.bytes, self.m * self.n * self.c.bytes
+        a, b = self.m * self.k * self.a.bytes // self.a.packed, self.k * self.n * self.b.bytes // self.b.packed
+        c = self.m * self.n * self.c.bytes
         return self.batch * (a + b + c) + bias
 
     @property

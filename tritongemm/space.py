@@ -12,6 +12,7 @@ from typing import Any
 from tritongemm import space_check
 from tritongemm import target as targets
 from tritongemm.config import Config
+from tritongemm.operands import extras
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 
@@ -72,8 +73,10 @@ class Space:
                     yield axes.config((*point[:i], values[j], *point[i + 1 :]))
 
 
-def _usable(section: dict[str, Any], problem: Problem, target: Target) -> bool:
+def _usable(section: dict[str, Any], problem: Problem, target: Target, backend: str) -> bool:
     """Whether the target can run a template and the problem has the sizes and alignment it is for."""
+    if backend == "triton" and not all(e.operator for e in extras(problem)):
+        return False  # its epilogues can't apply them
     low, high = section.get("m", (1, problem.m))
     rows = {
         "a": (problem.k if problem.row_major_a else problem.m) * problem.a.bytes,
@@ -111,7 +114,7 @@ def space(
         if templates and template not in templates:
             continue
         space_check.template(f"search_spaces/{name}.yaml: templates.{template}", section, AXES)
-        if _usable(section, problem, target):
+        if _usable(section, problem, target, backend):
             named = [(a, tuple(section["axes"][a])) for a in AXES]
             named += [(o, tuple(v)) for o, v in section.get("options", {}).items()]
             usable.append(Axes(template, tuple(named), backend))

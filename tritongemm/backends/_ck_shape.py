@@ -20,6 +20,7 @@ _VECTOR = 16  # bytes
 PREFETCHED = {1: 0, 3: 2, 4: 3, 5: 3}
 _BUFFERS = {4: 2}
 _MOST_ACCUMULATORS = 256
+_MX_SIDE, _MX_DEPTH = 32, 256
 
 
 class Misfit(Exception):
@@ -63,6 +64,10 @@ def shape(config: Config, problem: Problem) -> dict[str, Any]:
     Raises:
         Misfit: the config can't be one for this problem.
     """
+    if (config.template == "mx") != (problem.a.packed > 1):
+        raise Misfit(f"template {config.template} does not read {problem.dtype_a}")
+    if config.template == "mx":
+        return _mx_shape(config, problem)
     m, n, k = config.tile
     xdl, threads = config.option("xdl", 16), config.num_warps * WAVE
     wave_m = config.option("wave_m", 1)
@@ -77,16 +82,6 @@ def shape(config: Config, problem: Problem) -> dict[str, Any]:
     )
     repeats = m // (wave_m * xdl), n // (wave_n * xdl)
     shuffle = 2 if repeats[1] % 2 == 0 else 1
-    vector = power_of_two(problem.n, _VECTOR // problem.c.bytes)
-    high, wide = wave_m * xdl, wave_n * xdl * shuffle
-    across = min(threads, wide // vector)
-    down = threads // across
-    if high % down:  # fewer columns each, so that all threads have a row
-        across = cdiv(threads, high)
-        down = threads // across
-        vector = min(vector, wide // across)
-    if threads % across or high % down or wide % (across * vector):
-        raise Misfit(f"C: {threads} threads can't share {high} x {wide} in vectors of {vector}")
     return {
         "tile": config.tile,
         "threads": threads,
@@ -95,11 +90,57 @@ def shape(config: Config, problem: Problem) -> dict[str, Any]:
         "shuffle": shuffle,
         "a": a | {"layout": "Row" if problem.row_major_a else "Col"},
         "b": b | {"layout": "Row" if problem.row_major_b else "Col"},
-        "c": {"threads": (1, down, 1, across), "vector": vector},
+        "c": result(problem, threads, wave_m * xdl, wave_n * xdl * shuffle),
         "padding": padding(config, problem),
         "schedule": "Interwave" if config.option("interwave") else "Intrawave",
         "pipeline": config.option("pipeline", 1),
     }
+
+
+def _mx_shape(config: Config, problem: Problem) -> dict[str, Any]:
+    """Template parameters of an instance for fp4 with scales: 32 rows and columns and 256 numbers along K share words
+    of scales, and what lies beyond M and N is never read."""
+    m, n, k = config.tile
+    threads, wave_m = config.num_warps * WAVE, config.option("wave_m", 1)
+    wave_n = config.num_warps // wave_m
+    if wave_m * wave_n != config.num_warps or m % (wave_m * _MX_SIDE) or n % (wave_n * _MX_SIDE):
+        raise Misfit(f"{wave_m} x {config.num_warps}/{wave_m} waves of {_MX_SIDE} x {_MX_SIDE} don't tile {m} x {n}")
+    if config.split_k > 1:  # an emulator finds every split but the first reading beyond them
+        raise Misfit("split-K of fp4: the library finds the scales of the first split only")
+    if problem.k % k or k % _MX_DEPTH or problem.n % _MX_SIDE:
+        raise Misfit(f"K {problem.k} must be a multiple of {k}, that of {_MX_DEPTH}, and N {problem.n} of {_MX_SIDE}")
+    sides = [operand(x, b, k // 2, True, problem.k // 2, 1, threads) for x, b in (("A", m), ("B", n))]
+    return {
+        "tile": (m, n, k // 2),
+        "threads": threads,
+        "xdl": 16,
+        "repeats": (m // (wave_m * 16), n // (wave_n * 16)),
+        "group": 32,
+        "a": sides[0] | {"layout": "Row"},
+        "b": sides[1] | {"layout": "Col"},
+        "c": result(problem, threads, wave_m * _MX_SIDE, wave_n * _MX_SIDE),
+        "padding": "Default",
+        "schedule": "Intrawave",
+        "pipeline": config.option("pipeline", 1),
+    }
+
+
+def result(problem: Problem, threads: int, high: int, wide: int) -> dict[str, Any]:
+    """How threads copy a part of C, `high` rows of `wide` columns, from LDS to memory.
+
+    Raises:
+        Misfit: they don't divide.
+    """
+    vector = power_of_two(problem.n, _VECTOR // problem.c.bytes)
+    across = min(threads, wide // vector)
+    down = threads // across
+    if high % down:  # fewer columns each, so that all threads have a row
+        across = cdiv(threads, high)
+        down = threads // across
+        vector = min(vector, wide // across)
+    if threads % across or high % down or wide % (across * vector):
+        raise Misfit(f"C: {threads} threads can't share {high} x {wide} in vectors of {vector}")
+    return {"threads": (1, down, 1, across), "vector": vector}
 
 
 def padding(config: Config, problem: Problem) -> str:
@@ -129,7 +170,7 @@ def _divides(config: Config, problem: Problem, target: Target) -> str | None:
 
 def _lds(config: Config, problem: Problem, target: Target) -> str | None:
     rows = config.block_m * problem.a.bytes + config.block_n * problem.b.bytes
-    used = rows * config.block_k * _BUFFERS.get(config.option("pipeline"), 1)
+    used = rows * config.block_k // problem.a.packed * _BUFFERS.get(config.option("pipeline"), 1)
     return f"LDS {used} > {target.lds_bytes}" if used > target.lds_bytes else None
 
 
@@ -185,6 +226,6 @@ RULES = (
     Rule("split", _split),
     Rule("lds", _lds),
     Rule("accumulators", _accumulators),
-    Rule("instruction", _bank),
+    Rule("instruction", _bank, ("universal",)),
     Rule("threads", _divides),
 )

@@ -24,14 +24,15 @@ from tritongemm.trial import Built
 
 COMPILE_SECONDS = 600.0
 ARCHS = ("gfx942", "gfx950")
-TEMPLATES = ("universal",)
-FAMILIES = ("dense", "a8w8")
+TEMPLATES = ("universal", "mx")
+FAMILIES = ("dense", "a8w8", "a4w4_blockscale")
 _HEADER = "ck/tensor_operation/gpu/device/impl/device_gemm_xdl_cshuffle_v3.hpp"
 _TYPES = {
     "bf16": "ck::bhalf_t", "fp16": "ck::half_t", "fp32": "float", "int8": "int8_t", "int32": "int32_t",
     "fp8e4m3fn": "ck::f8_t", "fp8e4m3fnuz": "ck::f8_t", "fp8e5m2": "ck::bf8_t", "fp8e5m2fnuz": "ck::bf8_t",
+    "fp4e2m1": "ck::f4x2_pk_t",
 }  # fmt: skip
-_OUTPUTS = {"bf16": ("bf16",), "fp16": ("fp16",), "int8": ("int32",)}
+_OUTPUTS = {"bf16": ("bf16",), "fp16": ("fp16",), "int8": ("int32",), "fp4e2m1": ("bf16", "fp16")}
 _MOST_SCRATCH = 1024  # bytes
 _VECTOR = 16  # bytes
 _POINTERS = ("a", "b", "c")
@@ -136,14 +137,20 @@ def source(config: Config, problem: Problem) -> str:
             "operator": e.operator,
         }
         for e in extras(problem)
+        if e.operator
     ]
-    kind = "MultiD_Xdl_CShuffle_V3" if applied else "_Xdl_CShuffleV3"
+    if config.template == "mx":
+        header, device = "device_gemm_xdl_cshuffle_v3_mx.hpp", ""
+    elif applied:
+        header, device = "device_gemm_multiple_d_xdl_cshuffle_v3.hpp", "DeviceGemmMultiD_Xdl_CShuffle_V3"
+    else:
+        header, device = "device_gemm_xdl_cshuffle_v3.hpp", "DeviceGemm_Xdl_CShuffleV3"
     return _instances.render(
-        "ck/xdl.j2",
+        "ck/mx.j2" if config.template == "mx" else "ck/xdl.j2",
         name=_instances.at_run_time(config, _RUN_TIME).name,
-        formula="A @ B" + "".join(f" {e.operator} {e.name}" for e in extras(problem)),
-        header="device_gemm_multiple_d_xdl_cshuffle_v3.hpp" if applied else "device_gemm_xdl_cshuffle_v3.hpp",
-        device=f"DeviceGemm{kind}",
+        formula="A @ B" + "".join(f" {e.operator} {e.name}" for e in extras(problem) if e.operator),
+        header=header,
+        device=device,
         accumulator="int32_t" if problem.a.is_integer else "float",
         extras=applied,
         signature=_instances.signature(_parameters(problem)),

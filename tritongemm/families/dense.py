@@ -39,6 +39,8 @@ def unsupported(problem: Problem, target: Target) -> str | None:
 def unreadable(problem: Problem, target: Target) -> str | None:
     """Which operand the target's matrix units do not read, or None."""
     for name, dtype in (("A", problem.a), ("B", problem.b)):
+        if dtype.packed > 1:
+            return f"{dtype.name} ({name}) has no meaning without scales: --family a4w4_blockscale"
         if not target.supports(dtype):
             return (
                 f"{target.name} has no matrix instruction for {dtype.name} ({name}); its fp8 encoding is {target.fp8}"

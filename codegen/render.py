@@ -37,6 +37,7 @@ class Facts:
         arguments: their names as Python functions take them, scales before a bias.
         casts: operands are converted before the dot, because their types differ.
         compute: type they are converted to.
+        fp8_pair: operands are of two types of fp8, which some compilers multiply with the wrong instruction.
         dot_options: further arguments of ``tl.dot``.
         saturate: expression that clamps the accumulator to C's range, or "".
         zero: what masked-off loads give.
@@ -53,6 +54,7 @@ class Facts:
     arguments: tuple[str, ...]
     casts: bool
     compute: str
+    fp8_pair: bool
     dot_options: str
     saturate: str
     zero: str
@@ -110,6 +112,7 @@ def facts(problem: Problem, target: Target) -> Facts:
         operands(problem)[3:-3] + (("bias",) if problem.bias != "none" else ()),
         casts,
         TL.get(compute.name, ""),
+        problem.a != problem.b and problem.a.is_fp8 and problem.b.is_fp8 and target.has("matrix_instr_nonkdim"),
         precision,
         saturate,
         zero,

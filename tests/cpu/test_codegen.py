@@ -80,6 +80,23 @@ def test_modules_of_all_kinds_are_python(target: str) -> None:
             assert not re.search(r"[ \t]+$", text, re.MULTILINE), "no trailing blanks"
 
 
+def test_two_types_of_fp8_are_widened_where_the_compiler_mixes_them_up() -> None:
+    mixed = text_of(Problem(33, 48, 80, "fp8e5m2fnuz", "fp8e4m3fnuz", "fp32"), [PLAIN])
+    scope: dict[str, object] = {
+        "triton": types.SimpleNamespace(__version__="3.6.0"),
+        "tl": types.SimpleNamespace(constexpr=bool),
+    }
+    (line,) = (part for part in mixed.splitlines() if part.startswith("FP8_PAIRS"))
+    for version, multiplies in (("3.6.0", False), ("3.7.1", True), ("3.10.0+git1", True)):
+        scope["triton"] = types.SimpleNamespace(__version__=version)
+        exec(line, scope)
+        assert scope["FP8_PAIRS"] is multiplies
+    assert "a.to(a.dtype if FP8_PAIRS else tl.float16)" in mixed
+    alike = text_of(Problem(33, 48, 80, "fp8e5m2fnuz", "fp8e5m2fnuz", "fp32"), [PLAIN])
+    other = text_of(Problem(33, 48, 80, "fp8e5m2", "fp8e4m3fn", "fp32"), [PLAIN], SM90)
+    assert "FP8_PAIRS" not in alike + other
+
+
 def test_files_are_named_by_their_problem() -> None:
     assert render.module_name(Problem(16, 32, 64)) == "generated_kernel_16_32_64"
     others = [

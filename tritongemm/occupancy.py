@@ -113,10 +113,12 @@ def registers(config: Config, problem: Problem, target: Target) -> int:
     return BOOKKEEPING_REGISTERS + held + operands(config, problem, target)
 
 
-def per_cu(config: Config, problem: Problem, target: Target, built: Built | None = None) -> int:
-    """Programs that fit on one compute unit at once, at least 1."""
+def per_cu(
+    config: Config, problem: Problem, target: Target, built: Built | None = None, wanted: int | None = None
+) -> int:
+    """Programs that fit on one compute unit at once, at least 1; `wanted` is what `registers` says, if known already."""
     threads = config.num_warps * target.wave_size
-    lds, used = lds_bytes(config, problem, target), registers(config, problem, target)
+    lds, used = lds_bytes(config, problem, target), wanted or registers(config, problem, target)
     if built is not None and built.status == "ok":
         lds, used = built.shared or lds, built.registers or used
         threads = built.threads or threads

@@ -99,8 +99,8 @@ class Pipeline:
         problem = planned.problem
         strategy = registry.load("strategies", self.plan.strategy)
         seeds = nearest(problem, self.solved)
-        order = [p.config for p in planned.order]
-        search = strategy.search(planned.space, order, self.plan.budget, seeds, planned.order)
+        order = planned.order
+        search = strategy.search(planned.space, order.configs, self.plan.budget, seeds, order)
         self.watcher.planned(problem, len(planned.space), planned.pruned)
         self.watcher.step("plan")
         return Task(problem, judge, planned.module, search, next(search))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tritongemm import generate, prune, rank
 from tritongemm.problem import Problem
-from tritongemm.rank import Prediction
+from tritongemm.rank import Predictions
 from tritongemm.space import Space, space
 from tritongemm.target import Target
 
@@ -33,7 +33,7 @@ class Planned:
 
     problem: Problem
     space: Space
-    order: tuple[Prediction, ...]
+    order: Predictions
     pruned: prune.Pruned
     module: Path
 
@@ -42,8 +42,8 @@ def plan(problem: Problem, target: Target, folder: Path) -> Planned:
     """Plan one problem; the module goes to `folder`."""
     whole = space(problem, target)
     pruned = prune.prune(whole, problem, target)
-    order = tuple(rank.rank(pruned.kept, problem, target))
-    module = generate.module(problem, [p.config for p in order], target, folder)
+    order = rank.rank(pruned.kept, problem, target)
+    module = generate.module(problem, order.configs, target, folder)
     return Planned(problem, whole, order, pruned, module)
 
 

@@ -1,29 +1,23 @@
-"""Stage: Space → kept configs, and a count per rule.
-
-A space has many more configs than a rule can tell apart: one that reads block_m and num_warps alone says the same of
-all that share these two. So a rule is asked of one config, what it reads is noted, and its answer holds for every
-config that agrees in that.
-"""
+"""Stage: Space → kept configs, and a count per rule; a rule is asked once for all configs it can't tell apart."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tritongemm.alike import Watched
 from tritongemm.config import Config
 from tritongemm.problem import Problem
 from tritongemm.rules import RULES, Rule
 from tritongemm.rules_tune_gemm import TUNE_GEMM_RULES
-from tritongemm.space import AXES, Axes, Space
+from tritongemm.space import Axes, Space
 from tritongemm.target import Target
 
 __all__ = ["RULES", "TUNE_GEMM_RULES", "Pruned", "Rule", "prune"]
 
-_FIELDS = frozenset(AXES)
 Mask = npt.NDArray[np.bool_]
 
 
@@ -78,30 +72,6 @@ def prune(
     return Pruned(tuple(c for g in grids for c in g.kept()), removed, reasons, tuple(skipped))
 
 
-class _Watched(Config):
-    """A config that notes which of its fields and options are read."""
-
-    read: set[str]
-
-    @classmethod
-    def of(cls, config: Config) -> _Watched:
-        watched = object.__new__(cls)
-        vars(watched).update(vars(config), read=set())
-        return watched
-
-    def __getattribute__(self, name: str) -> Any:
-        get = object.__getattribute__
-        if name in _FIELDS:
-            get(self, "read").add(name)
-        elif name == "options":
-            get(self, "read").update(n for n, _ in get(self, "options"))
-        return get(self, name)
-
-    def option(self, name: str, default: int = 0) -> int:
-        self.read.add(name)
-        return next((v for n, v in object.__getattribute__(self, "options") if n == name), default)
-
-
 class _Listed:
     """Candidates of any origin, one by one."""
 
@@ -140,7 +110,7 @@ class _Product:
         while flat[first:].any():
             first += int(flat[first:].argmax())
             place = tuple(int(i) for i in np.unravel_index(first, todo.shape))
-            config = _Watched.of(self._config(place))
+            config = Watched.of(self._config(place))
             reason = _verdict(rule, config, problem, target)
             alike = tuple(
                 i if name in config.read else slice(None) for (name, _), i in zip(self.axes.values, place, strict=True)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tritongemm.config import Config
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 
+Number = TypeVar("Number", int, NDArray[np.float64])
 PARTIAL_BYTES = 4  # split-K and stream-K add up in fp32
 
 
 @dataclass(frozen=True)
-class Phase:
-    """Rounds alike in every way.
+class Phase(Generic[Number]):
+    """Rounds alike in every way, of one launch or as columns of many.
 
     Attributes:
         count: rounds, one after the other.
@@ -24,11 +29,11 @@ class Phase:
         shared: programs that work on one tile.
     """
 
-    count: int
-    resident: int
-    programs: int
-    loop: int
-    shared: int
+    count: Number
+    resident: Number
+    programs: Number
+    loop: Number
+    shared: Number
 
 
 def tiles_of(config: Config, problem: Problem) -> int:
@@ -44,7 +49,7 @@ def persistent_programs(config: Config, target: Target) -> int:
     return given or (target.compute_units if config.template in ("stream_k", "persistent") else 0)
 
 
-def schedule(config: Config, problem: Problem, target: Target, fits: int) -> tuple[Phase, ...]:
+def schedule(config: Config, problem: Problem, target: Target, fits: int) -> tuple[Phase[int], ...]:
     """The phases of one launch on compute units that hold `fits` programs each."""
     units, tiles, loop = target.compute_units, tiles_of(config, problem), ceil(problem.k / config.block_k)
     programs = persistent_programs(config, target)
@@ -80,13 +85,12 @@ def _parts(tiles: int, loop: int, programs: int) -> int:
     return min(loop, ceil(programs / tiles))
 
 
-def combine_seconds(config: Config, problem: Problem, target: Target, cu_rate: float, fits: int) -> float:
-    """Seconds to add up tiles that several programs share, 0 when none is.
+def combine_seconds(config: Config, problem: Problem, target: Target, cu_rate: float, last: Phase[int]) -> float:
+    """Seconds to add up the tiles that several programs of the `last` phase share, 0 when none is.
 
     Each part but the owner's goes out to memory and becomes visible to the whole device, which costs what the end of a
     kernel costs; then one program reads the parts in order, waiting for each.
     """
-    last = schedule(config, problem, target, fits)[-1]
     if last.shared <= 1:
         return 0.0
     latency, transfer = target.memory_ns * 1e-9, config.block_m * config.block_n * PARTIAL_BYTES / cu_rate

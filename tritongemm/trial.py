@@ -41,7 +41,7 @@ class Built:
     seconds: float = 0.0
     status: str = "ok"
     reason: str = ""
-    launch: dict[str, Any] = field(default_factory=dict)
+    launch: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "config": self.config.name}

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tritongemm import planning, rank, registry, sizes
@@ -88,7 +89,7 @@ def scale(problem):
 """
 
 STRATEGY = """
-def search(space, order, budget, seeds=(), expected=()):
+def search(space, order, budget, seeds=(), expected=None):
     first = yield [order[-1]]
     assert first[0].config == order[-1]
     yield [order[0]]
@@ -162,7 +163,7 @@ def test_one_file_of_each_kind_goes_down_the_line(drop: Drop, tmp_path: Path, mo
     configs = [Config("toy", n, n, n, backend="toybackend") for n in (1, 2, 3)]
 
     def planned(problem: Problem, target: targets.Target, folder: Path) -> planning.Planned:
-        expected = tuple(rank.Prediction(c, 1.0, {}, "") for c in configs)
+        expected = rank.Predictions(tuple(configs), np.ones(3), np.ones((3, len(rank.TERMS))))
         kept = planning.prune.Pruned(tuple(configs), {}, {})
         return planning.Planned(problem, space(problem, target), expected, kept, folder / "none.py")
 

@@ -22,7 +22,7 @@ from tritongemm import target as targets
 from tritongemm.config import Config
 from tritongemm.problem import Problem
 from tritongemm.prune import prune
-from tritongemm.rank import Prediction, rank
+from tritongemm.rank import Predictions, rank
 from tritongemm.space import AXES, Space, space
 from tritongemm.strategies._kept import Kept
 from tritongemm.trial import Trial
@@ -39,16 +39,16 @@ class Case:
     """A pruned space and the model's order of it."""
 
     space: Space
-    expected: tuple[Prediction, ...]
+    expected: Predictions
 
     @property
     def order(self) -> tuple[Config, ...]:
-        return tuple(p.config for p in self.expected)
+        return self.expected.configs
 
     def without_model(self) -> Case:
         """The same configs in an order that tells nothing."""
         shuffled = np.random.default_rng(1).permutation(len(self.expected))
-        return Case(self.space, tuple(self.expected[i] for i in shuffled))
+        return Case(self.space, self.expected.of(tuple(self.order[i] for i in shuffled)))
 
 
 # The invented costs are drawn for each template: a new one is not to change what these strategies are tried on.
@@ -58,7 +58,7 @@ TEMPLATES = ("tile", "gemv", "tma", "persistent", "stream_k", "stream_k_tma")
 def case(problem: Problem, arch: str) -> Case:
     chip = targets.load(arch)
     whole = space(problem, chip, templates=TEMPLATES)
-    return Case(whole, tuple(rank(prune(whole, problem, chip).kept, problem, chip)))
+    return Case(whole, rank(prune(whole, problem, chip).kept, problem, chip))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def interacting(on: Case, seed: int, spread: float = 0.08) -> dict[Config, float
     names = sorted({name for c in configs for name, _ in c.options})
     columns = [[getattr(c, a) for c in configs] for a in (*AXES, "template")]
     columns += [[c.option(name, -1) for c in configs] for name in names]
-    logs = np.log([p.seconds for p in on.expected])
+    logs = np.log(on.expected.seconds)
     for (i, left), (j, right) in combinations(enumerate(columns), 2):
         pairs = list(zip(left, right, strict=True))
         # Not drawn one after the other: a change in the order must not change the costs.
@@ -209,7 +209,7 @@ def test_the_first_of_the_order_are_spread_over_templates_and_tiles(hopper: Case
 
 def test_a_file_is_a_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hopper: Case) -> None:
     (tmp_path / "last_first.py").write_text(
-        "def search(space, order, budget, seeds=(), expected=()):\n    yield list(reversed(order))[: budget or None]\n"
+        "def search(space, order, budget, seeds=(), expected=None):\n    yield list(reversed(order))[: budget or None]\n"
     )
     monkeypatch.setattr(tritongemm.strategies, "__path__", [*tritongemm.strategies.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "tritongemm.strategies.last_first", raising=False)

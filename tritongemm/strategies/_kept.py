@@ -16,27 +16,42 @@ FAR = 8.0  # steps it is from one template to another
 
 
 class Kept:
-    """The kept configs, best predicted first, each a point: one step is a doubling, or one more of an option."""
+    """The kept configs, best predicted first, each a point: one step is a doubling, or one more of an option.
+
+    Attributes:
+        order, place: the configs, and where in their order each is.
+        templates, options: names of all their templates and options.
+        axes: their axes, at least 0.5 where library configs leave them at 0, [n, len(AXES)].
+        settings: their options, -1 where one has none of a name, [n, len(options)].
+        membership: 1 for the template that is theirs, else 0, [n, len(templates)].
+    """
 
     def __init__(self, order: Sequence[Config]) -> None:
-        self.order = tuple(dict.fromkeys(order))
-        self.place = {c: i for i, c in enumerate(self.order)}
+        self.place: dict[Config, int] = {}
+        for config in order:
+            self.place.setdefault(config, len(self.place))
+        self.order = tuple(self.place)
         self.templates = tuple(dict.fromkeys(c.template for c in self.order))
-        self.options = tuple(sorted({name for c in self.order for name, _ in c.options}))
-        self.points = self._points(self.order)
+        self.options = tuple(sorted({name for options in {c.options for c in self.order} for name, _ in options}))
+        self.axes, self.settings, self.membership = self._columns(self.order)
+        self._points = self._steps(self.axes, self.settings, self.membership)
 
-    def _points(self, configs: Sequence[Config]) -> Floats:
-        axes = np.array([[getattr(c, a) for a in AXES] for c in configs], dtype=np.float64)
-        options = [[float(dict(c.options).get(o, -1)) for o in self.options] for c in configs]
-        template = [[FAR * (c.template == t) / 2 for t in self.templates] for c in configs]
-        # Library configs may leave axes at 0.
-        return np.hstack([np.log2(np.maximum(axes, 0.5)), np.array(options), np.array(template)])
+    @staticmethod
+    def _steps(axes: Floats, settings: Floats, membership: Floats) -> Floats:
+        return np.hstack([np.log2(axes), settings, FAR * membership / 2])
+
+    def _columns(self, configs: Sequence[Config]) -> tuple[Floats, Floats, Floats]:
+        axes = [(c.block_m, c.block_n, c.block_k, c.group_m, c.split_k, c.num_warps, c.num_stages) for c in configs]
+        known = {o: [float(dict(o).get(name, -1)) for name in self.options] for o in {c.options for c in configs}}
+        settings = np.array([known[c.options] for c in configs])
+        membership = np.array([c.template for c in configs])[:, None] == np.array(self.templates)
+        return np.maximum(np.array(axes, np.float64), 0.5), settings, membership.astype(np.float64)
 
     def nearest(self, config: Config, taken: Iterable[Config] = ()) -> Config | None:
         """The kept config fewest steps away, the better predicted of equals; None when all are `taken`."""
         if config in self.place and config not in (taken := set(taken)):
             return config
-        steps = np.abs(self.points - self._points([config])).sum(axis=1)
+        steps = np.abs(self._points - self._steps(*self._columns([config]))).sum(axis=1)
         steps[[self.place[c] for c in taken if c in self.place]] = np.inf
         found = int(steps.argmin())
         return self.order[found] if np.isfinite(steps[found]) else None

@@ -6,15 +6,13 @@ configs at least as well as forests of trees do, knows where it is unsure, and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
 from tritongemm.problem import Problem
-from tritongemm.rank import Prediction
-from tritongemm.space import AXES
+from tritongemm.rank import Predictions
+from tritongemm.strategies._kept import Kept
 from tritongemm.target import Target
 
 Floats = NDArray[np.float64]
@@ -24,11 +22,9 @@ NOISES = (0.003, 0.02, 0.1)  # share of the variance that no feature explains
 FAILED = 0.7  # log seconds at least that a failure lies above its prediction
 
 
-def features(expected: Sequence[Prediction], problem: Problem, target: Target) -> Floats:
+def features(kept: Kept, expected: Predictions, problem: Problem, target: Target) -> Floats:
     """One row a config: its axes and options, what follows from them for this problem, and the model's terms."""
-    configs = [p.config for p in expected]
-    axes = np.maximum(np.array([[getattr(c, a) for a in AXES] for c in configs], dtype=np.float64), 0.5)
-    block_m, block_n, block_k, _, split, warps, stages = axes.T
+    block_m, block_n, block_k, _, split, warps, stages = kept.axes.T
     tiles = np.ceil(problem.m / block_m) * np.ceil(problem.n / block_n) * problem.batch
     waves = tiles * split / target.compute_units
     loop = np.ceil(problem.k / block_k / split)
@@ -44,12 +40,8 @@ def features(expected: Sequence[Prediction], problem: Problem, target: Target) -
         np.log2(block_m / block_n),
         np.log2(block_m * block_n / (block_m + block_n)),
     ]
-    names = sorted({name for c in configs for name, _ in c.options})
-    options = [[float(dict(c.options).get(n, -1)) for n in names] for c in configs]
-    templates = list(dict.fromkeys(c.template for c in configs))
-    one_hot = [[float(c.template == t) for t in templates] for c in configs]
-    shares = [[t / p.seconds for t in p.terms.values()] for p in expected]
-    return np.hstack([np.log2(axes), np.stack(derived, axis=1), np.array(options), np.array(one_hot), np.array(shares)])
+    shares = expected.terms / expected.seconds[:, None]
+    return np.hstack([np.log2(kept.axes), np.stack(derived, axis=1), kept.settings, kept.membership, shares])
 
 
 class Surrogate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from tritongemm.config import Config
-from tritongemm.rank import Prediction
+from tritongemm.rank import Predictions
 from tritongemm.space import Space
 from tritongemm.trial import Trial
 
@@ -15,7 +15,7 @@ def search(
     order: Sequence[Config],
     budget: int,
     seeds: Sequence[Config] = (),
-    expected: Sequence[Prediction] = (),
+    expected: Predictions | None = None,
 ) -> Generator[list[Config], list[Trial], None]:
     """Yields batches to try and is sent their trials.
 

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 from tritongemm.config import Config
-from tritongemm.rank import Prediction
+from tritongemm.rank import Predictions
 from tritongemm.space import AXES, Axes, Space
 from tritongemm.strategies._kept import Kept
 from tritongemm.trial import Trial
@@ -30,7 +30,7 @@ def search(
     order: Sequence[Config],
     budget: int,
     seeds: Sequence[Config] = (),
-    expected: Sequence[Prediction] = (),
+    expected: Predictions | None = None,
 ) -> Generator[list[Config], list[Trial], None]:
     """Yields generations to try and is sent their trials; the same trials give the same generations.
 

@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits
 
 from tritongemm import rank
 from tritongemm.config import Config
-from tritongemm.rank import Prediction
+from tritongemm.rank import Predictions
 from tritongemm.space import Space
 from tritongemm.strategies._kept import Kept
 from tritongemm.strategies._surrogate import Surrogate, features
@@ -30,7 +30,7 @@ def search(
     order: Sequence[Config],
     budget: int,
     seeds: Sequence[Config] = (),
-    expected: Sequence[Prediction] = (),
+    expected: Predictions | None = None,
 ) -> Generator[list[Config], list[Trial], None]:
     """Yields batches to try and is sent their trials; `order` and equal trials give equal batches.
 
@@ -76,11 +76,9 @@ def best(trials: Iterable[Trial]) -> float:
     return min((t.seconds for t in trials if t.status == "ok"), default=float("inf"))
 
 
-def _surrogate(space: Space, kept: Kept, expected: Sequence[Prediction]) -> Surrogate:
-    given = {p.config: p for p in expected}
-    known = [given.get(c) or rank.predict(c, space.problem, space.target) for c in kept.order]
-    prior = np.log([p.seconds for p in known])
-    return Surrogate(features(known, space.problem, space.target), prior)
+def _surrogate(space: Space, kept: Kept, expected: Predictions | None) -> Surrogate:
+    known = (expected or rank.rank(kept.order, space.problem, space.target)).of(kept.order)
+    return Surrogate(features(kept, known, space.problem, space.target), np.log(known.seconds))
 
 
 def _refine(
@@ -95,7 +93,7 @@ def _refine(
     places = np.array([kept.place[c] for c in near], dtype=np.intp)
     chosen = surrogate.choose(places, round(LOCAL * room), bold) if len(near) else []
     taken = {kept.place[c] for c in trials} | set(chosen)
-    rest = np.array([i for i in range(len(kept.order)) if i not in taken], dtype=np.intp)
+    rest = np.setdiff1d(np.arange(len(kept.order)), list(taken))
     if len(rest):
         chosen += surrogate.choose(rest, room - len(chosen), bold)
     return [kept.order[i] for i in chosen]

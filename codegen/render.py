@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from tritongemm.alike import Alike
 from tritongemm.codegen.kernels import (
     TEMPLATES,
     compiler_options,
@@ -146,6 +147,19 @@ def module_name(problem: Problem) -> str:
     return f"generated_kernel_{problem.m}_{problem.n}_{problem.k}{suffix}"
 
 
+def _rows(configs: list[Config]) -> Iterator[str]:
+    """A line for each config: its name, its kernel's constants in capitals, the options of the compiler."""
+
+    def pairs(config: Config) -> str:
+        template = kernel_template(config.template)
+        constants = {option.upper(): template.value(config, option) for option in template.constexprs}
+        return " ".join(f"{k}={v}" for k, v in (constants | compiler_options(config)).items())
+
+    for c, rest in zip(configs, Alike(configs).ask(pairs), strict=True):
+        blocks = f"BLOCK_M={c.block_m} BLOCK_N={c.block_n} BLOCK_K={c.block_k} GROUP_M={c.group_m} SPLIT_K={c.split_k}"
+        yield f"{c.name} {blocks} {rest}"
+
+
 def _render(template: str, problem: Problem, configs: list[Config], target: Target, **extra: Any) -> str:
     used = sorted({c.template for c in configs})
     return (
@@ -156,9 +170,9 @@ def _render(template: str, problem: Problem, configs: list[Config], target: Targ
             x=facts(problem, target),
             target=target,
             configs=configs,
+            rows="\n".join(_rows(configs)),
             kernels={name: kernel_source(problem, name, target) for name in used},
             templates={name: kernel_template(name) for name in used},
-            compiler_options={c.name: compiler_options(c) for c in configs},
             module_name=module_name(problem),
             **extra,
         )

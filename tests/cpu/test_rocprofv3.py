@@ -105,7 +105,7 @@ assert options[:3] == ["--kernel-trace", "-f", "csv"] and options[3] == "-d", op
 text = pathlib.Path(command[1]).read_text()
 ast.parse(text)
 rounds, names = int(command[command.index("--trace") + 1]), command[command.index("--config") + 1 :]
-assert all(f'"{{name}}": (' in text for name in names), "a config that the module does not have"
+assert all(f"\\n{{name}} " in text for name in names), "a config that the module does not have"
 if {status}:
     sys.exit("the GPU fell over")
 if "--library" in command:

@@ -92,7 +92,7 @@ def test_it_keeps_modules(tuned: Tuned) -> None:
     sizes_ = ("16_16_16", "8_16_16", "5_16_16")
     assert names == {f"{kind}_{s}.py" for s in sizes_ for kind in ("gemm", "generated_kernel")}
     text = (tuned.folder / "out_kernels" / "generated_kernel_8_16_16.py").read_text()
-    assert text.count('\n    "tile__') >= 5
+    assert text.count("\ntile__") >= 5
 
 
 def test_running_it_again_is_quick_and_changes_nothing(tuned: Tuned, capsys: pytest.CaptureFixture[str]) -> None:

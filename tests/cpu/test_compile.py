@@ -255,6 +255,24 @@ def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, object]) -> 
     assert triton.job(config, problem, target, "/elsewhere").digest == digest
 
 
+def test_a_load_of_less_than_2_gib_is_masked_without_a_branch(tmp_path: Path) -> None:
+    """By a buffer instruction, whose offset has 32 bits, where the target has any."""
+    config = Config("tile", 32, 32, 32, 1, 1, 4, 2)
+    under, over = Problem(64, 2**15 - 16, 2**15), Problem(64, 2**15, 2**15)
+    gfx, sm = targets.load("gfx942"), targets.load("sm90")
+    pointers = ["a_ptr", "b_ptr", "c_ptr", "bias_ptr", "workspace_ptr", "semaphore_ptr"]
+    assert triton.small(config, under, gfx) == pointers
+    assert triton.small(config, over, gfx) == [p for p in pointers if p != "b_ptr"]
+    assert triton.small(config, under, sm) == []
+    branches = []
+    for problem in (under, over):
+        module = generate.module(problem, [config], gfx, tmp_path)
+        code = triton.build(triton.job(config, problem, gfx, str(module)))[1]
+        words = memoryview(code[: len(code) // 4 * 4]).cast("I")
+        branches.append(sum(w >> 16 == 0xBF88 for w in words))  # s_cbranch_execz
+    assert branches[0] < branches[1]
+
+
 def test_rows_that_start_at_16_bytes_are_read_so(tmp_path: Path) -> None:
     """1000 is no multiple of 16, but rows of 1000 halves start at multiples of 16 bytes: loads are as wide as they get."""
     assert triton.divisors(Problem(3, 200, 1000)) == {"N": 8, "K": 8, "stride_a": 8, "stride_b": 8, "stride_c": 8}

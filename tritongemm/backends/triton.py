@@ -27,6 +27,7 @@ from tritongemm.trial import Built
 SIZES = ("M", "N", "K", "stride_a", "stride_b", "stride_c")
 NUMBERS = (*SIZES, "GROUP_M")
 FUSED = {"enable_fp_fusion": True}  # Triton 3.10 changes its default
+_SMALL = 2**31  # bytes that an offset of 32 bits reaches: a buffer instruction's
 _ALIGN = 16  # bytes a base address is a multiple of, and the most elements a size is known to be a multiple of
 
 
@@ -53,6 +54,20 @@ def divisors(problem: Problem) -> dict[str, int]:
         del sizes["M"]
     found = {name: gcd(value, _ALIGN) for name, value in sizes.items()}
     return {name: divisor for name, divisor in found.items() if divisor > 1}
+
+
+def small(config: Config, problem: Problem, target: Target) -> list[str]:
+    """Pointer parameters to less than 2 GiB, where the target has buffer instructions: these mask a load without a branch.
+
+    Triton finds out by itself for tensors, but not for a kernel compiled ahead of time.
+    """
+    if not target.has("buffer_ops"):
+        return []
+    geometry = kernels.geometry(config, problem, target.compute_units)
+    sizes = {"a": problem.a.bytes * problem.m * problem.k, "b": problem.b.bytes * problem.k * problem.n}
+    sizes |= {"c": problem.c.bytes * problem.m * problem.n, "workspace": geometry.workspace_bytes}
+    pointers = [n for n, t in signature(config, problem).items() if t.startswith("*")]
+    return [p for p in pointers if sizes.get(p.removesuffix("_ptr"), 0) < _SMALL]
 
 
 def signature(config: Config, problem: Problem) -> dict[str, str]:
@@ -93,6 +108,7 @@ def job(config: Config, problem: Problem, target: Target, module: str) -> Job:
         "options": kernels.compiler_options(config),
         "signature": signature(config, problem),
         "divisors": divisors(problem),
+        "small": small(config, problem, target),
     }
     return Job(config, identity, {"module": module})
 
@@ -136,6 +152,8 @@ def build(job: Job) -> tuple[Built, bytes, str]:
     pointers = [n for n, t in wanted["signature"].items() if t.startswith("*")]
     multiples = dict.fromkeys(pointers, _ALIGN) | wanted["divisors"]
     attributes = {(kernel.arg_names.index(n),): [["tt.divisibility", d]] for n, d in multiples.items()}
+    for name in wanted["small"]:
+        attributes[(kernel.arg_names.index(name),)].append(["tt.pointer_range", 32])
     arch = wanted["arch"]
     cuda = arch.startswith("sm")
     target = GPUTarget("cuda" if cuda else "hip", int(arch[2:]) if cuda else arch, wanted["wave"])

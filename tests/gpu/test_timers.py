@@ -159,9 +159,9 @@ def test_a_module_marks_its_launches(
     module.torch = torch  # which it imports when run by itself
     a, b = (module.operand(*shape, torch.float16, True, "cuda") for shape in ((256, 1024), (1024, 512)))
     c, names = torch.empty(256, 512, dtype=torch.float16, device="cuda"), [one.name for one in configs]
-    module.trace([*names, "library"], 1, 0, a, b, c, None)  # compiles
+    module.trace([*names, "library"], 1, 0, a, b, c, {})  # compiles
     with binding.KernelTrace() as trace:
-        module.trace([*names, "library"], 5, 16, a, b, c, None)
+        module.trace([*names, "library"], 5, 16, a, b, c, {})
     found = rocprofv3.launches(trace.records(), [*names, LIBRARY], 5)
     assert {len(seconds) for seconds in found.values()} == {5}
     assert all(1e-6 < s < 1e-3 for seconds in found.values() for s in seconds)

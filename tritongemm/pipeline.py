@@ -166,11 +166,15 @@ class Pipeline:
 
     def _take_late(self, task: Task, lane: Lane[Item]) -> None:
         """Screen what has been compiled beside the line meanwhile; once the time is spent, go on without the rest."""
-        builds = [replace(f.result(), config=c) for c, f in task.slow if f.done()]
+        slow, task.slow, builds = task.slow, [], list[Built]()
+        for config, future in slow:
+            if future.done():  # asked once: what ends meanwhile must not be neither
+                builds.append(replace(future.result(), config=config))
+            elif not task.failure:
+                task.slow.append((config, future))
         if builds:
             self.watcher.step("compile", len(builds))
             lane.put((task, partial(self._look, builds=builds)))
-        task.slow = [] if task.failure else [(c, f) for c, f in task.slow if not f.done()]
         if task.slow and time.monotonic() > self._deadline:
             for backend in dict.fromkeys(c.backend for c, _ in task.slow):
                 count = sum(c.backend == backend for c, _ in task.slow)

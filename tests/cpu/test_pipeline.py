@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from racing import CODE, SIZE, Drop, Judge, race
 
+from tritongemm.config import Config
 from tritongemm.errors import OutputError
 from tritongemm.lane import Lane
+from tritongemm.pipeline import Pipeline
 from tritongemm.problem import Problem
 from tritongemm.trial import Built, Trial
 
@@ -84,3 +89,24 @@ def test_a_lane_that_ended_takes_no_more() -> None:
         lane.put(2)
     with pytest.raises(OutputError, match="disk full"):
         lane.close()
+
+
+def test_what_ends_while_it_is_asked_for_is_not_lost() -> None:
+    """A slow compile may end between any two looks at it."""
+
+    class Ending(Future[Built]):
+        looks = 0
+
+        def done(self) -> bool:
+            self.looks += 1
+            return self.looks > 1
+
+    config, future, taken = Config("toy", 1, 1, 1, backend="toycode"), Ending(), list[Any]()
+    future.set_result(Built(config, "digest"))
+    watcher = SimpleNamespace(step=lambda *_: None)
+    line: Any = Pipeline([], SimpleNamespace(), SimpleNamespace(), SimpleNamespace(), watcher)  # type: ignore[arg-type]
+    task: Any = SimpleNamespace(slow=[(config, future)], failure="")
+    for _ in range(2):
+        line._take_late(task, SimpleNamespace(put=taken.append))
+    ((whose, look),) = taken
+    assert whose is task and [b.config for b in look.keywords["builds"]] == [config] and task.slow == []

@@ -122,7 +122,8 @@ class Bench:
         try:
             return work()
         except DriverError as error:
-            fatal = any(word in error.name.upper() for word in FATAL)
+            # The names are those that are known; whatever lost the device would refuse all that come after.
+            fatal = any(word in error.name.upper() for word in FATAL) or self._lost()
             return Trial(config, "crashed" if fatal else "out_of_resources", str(error), stage=stage)
         except (self._torch.cuda.OutOfMemoryError, LibraryRefusal, UnavailableError) as error:
             return Trial(config, "out_of_resources", str(error).splitlines()[0], stage=stage)

@@ -32,7 +32,8 @@ from tritongemm.workbench import Protocol, Request, Workbench
 SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
 LIBRARY_SECONDS = 4e-6
 # microseconds of a launch, by what the kernel does
-KERNELS = {"right": 3, "slow": 50, "wrong": 1, "lazy": 1, "refused": 1, "faults": 1, "faster": 2, "tires": float("nan")}
+KERNELS = {"right": 3, "slow": 50, "wrong": 1, "lazy": 1, "refused": 1, "faster": 2, "tires": float("nan")}
+FAULTS = {"faults": "CUDA_ERROR_ILLEGAL_ADDRESS", "strays": "CUDA_ERROR_INVALID_ADDRESS_SPACE"}
 
 
 class OnHost(TorchFunctionMode):
@@ -120,9 +121,9 @@ class Module:
         if device.recording is not None:
             device.recording.append(KERNELS[self.kind] * 1e-6)
             return
-        if self.kind == "faults":
+        if self.kind in FAULTS:
             device.fault = True
-            raise DriverError("launch", 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access")
+            raise DriverError("launch", 700, FAULTS[self.kind], "an illegal memory access")
         a, b, c, m, n, k = struct.unpack("<3Q3i", params)
         if self.kind != "lazy":  # which writes nothing
             there = [np.ctypeslib.as_array((ctypes.c_float * s).from_address(p)) for p, s in ((a, m * k), (b, k * n))]
@@ -185,10 +186,12 @@ def test_screening_times_what_runs_and_names_what_does_not(device: Device, tmp_p
     assert device.graphs == 0 and device.modules == 0, "every graph and all code is given back"
 
 
-def test_a_fault_ends_the_process_after_it_was_answered(device: Device, tmp_path: Path) -> None:
-    *trials, end = ask(Bench(), "screen", candidates(tmp_path, "right", "faults", "slow"))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_ends_the_process_after_it_was_answered(device: Device, tmp_path: Path, fault: str) -> None:
+    """By whatever name: those that come after would only be refused by a device that is lost."""
+    *trials, end = ask(Bench(), "screen", candidates(tmp_path, "right", fault, "slow"))
     assert [t.status for t in trials] == ["ok", "crashed"] and isinstance(end, SystemExit)
-    assert "ILLEGAL_ADDRESS" in trials[1].reason
+    assert FAULTS[fault] in trials[1].reason
 
 
 def test_a_final_checks_everybody_and_races_those_that_are_right(device: Device, tmp_path: Path) -> None:

@@ -117,9 +117,9 @@ class Tracer:
     def enable(self) -> None:
         """Begin to watch, until `disable`; the first launches after it are slow, so traces leave it as it is."""
         if not self._enabled:
-            self._enabled = True
             for kind in (_KERNEL, *_MEMORY_NAMES):
                 self._call("cuptiActivityEnable", kind)
+            self._enabled = True  # not before: what was refused once is refused again
 
     def disable(self) -> None:
         """Stop watching; launches then cost what they cost without a profiler."""

@@ -24,7 +24,9 @@ CUptiResult cuptiGetResultString(CUptiResult r, const char **s) { return *s = "C
 CUptiResult cuptiActivityRegisterCallbacks(CUpti_BuffersCallbackRequestFunc r, CUpti_BuffersCallbackCompleteFunc c) {
   return request = r, complete = c, fake_refuse ? CUPTI_ERROR_INSUFFICIENT_PRIVILEGES : CUPTI_SUCCESS;
 }
-CUptiResult cuptiActivityEnable(CUpti_ActivityKind k) { return enabled |= 1 << k, CUPTI_SUCCESS; }
+CUptiResult cuptiActivityEnable(CUpti_ActivityKind k) {
+  return fake_refuse ? CUPTI_ERROR_INSUFFICIENT_PRIVILEGES : (enabled |= 1 << k, CUPTI_SUCCESS);
+}
 CUptiResult cuptiActivityDisable(CUpti_ActivityKind k) { return enabled &= ~(1 << k), CUPTI_SUCCESS; }
 CUptiResult cuptiActivityGetNumDroppedRecords(CUcontext c, uint32_t s, size_t *n) {
   return *n = fake_dropped, CUPTI_SUCCESS;

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from tritongemm.errors import UnavailableError
+from tritongemm.errors import DriverError, UnavailableError
 from tritongemm.hip_ext import cupti, libraries
 from tritongemm.hip_ext.trace import KernelRecord, KernelTrace, TraceError
 
@@ -82,6 +82,17 @@ def test_each_trace_has_its_own_records(library, tracer):
     with traced(tracer) as trace:  # which enables it again
         library.fake_launch(b"inside", 2200, 2300, 1)
     assert [r.name for r in trace.records(1)] == ["inside"]
+
+
+def test_a_profiler_that_is_refused_is_refused_each_time(library, tracer):
+    poke(library, "refuse", 1)
+    for _ in range(2):
+        with pytest.raises(DriverError, match="cuptiActivityEnable"):
+            tracer.enable()
+    poke(library, "refuse", 0)
+    with traced(tracer) as trace:
+        library.fake_launch(b"inside", 2200, 2300, 1)
+    assert len(trace.records(1)) == 1
 
 
 def test_more_records_than_a_buffer_holds_are_kept(library, tracer):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from statistics import median
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tritongemm
 from tritongemm import settings

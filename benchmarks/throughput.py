@@ -17,6 +17,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from tritongemm import machine, planning, registry
 from tritongemm.compile import Cache, Compiler
 from tritongemm.problem import Problem

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import tritongemm
 
@@ -13,6 +18,8 @@ FILES = {
     ".".join(("tritongemm", *path.relative_to(HOME).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in [*HOME.glob("*.py"), *(p for d in HOME.iterdir() if d.is_dir() for p in d.glob("*.py"))]
 }
+
+BENCHMARKS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.py"))
 
 
 def imported(path: Path) -> set[str]:
@@ -52,3 +59,12 @@ def test_the_environment_is_read_in_one_file() -> None:
         or (isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ")
     }
     assert readers == {"tritongemm.settings"}
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda p: p.stem)
+def test_benchmarks_run_from_a_checkout(path: Path, tmp_path: Path) -> None:
+    """From any folder, without an install."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    command = [sys.executable, str(path), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr

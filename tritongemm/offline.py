@@ -60,8 +60,7 @@ class Interpreter:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         vars(module)["torch"] = self._torch  # the module imports it only when it is run
-        if hasattr(module, "teach_interpreter_bf16"):
-            module.teach_interpreter_bf16()
+        module.teach_interpreter()
         problem = check.problem
         family = registry.load("families", problem.family)
         operands = family.inputs(problem, "cpu")

@@ -41,7 +41,10 @@ def finish(task: Task, plan: Plan, store: Store, watcher: Watcher) -> None:
 
 def _raced(task: Task, plan: Plan, store: Store, watcher: Watcher) -> tuple[Final | None, set[str]]:
     """The race, and who took part; wrong finalists make room for the next in line, until somebody passes."""
-    batch, waiting = opponents.finalists(task.trials.values(), plan.finalists)
+    # A resumed run knows trials of what it has not built: the cache is gone, or the time was up.
+    at_hand = {name for name, built in task.built.items() if built.status == "ok"}
+    known = [t for t in task.trials.values() if t.config.name in at_hand]
+    batch, waiting = opponents.finalists(known, plan.finalists)
     final: Final | None = None
     raced: set[str] = set()
     while batch and not raced:

@@ -17,6 +17,7 @@ from tritongemm.errors import OutputError
 from tritongemm.lane import Lane
 from tritongemm.pipeline import Pipeline
 from tritongemm.problem import Problem
+from tritongemm.store import Store
 from tritongemm.trial import Built, Trial
 
 
@@ -74,6 +75,27 @@ def test_seconds_of_a_run(drop: Drop, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     failures, _, _ = race(tmp_path / "none", ("triton",), seconds=1e-9)
     assert failures == {SIZE: "no candidate passed: triton brought none within 1e-09 s"}
+
+
+def test_what_a_resumed_run_has_not_built_does_not_race(drop: Drop, tmp_path: Path) -> None:
+    """The journal knows it for the fastest, but its library is gone and there is no time to make it again."""
+    drop("toycode", CODE)
+    race(tmp_path / "before", ("triton",), strategy="guided", budget=2)  # its kernels are in the cache now
+    fastest = Trial(Config("toy", 1, 1, 1, backend="toycode"), "ok", samples=(1e-9,), timer="sundial")
+    with Store.open(tmp_path / "out.yaml", "gfx942", {}, {}) as store:
+        store.add_trials(SIZE, [fastest])
+    judge, over = Judge(), threading.Event()
+    failures, _, _ = race(
+        tmp_path,
+        ("toycode", "triton"),
+        judge,
+        lambda job: over.wait(20) and None,
+        strategy="guided",
+        budget=2,
+        seconds=0.3,
+    )
+    over.set()
+    assert failures == {} and {c.backend for c in judge.raced} == {"triton"}
 
 
 def test_a_lane_that_ended_takes_no_more() -> None:

@@ -196,7 +196,7 @@ class Bench:
                 library = self._library(bench, request)
                 yield self._race(bench, contenders, library)
         except Stumbled as fault:
-            if not self._lost():
+            if fault.config is None and not self._lost():
                 raise fault.error from None
             if fault.config:  # it costs itself: the others race again, in a fresh process
                 yield Trial(fault.config, "crashed", f"in the race: {fault}", stage="final")

@@ -32,7 +32,9 @@ from tritongemm.workbench import Protocol, Request, Workbench
 SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
 LIBRARY_SECONDS = 4e-6
 # microseconds of a launch, by what the kernel does
-KERNELS = {"right": 3, "slow": 50, "wrong": 1, "lazy": 1, "refused": 1, "faster": 2, "tires": float("nan")}
+KERNELS = {"right": 3, "slow": 50, "wrong": 1, "lazy": 1, "refused": 1, "faster": 2, "tires": float("nan")} | {
+    "balks": float("inf")
+}
 FAULTS = {"faults": "CUDA_ERROR_ILLEGAL_ADDRESS", "strays": "CUDA_ERROR_INVALID_ADDRESS_SPACE"}
 
 
@@ -95,6 +97,8 @@ class Graph:
         self.device, self.seconds = device, sum(seconds or [])
 
     def launch(self, stream: int) -> None:
+        if self.seconds == float("inf"):
+            raise DriverError("graph_launch", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
         if self.seconds != self.seconds:
             self.device.fault = True
             raise DriverError("graph_launch", 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access")
@@ -224,13 +228,14 @@ def test_libraries_list_and_race_their_own(device: Device, monkeypatch: pytest.M
     assert trial.status == "wrong", "a library is checked before it is timed"
 
 
-def test_who_faults_in_the_race_is_named(device: Device, tmp_path: Path) -> None:
-    """The parent leaves it out and has the others race again."""
-    given = candidates(tmp_path, "right", "tires", "faster")
+@pytest.mark.parametrize(("kind", "name"), [("tires", "ILLEGAL_ADDRESS"), ("balks", "OUT_OF_MEMORY")])
+def test_who_faults_in_the_race_is_named(device: Device, tmp_path: Path, kind: str, name: str) -> None:
+    """The parent leaves it out and has the others race again, whether the device is lost or not."""
+    given = candidates(tmp_path, "right", kind, "faster")
     *trials, stumble, end = ask(Bench(), "final", given, library="torch")
     assert [t.status for t in trials] == ["ok"] * 3 and isinstance(end, SystemExit)
     assert (stumble.config, stumble.status, stumble.stage) == (given[1][0], "crashed", "final")
-    assert "in the race: graph_launch failed: CUDA_ERROR_ILLEGAL_ADDRESS" in stumble.reason
+    assert f"in the race: graph_launch failed: CUDA_ERROR_{name}" in stumble.reason
     assert device.graphs == 0 and device.modules == 0
 
 

@@ -130,7 +130,7 @@ class Workbench:
         # Vectors are small, and a library's plan may hold their addresses: all sets share them.
         copies = ({"a": a.clone(), "b": b.clone(), "c": torch.empty_like(c)} for _ in range(self.copies - 1))
         self.sets: list[Operands] = [operands | {"c": c}, *(operands | copy for copy in copies)]
-        self.bytes = self.copies * one_set
+        self._held: int = self.copies * one_set
         self._scratch: dict[str, Any] = {}
         self._exact: Any = None
         # One launch's worth of time decides how many share a graph.
@@ -150,6 +150,13 @@ class Workbench:
 
     def _clock(self, name: str) -> Any:
         return registry.load("timers", name).Timer(self.device, self.stream)
+
+    @property
+    def bytes(self) -> int:
+        """Of the device's memory that this holds by now."""
+        others = [*self._scratch.values(), *([] if self._exact is None else [self._exact])]
+        more: int = sum(t.numel() * t.element_size() for t in others)
+        return self._held + more
 
     @property
     def exact(self) -> Any:

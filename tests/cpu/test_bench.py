@@ -217,6 +217,18 @@ def test_a_check_races_nobody(device: Device, tmp_path: Path) -> None:
     assert device.graphs == 0 and device.modules == 0
 
 
+def test_all_that_a_size_holds_is_counted(device: Device, tmp_path: Path) -> None:
+    """Sizes wait for their next turn on the device, and the oldest go where they take too much of it."""
+    bench = Bench()
+    ((config, launch),) = candidates(tmp_path, "right")
+    ask(bench, "screen", [(config, replace(launch, buffers=()))])
+    (work,) = bench._benches.values()
+    before = work.bytes
+    assert before == work.copies * 4 * (SIZE.m * SIZE.k + SIZE.k * SIZE.n + SIZE.m * SIZE.n)
+    ask(bench, "check", [(config, replace(launch, buffers=(Buffer("workspace", 5000),)))])
+    assert work.bytes == before + 5000 + 8 * SIZE.m * SIZE.n, "the reference, and the largest workspace"
+
+
 def test_libraries_list_and_race_their_own(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     (configs,) = ask(Bench(), "enumerate", library="torch", most=1)
     assert configs and {c.backend for c in configs} == {"torch"}

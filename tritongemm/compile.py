@@ -29,6 +29,7 @@ from tritongemm.trial import Built
 from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
 
 _BUILT = "built.json"
+_ROOM = 64 << 20  # bytes a compiler may need for its files; nvcc keeps a few stages of a large source
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,12 @@ class Cache:
         return replace(built, path=str(place / name) if code else "")
 
 
+def _memory(room: int) -> str | None:
+    """A folder in memory with so many bytes free, or None; a container's has 64 MB unless it is asked for more."""
+    place = "/dev/shm"
+    return place if os.access(place, os.W_OK) and shutil.disk_usage(place).free >= room else None
+
+
 class Builder:
     """What a compiler process does: build one job and put it into the cache."""
 
@@ -136,8 +143,9 @@ class Compiler:
         self._again = threading.Lock()  # second chances are given one at a time
         self._closed = False
         # Compilers write and remove a dozen small files for each config; in memory that is a tenth of their time less.
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self._scratch = tempfile.TemporaryDirectory(prefix="tritongemm-", dir=memory, ignore_cleanup_errors=True)
+        self._scratch = tempfile.TemporaryDirectory(
+            prefix="tritongemm-", dir=_memory(self.jobs * _ROOM), ignore_cleanup_errors=True
+        )
         environment = {"TMPDIR": self._scratch.name}
         self._children = [Child("tritongemm.compile:Builder", environment) for _ in range(self.jobs)]
         for child in self._children:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tritongemm.compile import Cache, Compiler
 from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
 
 
@@ -207,3 +210,15 @@ def test_last_words_are_its_own(child: Child) -> None:
         list(child.ask(("fail", 0), 60))
     with pytest.raises(ChildDied, match=r"^signal SIGKILL$"):
         list(child.ask(("kill", signal.SIGKILL), 60))
+
+
+def test_compilers_work_in_memory_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def folder(free: int) -> str:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+        compiler = Compiler(Cache(tmp_path), jobs=16)
+        name = compiler._scratch.name
+        compiler.close()
+        return name
+
+    assert not folder(64 << 20).startswith("/dev/shm/"), "what a container has of it: sixteen compilers need more"
+    assert folder(8 << 30).startswith("/dev/shm/") == os.access("/dev/shm", os.W_OK)

@@ -9,7 +9,8 @@ grid, block             workgroups and threads along x, y, z
 dynamic_lds             bytes of LDS beside what the code object declares
 kernarg                 the parameter block in hex, hidden arguments included, every pointer zero
 buffers                 memory to allocate: name; offset of its pointer in the parameter block; bytes; role (a, b, c, bias,
-                        workspace, semaphore …); init (random, zero or poison); dtype; shape; strides in elements
+                        workspace, semaphore …); init (random, zero or poison); dtype; shape; strides in elements; for a
+                        B that is shuffled beforehand, order (`tritongemm.families._shuffled`)
 problem, launches       M, N, K; how often to launch
 """
 
@@ -211,7 +212,11 @@ def check(config: Config, problem: Problem, facts: Target, manifests: Sequence[P
         InputError: says why.
     """
     if config.backend == "asm":
-        reason = asm.survey(problem, facts, manifests)[1].get(config.template)
+        found, refused = asm.survey(problem, facts, manifests)
+        reason = refused.get(config.template)
+        splits = [c.split_k for c in found if c.template == config.template]
+        if splits and config.split_k not in splits:
+            reason = f"its splits along K can be {', '.join(map(str, splits))}, not {config.split_k}"
         if reason:
             raise InputError(f"{config.name} can't compute {problem.key} on {facts.name}: {reason}")
     if config.backend == "ck":

@@ -58,6 +58,12 @@ def extras(problem: Problem) -> tuple[Operand, ...]:
     return found
 
 
+@lru_cache(maxsize=4096)
+def shuffled_b(problem: Problem) -> bool:
+    """Whether B comes in the order of some assembly kernels, which nobody else reads."""
+    return bool(getattr(registry.load("families", problem.family), "SHUFFLED_B", False))
+
+
 def bias(problem: Problem) -> tuple[Operand, ...]:
     """The problem's bias as the last of its operands; none where it has none."""
     shapes = {"m": (problem.m, 1), "n": (problem.n,)}

@@ -36,7 +36,7 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
                    help="add a bias: m, one value per row of C (the default form), or n, one per column")  # fmt: skip
     g.add_argument("--family", default="dense", choices=registry.names("families"),
                    help="dense (default); a8w8: fp8 or int8 with a scale per row of A and per column of B; a4w4_blockscale: fp4 "
-                   "with a scale for each 32 numbers along K")  # fmt: skip
+                   "with a scale for each 32 numbers along K; …_bpreshuffle: B in the order of AITER's assembly kernels")  # fmt: skip
 
 
 def _budget(text: str) -> tuple[int, float]:

@@ -10,7 +10,7 @@ from tritongemm.dtypes import DType
 from tritongemm.errors import InputError
 from tritongemm.hip_ext import code_object, hidden_args
 from tritongemm.launch import HostCall, Launch
-from tritongemm.operands import extras
+from tritongemm.operands import extras, shuffled_b
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 
@@ -86,6 +86,8 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
         "b": _operand("b", problem.b, (k, n), b),
         "c": {**_operand("c", problem.c, (m, n), (n, 1)), "init": "poison"},
     }
+    if shuffled_b(problem):
+        known["b"]["order"] = "shuffled"
     return known | {e.name: _operand(e.name, e.dtype, e.shape, (*e.shape[1:], 1)) for e in extras(problem)}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from tritongemm import space_check
 from tritongemm import target as targets
 from tritongemm.config import Config
-from tritongemm.operands import extras
+from tritongemm.operands import extras, shuffled_b
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 
@@ -75,8 +75,8 @@ class Space:
 
 def _usable(section: dict[str, Any], problem: Problem, target: Target, backend: str) -> bool:
     """Whether the target can run a template and the problem has the sizes and alignment it is for."""
-    if backend == "triton" and not all(e.operator for e in extras(problem)):
-        return False  # its epilogues can't apply them
+    if shuffled_b(problem) or (backend == "triton" and not all(e.operator for e in extras(problem))):
+        return False  # no template reads such a B; Triton's epilogues can't apply such scales
     low, high = section.get("m", (1, problem.m))
     rows = {
         "a": (problem.k if problem.row_major_a else problem.m) * problem.a.bytes,

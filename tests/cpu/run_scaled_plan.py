@@ -22,6 +22,8 @@ def fill(raw: Any, buffer: dict[str, Any], rng: np.random.Generator) -> Any:
 
     steps = zip(np.indices(buffer["shape"]), buffer["strides"], strict=True)
     places = sum(i * s for i, s in steps)
+    if buffer.get("order") == "shuffled":
+        places = shuffled(*np.indices(buffer["shape"]), buffer)
     if buffer["dtype"] == "fp4e2m1":  # two a byte, the earlier one in the low half
         raw[:] = rng.integers(0, 256, raw.size)
         return FP4[(raw[places // 2] >> 4 * (places % 2)) & 15]
@@ -32,6 +34,17 @@ def fill(raw: Any, buffer: dict[str, Any], rng: np.random.Generator) -> Any:
     item = bits.size // values.size
     raw.reshape(-1, item)[places.reshape(-1)] = bits.reshape(-1, item)
     return values
+
+
+def shuffled(k: Any, n: Any, buffer: dict[str, Any]) -> Any:
+    """Where B's numbers lie: in blocks of 16 columns and 32 elements of storage, 16 bytes of each column in turn."""
+    depth, columns = buffer["shape"]
+    packed = 2 if buffer["dtype"] == "fp4e2m1" else 1
+    size = buffer["bytes"] * packed // (depth * columns)
+    run, block = 16 // size, 32
+    unit, half = k // packed, k % packed
+    within = (unit % block // run) * 16 * run + (n % 16) * run + unit % run
+    return ((n // 16 * (depth // packed) * 16 + unit // block * block * 16) + within) * packed + half
 
 
 def along_k(scales: Any, shape: tuple[int, int]) -> Any:
@@ -63,9 +76,14 @@ def execute(device: Any, path: Path, late: bool) -> tuple[float, int]:
         host[name], held[name] = raw, device.buffer(raw.nbytes)
         held[name].upload(raw.ctypes.data)
         struct.pack_into("<Q", block, buffer["offset"], held[name].ptr)
-    if next(b for b in plan["buffers"] if b["name"] == "scale_a")["dtype"] == "e8m0":
+    kinds = {b["name"]: b["dtype"] for b in plan["buffers"]}
+    if kinds.get("scale_a") == "e8m0":
         values["a"] = values["a"] * along_k(values.pop("scale_a"), values["a"].shape)
         values["b"] = values["b"] * along_k(values.pop("scale_b"), values["b"].T.shape).T
+    elif "scale_b" in values and values["scale_b"].ndim == 2:  # of 128 numbers along K
+        of_b = np.repeat(values.pop("scale_b"), 128, axis=0)[: values["b"].shape[1]]
+        values["a"] = values["a"] * np.repeat(values.pop("scale_a").T, 128, axis=1)
+        values["b"] = values["b"] * np.repeat(of_b, 128, axis=1).T
     exact = values["a"] @ values["b"]
     for name in ("scale_a", "scale_b"):
         exact = exact * values.get(name, 1)

@@ -124,7 +124,7 @@ def test_what_nobody_says() -> None:
     assert Defaults(family="a8w8", fp8_encoding="fnuz").problem(1, 2, 3).dtypes == f"{NUZ}-{NUZ}-bf16"
     assert Defaults(dtype_a="int8", family="a8w8").problem(1, 2, 3).dtypes == "int8-int8-bf16"
     with pytest.raises(
-        InputError, match=r"no families plug-in is called 'a9w9'; there are: a4w4_blockscale, a8w8, dense"
+        InputError, match=r"no families plug-in is called 'a9w9'; there are: a4w4_blockscale, .*a8w8, .*dense"
     ):
         Defaults(family="a9w9").problem(1, 2, 3)
     (row,) = tune_gemm.read(Path("x.yaml"), "- {M: 1, N: 2, K: 3, family: a8w8}\n", Defaults())

@@ -75,10 +75,10 @@ def test_fp32_output_and_no_bias():
 
 
 def test_scaled_blocks():
-    problem = Problem(40, 256, 384, "int8", "int8", "bf16", True, False)
+    problem = Problem(40, 256, 384, "int8", "int8", "bf16", True, False, family="a8w8_bpreshuffle")
     launch = asm.launch(built(Config("k", 32, 128, 64, 1, 3, backend="asm"), "i8", 208), problem, GFX942)
-    assert numbers(launch.pack({"c": 1, "a": 2, "b": 3, "scale_a": 4, "scale_b": 5})) == [
-        1, 2, 3, 4, 5, 0, 40, 256, 384, 384, 384, 512, 3
+    assert numbers(launch.pack({"c": 1, "a": 2, "b": 3, "scale_a": 4, "scale_b": 5, "semaphore": 6})) == [
+        1, 2, 3, 4, 5, 6, 40, 256, 384, 384, 384, 512, 3
     ]  # fmt: skip
     assert launch.grid == (2 * 3, 2, 1)
     launch = asm.launch(built(Config("k", 32, 128, 64, backend="asm"), "fp8_blockscale", 256), problem, GFX942)
@@ -276,6 +276,9 @@ def test_plan_says_why_no_kernel_fits(kernels, tmp_path, capsys, monkeypatch):
     assert "it is for fp16, not bf16" in capsys.readouterr().err
     assert plan(tmp_path, "--manifest", str(kernels["sm90"][2])) == 2
     assert "its code object is for sm90, not gfx942" in capsys.readouterr().err
+    name = asm.configs(SIZE, GFX942, [kernels["gfx942"][2]])[0].name.replace("sk2", "sk3")
+    assert plan(tmp_path, "--manifest", str(kernels["gfx942"][2]), "--config", name) == 2
+    assert "its splits along K can be 2, not 3" in capsys.readouterr().err
     assert plan(tmp_path) == 2
     assert "TRITONGEMM_ASM_MANIFESTS names none" in capsys.readouterr().err
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from tritongemm.backends import _asm_layout
+from tritongemm.backends import _asm_layout, _asm_scaled
 from tritongemm.errors import InputError
 from tritongemm.hip_ext import assemble, code_object
 from tritongemm.manifest import Row
-from tritongemm.operands import extras
+from tritongemm.operands import extras, shuffled_b
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 
@@ -16,7 +16,6 @@ COUNTERS = 16 * 64  # of AITER's semaphore, one a tile
 _MOST_SPLITS = 16
 _FETCHED = 3  # steps of K that AITER's bf16 kernels fetch before the first check; a smaller A faults (ROCm/aiter#5781)
 _SCALES = {"scale_a", "scale_b"}
-_REACH = 2**32  # bytes that 32-bit offsets and sizes reach
 
 
 def cdiv(a: int, b: int) -> int:
@@ -40,12 +39,14 @@ def refusal(row: Row, problem: Problem, target: Target) -> str | None:
             arch = code_object.arch(row.path.read_bytes())
             if arch != target.name:
                 return f"its code object is for {arch}, not {target.name}"
-    if row.shuffled:
+    if row.shuffled and not shuffled_b(problem):
         return f"B must be shuffled beforehand, which family {problem.family} does not do"
-    if name in ("fp4", "i8", "fp8_blockscale"):
-        return f"layout {name} takes scales, which family {problem.family} has not"
+    if not row.shuffled and shuffled_b(problem):
+        return f"it reads B as it is, family {problem.family} shuffles it beforehand"
     if problem.batch != 1:
         return f"it computes one GEMM at a time, not {problem.batch}"
+    if name in _asm_scaled.LAYOUTS:
+        return _asm_scaled.refusal(name, row, problem)
     return _bf16_refusal(row, problem) if name == "bf16" else _own_refusal(row, problem)
 
 
@@ -60,7 +61,7 @@ def _bf16_refusal(row: Row, problem: Problem) -> str | None:
     if problem.bias != "none" and not (row.bias and problem.bias == "n" and problem.bias_dtype.name == "bf16"):
         return f"it adds {'a bf16 bias along N' if row.bias else 'no bias'}, not {problem.bias}"
     largest = max(problem.m * problem.k * 2, problem.n * problem.k * 2, problem.m * problem.n * problem.c.bytes)
-    if largest >= _REACH:
+    if largest >= _asm_scaled.REACH:
         return f"an operand of {largest} bytes is beyond its 32-bit offsets"
     if problem.m * problem.k < _FETCHED * row.sub_k:
         return f"it fetches {_FETCHED * row.sub_k} elements of A before it looks at K; A has {problem.m * problem.k}"
@@ -91,8 +92,8 @@ def splits(row: Row, problem: Problem, target: Target) -> list[int]:
     if not layout_name(row):
         fixed = row.others.get("split", "1")
         return [int(fixed) if fixed.isdigit() else 1]
-    if not row.split_k:
-        return [1]
+    if not row.split_k or layout_name(row) in _asm_scaled.LAYOUTS:
+        return [1]  # the splits of those with scales add into C
     tiles = cdiv(problem.m, row.tile_m) * cdiv(problem.n, row.tile_n)
     wanted = 4 if tiles >= target.compute_units else target.compute_units // tiles
     return list(range(2, max(2, min(_MOST_SPLITS, wanted, problem.k // row.sub_k)) + 1))

@@ -201,14 +201,12 @@ def launch(built: Built, problem: Problem, target: Target) -> Launch:
     config, facts = built.config, built.launch
     fields = [Field(str(name), int(offset)) for name, offset in facts["fields"]]
     values = _values(facts["layout"], config, problem)
-    read = {"a", "b", "c", "scale_a", "scale_b", "workspace", "semaphore"} | (
-        {"bias"} if problem.bias != "none" else set()
-    )
+    read = {"a", "b", "c", "workspace", "semaphore", *(e.name for e in extras(problem))}
+    # Those with scales add a bias always: zeros, which is what counters are before and after each launch.
+    names = ["semaphore" if f.name == "bias" and facts["layout"] in _GRIDS else f.name for f in fields]
     params = [
-        Param("pointer", f.name if f.name in read else "")
-        if f.kind == "pointer"
-        else Param(f.kind, values.get(f.name, 0))
-        for f in fields
+        Param("pointer", name if name in read else "") if f.kind == "pointer" else Param(f.kind, values.get(name, 0))
+        for f, name in zip(fields, names, strict=True)
     ]
     offsets = [f.offset for f in fields]
     end = offsets[-1] + params[-1].size
@@ -221,13 +219,11 @@ def launch(built: Built, problem: Problem, target: Target) -> Launch:
         for letter in letters:
             grid[axis] *= tiles[letter]
     count = tiles["m"] * tiles["n"]
+    counters = COUNTERS if facts["layout"] in LAYOUTS else count
     sizes = {  # bytes
         "workspace": 4 * count * config.split_k * config.block_m * config.block_n if config.split_k > 1 else 0,
-        "semaphore": 4 * (COUNTERS if facts["layout"] in LAYOUTS else count),
-        "scale_a": 4 * problem.m * max(1, int(values.get("scale_k", 1))),
-        "scale_b": 4 * int(values.get("scale_n", problem.n)) * max(1, int(values.get("scale_k", 1))),
+        "semaphore": 4 * (problem.n if facts["layout"] in _GRIDS else counters),
     }
-    names = {f.name for f in fields} - {e.name for e in extras(problem)}
     return Launch(
         path=built.path,
         symbol=built.symbol,

@@ -21,7 +21,7 @@ from tritongemm.errors import DriverError, UnavailableError
 from tritongemm.hip_ext import blaslt, blaslt_tables, driver
 from tritongemm.hip_ext.blaslt import Algorithm, Matmul, Matrix
 from tritongemm.hip_ext.blaslt_plan import Plan
-from tritongemm.operands import Operands, extras
+from tritongemm.operands import Operands, extras, shuffled_b
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 from tritongemm.trial import Built
@@ -140,9 +140,9 @@ def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Plan, b
         address = tensor.data_ptr()
         align = min(align, address & -address if address else 256)
     matmul = replace(described(problem, leads, strides, align, opened.table.vendor), fast=fast)
-    scales = tuple(operands[e.name].data_ptr() for e in extras(problem) if e.operator == "*")
-    if scales and not problem.a.is_fp8:
-        return None  # a scale for each row is for fp8 alone
+    scales = tuple(operands[e.name].data_ptr() for e in extras(problem) if e.operator != "+")
+    if shuffled_b(problem) or (scales and not problem.a.is_fp8):
+        return None  # a scale for each row is for fp8 alone, and B is read as it is
     if scales:
         matmul = replace(matmul, scales=(scales[1], scales[0], 0), scale_modes=("outer_vec", "outer_vec"))
     if bias is not None and problem.bias == "n" and not problem.c.is_integer:

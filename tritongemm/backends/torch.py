@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tritongemm import settings
 from tritongemm.config import Config
-from tritongemm.operands import Operands, extras
+from tritongemm.operands import Operands, extras, shuffled_b
 from tritongemm.problem import Problem
 
 LABEL = "torch"
@@ -55,6 +55,8 @@ def operation(problem: Problem, operands: Operands, config: Config | None = None
 
 def function(problem: Problem) -> str:
     """PyTorch's function for a problem: ``mm``, ``addmm``, ``_int_mm`` or ``_scaled_mm``; "" where it has none."""
+    if shuffled_b(problem):
+        return ""
     if problem.a.is_fp8:
         # cuBLASLt reads fp8 as row-major A times column-major B only.
         refused = problem.c.is_fp8 or problem.bias == "m" or problem.k % 16 or problem.n % 16

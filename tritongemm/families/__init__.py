@@ -12,6 +12,7 @@ A plug-in defines
     deviation(c, exact) -> float                    the error
     outside(c, exact, limit) -> float               share of the elements beyond it
 
-and may name DTYPE_A and DTYPE_C, the dtypes of a problem that does not say. What `extras` says is all that kernels, launches and plans need to know of an operand. A file whose name starts with an
-underscore is shared by several.
+and may name DTYPE_A and DTYPE_C, the dtypes of a problem that does not say, and SHUFFLED_B, where B is in the order of
+`families._shuffled`. What `extras` says is all that kernels, launches and plans need to know of an operand. A file whose
+name starts with an underscore is shared by several.
 """

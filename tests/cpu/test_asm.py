@@ -276,7 +276,7 @@ def test_plan_says_why_no_kernel_fits(kernels, tmp_path, capsys, monkeypatch):
     assert "it is for fp16, not bf16" in capsys.readouterr().err
     assert plan(tmp_path, "--manifest", str(kernels["sm90"][2])) == 2
     assert "its code object is for sm90, not gfx942" in capsys.readouterr().err
-    name = asm.configs(SIZE, GFX942, [kernels["gfx942"][2]])[0].name.replace("sk2", "sk3")
+    name = asm.configs(SIZE, GFX942, [kernels["gfx942"][2]])[0].name.replace("gm1__sk2", "gm1__sk3")
     assert plan(tmp_path, "--manifest", str(kernels["gfx942"][2]), "--config", name) == 2
     assert "its splits along K can be 2, not 3" in capsys.readouterr().err
     assert plan(tmp_path) == 2

@@ -183,7 +183,7 @@ class Bench:
         return Trial(config, "wrong", found.reason, error=found.error, tolerance=found.tolerance, outside=found.outside)
 
     def _final(self, bench: Workbench, request: Request) -> Iterator[Any]:
-        """Answers: a Trial each with its error, then {name: samples} of those that passed and the library ("")."""
+        """Answers: a Trial each with its error, then those of `_race`."""
         contenders: list[Contender] = []
         library: list[Contender] = []
         try:
@@ -194,7 +194,7 @@ class Bench:
                     raise SystemExit(f"{config.name}: {trial.reason}")
             if request.kind == "final":
                 library = self._library(bench, request)
-                yield self._race(bench, contenders, library)
+                yield from self._race(bench, contenders, library)
         except Stumbled as fault:
             if fault.config is None and not self._lost():
                 raise fault.error from None
@@ -249,13 +249,16 @@ class Bench:
             return []
         return [Contender(None, graph, launches, calls)]
 
-    def _race(self, bench: Workbench, ours: list[Contender], library: list[Contender]) -> dict[str, list[float]]:
-        """Samples by name, taken in rounds of a new order each, so that drift meets all alike."""
+    def _race(self, bench: Workbench, ours: list[Contender], library: list[Contender]) -> Iterator[Any]:
+        """Answers: {"racing": name} of who warms up, so that one that hangs is known, and of nobody when all have; then
+        samples by name, the library's under "", taken in rounds of a new order each, so that drift meets all alike."""
         entries = ours + library
         order = random.Random(bench.protocol.seed)
         for entry in entries:
+            yield {"racing": entry.name}
             for _ in range(max(1, math.ceil(bench.protocol.warmup / entry.launches))):
                 entry.sample(bench.timer)
+        yield {"racing": choose.LIBRARY}
         rounds = max(
             self.FEWEST_ROUNDS, math.ceil(bench.protocol.iters / max((e.launches for e in entries), default=1))
         )
@@ -272,7 +275,7 @@ class Bench:
                 break
             if done >= self.FEWEST_ROUNDS and time.perf_counter() > deadline:
                 break
-        return {e.name: e.samples for e in entries}
+        yield {e.name: e.samples for e in entries}
 
     def _release(self, bench: Workbench, contenders: list[Contender]) -> None:
         for contender in contenders:

@@ -164,31 +164,38 @@ class Gpu:
         timer = registry.load("timers", self.protocol.timer)
         outside = getattr(timer, "race", None) if race else None  # a clock that runs the race in a process of its own
         left, lost = self._launches(problem, built, "final")
-        deaths = 0
+        deaths = 0  # that are nobody's fault
         kind = "final" if race and outside is None else "check"
         while True:
             trials: list[Trial] = []
             samples: dict[str, list[float]] = {}
-            cold = True
+            cold, racing = True, ""
             try:
                 for answer in self._answers(self._request(kind, problem, left, library=library)):
                     if isinstance(answer, Trial):
                         trials.append(answer)
                     elif "cold" in answer:
                         cold = answer["cold"]
+                    elif "racing" in answer:
+                        racing = answer["racing"]
                     else:
                         samples = answer
             except _Fault as fault:
-                deaths += 1
                 if not fault.status:
                     lost.append(trials[-1])
                     left = [c for c in left if c[0] != trials[-1].config]
                 elif len(trials) < len(left):
                     lost.append(Trial(left.pop(len(trials))[0], fault.status, fault.reason, stage="final"))
-                elif deaths > 2:
-                    raise TritonGemmError(
-                        f"{problem.key}: the final race ended {deaths} times: {fault.reason}"
-                    ) from None
+                elif racing:
+                    gone = next(c for c, _ in left if c.name == racing)
+                    lost.append(Trial(gone, fault.status, f"in the race: {fault.reason}", stage="final"))
+                    left = [c for c in left if c[0] != gone]
+                else:
+                    deaths += 1
+                    if deaths > 2:
+                        raise TritonGemmError(
+                            f"{problem.key}: the final race ended {deaths} times: {fault.reason}"
+                        ) from None
                 continue
             if outside and (configs := [t.config for t in trials if t.status == "ok"]):
                 samples = self._outside(outside, problem, configs, library)

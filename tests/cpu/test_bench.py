@@ -178,7 +178,7 @@ def ask(bench: Bench, kind: str, given: Any = (), **more: Any) -> list[Any]:
     except SystemExit as end:
         answers.append(end)
     assert answers[0].keys() == {"copies", "cold"} and answers[0]["copies"] > 1
-    return answers[1:]
+    return [a for a in answers[1:] if not (isinstance(a, dict) and "racing" in a)]
 
 
 def test_screening_times_what_runs_and_names_what_does_not(device: Device, tmp_path: Path) -> None:

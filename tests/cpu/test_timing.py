@@ -93,3 +93,28 @@ def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(monk
     faults += [ChildError("OutOfMemoryError: 90 GiB"), ChildTimeout("did not start within 120 s")]
     with pytest.raises(TritonGemmError, match="did not start within 120 s"):
         list(gpu.screen(SIZE, built, 1.0))
+
+
+def test_who_hangs_in_the_race_costs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process says who warms up; after that nobody is to blame, and the race is tried again."""
+    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, Protocol(), 5)
+    configs = [Config("heuristic", n, 0, 0, backend="blaslt") for n in (1, 2, 3)]
+    late = [ChildTimeout("no answer")] * 2
+
+    def ask(request: Request, timeout: float) -> Iterator[Any]:
+        yield {"copies": 1, "cold": True}
+        yield from (Trial(c, "ok", stage="final") for c, _ in request.candidates)
+        for config, _ in request.candidates:
+            yield {"racing": config.name}
+            if config == configs[1]:
+                raise ChildTimeout("no answer")
+        yield {"racing": ""}
+        if late:
+            raise late.pop()
+        yield {c.name: [1.0] for c, _ in request.candidates}
+
+    monkeypatch.setattr(gpu._child, "ask", ask)
+    final = gpu.final(SIZE, [Built(c, "") for c in configs], "torch")
+    assert final.samples.keys() == {configs[0].name, configs[2].name}
+    assert {t.config.block_m: t.status for t in final.trials} == {1: "ok", 2: "timeout", 3: "ok"}
+    assert final.trials[-1].reason == "in the race: no answer within 5 s; killed"

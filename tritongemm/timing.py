@@ -32,11 +32,12 @@ class _Fault(Exception):
 
 def _blamed(fault: Exception, last: Any, timeout: float) -> _Fault:
     """What a fault behind the answer `last` makes of the candidate that ran."""
+    # The process ends itself after an answer that says the device faulted.
+    if isinstance(last, Trial) and last.status == "crashed" and not isinstance(fault, ChildError):
+        return _Fault("", str(fault))
     if isinstance(fault, ChildTimeout):
         return _Fault("timeout", f"no answer within {timeout:g} s; killed")
-    # The process ends itself after an answer that says the device faulted.
-    reported = isinstance(fault, ChildDied) and isinstance(last, Trial) and last.status == "crashed"
-    return _Fault("" if reported else "crashed", str(fault))
+    return _Fault("crashed", str(fault))
 
 
 @dataclass(frozen=True)

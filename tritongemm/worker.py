@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+_LAST_SECONDS = 10.0  # for a process that has closed its pipes to end
+
 
 class ChildDied(Exception):
     """The child ended without an answer; the text says how, with the end of what it wrote."""
@@ -110,7 +112,11 @@ class Child:
         process = self._process
         if process is None:
             return "killed"
-        code = process.wait()
+        try:
+            code = process.wait(_LAST_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         self._log.seek(max(self._before, self._log.seek(0, os.SEEK_END) - 4000))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
@@ -146,6 +152,13 @@ def serve(role: str, requests: Connection, answers: Connection) -> None:
             answers.send(("end", None))
         except BrokenPipeError:
             return
+        except SystemExit as end:
+            # At once: a lost device may keep an interpreter from ending, and the parent would wait for it.
+            if not isinstance(end.code, int):
+                print(end, file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code if isinstance(end.code, int) else 1)
         except Exception as error:
             traceback.print_exc()
             answers.send(("error", f"{type(error).__name__}: {error}"))

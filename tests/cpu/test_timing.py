@@ -118,3 +118,25 @@ def test_who_hangs_in_the_race_costs_itself(monkeypatch: pytest.MonkeyPatch) -> 
     assert final.samples.keys() == {configs[0].name, configs[2].name}
     assert {t.config.block_m: t.status for t in final.trials} == {1: "ok", 2: "timeout", 3: "ok"}
     assert final.trials[-1].reason == "in the race: no answer within 5 s; killed"
+
+
+@pytest.mark.parametrize("end", [ChildDied("exit status 1"), ChildTimeout("no answer")])
+def test_a_fault_costs_nobody_else(monkeypatch: pytest.MonkeyPatch, end: Exception) -> None:
+    """Even where the process does not manage to end after it."""
+    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, Protocol(), 5)
+    configs = [Config("heuristic", n, 0, 0, backend="blaslt") for n in (1, 2, 3)]
+
+    def ask(request: Request, timeout: float) -> Iterator[Any]:
+        yield {"copies": 1, "cold": True}
+        for config, _ in request.candidates:
+            status = "crashed" if config == configs[0] else "ok"
+            yield Trial(config, status, "illegal", (1.0,), stage=request.kind)
+            if status == "crashed":
+                raise end
+        if request.kind == "final":
+            yield {c.name: [1.0] for c, _ in request.candidates}
+
+    monkeypatch.setattr(gpu._child, "ask", ask)
+    built = [Built(c, "") for c in configs]
+    for trials in (gpu.screen(SIZE, built, 1.0), gpu.final(SIZE, built, "").trials):
+        assert {t.config.block_m: t.status for t in trials} == {1: "crashed", 2: "ok", 3: "ok"}

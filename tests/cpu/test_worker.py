@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tritongemm import worker
 from tritongemm.compile import Cache, Compiler
 from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
 
@@ -50,6 +52,17 @@ class Role:
     def leave(self, status: int) -> Iterator[int]:
         print("first words\nlast words", file=sys.stderr)
         raise SystemExit(status)
+        yield
+
+    def linger(self, reason: str) -> Iterator[int]:
+        """End, with something left that does not."""
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        raise SystemExit(reason)
+        yield
+
+    def hang_up(self, _: object) -> Iterator[int]:
+        os.closerange(3, 100)
+        time.sleep(60)
         yield
 
     def abort(self, _: object) -> Iterator[int]:
@@ -148,6 +161,21 @@ def test_how_it_left_and_its_last_words(child: Child) -> None:
     with pytest.raises(ChildDied, match=r"^exit status 3: last words$"):
         list(child.ask(("leave", 3), 60))
     assert list(child.ask(("count", 1), 60)) == [0]
+
+
+def test_an_end_is_not_held_up(child: Child) -> None:
+    """As a device that is lost may do."""
+    started = time.monotonic()
+    with pytest.raises(ChildDied, match="exit status 1: the device is gone"):
+        list(child.ask(("linger", "the device is gone"), 5))
+    assert time.monotonic() - started < 5
+
+
+def test_what_hangs_up_but_does_not_end_is_killed(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_LAST_SECONDS", 0.1)
+    with pytest.raises(ChildDied, match="signal SIGKILL"):
+        list(child.ask(("hang_up", None), 5))
+    assert list(child.ask(("count", 2), 5)) == [0, 1]
 
 
 def test_a_hang_is_killed_with_what_it_started(child: Child, tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 A results file's Triton kernels are compiled (or taken from the cache) and written as cubin or hsaco files beside
 ``kernels.csv``, which says how to launch them (`tritongemm.manifest`). With that file in TRITONGEMM_ASM_MANIFESTS they race
-as backend ``asm``, on a machine without Triton too. One size's kernel can compute others: columns ``dtypes``, ``trans``
-and ``multiple`` say which. Two kernels of one name go to ``kernels_2.csv`` and so on.
+as backend ``asm``, on a machine without Triton too. One size's kernel can compute others: columns ``dtypes``, ``trans``,
+``multiple`` and ``small`` (operands of less than 2 GiB) say which. Two kernels of one name go to ``kernels_2.csv`` and so on.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm import generate, machine, options, served, settings, sizes
-from tritongemm.backends.triton import divisors
+from tritongemm.backends.triton import divisors, small
 from tritongemm.codegen import kernels
 from tritongemm.compile import Cache
 from tritongemm.errors import InputError, TritonGemmError
 from tritongemm.launch import HostCall, Launch
 from tritongemm.record import Record
+from tritongemm.target import Target
 
 COLUMNS = (
     "knl_name", "co_name", "tile_m", "tile_n", "subK", "bias", "layout", "grid", "lds", "threads", "split", "group_m",
-    "dtypes", "trans", "multiple",
+    "dtypes", "trans", "multiple", "small",
 )  # fmt: skip
 _TILES = kernels.kernel_template("tile").grid
 _SIZES = ("m", "n", "k", "lda", "ldb", "ldc", "group_m")
@@ -81,7 +82,7 @@ def export(records: Sequence[Record], folder: Path, here: machine.Machine) -> tu
             continue
         code = Path(found.path)
         name = f"{hashlib.sha256(code.read_bytes()).hexdigest()[:16]}{code.suffix}"
-        row = _row(record, found, name)
+        row = _row(record, found, name, here.target)
         held = next((m for m in manifests if m.get(found.symbol, row) == row), None)
         if held is None:
             manifests.append({found.symbol: row})
@@ -114,7 +115,7 @@ def _misfit(record: Record, launch: Any) -> str | None:
     return None
 
 
-def _row(record: Record, launch: Launch, name: str) -> dict[str, Any]:
+def _row(record: Record, launch: Launch, name: str, target: Target) -> dict[str, Any]:
     problem, config = record.problem, record.config
     order = [*kernels.operands(problem), *_SIZES]
     order += ["null"] * (len(launch.params) - len(order))  # Triton's own scratch
@@ -137,6 +138,7 @@ def _row(record: Record, launch: Launch, name: str) -> dict[str, Any]:
         "dtypes": problem.dtypes,
         "trans": problem.layout,
         "multiple": f"{known.get('M', 1)}/{known.get('N', 1)}/{depth}",
+        "small": " ".join(p.removesuffix("_ptr") for p in small(config, problem, target)),
     }
 
 

@@ -71,6 +71,19 @@ def test_sizes_share_what_the_compiler_was_told(tmp_path: Path, monkeypatch: pyt
         assert "must be multiples as in 1/8/8" in (asm.refusal(other, SM90.target) or "")
 
 
+def test_offsets_reach_what_the_compiler_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffer instructions of AMD have offsets of 32 bits: a kernel for small operands must not get large ones."""
+    gfx942 = Machine(target.load("gfx942"), "", (), "MI300X", "")
+    (path,), _ = export.export([record(SIZE, arch="gfx942")], tmp_path, gfx942)
+    monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
+    assert asm.configs(replace(SIZE, m=2**21), gfx942.target)
+    for large, what in (
+        (replace(SIZE, m=2**23), "a and workspace must"),
+        (replace(SIZE, m=2**21, n=512), "c and workspace must"),
+    ):
+        assert f"{what} be less than 2 GiB" in (asm.refusal(large, gfx942.target) or "")
+
+
 def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     bias = replace(SIZE, bias="m")
     wide = replace(SIZE, m=128, n=128, k=128)

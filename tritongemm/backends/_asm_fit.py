@@ -15,6 +15,7 @@ from tritongemm.target import Target
 COUNTERS = 16 * 64  # of AITER's semaphore, one a tile
 _MOST_SPLITS = 16
 _FETCHED = 3  # steps of K that AITER's bf16 kernels fetch before the first check; a smaller A faults (ROCm/aiter#5781)
+_SMALL = 2**31  # bytes
 _SCALES = {"scale_a", "scale_b"}
 
 
@@ -72,7 +73,7 @@ def _bf16_refusal(row: Row, problem: Problem) -> str | None:
 
 
 def _own_refusal(row: Row, problem: Problem) -> str | None:
-    """Kernels whose manifest lists their parameters say what they compute in columns dtypes, trans and multiple."""
+    """Kernels whose manifest lists their parameters say what they compute in columns dtypes, trans, multiple and small."""
     for column, value in (("dtypes", problem.dtypes), ("trans", problem.layout)):
         if row.others.get(column, value) != value:
             return f"it is for {row.others[column]}, not {value}"
@@ -85,13 +86,30 @@ def _own_refusal(row: Row, problem: Problem) -> str | None:
     if len(multiples) != 3 or 0 in multiples:
         return f"column multiple is {row.others['multiple']!r}, not three numbers as in 1/16/64 for M, N and K"
     odd = [n for n, s, m in zip("MNK", (problem.m, problem.n, problem.k), multiples, strict=True) if s % m]
-    return f"{' and '.join(odd)} must be multiples as in {row.others['multiple']}" if odd else None
+    if odd:
+        return f"{' and '.join(odd)} must be multiples as in {row.others['multiple']}"
+    large = [name for name in row.others.get("small", "").split() if _bytes(name, row, problem) >= _SMALL]
+    return f"{' and '.join(large)} must be less than 2 GiB, which its offsets reach" if large else None
+
+
+def _bytes(name: str, row: Row, problem: Problem) -> int:
+    """Size of one operand of a kernel of ours."""
+    m, n, k = problem.m, problem.n, problem.k
+    if name == "workspace":
+        tiles = cdiv(m, row.tile_m) * cdiv(n, row.tile_n)
+        return 4 * tiles * row.tile_m * row.tile_n * _fixed_split(row)
+    return {"a": problem.a.bytes * m * k, "b": problem.b.bytes * n * k, "c": problem.c.bytes * m * n}.get(name, 0)
+
+
+def _fixed_split(row: Row) -> int:
+    """Splits along K that a kernel of ours was made for."""
+    fixed = row.others.get("split", "1")
+    return int(fixed) if fixed.isdigit() else 1
 
 
 def splits(row: Row, problem: Problem, target: Target) -> list[int]:
     if not layout_name(row):
-        fixed = row.others.get("split", "1")
-        return [int(fixed) if fixed.isdigit() else 1]
+        return [_fixed_split(row)]
     if not row.split_k or layout_name(row) in _asm_scaled.LAYOUTS:
         return [1]  # the splits of those with scales add into C
     tiles = cdiv(problem.m, row.tile_m) * cdiv(problem.n, row.tile_n)

@@ -7,12 +7,19 @@ its rows, then the next 16 bytes of each, so that a wave reads 16 bytes a thread
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias
 
+from tritongemm.operands import Operands
 from tritongemm.problem import Problem
+from tritongemm.target import Target
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Unsupported: TypeAlias = "Callable[[Problem, Target], str | None]"
+Inputs: TypeAlias = "Callable[..., Operands]"
+Reference: TypeAlias = "Callable[[Problem, Operands], Tensor]"
 
 ROWS, DEPTH, UNIT = 16, 32, 16  # rows and elements of a block, bytes of a row that stay together
 
@@ -33,6 +40,23 @@ def shuffled(b: Tensor) -> Tensor:
 def plain(b: Tensor) -> Tensor:
     """What `shuffled` was given."""
     return _permuted(b, lambda blocks, depth, pieces: (blocks, depth, pieces, ROWS, UNIT), (0, 3, 1, 2, 4))
+
+
+def of(family: ModuleType) -> tuple[Unsupported, Inputs, Reference]:
+    """`unsupported`, `inputs` and `reference` of a family that is as another but for the order of B."""
+
+    def refused(problem: Problem, target: Target) -> str | None:
+        return family.unsupported(problem, target) or unsupported(problem)
+
+    def inputs(problem: Problem, device: str, init: str = "randn", seed: int = 0) -> Operands:
+        operands: Operands = family.inputs(problem, device, init, seed)
+        return operands | {"b": shuffled(operands["b"])}
+
+    def reference(problem: Problem, operands: Operands) -> Tensor:
+        exact: Tensor = family.reference(problem, operands | {"b": plain(operands["b"])})
+        return exact
+
+    return refused, inputs, reference
 
 
 def _permuted(b: Tensor, shape: Callable[[int, int, int], tuple[int, ...]], order: tuple[int, ...]) -> Tensor:

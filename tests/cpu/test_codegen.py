@@ -153,6 +153,8 @@ OTHERS = """
 import runpy, sys, torch
 sys.path.insert(0, {folder!r})
 from {module} import matmul
+from {kernels} import teach_interpreter
+teach_interpreter()
 torch.manual_seed(0)
 for m, n, k in ((5, 70, 33), (16, 16, 16), (1, 1, 1)):
     a, b, bias = torch.randn(m, k).half(), torch.randn(n, k).half().T, torch.randn(n).half()
@@ -183,7 +185,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     many = list(itertools.islice(space(Problem(4096, 4096, 4096), GFX942), 5000))
     (folder / "many.py").write_text(text_of(Problem(4096, 4096, 4096), many))
     timed = "import time; t = time.perf_counter(); import many; print(time.perf_counter() - t, len(many.CONFIGS))"
-    script = OTHERS.format(folder=str(folder), module=winner.stem, config=PLAIN.name)
+    script = OTHERS.format(folder=str(folder), module=winner.stem, kernels=module.stem, config=PLAIN.name)
     started = [
         subprocess.Popen(
             [sys.executable, *argv], env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

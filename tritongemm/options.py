@@ -158,7 +158,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name in ("iters", "finalists"):
         if getattr(args, name) < 1:
             p.error(f"--{name} must be at least 1")
-    if min(args.budget) < 0:
+    if not all(b >= 0 for b in args.budget):
         p.error("--budget must not be negative")
     for name in ("warmup", "num_threads", "ngpus", "algorithms"):
         if getattr(args, name) < 0:

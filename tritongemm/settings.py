@@ -14,11 +14,22 @@ import os
 from importlib import metadata
 from pathlib import Path
 
+from tritongemm.errors import UnavailableError
+
 
 def cache_folder() -> Path:
-    """Folder of compiled kernels."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tritongemm"
-    return Path(os.environ.get("TRITONGEMM_CACHE", default)).expanduser()
+    """Folder of compiled kernels.
+
+    Raises:
+        UnavailableError: none is named, and the user has no home.
+    """
+    named = os.environ.get("TRITONGEMM_CACHE")  # set but empty means unset, here and below
+    try:
+        return Path(named or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tritongemm").expanduser()
+    except RuntimeError:  # a container's user without an entry in its password file
+        raise UnavailableError(
+            "this user has no home folder to keep compiled kernels in: name one in TRITONGEMM_CACHE"
+        ) from None
 
 
 def tuned_config() -> Path | None:

@@ -14,27 +14,35 @@ from tritongemm.problem import Problem
 from tritongemm.report import Reporter
 from tritongemm.sizes import Row
 from tritongemm.task import Judge, Plan
+from tritongemm.timers import model
 from tritongemm.trial import Built, Trial
 
 HOLDS = 0.02  # a gain that was recorded holds if it is no more than this much smaller when it is timed again
 
 
-def _built(
-    rows: Sequence[Row], judge: Judge, compiler: Compiler, plan: Plan, reporter: Reporter
-) -> Iterator[tuple[Row, Built]]:
-    """Each row's config, compiled.
+def of(rows: Sequence[Row], path: str) -> Sequence[Row]:
+    """The rows of the file at `path`, all of which must be results.
 
     Raises:
         InputError: a row without a config.
     """
+    for row in rows:
+        if row.config is None:
+            raise InputError(f"{path}: {row.problem.key} (line {row.line}) is a size without a config; tune it first")
+    return rows
+
+
+def _built(
+    rows: Sequence[Row], judge: Judge, compiler: Compiler, plan: Plan, reporter: Reporter
+) -> Iterator[tuple[Row, Built]]:
+    """Each row's config, compiled."""
     jobs: list[Job | Built | None] = []
     alike: dict[tuple[Problem, str], list[Config]] = {}  # one problem's results on several targets share a module
     for row in rows:
         if row.config is not None:
             alike.setdefault((row.problem, row.config.backend), []).append(row.config)
     for row in rows:
-        if row.config is None:
-            raise InputError(f"{row.problem.key} (line {row.line}) is a size without a config; tune it first")
+        assert row.config is not None, "`of` refuses bare sizes"
         backend = registry.load("backends", row.config.backend)
         if not hasattr(backend, "job"):  # a library brings its own kernels
             jobs.append(None)
@@ -139,7 +147,8 @@ def benchmark(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, 
         if won and gain and row.record and row.record.speedup:
             kept.append(gain >= (1 - HOLDS) * row.record.speedup)
     columns = ["size", "us", "stored us", "TFLOPS", "library us", "ratio", "stored ratio", "timer", "config", "why"]
-    reporter.table("", columns, table)
+    guessed = any(model.LABEL in line for line in table)
+    reporter.table("Predicted, not measured (timer: model)" if guessed else "", columns, table)
     if kept:
         share = sum(kept) / len(kept)
         reporter.say(f"{sum(kept)} of {len(kept)} recorded gains hold within {HOLDS:.0%} ({share:.0%})")

@@ -107,7 +107,9 @@ def _rows(args: argparse.Namespace, here: Machine) -> list[Row]:
     """What the command line asks for."""
     defaults = options.defaults(args, here.target.fp8)
     if args.gemm_size_file is not None:
-        return sizes.from_file(Path(args.gemm_size_file), defaults)
+        rows = sizes.from_file(Path(args.gemm_size_file), defaults)
+        only = args.compare_wo_tuning or args.benchmark
+        return [*stored.of(rows, args.gemm_size_file)] if only else rows
     return sizes.from_options(args.m, args.n, args.k, defaults)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tritongemm import options, tune
+from tritongemm import options, settings, tune
+from tritongemm.errors import UnavailableError
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 
@@ -25,6 +27,7 @@ SIZE = ("-m", "16", "-n", "16", "-k", "16")
         ("- {M: 1, N: 1, K: 1}\n- {M: 1, N: 1, K: 1}\n", "row 2 (line 2) repeats row 1"),
         ("- {M: 1, N: 1, K: 1, dtype_a: fp7}\n", "unknown dtype 'fp7'"),
         ("- {M: 1\n", "not YAML"),
+        ("- {? [M] : 1}\n", "row 1 (line 1) has a list as a key; a key is a name, such as M"),
         ("- {M: 1, N: 1, K: 1, dtype_a: fp8e4m3fn}\n", "1x1x1_fp8e4m3fn-fp8e4m3fn-fp16_TT: gfx942 has no matrix instruction"),
     ],
 )  # fmt: skip
@@ -46,6 +49,14 @@ def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
         ((*SIZE, "--target", "gfx1"), "unknown target 'gfx1'; there are: gfx1100, "),
         ((*SIZE, "-dtype_a", "fp7"), "unknown dtype 'fp7'; there are: fp16, "),
         ((*SIZE, "-dtype_a", "int8", "-dtype_c", "fp16"), "int8 operands need an integer C"),
+        (
+            (*SIZE, "-dtype_a", "fp8", "--target", "gfx90a"),
+            "dtype 'fp8': the target has no fp8; choose another dtype, or a --t",
+        ),
+        (
+            (*SIZE, "-dtype_a", "fp8e4m3fn", "--target", "sm80"),
+            "no matrix instruction for fp8e4m3fn (A); it has no fp8",
+        ),
         ((*SIZE, "--gpu_ids", "0"), "need a GPU"),
         ((*SIZE, "--libtype", "abacus"), "--libtype: no backend is called 'abacus'; there are: all, asm, "),
         ((*SIZE, "--libtype", "torch"), "--libtype torch: a library can be asked on its GPU only"),
@@ -76,6 +87,7 @@ def test_bad_options(
         ((*SIZE, "--iters", "0"), "--iters must be at least 1"),
         ((*SIZE, "--budget", "90m"), "'90m' is neither a number of configs nor, as 90s, of seconds"),
         ((*SIZE, "--budget=-1s"), "--budget must not be negative"),
+        ((*SIZE, "--budget", "nans"), "--budget must not be negative"),
         ((*SIZE, "--num-threads", "-1"), "--num_threads must not be negative"),
         ((*SIZE, "--timeout", "0"), "--timeout must be positive"),
         ((*SIZE, "--timeout", "nan"), "--timeout must be positive"),
@@ -112,6 +124,27 @@ def test_folders_that_can_not_be(
         f"compiled kernels can't be kept in {tmp_path / 'cache'}: Not a directory" in err and "TRITONGEMM_CACHE" in err
     )
     assert len((tmp_path / "out.yaml.journal").read_text().splitlines()) == 1, "the header alone"
+
+
+def test_where_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is empty is not set, and a user without a home is told what to set."""
+    monkeypatch.setenv("TRITONGEMM_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", "/home/nobody")
+    assert settings.cache_folder() == Path("/home/nobody/.cache/tritongemm")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it is where nobody knows the user
+    with pytest.raises(
+        UnavailableError, match="no home folder to keep compiled kernels in: name one in TRITONGEMM_CACHE"
+    ):
+        settings.cache_folder()
+
+
+@pytest.mark.parametrize("option", ["--compare_wo_tuning", "--benchmark"])
+def test_sizes_are_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    path = tmp_path / "sizes.yaml"
+    path.write_text("- {M: 3, N: 5, K: 7}\n")
+    assert tune.main(["--gemm_size_file", str(path), option]) == 2
+    assert f"{path}: 3x5x7_fp16_TT (line 1) is a size without a config; tune it first" in capsys.readouterr().err
 
 
 def test_underscores_and_dashes() -> None:

@@ -26,7 +26,7 @@ def unsupported(problem: Problem, target: Target) -> str | None:
     if reason:
         return reason
     if problem.c.is_fp8 and not target.supports(problem.c):
-        return f"{target.name} does not convert to {problem.c.name} (C); its fp8 encoding is {target.fp8}"
+        return f"{target.name} does not convert to {problem.c.name} (C); {_fp8(target)}"
     if problem.a.is_integer != problem.b.is_integer:
         return f"{problem.dtype_a} times {problem.dtype_b} mixes integers with floats"
     if problem.a.is_integer != problem.c.is_integer:
@@ -42,10 +42,12 @@ def unreadable(problem: Problem, target: Target) -> str | None:
         if dtype.packed > 1:
             return f"{dtype.name} ({name}) has no meaning without scales: --family a4w4_blockscale"
         if not target.supports(dtype):
-            return (
-                f"{target.name} has no matrix instruction for {dtype.name} ({name}); its fp8 encoding is {target.fp8}"
-            )
+            return f"{target.name} has no matrix instruction for {dtype.name} ({name}); {_fp8(target)}"
     return None
+
+
+def _fp8(target: Target) -> str:
+    return "it has no fp8" if target.fp8 == "none" else f"its fp8 encoding is {target.fp8}"
 
 
 def tolerance(problem: Problem) -> float:

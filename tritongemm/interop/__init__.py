@@ -69,11 +69,11 @@ class Defaults:
         """Our name of the dtype called `name`.
 
         Raises:
-            InputError: unknown, or an fp8 without encoding on a target that has none.
+            InputError: unknown, or ``fp8`` and the like on a target that has none.
         """
         encodings = BY_ENCODING.get(name.lower().removeprefix("torch."))
         if encodings and self.fp8_encoding not in encodings:
-            raise InputError(f"dtype {name!r} leaves its encoding open; write {' or '.join(encodings.values())}")
+            raise InputError(f"dtype {name!r}: the target has no fp8; choose another dtype, or a --target that has it")
         return dtype(name, self.fp8_encoding).name
 
     def problem(

@@ -72,6 +72,8 @@ class Entry:
         self.remark = lines[end.line][end.column :].strip() if node.flow_style and end.line < len(lines) else ""
         self._nodes: dict[str, yaml.Node] = {}
         for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self.fail(f"has {_kind(key)} as a key; a key is a name, such as M")
             name = str(key.value)
             if name in self._nodes:
                 self.fail(f"has {name} twice; keep one of them")

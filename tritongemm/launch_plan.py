@@ -31,7 +31,7 @@ from tritongemm.backends import asm, ck
 from tritongemm.codegen import kernels
 from tritongemm.compile import Cache, Compiler
 from tritongemm.config import Config
-from tritongemm.errors import InputError, TritonGemmError
+from tritongemm.errors import InputError, OutputError, TritonGemmError
 from tritongemm.launch import HostCall, Launch
 from tritongemm.problem import Problem
 from tritongemm.space import AXES, space
@@ -108,7 +108,7 @@ def _run(args: argparse.Namespace) -> Iterator[Path]:
     refusal = registry.load("families", problem.family).unsupported(problem, facts)
     if refusal:
         raise InputError(f"{problem.key}: {refusal}")
-    folder.mkdir(parents=True, exist_ok=True)
+    emptied(folder)
     which = Which(args.config, args.all, args.backend, tuple(map(Path, args.manifest)))
     with closing(Compiler(Cache(settings.cache_folder()), args.num_threads, args.timeout)) as compiler:
         index = 0
@@ -122,6 +122,21 @@ def _run(args: argparse.Namespace) -> Iterator[Path]:
                 generate.write_text(path, json.dumps(plan, indent=1) + "\n")
                 index += 1
                 yield path
+
+
+def emptied(folder: Path) -> None:
+    """Make the folder, and remove the plans of an earlier run: who takes all that are there must not run its kernels.
+
+    Raises:
+        OutputError: no such folder can be.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("plan_[0-9]*.*"):
+            old.unlink()
+    except OSError as error:
+        reason = "a file has that name" if isinstance(error, FileExistsError) else error.strerror
+        raise OutputError(f"{folder} can't be a folder of plans: {reason}; choose another with -o") from error
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritongemm import generate, settings
+from tritongemm import generate
 from tritongemm import target as targets
 from tritongemm.backends import triton
 from tritongemm.codegen import kernels, render
@@ -147,6 +147,7 @@ class Runs:
     right: subprocess.CompletedProcess[str]
     others: subprocess.CompletedProcess[str]
     large: subprocess.CompletedProcess[str]
+    refused: subprocess.CompletedProcess[str]
 
 
 OTHERS = """
@@ -180,6 +181,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     spoiled = text.replace("acc = tl.dot(a, b, acc)", "acc = tl.dot(a, b, acc) + 1")
     assert spoiled != text
     (folder / "spoiled.py").write_text(spoiled)
+    (folder / "refused.py").write_text(text.replace("acc = tl.dot(a, b, acc)", "acc = tl.dot(a, b, acc) + unknown"))
     record = Record(problem, "gfx942", SPLIT, "triton", 1.25e-5, 0.0, "model")
     winner = generate.winner(record, GFX942, folder)
     many = list(itertools.islice(space(Problem(4096, 4096, 4096), GFX942), 5000))
@@ -194,6 +196,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             ([str(module)], environment()),
             (["-c", script], environment(TRITON_INTERPRET="1")),
             (["-c", timed], environment()),
+            (["refused.py"], environment()),
         )
     ]
     done = []
@@ -210,6 +213,13 @@ def test_a_module_verifies_itself_without_a_gpu(runs: Runs) -> None:
     assert [row.split()[0] for row in rows] == [PLAIN.name, SPLIT.name, STREAM.name]
     assert all(0 < float(row.split()[1]) < 0.01 and row.split()[2:] == ["-", "-"] for row in rows)
     assert last == "No GPU: verified by Triton's interpreter, not timed."
+
+
+def test_a_module_that_can_not_run_has_verified_nothing(runs: Runs) -> None:
+    assert runs.refused.returncode == 1, runs.refused.stderr
+    _, *rows, last = runs.refused.stdout.splitlines()
+    assert len(rows) == 3 and all("unknown" in row for row in rows)
+    assert last == "No GPU: nothing verified by Triton's interpreter, not timed."
 
 
 def test_a_wrong_kernel_is_reported_wrong(runs: Runs) -> None:
@@ -285,7 +295,7 @@ def test_descriptor_templates_at_odd_sizes(interpreter: Child, tmp_path: Path, r
         (("fp32", "fp32", "fp32"), "sm90"),
         (("int8", "int8", "int32"), "sm90"),
         (("int8", "int8", "int8"), "gfx942"),
-        (("fp8e4m3fnuz", "fp8e4m3fnuz", "fp16"), "gfx942"),
+        (("fp8e4m3fnuz", "fp8e5m2fnuz", "fp16"), "gfx942"),
         (("fp8e5m2", "fp8e4m3fn", "fp32"), "gfx950"),
         (("fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn"), "sm90"),
         (("bf16", "fp16", "bf16"), "gfx942"),
@@ -293,8 +303,6 @@ def test_descriptor_templates_at_odd_sizes(interpreter: Child, tmp_path: Path, r
     ],
 )
 def test_dtypes(interpreter: Child, tmp_path: Path, dtypes: tuple[str, str, str], target: str) -> None:
-    if "fnuz" in dtypes[0] and settings.version("triton") < "3.7":
-        pytest.skip("the interpreter of this Triton does not know AMD's own fp8")
     problem = Problem(18, 35, 35, *dtypes, row_major_b=False, bias="n")
     found = errors(interpreter, problem, [SPLIT, GEMV], targets.load(target), tmp_path)
     assert all(e <= 1 for e in found.values()), found
@@ -305,7 +313,11 @@ def test_the_interpreter_is_mended_once(tmp_path: Path, monkeypatch: pytest.Monk
     from triton.runtime import interpreter
 
     builder = interpreter.InterpreterBuilder
-    for holder, name in ((builder, "create_dot"), (interpreter, "_patch_lang_tensor")):
+    for holder, name in (
+        (builder, "create_dot"),
+        (interpreter, "_patch_lang_tensor"),
+        (interpreter, "_patch_lang_core"),
+    ):
         monkeypatch.setattr(holder, name, getattr(holder, name))  # what it was afterwards
     monkeypatch.setattr(builder, "taught", True, raising=False)
     del builder.taught

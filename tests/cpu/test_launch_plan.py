@@ -113,6 +113,10 @@ def test_column_bias_is_broadcast_along_rows():
 def test_best_config_and_all(tmp_path):
     (best,) = write(tmp_path / "one", size=(4, 16, 256))
     several = write(tmp_path / "two", "--all", "1", size=(4, 16, 256))
+    assert len(several) > 1 and len(write(tmp_path / "two", size=(4, 16, 256))) == 1, (
+        "no plan of an earlier run is left"
+    )
+    several = write(tmp_path / "two", "--all", "1", size=(4, 16, 256))
     names = [json.loads(p.read_text())["kernel"] for p in several]
     assert names[0] == json.loads(best.read_text())["kernel"]
     assert {n.split("__")[0] for n in names} >= {"tile", "gemv"}
@@ -136,7 +140,8 @@ def test_best_config_and_all(tmp_path):
             ["-m", "2000000000", "-n", "2000000000"],
             "workgroups, of which a launch has at most 2147483647",
         ),
-        (["-o", __file__], "exists"),
+        (["-o", __file__], "can't be a folder of plans: a file has that name; choose another with -o"),
+        (["-o", "/proc/none"], "/proc/none can't be a folder of plans: "),
         (["-dtype_a", "fp8e4m3fn"], "fp8 encoding is fnuz"),
         (["--target", "gfx1"], "unknown target"),
     ],

@@ -143,10 +143,13 @@ def inspect(row: Row, code: bytes, arch: str, wave: int, lds: int) -> tuple[Kern
         InputError: truncated, for another architecture, without the symbol, or its parameters, LDS, wave size or
             threads differ; says which.
     """
-    found = code_object.arch(code)
-    if found != arch:
-        raise InputError(f"{row.where}: {row.object} is for {found}, not {arch}")
-    kernels = {k.symbol: k for k in code_object.read(code)}
+    try:
+        found = code_object.arch(code)
+        if found != arch:
+            raise InputError(f"it is for {found}, not {arch}")
+        kernels = {k.symbol: k for k in code_object.read(code)}
+    except InputError as error:
+        raise InputError(f"{row.where}: {row.path}: {error}") from error
     if row.symbol not in kernels:
         raise InputError(f"{row.where}: {row.object} holds {', '.join(kernels)}")
     kernel = kernels[row.symbol]

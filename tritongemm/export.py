@@ -47,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = sizes.from_file(Path(args.results), sizes.Defaults())
         records = [r.record for r in rows if r.record is not None]
         paths, refused = export(records, Path(args.output), machine.find(args.target))
+    except OSError as error:
+        print(f"error: -o {args.output} can't be written: {error.strerror}; choose another folder", file=sys.stderr)
+        return 2
     except TritonGemmError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

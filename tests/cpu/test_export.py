@@ -96,4 +96,6 @@ def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_p
     (tmp_path / "sizes.yaml").write_text("- {M: 1, N: 1, K: 1}\n")
     assert export.main([str(tmp_path / "sizes.yaml"), "-o", str(tmp_path)]) == 2
     assert "no kernel to export" in capsys.readouterr().err
+    assert export.main([str(tmp_path / "sizes.yaml"), "-o", str(tmp_path / "sizes.yaml")]) == 2
+    assert "sizes.yaml can't be written: File exists; choose another folder" in capsys.readouterr().err
     assert registry.unavailable("backends", "asm") is None or "TRITONGEMM_ASM_MANIFESTS" in str(asm.unavailable())

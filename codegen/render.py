@@ -33,16 +33,17 @@ class Facts:
     Attributes:
         acc: accumulator type, as written in a kernel.
         total: type in which the epilogue works.
-        result: variable it works on: the accumulator where that is of this type.
         extras: operands beside A and B, as the epilogue applies them.
         arguments: their names as Python functions take them, scales before a bias.
         casts: operands are converted before the dot, because their types differ.
         compute: type they are converted to.
         fp8_pair: operands are of two types of fp8, which some compilers multiply with the wrong instruction.
         dot_options: further arguments of ``tl.dot``.
-        saturate: expression that clamps the accumulator to C's range, or "".
+        bounds: smallest and largest value of a narrow C, as written in a kernel; empty where nothing is clamped.
+        clamp: further arguments of the functions that clamp.
         zero: what masked-off loads give.
         store_wait: assembly that waits until a wave's stores have landed; "" where a barrier does.
+        sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a whole tile.
         overlap: assembly that lets the next kernel start, and that waits for the last one; empty where there is none.
         publish, observe: cache modifiers of partial sums that another program reads: where dies have an L2 each they
             must go past it.
@@ -50,18 +51,19 @@ class Facts:
 
     acc: str
     total: str
-    result: str
     extras: tuple[Operand, ...]
     arguments: tuple[str, ...]
     casts: bool
     compute: str
     fp8_pair: bool
     dot_options: str
-    saturate: str
+    bounds: tuple[str, ...]
+    clamp: str
     zero: str
     publish: str
     observe: str
     store_wait: str
+    sum_elements: int
     overlap: Mapping[str, str]
 
     @property
@@ -94,13 +96,12 @@ def facts(problem: Problem, target: Target) -> Facts:
     acc = "tl.int32" if integer else "tl.float32"
     applied = extras(problem)
     total = "tl.float32" if any(e.operator == "*" for e in applied) else acc
-    result, saturate = "acc" if acc == total else "total", ""
+    bounds: tuple[str, ...] = ()
     if problem.c.is_fp8 or problem.c.name == "int8":
         low, high = -problem.c.maximum - (problem.c.name == "int8"), problem.c.maximum
-        # The default for floats turns NaN into a bound, which would hide it.
-        nan = "" if integer else ", propagate_nan=tl.PropagateNan.ALL"
-        bounds = f"{int(low)}, {int(high)}" if integer else f"{low}, {high}"
-        saturate = f"tl.minimum(tl.maximum({result}, {bounds.split(', ')[0]}{nan}), {bounds.split(', ')[1]}{nan})"
+        bounds = (f"{int(low)}", f"{int(high)}") if integer else (f"{low}", f"{high}")
+    # The default for floats turns NaN into a bound, which would hide it.
+    clamp = "" if integer else ", propagate_nan=tl.PropagateNan.ALL"
     casts = not (problem.a == problem.b or (problem.a.is_fp8 and problem.b.is_fp8))
     apart = target.xcds > 1
     publish, observe = (', cache_modifier=".wt"', ', cache_modifier=".cv"') if apart else ("", ', cache_modifier=".cg"')
@@ -108,18 +109,19 @@ def facts(problem: Problem, target: Target) -> Facts:
     return Facts(
         acc,
         total,
-        result,
         applied,
         operands(problem)[3:-3] + (("bias",) if problem.bias != "none" else ()),
         casts,
         TL.get(compute.name, ""),
         problem.a != problem.b and problem.a.is_fp8 and problem.b.is_fp8 and target.has("matrix_instr_nonkdim"),
         precision,
-        saturate,
+        bounds,
+        clamp,
         zero,
         publish,
         observe,
         target.store_wait,
+        target.sum_elements,
         target.overlap,
     )
 

@@ -44,6 +44,7 @@ class Target:
         request_bytes: what opening one more row costs caches and memory, as bytes moved: half a line or a sector.
         free_stages: stages of a software pipeline that hold no LDS buffer (they wait in registers or are consumed).
         store_wait: assembly that waits until a wave's stores have landed; "" where a barrier waits for them.
+        sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a whole tile.
         overlap: assembly by which consecutive kernels overlap: ``next`` lets the next one start, ``wait`` waits for what
             the last one wrote; empty where the hardware keeps them apart.
         fp8: encoding its matrix units read: ``fn``, ``fnuz`` or ``none``.
@@ -75,6 +76,7 @@ class Target:
     request_bytes: int
     free_stages: int
     store_wait: str
+    sum_elements: int
     overlap: Mapping[str, str] = field(hash=False)
     fp8: str
     peak_tflops: Mapping[str, float] = field(hash=False)

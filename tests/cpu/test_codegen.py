@@ -279,6 +279,17 @@ def test_pointer_templates_at_odd_sizes(interpreter: Child, tmp_path: Path, row_
     assert all(e <= 1 for e in found.values()), found
 
 
+@pytest.mark.parametrize(("dtype", "bias"), [("fp16", "m"), ("int8", "n")])
+def test_shared_tiles_are_added_up_in_slices(interpreter: Child, tmp_path: Path, dtype: str, bias: str) -> None:
+    problem = Problem(50, 41, 96, dtype, dtype, dtype, bias=bias)
+    configs = [c for c in POINTERS if c.split_k > 1 or c.template == "stream_k"]
+    few = replace(GFX942, sum_elements=64)
+    assert {"tile", "gemv", "stream_k"} == {c.template for c in configs}
+    assert all("slice_rows" in render.kernel_source(problem, c.template, few) for c in configs)
+    found = errors(interpreter, problem, configs, few, tmp_path)
+    assert all(e <= 1 for e in found.values()), found
+
+
 @pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
 def test_descriptor_templates_at_odd_sizes(interpreter: Child, tmp_path: Path, row_a: bool, row_b: bool) -> None:
     """Rows have to start at multiples of 16 bytes; everything else may be odd."""

@@ -44,6 +44,11 @@ def read(b_ptr, out_ptr, count, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGE
         tl.store(out_ptr, 1)
 
 
+def _words(problem: Problem) -> bool:
+    """Whether rows of B as they lie in memory are whole words of 32 bits."""
+    return (problem.n if problem.row_major_b else problem.k) * problem.b.bytes % 4 == 0
+
+
 def floor(problem: Problem, here: machine.Machine, protocol: Protocol) -> float:
     """Seconds of the fastest read of B."""
     device = driver.open(here.vendor).device(here.devices[0])
@@ -81,7 +86,7 @@ def main() -> int:
     if not here.devices:
         parser.error("memory_floor needs a GPU")
     records = [r.record for r in sizes.from_file(args.results, sizes.Defaults()) if r.record]
-    few: list[Record] = [r for r in records if r.problem.m <= FEW and r.problem.b.bytes * r.problem.n % 4 == 0]
+    few: list[Record] = [r for r in records if r.problem.m <= FEW and _words(r.problem)]
     rows = []
     print(f"{'size':<28} {'tuned us':>9} {'floor us':>9} {'GB/s':>6}  floor/tuned")
     for record in few:

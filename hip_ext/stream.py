@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ctypes import byref, c_float, c_void_p
 
+from tritongemm.errors import DriverError
 from tritongemm.hip_ext import symbols
 from tritongemm.hip_ext.symbols import Api
 
@@ -60,7 +61,11 @@ class Graph:
 
     def __init__(self, api: Api, graph: c_void_p) -> None:
         self._api, self._graph, self._exec = api, graph, c_void_p()
-        api.calls["graph_instantiate"](byref(self._exec), graph, 0)
+        try:
+            api.calls["graph_instantiate"](byref(self._exec), graph, 0)
+        except DriverError:
+            api.calls["graph_destroy"](graph)
+            raise
 
     def launch(self, stream: int = 0) -> None:
         self._api.calls["graph_launch"](self._exec, stream)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is 0, 1 if a result is wrong or a size failed, 2 for bad input."""
     argv = sys.argv[1:] if argv is None else list(argv)
     args = options.parse(argv)
-    with Reporter(args.verbose) as reporter:
+    with Reporter(args.verbose) as reporter, _stopped_like_ctrl_c():
         try:
             return _run(args, reporter, shlex.join(argv))
         except TritonGemmError as error:
@@ -40,6 +42,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 130
+
+
+@contextmanager
+def _stopped_like_ctrl_c() -> Iterator[None]:
+    """What a batch system sends, or a terminal that is closed, ends a run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:

@@ -165,10 +165,13 @@ def test_kill_nine_at_any_moment(tuned: Tuned, tmp_path: Path) -> None:
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".out")], "no debris"
 
 
-def test_ctrl_c_merges_and_says_how_to_go_on(tuned: Tuned, tmp_path: Path, session_cache: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_merges_and_says_how_to_go_on(
+    tuned: Tuned, tmp_path: Path, session_cache: Path, number: signal.Signals
+) -> None:
     (tmp_path / "sizes.yaml").write_text(SIZES)
     records: Any = lambda j: any("record" in e for e in j[:-1])  # the line before the last is known to the run as well
-    status, err = signalled(start(tmp_path, session_cache), signal.SIGINT, tmp_path, records)
+    status, err = signalled(start(tmp_path, session_cache), number, tmp_path, records)
     assert "Traceback" not in err
     if status == 0:  # it was done before the signal came
         assert (tmp_path / "out.yaml").read_bytes() == tuned.results.read_bytes()

@@ -9,13 +9,13 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_cases import DESCRIBED, GEMV, GFX942, GLUON, PLAIN, POINTERS, SM90, SPLIT, STREAM, TMA_SWAPPED
 
 from tritongemm import generate
 from tritongemm import target as targets
@@ -25,29 +25,11 @@ from tritongemm.compile import Cache, Compiler
 from tritongemm.config import Config
 from tritongemm.errors import InputError
 from tritongemm.hip_ext import code_object
-from tritongemm.offline import Check, reduced
 from tritongemm.problem import Problem
 from tritongemm.record import Record
 from tritongemm.space import space
-from tritongemm.worker import Child
 
-GFX942, SM90 = targets.load("gfx942"), targets.load("sm90")
 FAMILY = types.SimpleNamespace(tolerance=0.01, scale=1.0)
-PLAIN = Config("tile", 16, 16, 16, num_warps=1)
-SPLIT = Config("tile", 16, 32, 16, 4, 3, options=(("xcds", 8),))
-SWAPPED = Config("tile", 32, 16, 16, 2, options=(("swap_ab", 1),))
-GEMV = Config("gemv", 4, 32, 32, split_k=2)
-STREAM = Config("stream_k", 16, 16, 16, 2, options=(("num_sms", 5),))
-STREAM_MORE = replace(STREAM, options=(("num_sms", 5), ("share_more", 1)))
-TMA = Config("tma", 16, 32, 16, 2, 2)
-TMA_SWAPPED = replace(TMA, split_k=1, options=(("swap_ab", 1),))
-PERSISTENT = Config("persistent", 16, 32, 32, 2, options=(("epilogue_parts", 2),))
-STREAM_TMA = Config("stream_k_tma", 16, 16, 16, 2, options=(("num_sms", 5),))
-POINTERS = (PLAIN, SPLIT, SWAPPED, GEMV, STREAM, STREAM_MORE)
-WS = Config("ws_tma", 128, 64, 64, 8, num_warps=8, num_stages=4, options=(("epilogue_parts", 2), ("share", 2)))
-WS_SPLIT = Config("ws_tma", 64, 32, 64, 1, 3, num_warps=4, num_stages=3)
-DESCRIBED = (TMA, TMA_SWAPPED, PERSISTENT, STREAM_TMA)
-GLUON = (WS, WS_SPLIT)  # no interpreter for these
 
 
 def text_of(problem: Problem, configs: list[Config], target: targets.Target = GFX942) -> str:
@@ -248,109 +230,6 @@ def test_thousands_of_configs_import_quickly(runs: Runs) -> None:
         again = subprocess.run(argv, env=environment(), cwd=folder, capture_output=True, text=True, check=True)
         seconds = again.stdout.split()[0]
     assert float(seconds) < 2
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[Child]:
-    child = Child("tritongemm.offline:Interpreter", {"TRITON_INTERPRET": "1"})
-    yield child
-    child.kill()
-
-
-def errors(
-    child: Child, problem: Problem, configs: list[Config], target: targets.Target, folder: Path
-) -> dict[str, float]:
-    """Each config's share of the error allowed, by Triton's interpreter."""
-    path = generate.module(problem, configs, target, folder)
-    found = {}
-    for config in configs:
-        ((error, tolerance),) = child.ask(Check(problem, config, str(path)), 60)
-        found[config.name] = error if tolerance == 0 else error / tolerance
-    return found
-
-
-LAYOUTS = list(itertools.product([True, False], repeat=2))
-
-
-@pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
-def test_pointer_templates_at_odd_sizes(interpreter: Child, tmp_path: Path, row_a: bool, row_b: bool) -> None:
-    problem = Problem(19, 21, 37, row_major_a=row_a, row_major_b=row_b, bias="n" if row_a else "m")
-    found = errors(interpreter, problem, list(POINTERS), GFX942, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
-
-
-@pytest.mark.parametrize(("dtype", "bias"), [("fp16", "m"), ("int8", "n")])
-def test_shared_tiles_are_added_up_in_slices(interpreter: Child, tmp_path: Path, dtype: str, bias: str) -> None:
-    problem = Problem(50, 41, 96, dtype, dtype, dtype, bias=bias)
-    configs = [c for c in POINTERS if c.split_k > 1 or c.template == "stream_k"]
-    few = replace(GFX942, sum_elements=64)
-    assert {"tile", "gemv", "stream_k"} == {c.template for c in configs}
-    assert all("slice_rows" in render.kernel_source(problem, c.template, few) for c in configs)
-    found = errors(interpreter, problem, configs, few, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
-
-
-@pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
-def test_descriptor_templates_at_odd_sizes(interpreter: Child, tmp_path: Path, row_a: bool, row_b: bool) -> None:
-    """Rows have to start at multiples of 16 bytes; everything else may be odd."""
-    m, n, k = 19 if row_a else 24, 40, 40 if row_a or not row_b else 39
-    problem = Problem(m, n, k, row_major_a=row_a, row_major_b=row_b, bias="m" if row_b else "none")
-    found = errors(interpreter, problem, list(DESCRIBED), SM90, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
-
-
-@pytest.mark.parametrize(
-    ("dtypes", "target"),
-    [
-        (("bf16", "bf16", "bf16"), "gfx942"),
-        (("fp32", "fp32", "fp32"), "sm90"),
-        (("int8", "int8", "int32"), "sm90"),
-        (("int8", "int8", "int8"), "gfx942"),
-        (("fp8e4m3fnuz", "fp8e5m2fnuz", "fp16"), "gfx942"),
-        (("fp8e5m2", "fp8e4m3fn", "fp32"), "gfx950"),
-        (("fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn"), "sm90"),
-        (("bf16", "fp16", "bf16"), "gfx942"),
-        (("fp16", "fp8e5m2", "fp16"), "sm90"),
-    ],
-)
-def test_dtypes(interpreter: Child, tmp_path: Path, dtypes: tuple[str, str, str], target: str) -> None:
-    problem = Problem(18, 35, 35, *dtypes, row_major_b=False, bias="n")
-    found = errors(interpreter, problem, [SPLIT, GEMV], targets.load(target), tmp_path)
-    assert all(e <= 1 for e in found.values()), found
-
-
-def test_the_interpreter_is_mended_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many modules a process checks: each would call the one before it."""
-    from triton.runtime import interpreter
-
-    builder = interpreter.InterpreterBuilder
-    for holder, name in (
-        (builder, "create_dot"),
-        (interpreter, "_patch_lang_tensor"),
-        (interpreter, "_patch_lang_core"),
-    ):
-        monkeypatch.setattr(holder, name, getattr(holder, name))  # what it was afterwards
-    monkeypatch.setattr(builder, "taught", True, raising=False)
-    del builder.taught
-    module = triton._import(str(generate.module(Problem(8, 8, 8, "bf16", "bf16", "bf16"), [PLAIN], SM90, tmp_path)))
-    plain = builder.create_dot
-    module.teach_interpreter()
-    mended = builder.create_dot
-    module.teach_interpreter()
-    assert builder.create_dot is mended is not plain
-
-
-@pytest.mark.parametrize("size", [(1, 1, 1), (1, 40, 3), (32, 16, 48)])
-def test_sizes_small_and_even(interpreter: Child, tmp_path: Path, size: tuple[int, int, int]) -> None:
-    found = errors(interpreter, Problem(*size), list(POINTERS), GFX942, tmp_path)
-    assert all(e <= 1 for e in found.values()), found
-
-
-def test_a_checked_problem_has_the_remainders_of_the_real_one() -> None:
-    problem = Problem(4097, 70, 100_003)
-    small = reduced(problem, SPLIT)
-    assert (small.m, small.n, small.k) == (2 * 16 + 1, 70, 6 * 16 + 3)
-    assert reduced(Problem(3, 4, 5), SPLIT) == Problem(3, 4, 5)
 
 
 @pytest.mark.parametrize("target", [GFX942, SM90], ids=["gfx942", "sm90"])

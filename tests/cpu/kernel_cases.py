@@ -1,0 +1,25 @@
+"""Targets, and a config of each kernel template, small enough for the interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tritongemm import target as targets
+from tritongemm.config import Config
+
+GFX942, SM90 = targets.load("gfx942"), targets.load("sm90")
+PLAIN = Config("tile", 16, 16, 16, num_warps=1)
+SPLIT = Config("tile", 16, 32, 16, 4, 3, options=(("xcds", 8),))
+SWAPPED = Config("tile", 32, 16, 16, 2, options=(("swap_ab", 1),))
+GEMV = Config("gemv", 4, 32, 32, split_k=2)
+STREAM = Config("stream_k", 16, 16, 16, 2, options=(("num_sms", 5),))
+STREAM_MORE = replace(STREAM, options=(("num_sms", 5), ("share_more", 1)))
+TMA = Config("tma", 16, 32, 16, 2, 2)
+TMA_SWAPPED = replace(TMA, split_k=1, options=(("swap_ab", 1),))
+PERSISTENT = Config("persistent", 16, 32, 32, 2, options=(("epilogue_parts", 2),))
+STREAM_TMA = Config("stream_k_tma", 16, 16, 16, 2, options=(("num_sms", 5),))
+POINTERS = (PLAIN, SPLIT, SWAPPED, GEMV, STREAM, STREAM_MORE)
+WS = Config("ws_tma", 128, 64, 64, 8, num_warps=8, num_stages=4, options=(("epilogue_parts", 2), ("share", 2)))
+WS_SPLIT = Config("ws_tma", 64, 32, 64, 1, 3, num_warps=4, num_stages=3)
+DESCRIBED = (TMA, TMA_SWAPPED, PERSISTENT, STREAM_TMA)
+GLUON = (WS, WS_SPLIT)  # no interpreter for these

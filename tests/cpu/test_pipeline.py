@@ -55,13 +55,11 @@ def test_the_search_goes_on_while_slow_backends_compile(drop: Drop, tmp_path: Pa
     assert record and record.winner == "toycode"
 
 
-def test_seconds_of_a_run(drop: Drop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once they are over no strategy is asked, no compile begins, and what there is is raced, without the rest."""
-    drop("toycode", CODE)
-    race(tmp_path / "before", ("triton",), strategy="guided", budget=2)  # its kernels are in the cache now
+def out_of_time(folder: Path) -> str:
+    """A race without the backend whose compiler does not end in time, and what was said of it."""
     judge, over = Judge(), threading.Event()
     failures, _, said = race(
-        tmp_path,
+        folder,
         ("toycode", "triton"),
         judge,
         lambda job: over.wait(20) and None,
@@ -71,6 +69,14 @@ def test_seconds_of_a_run(drop: Drop, tmp_path: Path, monkeypatch: pytest.Monkey
     )
     over.set()
     assert failures == {} and {c.backend for c in judge.raced} == {"triton"}
+    return said
+
+
+def test_seconds_of_a_run(drop: Drop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once they are over no strategy is asked, no compile begins, and what there is is raced, without the rest."""
+    drop("toycode", CODE)
+    race(tmp_path / "before", ("triton",), strategy="guided", budget=2)  # its kernels are in the cache now
+    said = out_of_time(tmp_path)
     assert "toycode does not race: the budget was spent before 2 of its kernels were compiled" in said
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     failures, _, _ = race(tmp_path / "none", ("triton",), seconds=1e-9)
@@ -84,18 +90,7 @@ def test_what_a_resumed_run_has_not_built_does_not_race(drop: Drop, tmp_path: Pa
     fastest = Trial(Config("toy", 1, 1, 1, backend="toycode"), "ok", samples=(1e-9,), timer="sundial")
     with Store.open(tmp_path / "out.yaml", "gfx942", {}, {}) as store:
         store.add_trials(SIZE, [fastest])
-    judge, over = Judge(), threading.Event()
-    failures, _, _ = race(
-        tmp_path,
-        ("toycode", "triton"),
-        judge,
-        lambda job: over.wait(20) and None,
-        strategy="guided",
-        budget=2,
-        seconds=0.3,
-    )
-    over.set()
-    assert failures == {} and {c.backend for c in judge.raced} == {"triton"}
+    out_of_time(tmp_path)
 
 
 def test_a_lane_that_ended_takes_no_more() -> None:

@@ -14,7 +14,8 @@ from tritongemm.config import Config
 from tritongemm.errors import InputError
 from tritongemm.hip_ext import driver
 from tritongemm.opponents import chosen, finalists
-from tritongemm.trial import Trial
+from tritongemm.problem import Problem
+from tritongemm.trial import Built, Trial
 
 OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
 
@@ -31,6 +32,16 @@ def test_all_that_can_race_and_why_the_others_can_not(drop: Drop, monkeypatch: p
     assert "toycode" not in quick.backends and "--libtype all" in quick.left_out["toycode"]
     assert "toycode" not in chosen("all", runs=False).backends, "nothing could check its results"
     assert "toycode" in chosen("all", runs=False, builds_only=True).backends
+
+
+@pytest.mark.parametrize("name", registry.names("backends"))
+def test_every_backend_says_how_its_candidates_are_launched(name: str) -> None:
+    """Those who are asked for candidates too: they answer that they launch by themselves."""
+    plugin = registry.load("backends", name)
+    assert callable(plugin.launch)
+    if opponents.is_library(name):
+        config = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend=name)
+        assert plugin.launch(Built(config, ""), Problem(16, 16, 16), target.load("sm90")) is None
 
 
 def test_names_on_the_command_line(drop: Drop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ from tritongemm import settings
 from tritongemm.config import Config
 from tritongemm.operands import Operands, extras, shuffled_b
 from tritongemm.problem import Problem
+from tritongemm.target import Target
+from tritongemm.trial import Built
 
 LABEL = "torch"
 CHOICE = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend=LABEL)  # what kernel it takes is its own affair
@@ -51,6 +53,10 @@ def operation(problem: Problem, operands: Operands, config: Config | None = None
         added = row if row is not None else column
         return lambda: torch.addmm(added, a, b, out=c)
     return (lambda: torch.mm(a, b, out=c)) if name else None
+
+
+def launch(built: Built, problem: Problem, target: Target) -> None:
+    """None: `operation` launches."""
 
 
 def function(problem: Problem) -> str:

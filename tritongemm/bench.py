@@ -22,7 +22,7 @@ from tritongemm.hip_ext import driver
 from tritongemm.launch import HostCall, Launch
 from tritongemm.problem import Problem
 from tritongemm.trial import Trial
-from tritongemm.workbench import Calls, LibraryRefusal, Protocol, Request, Workbench
+from tritongemm.workbench import Calls, Head, LibraryRefusal, Protocol, Request, Workbench
 
 # After these the context is lost; everything else is the candidate's own refusal.
 FATAL = (
@@ -72,7 +72,7 @@ class Bench:
     SCREEN_SECONDS = 1e-4  # of one graph's replay, or what it takes to pass through the copies
     SCREEN_LIMIT = 1e-3  # of the repeats of a promising one
     RACE_SECONDS = 4e-4  # of one graph's replay
-    RACE_LIMIT = 0.6  # seconds a race may take once everybody has run
+    RACE_LIMIT = 0.4  # seconds a race may take once everybody has run
     FEWEST_ROUNDS = 10
 
     def __init__(self) -> None:
@@ -254,6 +254,8 @@ class Bench:
         samples by name, the library's under "", taken in rounds of a new order each, so that drift meets all alike."""
         entries = ours + library
         order = random.Random(bench.protocol.seed)
+        headed = getattr(registry.load("timers", bench.protocol.timer), "HEADED", False)
+        head = Head(bench.sets[0]["a"].device) if headed else None
         for entry in entries:
             yield {"racing": entry.name}
             for _ in range(max(1, math.ceil(bench.protocol.warmup / entry.launches))):
@@ -265,8 +267,11 @@ class Bench:
         running, deadline = list(entries), time.perf_counter() + self.RACE_LIMIT
         for done in range(1, 4 * rounds + 1):
             for entry in order.sample(running, len(running)):
+                if head:
+                    head()
                 entry.samples.append(entry.sample(bench.timer))
-            if done % 5 == 0:
+                bench.rest(entry.samples[-1] * entry.launches)
+            if done == 2 or done % 5 == 0:
                 kept = choose.still_racing({e.name: e.samples for e in running})
                 running = [e for e in running if e.name in kept]
             if (len(running) < 2 and done >= rounds) or (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -100,6 +101,29 @@ class Calls:
             self.module.unload()
 
 
+class Head:
+    """What runs before each sample: it reads memory on the whole device.
+
+    The host's way to the graph is then not in the sample. Nor is the order in which thread blocks were last dealt out:
+    that stays with the device from kernel to kernel, and library kernels launched in clusters are up to a tenth slower in
+    one order than in another; after this the order differs from sample to sample.
+
+    Args:
+        place: torch device.
+    """
+
+    def __init__(self, place: Any) -> None:
+        import torch
+
+        self._rows = torch.zeros((1 << 16, 256), device=place)
+        self._sums = torch.empty(1 << 16, device=place)
+
+    def __call__(self) -> None:
+        import torch
+
+        torch.sum(self._rows, 1, out=self._sums)
+
+
 class Workbench:
     """Operands of one problem on one device, in as many copies as it takes to keep them out of the cache.
 
@@ -110,6 +134,7 @@ class Workbench:
     """
 
     MOST_COPIES = 256
+    DENSE = 0.25  # arithmetic's time over memory's, at the data sheet's rates
 
     def __init__(self, request: Request, device: driver.Device, stream: int) -> None:
         import torch
@@ -133,6 +158,10 @@ class Workbench:
         self._held: int = self.copies * one_set
         self._scratch: dict[str, Any] = {}
         self._exact: Any = None
+        # Dense arithmetic draws more than a GPU's power limit: after some 50 ms of it the clock falls by a fifth, for one
+        # kernel more than for another, and the order of the race decides who is measured when.
+        arithmetic = request.target.roofline_seconds(problem.flops, 0, problem.a)
+        self._draws = arithmetic > self.DENSE * request.target.roofline_seconds(0, problem.bytes, problem.a)
         # One launch's worth of time decides how many share a graph.
         self.floor = request.target.roofline_seconds(problem.flops, problem.bytes, problem.a) + 1e-6
 
@@ -250,6 +279,11 @@ class Workbench:
                 self.device.end_capture(self.stream).destroy()
             raise
         return self.device.end_capture(self.stream)
+
+    def rest(self, seconds: float) -> None:
+        """Idle as long as the GPU was just busy, where it would slow down otherwise: times are those of its full clock."""
+        if self._draws:
+            time.sleep(seconds)
 
     def launches_for(self, seconds: float, most: int) -> int:
         """Launches of one graph: enough to fill `seconds`, and to pass through the copies."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from contenders import Ready, Refused, Setting
 from tritongemm import verify
-from tritongemm.workbench import Workbench
+from tritongemm.workbench import Head, Workbench
 
 WARMUP = 3
 HEAD_CLOCKS = 150_000  # the device waits this long before a sample, so that the host is never late
@@ -134,12 +134,14 @@ def race(bench: Workbench, entries: Sequence[Entry], rounds: int, seed: int) -> 
     """Time the entries, in rounds of a new random order each."""
     import torch
 
-    order = random.Random(seed)
+    order, head = random.Random(seed), Head(bench.sets[0]["a"].device)
     for round_ in range(-WARMUP, rounds):
         for entry in order.sample(list(entries), len(entries)):
             with entry.ready.scope():
+                head()
                 torch.cuda._sleep(HEAD_CLOCKS if entry.how == "graph" else HEAD_CLOCKS * (1 + entry.launches // 2))
                 seconds = bench.timer.time(entry.graph, entry.launches)
+            bench.rest(seconds * entry.launches)
             if round_ >= 0:
                 entry.samples.append(seconds)
 

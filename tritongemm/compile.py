@@ -205,7 +205,8 @@ class Compiler:
             return replace(failed, reason=str(error))
 
     def stream(self, jobs: Iterable[Job], until: float = inf) -> Iterator[Built]:
-        """Builds as they finish, what is cached first. Equal jobs are built once, for the config of their first.
+        """Builds as they finish; what is cached comes at once, while `jobs` are still being made. Equal jobs are built
+        once, for the config of their first.
 
         Args:
             jobs: what to build.
@@ -218,9 +219,9 @@ class Compiler:
         for job in jobs:
             if job.digest in seen:
                 continue
-            seen.add(job.digest)
             cached = self.cache.get(job.digest)
             if cached is None:
+                seen.add(job.digest)
                 waiting.append(job)
             else:
                 yield replace(cached, config=job.config, seconds=0.0)

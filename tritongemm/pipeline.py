@@ -23,12 +23,11 @@ from tritongemm.compile import Compiler, Job
 from tritongemm.config import Config
 from tritongemm.errors import OutputError, TritonGemmError
 from tritongemm.lane import Lane
-from tritongemm.planning import Planned
 from tritongemm.problem import Problem
 from tritongemm.record import Record
 from tritongemm.sideline import Sideline
 from tritongemm.store import Store
-from tritongemm.task import Judge, Plan, Task, Watcher, nearest, no_search
+from tritongemm.task import Judge, Plan, Task, Watcher
 from tritongemm.trial import Built, Trial
 
 # A judge is given binaries to screen, and other work on a task.
@@ -70,9 +69,10 @@ class Pipeline:
                 judge.start()
         # Not this run's own sizes: a resumed run has some of them already, and must try what the first would have.
         self.solved = [r for r in self.store.records() if r.problem not in set(problems)]
-        tasks = self._tasks(todo)
+        judges = [self.judges[i % len(self.judges)] for i in range(len(todo))]
+        tasks = [Task(p, j, self.plan.folder) for p, j in zip(todo, judges, strict=True)]
         if self.plan.stop == "generate":
-            return {}
+            return {t.problem: t.failure for t in self._planned(tasks) if t.failure}
         self.watcher.stage("final", 0 if self.plan.stop else len(tasks))
         running, ended = tasks, list[Task]()
         with closing(Sideline(self.compiler)) as sideline:
@@ -87,29 +87,16 @@ class Pipeline:
             self.watcher.compiled({t.problem: t.built.values() for t in tasks})
         return {t.problem: t.failure for t in tasks if t.failure}
 
-    def _tasks(self, problems: Sequence[Problem]) -> list[Task]:
-        judges = [self.judges[i % len(self.judges)] for i in range(len(problems))]
-        if opponents.SEARCHED not in self.plan.backends:
-            self.watcher.step("plan", len(problems))
-            return [Task(p, j, self.plan.folder, no_search(), []) for p, j in zip(problems, judges, strict=True)]
-        planned = planning.plans(problems, judges[0].target, self.plan.folder, self.compiler.jobs) if problems else ()
-        return [self._start(p, j) for p, j in zip(planned, judges, strict=True)]
-
-    def _start(self, planned: Planned, judge: Judge) -> Task:
-        problem = planned.problem
-        strategy = registry.load("strategies", self.plan.strategy)
-        seeds = nearest(problem, self.solved)
-        order = planned.order
-        search = strategy.search(planned.space, order.configs, self.plan.budget, seeds, order)
-        self.watcher.planned(problem, len(planned.space), planned.pruned)
-        self.watcher.step("plan")
-        return Task(problem, judge, planned.module, search, next(search))
+    def _planned(self, tasks: Sequence[Task]) -> Iterator[Task]:
+        """The tasks, each as soon as it has been planned."""
+        return planning.planned(tasks, self.plan, self.compiler.jobs, self.solved, self.watcher)
 
     def _next(self, task: Task) -> bool:
         """Send a task's trials to its strategy; whether it asks for more."""
         if task.failure or self.plan.stop or time.monotonic() > self._deadline:
             return False
         try:
+            assert task.search is not None
             task.batch = task.search.send([task.trials[c.name] for c in task.batch])
             return True
         except StopIteration:
@@ -122,22 +109,6 @@ class Pipeline:
             The tasks whose strategies ask for more, and those whose do not.
         """
         wanted: dict[str, list[tuple[Task, Config]]] = {}
-        jobs: list[Job] = []
-        for task in tasks:
-            task.more = None
-            for config, job in self._jobs(task):
-                if opponents.compile_seconds(config.backend):
-                    task.slow.append((config, sideline.put(job)))
-                    self.watcher.stage("compile", 1)
-                    self.watcher.stage("screen", 1)
-                    continue
-                task.waiting += 1
-                if job.digest not in wanted:
-                    wanted[job.digest] = []
-                    jobs.append(job)
-                wanted[job.digest].append((task, config))
-        self.watcher.stage("compile", len(jobs))
-        self.watcher.stage("screen", sum(map(len, wanted.values())))
         held = []
         with ThreadPoolExecutor(1) as thinker:
             judges = {id(t.judge) for t in (*tasks, *ended)}
@@ -150,19 +121,46 @@ class Pipeline:
                 elif not self.plan.stop:
                     lanes[id(task.judge)].put((task, self._finish))
             for task in tasks:
-                if not task.waiting:
-                    task.more = thinker.submit(self._next, task)
                 if not task.asked and not self.plan.stop:
                     lanes[id(task.judge)].put((task, self._ask_libraries))
-            for built in self.compiler.stream(jobs, self._deadline):
-                self.watcher.step("compile")
-                for task, config in wanted[built.digest]:
+            for built in self.compiler.stream(self._wanted(tasks, wanted, sideline, thinker), self._deadline):
+                for task, config in wanted.pop(built.digest, ()):
+                    self.watcher.step("compile")
                     lanes[id(task.judge)].put((task, replace(built, config=config)))
             for lane in lanes.values():
                 lane.close()
         asks = [task.more is not None and task.more.result() for task in tasks]
         over = [t for t, a in zip(tasks, asks, strict=True) if not a]
         return [t for t, a in zip(tasks, asks, strict=True) if a], [*held, *over]
+
+    def _wanted(
+        self,
+        tasks: Sequence[Task],
+        wanted: dict[str, list[tuple[Task, Config]]],
+        sideline: Sideline,
+        thinker: ThreadPoolExecutor,
+    ) -> Iterator[Job]:
+        """The jobs of the tasks' batches, task by task; those before are screened while later ones are planned and made.
+
+        Args:
+            wanted: filled with who wants each, by digest.
+            sideline: is given those whose compiles take minutes.
+            thinker: is told of tasks that want none.
+        """
+        for task in self._planned(tasks):
+            task.more = None
+            every = list(self._jobs(task))
+            task.asked = True
+            self.watcher.stage("compile", len(every))
+            self.watcher.stage("screen", len(every))
+            jobs = [pair for pair in every if not opponents.compile_seconds(pair[0].backend)]
+            task.slow += [(c, sideline.put(job)) for c, job in every if opponents.compile_seconds(c.backend)]
+            task.waiting = len(jobs)
+            if not jobs:
+                task.more = thinker.submit(self._next, task)
+            for config, job in jobs:
+                wanted.setdefault(job.digest, []).append((task, config))
+                yield job
 
     def _take_late(self, task: Task, lane: Lane[Item]) -> None:
         """Screen what has been compiled beside the line meanwhile; once the time is spent, go on without the rest."""
@@ -184,7 +182,6 @@ class Pipeline:
     def _jobs(self, task: Task) -> Iterator[tuple[Config, Job]]:
         """What to compile of a task's batch, and of what other backends bring; what is known to fail is not compiled again."""
         trials = self.store.trials(task.problem)
-        task.waiting = 0
         for config in [*task.batch, *(() if task.asked else self._brought(task))]:
             known = trials.get((config.name, "screen"))
             if known is not None:
@@ -240,7 +237,6 @@ class Pipeline:
 
     def _ask_libraries(self, task: Task) -> None:
         """Screen the libraries' own candidates of one problem; they need no compiling."""
-        task.asked = True
         known = self.store.trials(task.problem)
         for backend in filter(opponents.is_library, self.plan.backends):
             builds = []

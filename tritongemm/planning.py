@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tritongemm import generate, prune, rank
+from tritongemm import generate, opponents, prune, rank, registry
 from tritongemm.problem import Problem
 from tritongemm.rank import Predictions
+from tritongemm.record import Record
 from tritongemm.space import Space, space
 from tritongemm.target import Target
+from tritongemm.task import Plan, Search, Task, Watcher, nearest, no_search
 
 FEW = 3  # so many problems are planned sooner than processes start
 
@@ -56,3 +58,34 @@ def plans(problems: Sequence[Problem], target: Target, folder: Path, jobs: int) 
 
     pool = joblib.Parallel(n_jobs=min(jobs, len(problems)), return_as="generator")
     yield from pool(joblib.delayed(plan)(p, target, folder) for p in problems)
+
+
+def planned(tasks: Sequence[Task], what: Plan, jobs: int, solved: Sequence[Record], watcher: Watcher) -> Iterator[Task]:
+    """The tasks in their order, each as soon as its strategy has said what to try first.
+
+    Args:
+        tasks: those that have been planned already are given back as they are.
+        what: names strategy, budget and folder.
+        jobs: processes to plan on.
+        solved: records of other problems, whose winners are tried first.
+        watcher: told of the progress.
+    """
+    problems = [t.problem for t in tasks if t.search is None]
+    searched = opponents.SEARCHED in what.backends
+    made = plans(problems, tasks[0].judge.target, what.folder, jobs) if problems and searched else iter(())
+    for task in tasks:
+        if task.search is None:
+            task.search = _search(task, next(made), what, solved, watcher) if searched else no_search()
+            task.batch = next(task.search)
+            watcher.step("plan")
+        yield task
+
+
+def _search(task: Task, made: Planned, what: Plan, solved: Sequence[Record], watcher: Watcher) -> Search:
+    task.module = made.module
+    watcher.planned(task.problem, len(made.space), made.pruned)
+    seeds = nearest(task.problem, solved)
+    search: Search = registry.load("strategies", what.strategy).search(
+        made.space, made.order.configs, what.budget, seeds, made.order
+    )
+    return search

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import log2
 from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from tritongemm import choose, prune
 from tritongemm.config import Config
@@ -17,6 +17,8 @@ from tritongemm.record import Record
 from tritongemm.target import Target
 from tritongemm.timing import Final
 from tritongemm.trial import Built, Trial
+
+Search: TypeAlias = "Generator[list[Config], list[Trial], None]"  # yields batches, and is sent their trials
 
 
 class Judge(Protocol):
@@ -83,7 +85,7 @@ class Task:
 
     Attributes:
         problem, judge, module: what is tuned, by whom it is timed, and where its kernels are.
-        search: the strategy, which yields batches and is sent their trials.
+        search: the strategy, which yields batches and is sent their trials; None until the problem has been planned.
         batch: what it asked for last.
         trials, built: what became of every config so far, by name.
         asked: other backends have been asked for their candidates.
@@ -97,8 +99,8 @@ class Task:
     problem: Problem
     judge: Judge
     module: Path
-    search: Generator[list[Config], list[Trial], None]
-    batch: list[Config]
+    search: Search | None = None
+    batch: list[Config] = field(default_factory=list)
     trials: dict[str, Trial] = field(default_factory=dict)
     built: dict[str, Built] = field(default_factory=dict)
     asked: bool = False
@@ -137,14 +139,8 @@ class Task:
         )
 
 
-def no_search() -> Generator[list[Config], list[Trial], None]:
-    """The search of a run that leaves Triton's space alone; its one batch, empty, has been taken."""
-    search = _nothing()
-    next(search)
-    return search
-
-
-def _nothing() -> Generator[list[Config], list[Trial], None]:
+def no_search() -> Search:
+    """The search of a run that leaves Triton's space alone: one batch, empty."""
     yield []
 
 

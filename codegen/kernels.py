@@ -32,13 +32,16 @@ class KernelTemplate:
     Attributes:
         name: stem of its file, and of the function in it.
         summary: one line on what it does.
-        constexprs: options of a config that are constants of the kernel; the others go to the compiler.
+        constexprs: options of a config that are constants of the kernel; the others go to the compiler. One that names
+            ``tail`` takes a BLOCK_N of two powers of two, and is told the smaller.
         defaults: value of such an option where a config does not name it.
         grid: expressions of the three grid sizes.
         workspace: expression of the scratch elements (four bytes each, any contents).
         semaphores: expression of the counters (four bytes each, zero before and after a launch).
         deterministic: whether equal inputs give equal bits.
-        descriptors: operands passed as TMA descriptors, with the expressions of their block's rows and columns.
+        descriptors: TMA descriptors in the order of the operands they are of, with the expressions of their block's
+            rows and columns; an operand's name may be followed by ``_tail`` for another one of it.
+        pointers: operands that have descriptors and are passed as pointers too.
         describe: function of the module that makes one, from a tensor and its block.
         compiler: expressions of options that go to the compiler whatever the config says.
         interpreted: whether Triton's interpreter can run it, without a GPU.
@@ -53,14 +56,20 @@ class KernelTemplate:
     semaphores: str
     deterministic: bool
     descriptors: dict[str, tuple[str, str]]
+    pointers: tuple[str, ...]
     describe: str
     compiler: dict[str, str]
     interpreted: bool
 
     def value(self, config: Config, option: str) -> int:
         """A config's value of one of `constexprs`: an option of its own, or one that every config has."""
-        fixed = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        fixed = {"num_warps": config.num_warps, "num_stages": config.num_stages, "tail": tail(config.block_n)}
         return fixed[option] if option in fixed else config.option(option, self.defaults.get(option, 0))
+
+
+def tail(block: int) -> int:
+    """The smallest of the powers of two that add up to a block; 0 where it is one."""
+    return (block & -block) % block
 
 
 @dataclass(frozen=True)
@@ -79,9 +88,19 @@ def operands(problem: Problem) -> tuple[str, ...]:
     return ("a", "b", "c", *others, "bias", "workspace", "semaphore")
 
 
-def parameters(template: KernelTemplate, problem: Problem) -> list[str]:
-    """Names of a kernel's operand parameters, in order."""
-    return [f"{name}_{'desc' if name in template.descriptors else 'ptr'}" for name in operands(problem)]
+def arguments(template: KernelTemplate, problem: Problem) -> dict[str, tuple[str, str]]:
+    """Operand parameters of a kernel by name, in order: the operand, and its descriptor or "" for a pointer."""
+    found: dict[str, tuple[str, str]] = {}
+    for name in operands(problem):
+        given = [d for d in template.descriptors if operand_of(d) == name]
+        found |= {f"{d}_desc": (name, d) for d in given}
+        found |= {f"{name}_ptr": (name, "")} if not given or name in template.pointers else {}
+    return found
+
+
+def operand_of(descriptor: str) -> str:
+    """What a descriptor describes."""
+    return descriptor.removesuffix("_tail")
 
 
 def stored_block(block: tuple[Any, Any], row_major: bool) -> tuple[Any, Any]:
@@ -118,6 +137,7 @@ def kernel_template(name: str) -> KernelTemplate:
         semaphores=str(facts.get("semaphores", 0)),
         deterministic=bool(facts["deterministic"]),
         descriptors={k: (str(v[0]), str(v[1])) for k, v in facts.get("descriptors", {}).items()},
+        pointers=tuple(facts.get("pointers", ())),
         describe=facts.get("describe", "TensorDescriptor.from_tensor"),
         compiler=dict(facts.get("compiler", {})),
         interpreted=bool(facts.get("interpreted", True)),
@@ -147,14 +167,15 @@ def fault(config: Config, known: Collection[str] = ()) -> str | None:
         config: of a template here.
         known: names of the options that the target's compiler takes.
     """
-    for letter, value in (
-        ("bm", config.block_m),
-        ("bn", config.block_n),
-        ("bk", config.block_k),
-        ("w", config.num_warps),
+    two_parts = "tail" in kernel_template(config.template).constexprs
+    for letter, value, parts in (
+        ("bm", config.block_m, 1),
+        ("bn", config.block_n, 1 + two_parts),
+        ("bk", config.block_k, 1),
+        ("w", config.num_warps, 1),
     ):
-        if value < 1 or value & (value - 1):
-            return f"{letter} must be a power of two, not {value}"
+        if value < 1 or value.bit_count() > parts:
+            return f"{letter} must be a power of two{' or the sum of two' if parts > 1 else ''}, not {value}"
     for letter, value in (("gm", config.group_m), ("sk", config.split_k), ("s", config.num_stages)):
         if value < 1:
             return f"{letter} must be at least 1, not {value}"
@@ -195,7 +216,10 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
         grid=(x, y, z),
         workspace_bytes=4 * value(template.workspace),
         semaphore_bytes=4 * value(template.semaphores),
-        descriptors={k: stored_block((value(r), value(c)), row_major[k]) for k, (r, c) in template.descriptors.items()},
+        descriptors={
+            k: stored_block((value(r), value(c)), row_major[operand_of(k)])
+            for k, (r, c) in template.descriptors.items()
+        },
     )
 
 

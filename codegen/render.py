@@ -12,10 +12,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tritongemm.alike import Alike
 from tritongemm.codegen.kernels import (
     TEMPLATES,
+    arguments,
     compiler_options,
     kernel_template,
+    operand_of,
     operands,
-    parameters,
 )
 from tritongemm.config import Config
 from tritongemm.dtypes import DTYPES, DType
@@ -139,7 +140,7 @@ def kernel_source(problem: Problem, template: str, target: Target) -> str:
     meta = kernel_template(template)
     text = _environment().get_template(f"kernels/{template}.j2")
     known = {"p": problem, "x": facts(problem, target), "meta": meta}
-    return text.render(parameters=parameters(meta, problem), **known).strip() + "\n"
+    return text.render(parameters=list(arguments(meta, problem)), **known).strip() + "\n"
 
 
 def module_name(problem: Problem) -> str:
@@ -176,6 +177,7 @@ def _render(template: str, problem: Problem, configs: list[Config], target: Targ
             kernels={name: kernel_source(problem, name, target) for name in used},
             templates={name: kernel_template(name) for name in used},
             module_name=module_name(problem),
+            operand_of=operand_of,
             **extra,
         )
     )

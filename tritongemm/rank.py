@@ -134,6 +134,7 @@ class _Batch:
         phases: first and last phase of their launches; a last one that does not differ has a count of 0.
         spilled: bytes of scratch that a thread writes and reads each iteration.
         reduce: seconds to add up shared tiles.
+        hidden: memory latencies that pass while the last kernel still ends.
     """
 
     block_m: Floats
@@ -145,6 +146,7 @@ class _Batch:
     phases: tuple[Phase[Floats], Phase[Floats]]
     spilled: Floats
     reduce: Floats
+    hidden: Floats
 
     @classmethod
     def of(cls, configs: Sequence[Config], problem: Problem, target: Target, built: Sequence[Built | None]) -> _Batch:
@@ -167,6 +169,7 @@ class _Batch:
             (Phase(*_columns([phases[0] for phases, _ in launches])), replace(last, count=last.count * ~single)),
             np.array(alike.ask(lambda c, b, w: spilled(c, problem, target, b, w), built, wanted), np.float64),
             np.array([combined for _, combined in launches]),
+            np.array(alike.ask(lambda c: min(1, c.option("ahead")) + c.option("early")), np.float64),
         )
 
 
@@ -227,7 +230,8 @@ def _times(batch: _Batch, problem: Problem, target: Target, warm: bool) -> tuple
         terms["epilogue"] = terms["epilogue"] + phase.count * epilogue
     terms["reduce"] = batch.reduce
     terms["launch"] = terms["launch"] + target.launch_us * 1e-6
-    return np.stack([terms[name] for name in TERMS], axis=1), seconds + terms["reduce"] + terms["launch"]
+    visible = terms["launch"] - batch.hidden * target.memory_ns * 1e-9
+    return np.stack([terms[name] for name in TERMS], axis=1), seconds + terms["reduce"] + visible
 
 
 def _reach(batch: _Batch, problem: Problem, target: Target, warm: bool) -> tuple[Floats, Floats, Floats]:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from tritongemm.config import Config
 from tritongemm.occupancy import MATRIX_K_BYTES, accumulators, lds_bytes, register_limit, sides, staging
 from tritongemm.problem import Problem
+from tritongemm.rules_rounds import groups, ring, share, stream_k, two_parts
+from tritongemm.schedule import tiles_of
 from tritongemm.target import Target
 
+OVERLAP_ROWS = 64  # more of them, and the matrix units matter as much as memory
 VECTOR_ROWS = 16  # a matrix instruction's rows: from here on it wastes nothing
-
-_RING_SLOTS = 8  # the deepest ring any search space names
-_RING_BARRIERS = 512  # bytes of barriers, and of what warps are told at the start
 
 Check = Callable[[Config, Problem, Target], str | None]
 
@@ -39,10 +39,6 @@ class Rule:
 def _up(size: int, least: int) -> int:
     """Smallest power of two that holds `size`, at least `least`."""
     return max(least, 1 << (size - 1).bit_length())
-
-
-def _tiles(config: Config, problem: Problem) -> int:
-    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batch
 
 
 def fits_m(config: Config, problem: Problem, target: Target) -> str | None:
@@ -104,7 +100,7 @@ def split_k(config: Config, problem: Problem, target: Target) -> str | None:
     split = config.split_k
     if split == 1:
         return None
-    tiles, units = _tiles(config, problem), target.compute_units
+    tiles, units = tiles_of(config, problem), target.compute_units
     if tiles * split > 4 * units:
         return f"split-K {split} makes {tiles * split} programs for {units} CUs"
     if problem.k < 2 * split * config.block_k:
@@ -181,53 +177,25 @@ def vector_registers(config: Config, problem: Problem, target: Target) -> str | 
     return f"{held} products >= {limit} registers" if held >= limit else None
 
 
-def ring(config: Config, problem: Problem, target: Target) -> str | None:
-    """Slots between the warp that fetches and those that multiply: as many as fit beside the part of C being stored."""
+def overlap(config: Config, problem: Problem, target: Target) -> str | None:
+    """What a program does before the last kernel has ended pays where there is little to multiply.
 
-    def used(slots: int, parts: int) -> int:
-        slot = (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes) * config.block_k
-        return slots * slot + config.block_m * config.block_n // parts * problem.c.bytes + _RING_BARRIERS
-
-    slots, parts, room = config.num_stages, config.option("epilogue_parts", 1), target.lds_bytes
-    if used(slots, parts) > room:
-        return f"LDS {used(slots, parts)} > {room}"
-    if parts > 1 and used(slots, 1) <= room:
-        return f"{slots} slots fit without storing C in {parts} parts"
-    loop = -(-problem.k // (config.block_k * config.split_k))
-    deeper = slots < min(_RING_SLOTS, max(2, loop)) and used(slots + 1, parts) <= room
-    return f"{slots} slots where {slots + 1} fit" if deeper else None
-
-
-def groups(config: Config, problem: Problem, target: Target) -> str | None:
-    """A group of 4 warps multiplies 64 rows at a time, and two groups have all the registers there are."""
-    warps = 4 if config.block_m == 64 else 8
-    return f"{config.num_warps} warps for {config.block_m} rows" if config.num_warps != warps else None
-
-
-def share(config: Config, problem: Problem, target: Target) -> str | None:
-    """Tiles are cut along K where they leave a round half empty, and in one way only."""
-    units, tiles, kind = target.compute_units, _tiles(config, problem), config.option("share")
-    if not kind:
-        return None
-    if config.split_k > 1:
-        return f"split-K {config.split_k} and tiles cut into equal runs"
-    if tiles % units == 0:
-        return f"{tiles} tiles fill {units} CUs"
-    if kind == 2 and tiles < units:
-        return f"{tiles} tiles are less than a round of {units}"
-    blocks = tiles * -(-problem.k // config.block_k)
-    return f"{blocks} K blocks in all for {units} CUs" if blocks < 4 * units else None
-
-
-def stream_k(config: Config, problem: Problem, target: Target) -> str | None:
-    """Cutting tiles pays where their last round leaves a tenth of the programs' time idle, and K is long enough."""
-    programs, tiles = config.option("num_sms") or target.compute_units, _tiles(config, problem)
-    if config.option("share_more") and tiles < programs:
-        return f"{tiles} tiles are less than a round of {programs}"
-    if 10 * tiles > 9 * programs * -(-tiles // programs):
-        return f"{tiles} tiles fill {programs} programs"
-    blocks = tiles * -(-problem.k // config.block_k)
-    return f"{blocks} K blocks in all for {programs} programs" if blocks < 4 * programs else None
+    What is left to hide is short: the end of a sum, the programs' own start. On an H200 other combinations than these
+    gained nothing, or lost.
+    """
+    ahead, early, split = config.option("ahead"), config.option("early"), config.split_k > 1
+    rows = min(problem.m, problem.n)
+    if rows > OVERLAP_ROWS or not target.overlap:
+        return f"{rows} rows > {OVERLAP_ROWS} for fetching ahead" if ahead or early else None
+    if config.template == "gemv":
+        return "blocks ahead and an early start go together" if ahead != early else None
+    usual = int(config.template == "tma" or split)  # slow to start, or with a sum at the end
+    if not early:
+        return f"{ahead} blocks ahead rather than {usual}" if ahead != usual else None
+    # Programs of the next kernel go where there is most room: on compute units that are idle now, two on each.
+    programs, units = tiles_of(config, problem) * config.split_k, target.compute_units
+    level = 9 * units < 10 * programs <= 10 * units
+    return None if ahead and level else f"an early start, {ahead} blocks ahead, of {programs} programs on {units} CUs"
 
 
 # Rules about matrix instructions fed from tiles in LDS; the rest hold for any template.
@@ -239,6 +207,7 @@ _RINGS = ("ws_tma",)
 RULES = (
     Rule("group_m", group_m),
     Rule("split_k", split_k),
+    Rule("overlap", overlap),
     Rule("fits_m", fits_m),
     Rule("fits_n", fits_n),
     Rule("fits_k", fits_k),
@@ -247,6 +216,7 @@ RULES = (
     Rule("small_tile", small_tile, _MATRIX),
     Rule("warp_group", warp_group, _MATRIX),
     Rule("groups", groups, _RINGS),
+    Rule("two_parts", two_parts, _RINGS),
     Rule("share", share, _RINGS),
     Rule("ring", ring, _RINGS),
     Rule("stream_k", stream_k, ("stream_k",)),

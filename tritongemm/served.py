@@ -71,12 +71,24 @@ class Kernel:
             put = prepared.set_pointer
             return lambda address: put(offset, address)
 
-        places: dict[str, Callable[[int], None]] = {}
+        places: dict[str, list[Callable[[int], None]]] = {}
         for index, p in enumerate(launch.params):
-            if p.kind in ("pointer", "tma") and p.value:
-                # A missing bias stands as a second pointer to C that the kernel never reads.
-                places.setdefault(str(p.value), place(index))
-        return Bound(places, prepared.launch)
+            # A missing bias stands as a second pointer to C that the kernel never reads.
+            if p.kind == "tma" or (p.kind == "pointer" and p.value and not (p.value == "c" and "c" in places)):
+                places.setdefault(str(p.value), []).append(place(index))
+        return Bound({name: _all(puts) for name, puts in places.items()}, prepared.launch)
+
+
+def _all(puts: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
+    """What gives an address to all who want it."""
+    if len(puts) == 1:
+        return puts[0]
+
+    def put(address: int) -> None:
+        for each in puts:
+            each(address)
+
+    return put
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from tritongemm.scratch import Scratch
 
 TILE = Config("tile", 16, 32, 32, split_k=2, num_warps=4, num_stages=2)
 TMA = Config("tma", 64, 64, 64, num_warps=4, num_stages=2)
+TWO_PARTS = Config("ws_tma", 64, 48, 64, num_warps=4, num_stages=2)
 PERSISTENT = Config("persistent", 64, 64, 64, num_warps=4, num_stages=2)
 
 
@@ -111,6 +112,7 @@ def ready(tmp_path_factory):
         record(problem(20, 48, 160)),
         record(problem(20, 48, 160, "n"), TMA),
         record(problem(100, 64, 128), PERSISTENT),
+        record(problem(100, 96, 128), TWO_PARTS),
         record(problem(8, 16, 16), Config("no_such_template", 16, 16, 16)),
     ]
     return records, served.launches(records, target.load("sm90", compute_units=132), cache), cache
@@ -156,9 +158,10 @@ def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
 
 
 def test_tensor_maps_follow_their_operands(ready, no_gpu, monkeypatch):
+    """All maps of an operand, and the pointer that some kernels take beside them."""
     monkeypatch.setattr(serving, "MovingMap", Map)
-    records, launches = ready[0][1:3], ready[1]
-    for one, described in zip(records, ("ab", "abc"), strict=True):
+    records, launches = ready[0][1:4], ready[1]
+    for one, described in zip(records, ("ab", "abc", "abbcc"), strict=True):
         p = one.problem
         launch, function = launches[p], Function()
         call = called(served.Kernel(one, launch, function), None, (p.m, p.n))
@@ -166,13 +169,16 @@ def test_tensor_maps_follow_their_operands(ready, no_gpu, monkeypatch):
         out = call(x, w, bias, None)
         assert list(function.offsets) == launch.offsets()
         block = function.launched[-1]
-        found = {q.value: at for q, at in zip(launch.params, launch.offsets(), strict=True) if q.kind == "tma"}
+        found = [(q.value, at) for q, at in zip(launch.params, launch.offsets(), strict=True) if q.kind == "tma"]
         where = {"a": x, "b": w, "c": out}
-        assert sorted(found) == list(described)
-        for name, at in found.items():
+        assert [name for name, _ in found] == list(described)
+        for name, at in found:
             assert struct.unpack_from("<Q2i", block, at) == (where[name].data_ptr(), *where[name].shape)
+        pointers = [q.value for q in launch.params if q.kind == "pointer"]
+        given = dict(zip(pointers, values(launch, block, "pointer"), strict=True))
+        assert ("b" in given) == (one.config.template == "tma") and given.get("b", w.data_ptr()) == w.data_ptr()
         if bias is not None:
-            assert bias.data_ptr() in values(launch, block, "pointer")
+            assert given["bias"] == bias.data_ptr()
 
 
 def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):
@@ -189,8 +195,8 @@ def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):
 
 def test_a_bad_record_costs_itself(ready):
     records, launches, cache = ready
-    assert "no kernel template is called 'no_such_template'" in launches[records[3].problem]
-    again = served.launches(records[:3], target.load("sm90", compute_units=132), cache)
+    assert "no kernel template is called 'no_such_template'" in launches[records[4].problem]
+    again = served.launches(records[:4], target.load("sm90", compute_units=132), cache)
     assert again == {p: value for p, value in launches.items() if not isinstance(value, str)}
     fewer = served.launches(records[2:3], target.load("sm90", compute_units=1), cache)
     assert (launches[records[2].problem].grid, fewer[records[2].problem].grid) == ((2, 1, 1), (1, 1, 1))

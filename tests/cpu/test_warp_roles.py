@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tritongemm import generate
 from tritongemm import target as targets
 from tritongemm.backends import triton
+from tritongemm.codegen.kernels import fault, tail
 from tritongemm.compile import Cache, Compiler
 from tritongemm.config import Config
 from tritongemm.offline import Offline
@@ -20,8 +22,9 @@ from tritongemm.trial import Built
 SM90 = targets.load("sm90")
 WS = Config("ws_tma", 128, 64, 64, 8, num_warps=8, num_stages=4, options=(("epilogue_parts", 2), ("share", 2)))
 WS_SPLIT = Config("ws_tma", 64, 32, 64, 1, 3, num_warps=4, num_stages=3)
+WS_TWO_PARTS = Config("ws_tma", 128, 192, 64, 1, 2, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
 TMA = Config("tma", 16, 32, 16, 2, 2)
-GLUON = (WS, WS_SPLIT)
+GLUON = (WS, WS_SPLIT, WS_TWO_PARTS)
 
 
 @pytest.mark.parametrize(("row_a", "row_b", "bias"), [(True, False, "none"), (False, True, "n")])
@@ -37,12 +40,12 @@ def test_warps_with_roles_compile_without_spills(
         built = {b.config: b for b in compiler.stream(jobs.values())}
     finally:
         compiler.close()
-    assert [built[c].status for c in GLUON] == ["ok", "ok"], [built[c].reason for c in GLUON]
-    assert [built[c].threads for c in GLUON] == [12 * 32, 8 * 32]
+    assert [built[c].status for c in GLUON] == ["ok"] * 3, [built[c].reason for c in GLUON]
+    assert [built[c].threads for c in GLUON] == [12 * 32, 8 * 32, 12 * 32]
     assert all(built[c].spills <= 8 for c in GLUON), "Triton 3.7 spills two registers"
     launch = triton.launch(built[WS], problem, SM90)
     boxes = [p.box for p in launch.params if p.kind == "tma"]
-    assert boxes[0] == (64, 64) and boxes[2] == (64, 32), "A by rows of one group, C by half of the columns"
+    assert boxes[0] == (64, 64) and boxes[3] == (64, 32), "A by rows of one group, C by half of the columns"
     tiles = 8 * 13
     assert launch.grid == (SM90.compute_units, 1, 1) and tiles < SM90.compute_units
     split = triton.launch(built[WS_SPLIT], problem, SM90)
@@ -51,6 +54,42 @@ def test_warps_with_roles_compile_without_spills(
         "workspace": 4 * 64 * 32 * split.grid[0],
         "semaphore": 4 * split.grid[0],
     }
+
+
+def test_a_tile_of_two_powers_of_two_is_fetched_and_stored_in_two_parts(tmp_path: Path, session_cache: Path) -> None:
+    problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", True, False)
+    module = generate.module(problem, [WS_TWO_PARTS], SM90, tmp_path)
+    compiler = Compiler(Cache(session_cache), jobs=1)
+    try:
+        built = compiler.build(triton.job(WS_TWO_PARTS, problem, SM90, str(module)))
+    finally:
+        compiler.close()
+    launch = triton.launch(built, problem, SM90)
+    boxes = [(p.value, p.box) for p in launch.params if p.kind == "tma"]
+    assert boxes == [("a", (64, 64)), ("b", (128, 64)), ("b", (64, 64)), ("c", (64, 64)), ("c", (64, 64))]
+    assert launch.grid == (8 * 5 * 2, 1, 1) and built.shared < 3 * 2 * (128 + 192) * 64 + 2 * 128 * 64 + 1024
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        (replace(WS_TWO_PARTS, block_n=224), "bn must be a power of two or the sum of two, not 224"),
+        (replace(WS_TWO_PARTS, block_m=192), "bm must be a power of two, not 192"),
+        (replace(TMA, block_n=48), "bn must be a power of two, not 48"),
+    ],
+)
+def test_what_no_kernel_can_compute_is_refused(config: Config, complaint: str) -> None:
+    assert fault(config) == complaint
+
+
+def test_wider_tiles_of_two_parts_are_kept_where_they_fill_rounds_better() -> None:
+    """8 x 32 tiles 192 wide are two rounds of 132, as are 8 x 24 tiles 256 wide; 8 x 48 of 128 are three."""
+    problem = Problem(1024, 6144, 4096, "bf16", "bf16", "bf16", True, False)
+    kept = prune(space(problem, SM90, templates=("ws_tma",)), problem, SM90).kept
+    assert {c.block_n for c in kept if c.block_m == 128 and tail(c.block_n)} == {192}
+    square = replace(problem, n=4096)  # one round of 8 x 16 tiles 256 wide
+    kept = prune(space(square, SM90, templates=("ws_tma",)), square, SM90).kept
+    assert not any(tail(c.block_n) for c in kept if c.block_m == 128 and c.split_k == 1)
 
 
 def test_what_the_interpreter_cannot_run_is_not_chosen_without_a_gpu() -> None:
@@ -84,10 +123,12 @@ def test_its_rings_are_as_deep_as_fits(m: int) -> None:
     """Every kept config fits with C's part, none could hold a slot more, and none is both split and shared."""
     problem = Problem(m, 1280, 8192, "bf16", "bf16", "bf16", True, False)
     kept = [c for c in prune(space(problem, SM90, templates=("ws_tma",)), problem, SM90).kept]
-    assert 10 < len(kept) < 200
+    assert 10 < len(kept) < 300
     for c in kept:
         slot = 2 * (c.block_m + c.block_n) * c.block_k
-        room = SM90.lds_bytes - 2 * c.block_m * c.block_n // c.option("epilogue_parts")
+        body, parts = c.block_n - tail(c.block_n), c.option("epilogue_parts")
+        stored = body // parts + (tail(c.block_n) if tail(c.block_n) * parts != body else 0)
+        room = SM90.lds_bytes - 2 * c.block_m * stored
         assert c.num_stages * slot < room, c.name
         assert c.num_stages == 8 or (c.num_stages + 1) * slot + 512 > room, c.name
         assert c.num_warps == (4 if c.block_m == 64 else 8) and not (c.split_k > 1 and c.option("share"))

@@ -41,12 +41,21 @@ CASES = {
     "swap": (problem(5, 512, 1024, "n"), Config("tile", 16, 64, 128, 1, 2, 4, 3, (("swap_ab", 1),))),
     "stream-K": (problem(300, 1100, 1000, "n"), Config("stream_k", 64, 64, 64, 8, 1, 4, 3)),
     "gemv": (problem(1, 1000, 2048, "n"), Config("gemv", 1, 4, 1024, 1, 1, 4, 2)),
+    "split, started early": (
+        problem(7, 1056, 2048, "n"),
+        Config("tile", 16, 64, 64, 1, 8, 4, 3, (("ahead", 2), ("early", 1))),
+    ),
     "gemv, three rows": (problem(3, 512, 4096), Config("gemv", 4, 4, 512, 1, 2, 4, 2)),
 }
 if TMA:
     CASES |= {
         "tma": (problem(777, 512, 256), Config("tma", 128, 128, 64, 8, 1, 8, 3)),
         "tma, split and bias": (problem(33, 264, 1032, "n"), Config("tma", 64, 64, 64, 1, 2, 4, 3)),
+        "tma, started early": (
+            problem(64, 8192, 1024),
+            Config("tma", 64, 64, 128, 1, 1, 4, 4, (("ahead", 2), ("early", 1))),
+        ),
+        "two powers of two": (problem(1000, 776, 1032, "n"), Config("ws_tma", 128, 192, 64, 8, 1, 8, 3)),
         "persistent": (problem(1000, 4096, 512, "n"), Config("persistent", 128, 128, 64, 8, 1, 8, 3)),
         "persistent, halves": (
             problem(777, 2056, 256),

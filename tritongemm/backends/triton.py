@@ -79,9 +79,9 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
     types |= {"workspace": accumulator, "semaphore": "i32"}
     blocks = kernels.geometry(config, problem, 1).descriptors
     result = {}
-    for name, parameter in zip(kernels.operands(problem), kernels.parameters(template, problem), strict=True):
-        if name in blocks:
-            rows, cols = blocks[name]
+    for parameter, (name, descriptor) in kernels.arguments(template, problem).items():
+        if descriptor:
+            rows, cols = blocks[descriptor]
             result[parameter] = f"tensordesc<{types[name]}[{rows},{cols}]>"
         else:
             result[parameter] = f"*{types[name]}"
@@ -209,8 +209,8 @@ def launch(built: Built, problem: Problem, target: Target) -> Launch:
     row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
     maps: list[dict[str, Any]] = list(built.launch.get("tensor_maps", []))
     params: list[Param] = []
-    for name in kernels.operands(problem):
-        if name not in geometry.descriptors:
+    for name, descriptor in kernels.arguments(kernels.kernel_template(config.template), problem).values():
+        if not descriptor:
             params.append(Param("pointer", name if name != "bias" or problem.bias != "none" else "c"))
             continue
         rows, cols = shapes[name] if row_major[name] else shapes[name][::-1]

@@ -169,8 +169,14 @@ class _Batch:
             (Phase(*_columns([phases[0] for phases, _ in launches])), replace(last, count=last.count * ~single)),
             np.array(alike.ask(lambda c, b, w: spilled(c, problem, target, b, w), built, wanted), np.float64),
             np.array([combined for _, combined in launches]),
-            np.array(alike.ask(lambda c: min(1, c.option("ahead")) + c.option("early")), np.float64),
+            np.array(alike.ask(lambda c: _hidden(c, problem, target)), np.float64),
         )
+
+
+def _hidden(config: Config, problem: Problem, target: Target) -> int:
+    """Memory latencies that pass while the last kernel still ends; many small programs are hardly ever late themselves."""
+    slow_to_start = occupancy.lds_bytes(config, problem, target) > 0
+    return (min(1, config.option("ahead")) + config.option("early")) if slow_to_start else 0
 
 
 def _launch(config: Config, problem: Problem, target: Target, fits: int) -> tuple[tuple[Phase[int], ...], float]:

@@ -45,6 +45,7 @@ class Facts:
         zero: what masked-off loads give.
         store_wait: assembly that waits until a wave's stores have landed; "" where a barrier does.
         sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a whole tile.
+        narrow: assembly that turns a result into C's type; "" where the compiler converts.
         overlap: assembly that lets the next kernel start, and that waits for the last one; empty where there is none.
         publish, observe: cache modifiers of partial sums that another program reads: where dies have an L2 each they
             must go past it.
@@ -65,6 +66,7 @@ class Facts:
     observe: str
     store_wait: str
     sum_elements: int
+    narrow: str
     overlap: Mapping[str, str]
 
     @property
@@ -123,6 +125,7 @@ def facts(problem: Problem, target: Target) -> Facts:
         observe,
         target.store_wait,
         target.sum_elements,
+        target.narrow.get(problem.c.name, ""),
         target.overlap,
     )
 

@@ -47,6 +47,8 @@ class Target:
         sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a whole tile.
         overlap: assembly by which consecutive kernels overlap: ``next`` lets the next one start, ``wait`` waits for what
             the last one wrote; empty where the hardware keeps them apart.
+        narrow: assembly that turns a float within range into a type of eight bits, in the lowest bits of a register, by
+            the type's name; where there is none the compiler converts.
         fp8: encoding its matrix units read: ``fn``, ``fnuz`` or ``none``.
         peak_tflops: dense matrix rate by dtype (``fp8`` for all eight-bit floats).
         features: capabilities templates and rules ask for.
@@ -78,6 +80,7 @@ class Target:
     store_wait: str
     sum_elements: int
     overlap: Mapping[str, str] = field(hash=False)
+    narrow: Mapping[str, str] = field(hash=False)
     fp8: str
     peak_tflops: Mapping[str, float] = field(hash=False)
     features: frozenset[str]

@@ -69,6 +69,23 @@ def test_a_load_of_less_than_2_gib_is_masked_without_a_branch(tmp_path: Path) ->
     assert branches[0] < branches[1]
 
 
+@pytest.mark.parametrize(("arch", "dtype"), [("gfx942", "fp8e5m2fnuz"), ("gfx950", "fp8e4m3fn")])
+def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str, tmp_path: Path) -> None:
+    """Triton's own conversions to it make whatever else a kernel computes in fp16 saturate."""
+    config, problem, target = (
+        Config("tile", 16, 16, 64, 1, 1, 1, 2),
+        Problem(16, 16, 64, dtype_c=dtype),
+        targets.load(arch),
+    )
+    changes = []
+    for how in (target, replace(target, narrow={})):
+        module = generate.module(problem, [config], how, tmp_path)
+        code = triton.build(triton.job(config, problem, how, str(module)))[1]
+        changes.append(sum(w >> 23 == 0x174 for w in words(code)))  # s_setreg_imm32_b32
+        triton._import.cache_clear()
+    assert changes[0] == 0 < changes[1]
+
+
 def test_rows_that_start_at_16_bytes_are_read_so(tmp_path: Path) -> None:
     """1000 is no multiple of 16, but rows of 1000 halves start at multiples of 16 bytes: loads are as wide as they get."""
     assert triton.divisors(Problem(3, 200, 1000)) == {"N": 8, "K": 8, "stride_a": 8, "stride_b": 8, "stride_c": 8}

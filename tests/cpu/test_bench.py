@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from tritongemm import bench as benches
 from tritongemm import registry, target
+from tritongemm import workbench as workbenches
 from tritongemm.bench import Bench
 from tritongemm.config import Config
 from tritongemm.errors import DriverError
@@ -209,6 +210,26 @@ def test_a_final_checks_everybody_and_races_those_that_are_right(device: Device,
     assert np.median(samples[names["faster"]]) == pytest.approx(2e-6)
     assert np.median(samples[names["right"]]) == pytest.approx(3e-6)
     assert device.graphs == 0 and device.modules == 0
+
+
+def test_each_sample_of_a_race_follows_the_same_kernel(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before: list[float] = []
+    monkeypatch.setattr(benches, "Head", lambda place: lambda: before.append(device.now))
+    *_, samples = ask(Bench(), "final", candidates(tmp_path, "right", "faster"), library="torch")
+    assert len(before) == sum(map(len, samples.values())) and len(set(before)) == len(before)
+
+
+def test_a_race_rests_as_long_as_it_works_where_arithmetic_draws_power(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(workbenches.time, "sleep", rests.append)
+    for m in (512, 1):
+        request = Request("final", Problem(m, 512, 512), target.load("sm90"), Protocol(rotating_mb=1), "nvidia", 0, ())
+        Workbench(request, device, 7).rest(m * 1e-6)  # type: ignore[arg-type]
+    assert rests == [512e-6]
 
 
 def test_a_check_races_nobody(device: Device, tmp_path: Path) -> None:

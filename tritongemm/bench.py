@@ -194,7 +194,7 @@ class Bench:
                     raise SystemExit(f"{config.name}: {trial.reason}")
             if request.kind == "final":
                 library = self._library(bench, request)
-                yield from self._race(bench, contenders, library)
+                yield from self._race(bench, contenders, library, request.watched)
         except Stumbled as fault:
             if fault.config is None and not self._lost():
                 raise fault.error from None
@@ -249,9 +249,10 @@ class Bench:
             return []
         return [Contender(None, graph, launches, calls)]
 
-    def _race(self, bench: Workbench, ours: list[Contender], library: list[Contender]) -> Iterator[Any]:
-        """Answers: {"racing": name} of who warms up, so that one that hangs is known, and of nobody when all have; then
-        samples by name, the library's under "", taken in rounds of a new order each, so that drift meets all alike."""
+    def _race(self, bench: Workbench, ours: list[Contender], library: list[Contender], watched: bool) -> Iterator[Any]:
+        """Answers: {"racing": name} of who warms up, so that one that hangs is known, and of nobody when all have, or of
+        whoever runs where the race is `watched`; then samples by name, the library's under "", taken in rounds of a new
+        order each, so that drift meets all alike."""
         entries = ours + library
         order = random.Random(bench.protocol.seed)
         headed = getattr(registry.load("timers", bench.protocol.timer), "HEADED", False)
@@ -267,6 +268,8 @@ class Bench:
         running, deadline = list(entries), time.perf_counter() + self.RACE_LIMIT
         for done in range(1, 4 * rounds + 1):
             for entry in order.sample(running, len(running)):
+                if watched:
+                    yield {"racing": entry.name}
                 if head:
                     head()
                 entry.samples.append(entry.sample(bench.timer))

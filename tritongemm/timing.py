@@ -172,7 +172,9 @@ class Gpu:
             samples: dict[str, list[float]] = {}
             cold, racing = True, ""
             try:
-                for answer in self._answers(self._request(kind, problem, left, library=library)):
+                # After a death in the race that nobody can be blamed for, whoever runs is named.
+                request = self._request(kind, problem, left, library=library, watched=deaths > 0)
+                for answer in self._answers(request):
                     if isinstance(answer, Trial):
                         trials.append(answer)
                     elif "cold" in answer:

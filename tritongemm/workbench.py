@@ -60,6 +60,7 @@ class Request:
         library: plug-in of backends/ that races with them, for ``final``, or that is asked, for ``enumerate``.
         most: configs that `enumerate` lists at most; 0 for all.
         best: seconds of the best screened so far; a candidate twice as slow is not measured further.
+        watched: the race names whoever runs next, sample by sample.
     """
 
     kind: str
@@ -72,6 +73,7 @@ class Request:
     library: str = ""
     most: int = 0
     best: float = math.inf
+    watched: bool = False
 
 
 class LibraryRefusal(Exception):

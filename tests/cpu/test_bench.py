@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -219,6 +220,16 @@ def test_each_sample_of_a_race_follows_the_same_kernel(
     monkeypatch.setattr(benches, "Head", lambda place: lambda: before.append(device.now))
     *_, samples = ask(Bench(), "final", candidates(tmp_path, "right", "faster"), library="torch")
     assert len(before) == sum(map(len, samples.values())) and len(set(before)) == len(before)
+
+
+def test_a_watched_race_names_who_runs(device: Device, tmp_path: Path) -> None:
+    for watched in (False, True):
+        given = (SIZE, target.load("sm90"), Protocol(rotating_mb=1), "nvidia", 0)
+        request = Request("final", *given, candidates(tmp_path, "right", "faster"), "torch", watched=watched)
+        *answers, samples = Bench()(request)
+        named = Counter(a["racing"] for a in answers if isinstance(a, dict) and "racing" in a)
+        warming = {name: 1 + (name == "") for name in samples}  # nobody is named once all have warmed up
+        assert named == Counter({n: warming[n] + watched * len(s) for n, s in samples.items()})
 
 
 def test_a_race_rests_as_long_as_it_works_where_arithmetic_draws_power(

@@ -120,6 +120,31 @@ def test_who_hangs_in_the_race_costs_itself(monkeypatch: pytest.MonkeyPatch) -> 
     assert final.trials[-1].reason == "in the race: no answer within 5 s; killed"
 
 
+def test_who_hangs_in_the_rounds_is_found_at_the_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naming each sample's runner costs time, so it begins after a death that nobody can be blamed for."""
+    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, Protocol(), 5)
+    configs = [Config("heuristic", n, 0, 0, backend="blaslt") for n in (1, 2, 3)]
+    watched = []
+
+    def ask(request: Request, timeout: float) -> Iterator[Any]:
+        watched.append(request.watched)
+        yield {"copies": 1, "cold": True}
+        yield from (Trial(c, "ok", stage="final") for c, _ in request.candidates)
+        yield {"racing": ""}
+        for config, _ in request.candidates:
+            if request.watched:
+                yield {"racing": config.name}
+            if config == configs[1]:
+                raise ChildTimeout("no answer")
+        yield {c.name: [1.0] for c, _ in request.candidates}
+
+    monkeypatch.setattr(gpu._child, "ask", ask)
+    final = gpu.final(SIZE, [Built(c, "") for c in configs], "torch")
+    assert watched == [False, True, True]
+    assert final.samples.keys() == {configs[0].name, configs[2].name}
+    assert {t.config.block_m: t.status for t in final.trials} == {1: "ok", 2: "timeout", 3: "ok"}
+
+
 @pytest.mark.parametrize("end", [ChildDied("exit status 1"), ChildTimeout("no answer")])
 def test_a_fault_costs_nobody_else(monkeypatch: pytest.MonkeyPatch, end: Exception) -> None:
     """Even where the process does not manage to end after it."""

@@ -1,12 +1,7 @@
-"""The GPU's process on the host: what it answers to right, slow, wrong, refused and faulting kernels, and what it frees.
-
-The device is a stand-in whose kernels compute with numpy on the operands' own memory and take the time they say.
-"""
+"""The GPU's process on the host: what it answers to right, slow, wrong, refused and faulting kernels, and what it frees."""
 
 from __future__ import annotations
 
-import ctypes
-import struct
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -18,126 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
+from host_device import FAULTS, Device, OnHost
 
 from tritongemm import bench as benches
 from tritongemm import registry, target
 from tritongemm import workbench as workbenches
 from tritongemm.bench import Bench
 from tritongemm.config import Config
-from tritongemm.errors import DriverError
 from tritongemm.launch import Buffer, Launch, Param
 from tritongemm.problem import Problem
 from tritongemm.trial import Trial
 from tritongemm.workbench import Protocol, Request, Workbench
 
 SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
-LIBRARY_SECONDS = 4e-6
-# microseconds of a launch, by what the kernel does
-KERNELS = {"right": 3, "slow": 50, "wrong": 1, "lazy": 1, "refused": 1, "faster": 2, "tires": float("nan")} | {
-    "balks": float("inf")
-}
-FAULTS = {"faults": "CUDA_ERROR_ILLEGAL_ADDRESS", "strays": "CUDA_ERROR_INVALID_ADDRESS_SPACE"}
-
-
-class OnHost(TorchFunctionMode):
-    """Puts on the CPU what is meant for the GPU."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if str(kwargs.get("device", "")).startswith("cuda"):
-            kwargs["device"] = "cpu"
-        return func(*args, **kwargs)
-
-
-class Device:
-    """Stands in for `driver.Device`; counts what it gives out and gets back."""
-
-    def __init__(self) -> None:
-        self.now, self.recording, self.fault = 0.0, None, False
-        self.modules = self.graphs = 0
-
-    def memory(self) -> tuple[int, int]:
-        return 1 << 33, 1 << 34
-
-    def synchronize(self) -> None:
-        if self.fault:
-            raise DriverError("synchronize", 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "")
-
-    def event(self) -> Event:
-        return Event(self)
-
-    def load(self, code: bytes) -> Module:
-        self.modules += 1
-        return Module(self, code.decode())
-
-    def begin_capture(self, stream: int) -> None:
-        self.recording = []
-
-    def end_capture(self, stream: int) -> Graph:
-        taken, self.recording = self.recording, None
-        self.graphs += 1
-        return Graph(self, taken)
-
-
-class Event:
-    def __init__(self, device: Device) -> None:
-        self.device = device
-
-    def record(self, stream: int) -> None:
-        self.at = self.device.now
-
-    def synchronize(self) -> None:
-        self.device.synchronize()
-
-    def elapsed_ms(self, later: Event) -> float:
-        return (later.at - self.at) * 1e3
-
-
-class Graph:
-    def __init__(self, device: Device, seconds: list[float] | None) -> None:
-        self.device, self.seconds = device, sum(seconds or [])
-
-    def launch(self, stream: int) -> None:
-        if self.seconds == float("inf"):
-            raise DriverError("graph_launch", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
-        if self.seconds != self.seconds:
-            self.device.fault = True
-            raise DriverError("graph_launch", 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access")
-        self.device.now += self.seconds or 32 * LIBRARY_SECONDS  # PyTorch's own launches are not recorded
-
-    def destroy(self) -> None:
-        self.device.graphs -= 1
-
-
-class Module:
-    def __init__(self, device: Device, kind: str) -> None:
-        self.device, self.kind = device, kind
-
-    def function(self, symbol: str) -> Module:
-        return self
-
-    def prepare(self, grid: Any, block: Any, shared: int, params: bytes, cluster: int, overlap: bool) -> Any:
-        if self.kind == "refused":
-            raise DriverError("prepare", 1, "CUDA_ERROR_INVALID_VALUE", "too much shared memory")
-        return SimpleNamespace(launch=lambda stream: self.run(params))
-
-    def run(self, params: bytes) -> None:
-        device = self.device
-        if device.recording is not None:
-            device.recording.append(KERNELS[self.kind] * 1e-6)
-            return
-        if self.kind in FAULTS:
-            device.fault = True
-            raise DriverError("launch", 700, FAULTS[self.kind], "an illegal memory access")
-        a, b, c, m, n, k = struct.unpack("<3Q3i", params)
-        if self.kind != "lazy":  # which writes nothing
-            there = [np.ctypeslib.as_array((ctypes.c_float * s).from_address(p)) for p, s in ((a, m * k), (b, k * n))]
-            out = np.ctypeslib.as_array((ctypes.c_float * (m * n)).from_address(c))
-            out[:] = (there[0].reshape(m, k) @ there[1].reshape(k, n)).ravel() * (2 if self.kind == "wrong" else 1)
-
-    def unload(self) -> None:
-        self.device.modules -= 1
 
 
 @pytest.fixture

@@ -163,17 +163,16 @@ def test_failures_do_not_stop_the_search(name: str, hopper: Case) -> None:
 
 
 def test_guided_finds_the_best_of_interacting_axes(hopper: Case) -> None:
-    """Now and then one config is far better than all its neighbours, and nothing but luck finds it."""
     over, model = [], []
-    for seed in range(16):
+    for seed in (13, 18, 19, 21):  # where the model's order misses by most
         costs = interacting(hopper, seed)
         batches = play("guided", hopper, costs.__getitem__, expected=hopper.expected)
         tried = flat(batches)
         assert len(tried) <= 0.05 * len(hopper.order) and len(batches) <= 6
         over.append(min(costs[c] for c in tried) / min(costs.values()) - 1)
         model.append(min(costs[c] for c in hopper.order[: len(tried)]) / min(costs.values()) - 1)
-    assert np.median(over) <= 0.01 and np.quantile(over, 0.85) <= 0.03
-    assert np.mean(model) > 0.05, "too easy: the model's order finds it alone"
+    assert np.mean(over) <= 0.01 and max(over) <= 0.03
+    assert np.mean(model) > 0.1, "too easy: the model's order finds it alone"
 
 
 def test_guided_finds_the_best_without_help_of_the_model(hopper: Case) -> None:

@@ -20,7 +20,8 @@ class Kept:
 
     Attributes:
         order, place: the configs, and where in their order each is.
-        templates, options: names of all their templates and options.
+        templates: names of all their templates.
+        options: names of the options that more than one value is kept of; others only repeat the template.
         axes: their axes, at least 0.5 where library configs leave them at 0, [n, len(AXES)].
         settings: their options, -1 where one has none of a name, [n, len(options)].
         membership: 1 for the template that is theirs, else 0, [n, len(templates)].
@@ -32,7 +33,11 @@ class Kept:
             self.place.setdefault(config, len(self.place))
         self.order = tuple(self.place)
         self.templates = tuple(dict.fromkeys(c.template for c in self.order))
-        self.options = tuple(sorted({name for options in {c.options for c in self.order} for name, _ in options}))
+        values: dict[str, set[int]] = {}
+        for options in {c.options for c in self.order}:
+            for name, value in options:
+                values.setdefault(name, set()).add(value)
+        self.options = tuple(sorted(name for name, found in values.items() if len(found) > 1))
         self.axes, self.settings, self.membership = self._columns(self.order)
         self._points = self._steps(self.axes, self.settings, self.membership)
 

@@ -20,8 +20,7 @@ FEWEST, MOST = 48, 128  # within these bounds
 FIRST = 0.25  # of the budget that goes to the first batch
 ROUNDS = 6  # batches; each is a barrier between compiling and timing
 PATIENCE, GAIN = 3, 0.003  # stop after so many batches that gain less than this
-LEADERS = 4  # whose neighbours are looked at, beside those of the best of each template
-RIVAL = 1.2  # that is no slower than this, relative to the best of all
+LEADERS = 4  # whose neighbours are looked at
 LOCAL = 0.6  # of a batch that goes to these neighbours
 BOLD = (1.0, 0.7, 0.5, 0.3, 0.0)  # standard deviations an unsure config is favoured by, batch after batch
 
@@ -89,16 +88,10 @@ def _refine(
     ok = [t.status == "ok" for t in trials.values()]
     logs = np.log([t.seconds if good else np.nan for t, good in zip(trials.values(), ok, strict=True)])
     surrogate.fit(np.array([kept.place[c] for c in trials]), logs)
-    ranked = sorted((t for t in trials.values() if t.status == "ok"), key=lambda t: (t.seconds, t.config))
-    rivals = {t.config.template: t for t in reversed(ranked) if t.seconds <= RIVAL * ranked[0].seconds}
-    leaders = dict.fromkeys([*(t.config for t in ranked[:LEADERS]), *(t.config for t in rivals.values())])
-    chosen: list[int] = []
-    for number, leader in enumerate(leaders):
-        # Each its share: what is known of one template would otherwise leave the others as they were first met.
-        near = [n for n in space.neighbours(leader) if n in kept.place and n not in trials]
-        places = np.setdiff1d(np.array([kept.place[c] for c in near], dtype=np.intp), chosen)
-        share = round(LOCAL * room * (number + 1) / len(leaders)) - len(chosen)
-        chosen += surrogate.choose(places, share, bold) if len(places) and share > 0 else []
+    leaders = sorted((t for t in trials.values() if t.status == "ok"), key=lambda t: (t.seconds, t.config))[:LEADERS]
+    near = dict.fromkeys(n for t in leaders for n in space.neighbours(t.config) if n in kept.place and n not in trials)
+    places = np.array([kept.place[c] for c in near], dtype=np.intp)
+    chosen = surrogate.choose(places, round(LOCAL * room), bold) if len(near) else []
     taken = {kept.place[c] for c in trials} | set(chosen)
     rest = np.setdiff1d(np.arange(len(kept.order)), list(taken))
     if len(rest):

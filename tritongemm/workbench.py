@@ -106,9 +106,9 @@ class Calls:
 class Head:
     """What runs before each sample: it reads memory on the whole device.
 
-    The host's way to the graph is then not in the sample. Nor is the order in which thread blocks were last dealt out:
-    that stays with the device from kernel to kernel, and library kernels launched in clusters are up to a tenth slower in
-    one order than in another; after this the order differs from sample to sample.
+    The host's way to the graph is then not in the sample. And some of cuBLAS's kernels have two speeds up to a tenth apart
+    and keep one of them until other kernels run in between: with one before each sample, more gains were found again
+    in another process.
 
     Args:
         place: torch device.

@@ -199,7 +199,7 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 # Rules about matrix instructions fed from tiles in LDS; the rest hold for any template.
-_MATRIX = ("tile", "tma", "persistent", "stream_k", "swap_ab", "ws_tma")
+_MATRIX = ("tile", "tma", "persistent", "stream_k", "ws_tma")
 _VECTOR = ("gemv",)
 _RINGS = ("ws_tma",)
 

@@ -3,8 +3,8 @@
 In a round every problem asks its strategy for a batch; what they ask for is compiled once for all of them and timed as
 the binaries arrive. A problem's next batch is thought out while the GPU times the others'. The first round takes in what
 other backends bring: their kernels are compiled with the rest, and libraries are asked while the first compiles run. When
-a problem's strategy asks for no more, its finalists are verified and raced, while the next batches of the others compile.
-What takes minutes to compile does so beside the line: only the final waits for it.
+a problem's strategy asks for no more, its finalists are verified and raced as soon as there is nothing to screen. What takes
+minutes to compile does so beside the line: only the final waits for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tritongemm.problem import Problem
 from tritongemm.record import Record
 from tritongemm.sideline import Sideline
 from tritongemm.store import Store
-from tritongemm.task import Judge, Plan, Task, Watcher
+from tritongemm.task import Judge, Plan, Task, Watcher, dealt
 from tritongemm.trial import Built, Trial
 
 # A judge is given binaries to screen, and other work on a task.
@@ -53,6 +53,7 @@ class Pipeline:
         self.solved: list[Record] = []
         self.unstored: dict[Problem, list[Trial]] = {}
         self._deadline = inf  # when the search ends, by time.monotonic
+        self._lanes: dict[int, Lane[Item]] = {}  # by the identity of their judge
 
     def tune(self, problems: Sequence[Problem]) -> dict[Problem, str]:
         """Tune the problems that have no record yet; records go to the store as they are made.
@@ -69,17 +70,19 @@ class Pipeline:
                 judge.start()
         # Not this run's own sizes: a resumed run has some of them already, and must try what the first would have.
         self.solved = [r for r in self.store.records() if r.problem not in set(problems)]
-        judges = [self.judges[i % len(self.judges)] for i in range(len(todo))]
-        tasks = [Task(p, j, self.plan.folder) for p, j in zip(todo, judges, strict=True)]
+        tasks = dealt(todo, self.judges, self.plan.folder)
         if self.plan.stop == "generate":
             return {t.problem: t.failure for t in self._planned(tasks) if t.failure}
         self.watcher.stage("final", 0 if self.plan.stop else len(tasks))
         running, ended = tasks, list[Task]()
-        with closing(Sideline(self.compiler)) as sideline:
+        with closing(Sideline(self.compiler)) as sideline, ThreadPoolExecutor(1) as thinker:
+            self._lanes = {id(judge): Lane[Item](partial(self._work, thinker)) for judge in self.judges}
             while running or ended:
                 if not running:
                     sideline.wait(ended, self._deadline)
-                running, ended = self._round(running, ended, sideline)
+                running, ended = self._round(running, ended, sideline, thinker)
+            for lane in self._lanes.values():
+                lane.close()
         if self.plan.stop == "compile":
             for task in (t for t in tasks if not any(b.status == "ok" for b in t.built.values())):
                 task.failure = task.failure or "no config could be compiled"
@@ -92,7 +95,20 @@ class Pipeline:
         return planning.planned(tasks, self.plan, self.compiler.jobs, self.solved, self.watcher)
 
     def _next(self, task: Task) -> bool:
-        """Send a task's trials to its strategy; whether it asks for more."""
+        """Send a task's trials to its strategy; whether it asks for more. If not, it races, unless it waits still."""
+        more = self._asks(task)
+        if not more and not task.slow:
+            self._race(task)
+        return more
+
+    def _race(self, task: Task) -> None:
+        if not self.plan.stop:
+            self._put(task, self._finish, later=True)
+
+    def _put(self, task: Task, thing: Built | Callable[[Task], None], later: bool = False) -> None:
+        self._lanes[id(task.judge)].put((task, thing), later)
+
+    def _asks(self, task: Task) -> bool:
         if task.failure or self.plan.stop or time.monotonic() > self._deadline:
             return False
         try:
@@ -102,36 +118,34 @@ class Pipeline:
         except StopIteration:
             return False
 
-    def _round(self, tasks: list[Task], ended: list[Task], sideline: Sideline) -> tuple[list[Task], list[Task]]:
-        """Compile and screen what the strategies of `tasks` ask for, and race those of the `ended` that wait for nothing.
+    def _round(
+        self, tasks: list[Task], ended: list[Task], sideline: Sideline, thinker: ThreadPoolExecutor
+    ) -> tuple[list[Task], list[Task]]:
+        """Compile and screen what the strategies of `tasks` ask for, and race those of the `ended` that wait no more.
 
         Returns:
-            The tasks whose strategies ask for more, and those whose do not.
+            The tasks whose strategies ask for more, and those whose do not but that wait for slow compiles.
         """
         wanted: dict[str, list[tuple[Task, Config]]] = {}
-        held = []
-        with ThreadPoolExecutor(1) as thinker:
-            judges = {id(t.judge) for t in (*tasks, *ended)}
-            lanes = {judge: Lane[Item](partial(self._work, thinker)) for judge in judges}
-            for task in (*tasks, *ended):
-                self._take_late(task, lanes[id(task.judge)])
-            for task in ended:
-                if task.slow:
-                    held.append(task)
-                elif not self.plan.stop:
-                    lanes[id(task.judge)].put((task, self._finish))
-            for task in tasks:
-                if not task.asked and not self.plan.stop:
-                    lanes[id(task.judge)].put((task, self._ask_libraries))
-            for built in self.compiler.stream(self._wanted(tasks, wanted, sideline, thinker), self._deadline):
-                for task, config in wanted.pop(built.digest, ()):
-                    self.watcher.step("compile")
-                    lanes[id(task.judge)].put((task, replace(built, config=config)))
-            for lane in lanes.values():
-                lane.close()
-        asks = [task.more is not None and task.more.result() for task in tasks]
-        over = [t for t, a in zip(tasks, asks, strict=True) if not a]
-        return [t for t, a in zip(tasks, asks, strict=True) if a], [*held, *over]
+        for task in (*tasks, *ended):
+            self._take_late(task)
+        for task in ended:
+            if not task.slow:
+                self._race(task)
+        for task in tasks:
+            if not task.asked and not self.plan.stop:
+                self._put(task, self._ask_libraries)
+        for built in self.compiler.stream(self._wanted(tasks, wanted, sideline, thinker), self._deadline):
+            for task, config in wanted.pop(built.digest, ()):
+                self.watcher.step("compile")
+                self._put(task, replace(built, config=config))
+        for lane in self._lanes.values():
+            lane.wait()
+        going = [task for task in tasks if task.more is not None and task.more.result()]
+        for task in tasks:
+            if task.more is None and not task.slow:  # its time was up before its kernels were compiled
+                self._race(task)
+        return going, [t for t in (*ended, *tasks) if t.slow and t not in going]
 
     def _wanted(
         self,
@@ -162,7 +176,7 @@ class Pipeline:
                 wanted.setdefault(job.digest, []).append((task, config))
                 yield job
 
-    def _take_late(self, task: Task, lane: Lane[Item]) -> None:
+    def _take_late(self, task: Task) -> None:
         """Screen what has been compiled beside the line meanwhile; once the time is spent, go on without the rest."""
         slow, task.slow, builds = task.slow, [], list[Built]()
         for config, future in slow:
@@ -172,7 +186,7 @@ class Pipeline:
                 task.slow.append((config, future))
         if builds:
             self.watcher.step("compile", len(builds))
-            lane.put((task, partial(self._look, builds=builds)))
+            self._put(task, partial(self._look, builds=builds))
         if task.slow and time.monotonic() > self._deadline:
             for backend in dict.fromkeys(c.backend for c, _ in task.slow):
                 count = sum(c.backend == backend for c, _ in task.slow)

@@ -139,6 +139,19 @@ class Task:
         )
 
 
+def dealt(problems: Iterable[Problem], judges: Sequence[Judge], folder: Path) -> list[Task]:
+    """Problems dealt out among judges, those that keep a device busy longest first.
+
+    It times them while kernels for the others compile.
+    """
+
+    def least_seconds(problem: Problem) -> float:
+        return judges[0].target.roofline_seconds(problem.flops, problem.bytes, problem.a)
+
+    longest = sorted(problems, key=least_seconds, reverse=True)
+    return [Task(p, judges[i % len(judges)], folder) for i, p in enumerate(longest)]
+
+
 def no_search() -> Search:
     """The search of a run that leaves Triton's space alone: one batch, empty."""
     yield []

@@ -108,6 +108,29 @@ def test_a_lane_that_ended_takes_no_more() -> None:
         lane.close()
 
 
+def test_a_lane_does_last_what_can_wait() -> None:
+    """Races are held while nothing waits to be screened; nobody but the end waits for them."""
+    begun, go, done = threading.Event(), threading.Event(), list[list[int]]()
+
+    def work(things: list[int]) -> None:
+        begun.set()
+        go.wait(10)
+        done.append(things)
+
+    lane = Lane(work)
+    lane.put(0)
+    begun.wait(10)  # the rest is queued while it works
+    lane.put(10, later=True)
+    lane.put(11, later=True)
+    lane.put(1)
+    lane.put(2)
+    threading.Timer(0.1, go.set).start()
+    lane.wait()
+    assert done[:2] == [[0], [1, 2]]
+    lane.close()
+    assert done == [[0], [1, 2], [10], [11]]
+
+
 def test_what_ends_while_it_is_asked_for_is_not_lost() -> None:
     """A slow compile may end between any two looks at it."""
 
@@ -122,8 +145,9 @@ def test_what_ends_while_it_is_asked_for_is_not_lost() -> None:
     future.set_result(Built(config, "digest"))
     watcher = SimpleNamespace(step=lambda *_: None)
     line: Any = Pipeline([], SimpleNamespace(), SimpleNamespace(), SimpleNamespace(), watcher)  # type: ignore[arg-type]
-    task: Any = SimpleNamespace(slow=[(config, future)], failure="")
+    task: Any = SimpleNamespace(slow=[(config, future)], failure="", judge=None)
+    line._lanes[id(None)] = SimpleNamespace(put=lambda item, later: taken.append(item))
     for _ in range(2):
-        line._take_late(task, SimpleNamespace(put=taken.append))
+        line._take_late(task)
     ((whose, look),) = taken
     assert whose is task and [b.config for b in look.keywords["builds"]] == [config] and task.slow == []

@@ -31,6 +31,7 @@ from tritongemm.trial import Built
 from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
 
 _BUILT = "built.json"
+GIVES_WAY = 5  # niceness of compilers: what plans, searches and times goes first, for they all wait for it
 _ROOM = 64 << 20  # bytes a compiler may need for its files; nvcc keeps a few stages of a large source
 
 
@@ -118,6 +119,7 @@ class Builder:
 
     def __init__(self) -> None:
         self._builds = 0
+        os.nice(GIVES_WAY)
         gc.disable()
 
     def __call__(self, request: tuple[Job, str]) -> Iterator[Built | OutputError]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tritongemm.codegen.kernels import kernel_template
 from tritongemm.config import Config
 from tritongemm.space import AXES
 
@@ -25,6 +27,8 @@ class Kept:
         axes: their axes, at least 0.5 where library configs leave them at 0, [n, len(AXES)].
         settings: their options, -1 where one has none of a name, [n, len(options)].
         membership: 1 for the template that is theirs, else 0, [n, len(templates)].
+        first: the place of the first config that differs from each in run-time options at most, [n].
+        twinned: whether any two do.
     """
 
     def __init__(self, order: Sequence[Config]) -> None:
@@ -40,6 +44,17 @@ class Kept:
         self.options = tuple(sorted(name for name, found in values.items() if len(found) > 1))
         self.axes, self.settings, self.membership = self._columns(self.order)
         self._points = self._steps(self.axes, self.settings, self.membership)
+        self._firsts: dict[tuple[object, ...], int] = {}
+        self.first = np.array([self._firsts.setdefault(_fixed(c), i) for i, c in enumerate(self.order)], dtype=np.intp)
+        self.twinned = len(self._firsts) < len(self.order)
+
+    def stand_in(self, config: Config) -> int | None:
+        """Place of the first config that differs in run-time options at most; `config` itself need not be kept."""
+        return self._firsts.get(_fixed(config))
+
+    def twins(self, config: Config) -> list[Config]:
+        """The configs that differ from a kept one in run-time options at most, in order."""
+        return [self.order[i] for i in np.flatnonzero(self.first == self.first[self.place[config]])]
 
     @staticmethod
     def _steps(axes: Floats, settings: Floats, membership: Floats) -> Floats:
@@ -85,6 +100,19 @@ class Kept:
                 seen.update(new)
         _fill(first, fair, count)
         return list(first)
+
+
+def _fixed(config: Config) -> tuple[object, ...]:
+    """A config without its run-time options."""
+    c = config
+    axes = (c.block_m, c.block_n, c.block_k, c.group_m, c.split_k, c.num_warps, c.num_stages)
+    return c.backend, c.template, *axes, _constant(c.template, c.options)
+
+
+@cache
+def _constant(template: str, options: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    run_time = kernel_template(template).run_time
+    return tuple(o for o in options if o[0] not in run_time)
 
 
 def _fill(chosen: dict[Config, None], more: Sequence[Config], count: int) -> None:

@@ -1,4 +1,8 @@
-"""Strategy: a few large batches, each where a learned correction of the model expects the fastest."""
+"""Strategy: a few large batches, each where a learned correction of the model expects the fastest.
+
+Of configs that differ in run-time options only, and need one binary, the best predicted stands for all; those like the
+fastest are tried at the end.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,8 @@ ROUNDS = 6  # batches; each is a barrier between compiling and timing
 PATIENCE, GAIN = 3, 0.003  # stop after so many batches that gain less than this
 LEADERS = 4  # whose neighbours are looked at
 LOCAL = 0.6  # of a batch that goes to these neighbours
+LAST = 0.125  # of the budget that goes to other run-time options of the fastest,
+WITHIN = 1.1  # those at most so much slower than the best
 BOLD = (1.0, 0.7, 0.5, 0.3, 0.0)  # standard deviations an unsure config is favoured by, batch after batch
 
 
@@ -46,14 +52,15 @@ def search(
     budget = min(count, budget or default_budget(count))
     first = max(1, min(budget, round(FIRST * budget)))
     batch = list(dict.fromkeys([*kept.seeds(seeds), *kept.spread(first)]))[:first]
-    each = max(1, -(-(budget - first) // (ROUNDS - 1)))
+    searched = budget - round(LAST * budget) * kept.twinned
+    each = max(1, -(-(searched - first) // (ROUNDS - 1)))
     trials = {t.config: t for t in (yield batch)}
     surrogate: Surrogate | None = None
     stale = 0
-    for number in range(budget):
-        room = min(each, budget - len(trials))
+    for number in range(searched):
+        room = min(each, searched - len(trials))
         if room <= 0 or stale >= PATIENCE:
-            return
+            break
         before = best(trials.values())
         if before == np.inf:
             # Nothing to learn from yet: on along the order.
@@ -64,6 +71,8 @@ def search(
                 batch = _refine(space, kept, surrogate, trials, room, BOLD[min(number, len(BOLD) - 1)])
         trials |= {t.config: t for t in (yield batch)}
         stale = 0 if best(trials.values()) < before * (1 - GAIN) or before == np.inf else stale + 1
+    if last := _twins(kept, trials)[: budget - len(trials)]:
+        yield last
 
 
 def default_budget(count: int) -> int:
@@ -88,12 +97,23 @@ def _refine(
     ok = [t.status == "ok" for t in trials.values()]
     logs = np.log([t.seconds if good else np.nan for t, good in zip(trials.values(), ok, strict=True)])
     surrogate.fit(np.array([kept.place[c] for c in trials]), logs)
-    leaders = sorted((t for t in trials.values() if t.status == "ok"), key=lambda t: (t.seconds, t.config))[:LEADERS]
-    near = dict.fromkeys(n for t in leaders for n in space.neighbours(t.config) if n in kept.place and n not in trials)
-    places = np.array([kept.place[c] for c in near], dtype=np.intp)
-    chosen = surrogate.choose(places, round(LOCAL * room), bold) if len(near) else []
-    taken = {kept.place[c] for c in trials} | set(chosen)
-    rest = np.setdiff1d(np.arange(len(kept.order)), list(taken))
+    tried = {kept.first[kept.place[c]] for c in trials}
+    found = (kept.stand_in(n) for t in _fastest(trials)[:LEADERS] for n in space.neighbours(t.config))
+    places = np.array(list(dict.fromkeys(p for p in found if p is not None and p not in tried)), dtype=np.intp)
+    chosen = surrogate.choose(places, round(LOCAL * room), bold) if len(places) else []
+    rest = np.setdiff1d(kept.first, [*tried, *chosen])
+    if not len(rest):  # nothing but run-time options is left
+        rest = np.setdiff1d(np.arange(len(kept.order)), [*(kept.place[c] for c in trials), *chosen])
     if len(rest):
         chosen += surrogate.choose(rest, room - len(chosen), bold)
     return [kept.order[i] for i in chosen]
+
+
+def _fastest(trials: dict[Config, Trial]) -> list[Trial]:
+    return sorted((t for t in trials.values() if t.status == "ok"), key=lambda t: (t.seconds, t.config))
+
+
+def _twins(kept: Kept, trials: dict[Config, Trial]) -> list[Config]:
+    """Configs that differ from one of the fastest in run-time options only, the fastest's first."""
+    near = [t.config for t in _fastest(trials) if t.seconds <= WITHIN * best(trials.values())]
+    return list(dict.fromkeys(c for leader in near for c in kept.twins(leader) if c not in trials))

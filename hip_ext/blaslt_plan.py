@@ -127,9 +127,9 @@ class Plan:
             values.append((name, value.value))
         return Algorithm(raw, workspace, tuple(values))
 
-    def every(self) -> Iterator[Algorithm]:
-        """`algorithms`, on cuBLASLt followed by those of `blaslt_variants`."""
-        return iter(self.algorithms) if self.library.extension is not None else blaslt_variants.wider(self)
+    def every(self, units: int) -> Iterator[Algorithm]:
+        """`algorithms`, on cuBLASLt followed by those of `blaslt_variants`, for so many compute units."""
+        return iter(self.algorithms) if self.library.extension is not None else blaslt_variants.wider(self, units)
 
     def rebuild(self, values: Mapping[str, int]) -> Algorithm | None:
         """The algorithm of these values, if the library supports it here; None otherwise."""

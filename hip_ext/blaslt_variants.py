@@ -1,17 +1,20 @@
 """More of cuBLASLt's algorithms than its heuristics name, which stop at eight whatever is asked for.
 
 Two ways: the heuristics are asked again with some of their choices forbidden, and each algorithm they name is changed
-in one attribute at a time, as far as its capabilities go. The library itself checks every one of them for the problem.
+in one attribute at a time, as far as its capabilities go; of their tiles those that fill the device best come first. The
+library itself checks every one of them for the problem.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref, c_int32, c_size_t, c_uint32
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from tritongemm.errors import DriverError
 from tritongemm.hip_ext.blaslt import Algorithm
+from tritongemm.hip_ext.blaslt_tables import tiles
 
 if TYPE_CHECKING:
     from tritongemm.hip_ext.blaslt_plan import Plan
@@ -21,6 +24,7 @@ _SPLIT_K, _REDUCTIONS, _SWIZZLE, _TILES, _CUSTOM_MOST, _STAGES = 0, 1, 2, 6, 7, 
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32)
 CLUSTERS = range(2, 17)  # all shapes of up to 16 blocks, powers of two
 REDUCTIONS = (1, 2, 4)  # in place, in the compute type, in the output type
+_EDGE = 32  # elements that one more of a tile's rows or columns costs, for it must be loaded
 
 
 def number(plan: Plan, algorithm: Algorithm, capability: int) -> int:
@@ -46,7 +50,7 @@ def numbers(plan: Plan, algorithm: Algorithm, capability: int) -> list[int]:
 
 
 def around(plan: Plan, algorithm: Algorithm) -> Iterator[Mapping[str, int]]:
-    """The algorithm's attributes with one thing changed; not all of them exist."""
+    """The algorithm's attributes with one thing changed, but for its tile; not all of them exist."""
     values = dict(algorithm.values)
 
     def changed(name: str, choices: Sequence[int]) -> Iterator[Mapping[str, int]]:
@@ -63,12 +67,33 @@ def around(plan: Plan, algorithm: Algorithm) -> Iterator[Mapping[str, int]]:
     yield from changed("custom", range(number(plan, algorithm, _CUSTOM_MOST) + 1))
     yield from changed("swizzle", range(number(plan, algorithm, _SWIZZLE) + 1))
     yield from changed("stages", numbers(plan, algorithm, _STAGES))
-    yield from changed("tile", numbers(plan, algorithm, _TILES))
 
 
-def wider(plan: Plan) -> Iterator[Algorithm]:
+def retiled(plan: Plan, seeds: Sequence[Algorithm], units: int) -> Iterator[Mapping[str, int]]:
+    """The seeds' attributes with each tile they can have, those that take `units` compute units least time first.
+
+    256 x 28672 on 132 SMs is 224 tiles of 128 x 256, or 256 of 128 x 224: two rounds of either, but these are shorter.
+    """
+    shapes, d = tiles(), plan.matmul.d
+
+    def seconds(tile: int) -> int:
+        rows, cols = shapes[tile]
+        rounds = -(-(-(-d.rows // rows) * -(-d.cols // cols) * d.batch) // units)
+        return rounds * (rows * cols + _EDGE * (rows + cols))
+
+    able = {seed.values: set(numbers(plan, seed, _TILES)) for seed in seeds}
+    for tile in sorted(set().union(*able.values()) & shapes.keys(), key=seconds):
+        yield from ({**dict(s.values), "tile": tile} for s in seeds if tile in able[s.values])
+
+
+def wider(plan: Plan, units: int) -> Iterator[Algorithm]:
     """The plan's algorithms, what the heuristics say when split-K or workspace is forbidden, then the changed ones; each
-    is made when it is asked for, since the library takes milliseconds to check a hundred."""
+    is made when it is asked for, since the library takes milliseconds to check a hundred.
+
+    Args:
+        plan: the matmul made ready.
+        units: compute units of the device.
+    """
     found: dict[tuple[tuple[str, int], ...], Algorithm] = {}
 
     def new(algorithm: Algorithm | None) -> Iterator[Algorithm]:
@@ -81,7 +106,12 @@ def wider(plan: Plan) -> Iterator[Algorithm]:
     for mask, workspace in ((0, plan.workspace), (1, plan.workspace), (2, plan.workspace), (4, plan.workspace), (7, 0)):
         for algorithm in plan.heuristics(workspace, mask):
             yield from new(algorithm)
-    for seed in list(found.values()):
-        for values in around(plan, seed):
-            if tuple(values.items()) not in found:
-                yield from new(plan.rebuild(values))
+    first, others = list(found.values())[:1], list(found.values())[1:]
+    changes = (
+        *(around(plan, seed) for seed in first),
+        retiled(plan, [*first, *others], units),
+        *(around(plan, seed) for seed in others),
+    )
+    for values in chain.from_iterable(changes):
+        if tuple(values.items()) not in found:
+            yield from new(plan.rebuild(values))

@@ -153,6 +153,23 @@ def test_algorithms_become_configs_that_find_their_way_back(library):
         torch.testing.assert_close(c, expected(problem, a, b, bias))
 
 
+def test_tiles_that_fill_the_device_come_first(monkeypatch):
+    """224 columns make two rounds of 256 tiles on 132 SMs; 256 columns two rounds of longer ones, 128 four."""
+    of = {shape: tile for tile, shape in blaslt_tables.tiles().items()}
+    capable = {"one": [of[256, 128], of[128, 128], of[224, 128]], "other": [of[224, 128], of[64, 64], 10_000]}
+    monkeypatch.setattr(blaslt_variants, "numbers", lambda plan, seed, _: capable[dict(seed.values)["name"]])
+    plan = SimpleNamespace(matmul=SimpleNamespace(d=Matrix("bf16", 28672, 256, 28672)))
+    seeds = [blaslt.Algorithm(b"", 0, (("name", name), ("tile", 1))) for name in capable]
+    found = [(v["name"], blaslt_tables.tiles()[v["tile"]]) for v in blaslt_variants.retiled(plan, seeds, 132)]
+    assert found == [
+        ("one", (224, 128)),
+        ("other", (224, 128)),
+        ("one", (256, 128)),
+        ("one", (128, 128)),
+        ("other", (64, 64)),
+    ]
+
+
 @pytest.mark.parametrize("bias", ["none", "n"])
 def test_an_algorithm_serves_operands_that_move(library, bias, monkeypatch):
     problem = Problem(5, 7, 3, **F32, bias=bias, row_major_b=False)

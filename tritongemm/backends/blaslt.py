@@ -71,8 +71,7 @@ def _stream(device: int) -> int:
     """Handle of torch's current stream."""
     import torch
 
-    stream: int = torch._C._cuda_getCurrentRawStream(device)
-    return stream
+    return int(torch._C._cuda_getCurrentRawStream(device))
 
 
 def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
@@ -178,10 +177,13 @@ def enumerate(problem: Problem, operands: Operands, most: int = 0) -> list[Confi
         operands: as for `operation`.
         most: how many at most, of each way to accumulate; 0 for all.
     """
-    now, found = version(), list[Config]()
+    import torch
+
+    c, now, found = operands["c"], version(), list[Config]()
+    units = torch.cuda.get_device_properties(c.device).multi_processor_count if c.is_cuda else 1
     for fast in _accumulations(problem):
         prepared = _prepared(problem, operands, fast)
-        algorithms = islice(prepared[0].every(), most or None) if prepared else ()
+        algorithms = islice(prepared[0].every(units), most or None) if prepared else ()
         found += [_config(algorithm, index, now, fast) for index, algorithm in builtins.enumerate(algorithms)]
     return found
 
@@ -294,7 +296,5 @@ def _listed(problem: Problem) -> list[Config]:
     a = empty(problem.m, problem.k, problem.a.torch, problem.row_major_a)
     b = empty(problem.k, problem.n, problem.b.torch, problem.row_major_b)
     c = empty(problem.m, problem.n, problem.c.torch, True)
-    vectors = {
-        e.name: torch.empty(e.count, dtype=getattr(torch, e.dtype.torch), device="cuda") for e in extras(problem)
-    }
-    return enumerate(problem, {"a": a, "b": b, "c": c} | vectors)
+    added = {e.name: torch.empty(e.count, dtype=getattr(torch, e.dtype.torch), device="cuda") for e in extras(problem)}
+    return enumerate(problem, {"a": a, "b": b, "c": c} | added)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -32,10 +32,9 @@ class KernelTemplate:
     Attributes:
         name: stem of its file, and of the function in it.
         summary: one line on what it does.
-        constexprs: options of a config that are constants of the kernel. One that names ``tail`` takes a BLOCK_N of two
-            powers of two, and is told the smaller.
-        run_time: options that are arguments of the kernel, after GROUP_M: one binary serves all their values. Options
-            of neither kind go to the compiler.
+        constexprs: options of a config that are constants of the kernel; the others go to the compiler. One that names
+            ``tail`` takes a BLOCK_N of two powers of two, and is told the smaller.
+        overlap: those of them that say how consecutive launches overlap; the search leaves them to its end.
         defaults: value of such an option where a config does not name it.
         grid: expressions of the three grid sizes.
         workspace: expression of the scratch elements (four bytes each, any contents).
@@ -52,7 +51,7 @@ class KernelTemplate:
     name: str
     summary: str
     constexprs: tuple[str, ...]
-    run_time: tuple[str, ...]
+    overlap: tuple[str, ...]
     defaults: dict[str, int]
     grid: tuple[str, str, str]
     workspace: str
@@ -64,13 +63,8 @@ class KernelTemplate:
     compiler: dict[str, str]
     interpreted: bool
 
-    @property
-    def read(self) -> tuple[str, ...]:
-        """Options that the kernel's text reads."""
-        return self.constexprs + self.run_time
-
     def value(self, config: Config, option: str) -> int:
-        """A config's value of one of `read`: an option of its own, or one that every config has."""
+        """A config's value of one of `constexprs`: an option of its own, or one that every config has."""
         fixed = {"num_warps": config.num_warps, "num_stages": config.num_stages, "tail": tail(config.block_n)}
         return fixed[option] if option in fixed else config.option(option, self.defaults.get(option, 0))
 
@@ -139,7 +133,7 @@ def kernel_template(name: str) -> KernelTemplate:
         name=name,
         summary=facts["summary"],
         constexprs=tuple(facts.get("constexprs", ())),
-        run_time=tuple(facts.get("run_time", ())),
+        overlap=tuple(facts.get("overlap", ())),
         defaults=dict(facts.get("defaults", {})),
         grid=tuple(str(g) for g in facts["grid"]),  # type: ignore[arg-type]
         workspace=str(facts.get("workspace", 0)),
@@ -153,24 +147,11 @@ def kernel_template(name: str) -> KernelTemplate:
     )
 
 
-def kernel_name(config: Config) -> str:
-    """The name of a config's kernel in its binary: the config's, without what is an argument there."""
-    arguments = kernel_template(config.template).run_time
-    fixed = replace(config, options=tuple((k, v) for k, v in config.options if k not in arguments))
-    return fixed.name.replace(f"__gm{config.group_m}", "", 1)
-
-
-def run_time(config: Config) -> dict[str, int]:
-    """What a config passes to its kernel beside the problem's sizes, by parameter name, in order."""
-    template = kernel_template(config.template)
-    return {"GROUP_M": config.group_m} | {o.upper(): template.value(config, o) for o in template.run_time}
-
-
 def constants(config: Config, problem: Problem) -> dict[str, Any]:
     """Compile-time constants of a config's kernel, by parameter name."""
     template = kernel_template(config.template)
     values: dict[str, Any] = {
-        "CONFIG": kernel_name(config),
+        "CONFIG": config.kernel_name,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
@@ -201,7 +182,7 @@ def fault(config: Config, known: Collection[str] = ()) -> str | None:
     for letter, value in (("gm", config.group_m), ("sk", config.split_k), ("s", config.num_stages)):
         if value < 1:
             return f"{letter} must be at least 1, not {value}"
-    usable = {*kernel_template(config.template).read, *known}
+    usable = {*kernel_template(config.template).constexprs, *known}
     unknown = [name for name, _ in config.options if name not in usable]
     if unknown:
         return f"nothing reads {', '.join(unknown)}; its options can be {', '.join(sorted(usable)) or 'none'}"
@@ -211,7 +192,7 @@ def fault(config: Config, known: Collection[str] = ()) -> str | None:
 def compiler_options(config: Config) -> dict[str, int]:
     """Options of a config that go to the compiler rather than into the kernel's text."""
     template = kernel_template(config.template)
-    options = {k: v for k, v in config.options if k not in template.read}
+    options = {k: v for k, v in config.options if k not in template.constexprs}
     scope = {option.upper(): template.value(config, option) for option in template.constexprs}
     fixed = {k: int(eval(v, {"__builtins__": {}, "min": min}, scope)) for k, v in template.compiler.items()}
     return {"num_warps": config.num_warps, "num_stages": config.num_stages, **options, **fixed}
@@ -226,7 +207,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
         compute_units: CUs or SMs, for templates whose grid fills the device once.
     """
     template = kernel_template(config.template)
-    scope = constants(config, problem) | run_time(config) | {"M": problem.m, "N": problem.n, "K": problem.k}
+    scope = {**constants(config, problem), "GROUP_M": config.group_m, "M": problem.m, "N": problem.n, "K": problem.k}
     scope |= {"cdiv": lambda a, b: -(-a // b), "min": min, "max": max, "COMPUTE_UNITS": compute_units}
 
     def value(expression: str) -> int:

@@ -154,11 +154,11 @@ def module_name(problem: Problem) -> str:
 
 
 def _rows(configs: list[Config]) -> Iterator[str]:
-    """A line for each config: its name, what its kernel reads in capitals, the options of the compiler."""
+    """A line for each config: its name, its kernel's constants in capitals, the options of the compiler."""
 
     def pairs(config: Config) -> str:
         template = kernel_template(config.template)
-        constants = {option.upper(): template.value(config, option) for option in template.read}
+        constants = {option.upper(): template.value(config, option) for option in template.constexprs}
         return " ".join(f"{k}={v}" for k, v in (constants | compiler_options(config)).items())
 
     for c, rest in zip(configs, Alike(configs).ask(pairs), strict=True):

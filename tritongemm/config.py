@@ -61,6 +61,11 @@ class Config:
         fixed += f"__sk{self.split_k}__w{self.num_warps}__s{self.num_stages}"
         return prefix + fixed + "".join(f"__{k}{v}" for k, v in self.options)
 
+    @property
+    def kernel_name(self) -> str:
+        """As `name`, without what is an argument of the kernel and does not change its binary."""
+        return self.name.replace(f"__gm{self.group_m}", "", 1)
+
     @classmethod
     def parse(cls, name: str) -> Config:
         """The config that `name` describes.

@@ -33,7 +33,7 @@ COLUMNS = (
     "dtypes", "trans", "multiple", "small",
 )  # fmt: skip
 _TILES = kernels.kernel_template("tile").grid
-_SIZES = ("m", "n", "k", "lda", "ldb", "ldc")
+_SIZES = ("m", "n", "k", "lda", "ldb", "ldc", "group_m")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,9 +120,7 @@ def _misfit(record: Record, launch: Any) -> str | None:
 
 def _row(record: Record, launch: Launch, name: str, target: Target) -> dict[str, Any]:
     problem, config = record.problem, record.config
-    told = kernels.run_time(config)
     order = [*kernels.operands(problem), *_SIZES]
-    order += ["group_m" if name == "GROUP_M" else str(value) for name, value in told.items()]
     order += ["null"] * (len(launch.params) - len(order))  # Triton's own scratch
     # What the compiler was told of the sizes holds for every size the kernel may compute.
     known = divisors(problem)

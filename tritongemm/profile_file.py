@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm import generate
-from tritongemm.codegen import kernels
 from tritongemm.errors import OutputError
 from tritongemm.problem import Problem
 from tritongemm.record import Record
@@ -101,7 +100,7 @@ def _row(problem: Problem, stages: Mapping[str, Trial], record: Record | None) -
     return {
         "backend": config.backend,
         "config": config.name,
-        "kernel": kernels.kernel_name(config) if config.backend == "triton" else config.template,
+        "kernel": config.kernel_name if config.backend == "triton" else config.template,
         "solution": config.option("index") if "index" in dict(config.options) else "",
         "splitK": config.split_k,
         "status": last.status,

@@ -40,7 +40,7 @@ def prepare(setting: Setting) -> Ready:
     for config in tried:
         options = kernels.compiler_options(config)
         warps, stages = options.pop("num_warps"), options.pop("num_stages")
-        own = {"CONFIG": config.name, **kernels.run_time(config)}
+        own = {"CONFIG": config.name, "GROUP_M": config.group_m}
         values = {**kernels.constants(config, problem), **own, **options}
         configs.append(triton.Config(values, num_warps=warps, num_stages=stages))
     tuner = triton.autotune(configs, key=["M", "N", "K"])(getattr(module, TEMPLATE))

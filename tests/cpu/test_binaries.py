@@ -12,7 +12,6 @@ import pytest
 from tritongemm import generate
 from tritongemm import target as targets
 from tritongemm.backends import triton
-from tritongemm.codegen import kernels
 from tritongemm.compile import Cache, Compiler
 from tritongemm.config import Config
 from tritongemm.problem import Problem
@@ -118,7 +117,7 @@ def test_triton_compiles_without_a_gpu_and_only_once(tmp_path: Path, session_cac
     try:
         found = {b.config: b for b in made.stream(triton.job(c, problem, target, str(module)) for c in (good, large))}
         assert found[good].status == "ok", found[good].reason
-        assert (found[good].symbol, found[good].threads) == (kernels.kernel_name(good), 64)
+        assert (found[good].symbol, found[good].threads) == (good.kernel_name, 64)
         assert found[good].registers > 0 and os.path.getsize(found[good].path) > 1000
         assert (found[large].status, found[large].path) == ("out_of_resources", "")
         assert "shared memory" in found[large].reason and "> 65536 bytes" in found[large].reason

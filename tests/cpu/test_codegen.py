@@ -106,7 +106,7 @@ def test_a_grid_is_written_down_once(m: int, n: int, k: int, config: Config) -> 
     ours = kernels.geometry(config, problem, SM90.compute_units)
     scope = geometries()
     constants = {k: v for k, v in kernels.constants(config, problem).items() if k not in ("CONFIG", "EVEN_K")}
-    constants |= kernels.run_time(config)
+    constants["GROUP_M"] = config.group_m
     grid, workspace, semaphores = scope[f"geometry_{config.template}"](m, n, k, **constants)
     assert (tuple(grid), 4 * workspace, 4 * semaphores) == (ours.grid, ours.workspace_bytes, ours.semaphore_bytes)
     assert all(x >= 1 for x in ours.grid)
@@ -247,9 +247,9 @@ def test_every_config_has_its_own_kernel_name(target: targets.Target, tmp_path: 
     for one in built:
         code = Path(one.path).read_bytes()
         assert code_object.arch(code) == target.name
-        assert [k.symbol for k in code_object.read(code)] == [kernels.kernel_name(one.config)] == [one.symbol]
-    other = replace(PLAIN, group_m=4, options=(("ahead", 2), ("early", 1)))
+        assert [k.symbol for k in code_object.read(code)] == [one.config.kernel_name] == [one.symbol]
+    other = replace(PLAIN, group_m=4)
     jobs = [triton.job(c, problem, target, str(module)) for c in (PLAIN, other)]
     assert jobs[0].digest == jobs[1].digest
     launched = [triton.launch(replace(built[0], config=c), problem, target) for c in (PLAIN, other)]
-    assert [[p.value for p in launch.params[12:15]] for launch in launched] == [[PLAIN.group_m, 0, 0], [4, 2, 1]]
+    assert [launch.params[12].value for launch in launched] == [PLAIN.group_m, 4]

@@ -17,7 +17,7 @@ from tritongemm.problem import Problem
 from tritongemm.record import Record
 from tritongemm.store import Store
 
-TILE = Config("tile", 16, 32, 32, 4, 2, 2, 2, (("ahead", 2), ("early", 1)))
+TILE = Config("tile", 16, 32, 32, 4, 2, 2, 2)
 TMA = Config("tma", 64, 64, 64, num_warps=4)
 STREAM = Config("stream_k", 64, 64, 64, num_warps=4, options=(("num_sms", 8),))
 SIZE = Problem(20, 48, 160, "bf16", "bf16", "bf16", row_major_b=False)

@@ -17,7 +17,7 @@ from tritongemm.opponents import chosen, finalists
 from tritongemm.problem import Problem
 from tritongemm.trial import Built, Trial
 
-OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m 0 0 null null"
+OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
 
 
 def test_all_that_can_race_and_why_the_others_can_not(drop: Drop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tritongemm import profile_file, tune
-from tritongemm.codegen import kernels
 from tritongemm.config import Config
 from tritongemm.errors import OutputError
 from tritongemm.hip_ext import driver
@@ -55,7 +54,7 @@ def test_a_row_for_each_candidate(tmp_path: Path) -> None:
         "screen_us": "3.0", "us": "2.0", "winner": "1",
     }  # fmt: skip
     assert ours["tflops"] == f"{SIZE.flops / 2e-6 / 1e12:.4g}" and Config.parse(ours["config"]) == OURS
-    assert ours["kernel"] == kernels.kernel_name(OURS)
+    assert ours["kernel"] == OURS.kernel_name
     by_status = {r["status"]: r for r in others}
     wrong = by_status["wrong"]
     assert (wrong["solution"], wrong["error"], wrong["outside"], wrong["us"]) == ("77", "3", "1", "")

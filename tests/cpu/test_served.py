@@ -153,7 +153,7 @@ def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
         a, b, c, bias, workspace, semaphore = values(launch, block, "pointer")[:6]
         assert (a, b, c, bias) == (x.data_ptr(), w.data_ptr(), out.data_ptr(), 0)
         assert (workspace, semaphore) == shared.of_stream(0)
-        assert values(launch, block, "i32") == [20, 48, 160, 160, 160, 48, split.config.group_m, 0, 0]
+        assert values(launch, block, "i32") == [20, 48, 160, 160, 160, 48, split.config.group_m]
     assert function.offsets == ()
 
 

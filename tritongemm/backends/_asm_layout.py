@@ -13,7 +13,7 @@ from tritongemm.errors import InputError
 from tritongemm.hip_ext.code_object import Kernel
 
 SLOT = 16
-# Fields that are addresses; all others are 32-bit numbers, a digit the number itself. `null` is an address nobody reads.
+# Fields that are addresses; all others are 32-bit numbers. `null` is an address nobody reads.
 POINTERS = frozenset(
     ("a", "b", "c", "c_in", "bias", "scale_a", "scale_b", "workspace", "semaphore", "null")
 )  # fmt: skip
@@ -99,10 +99,10 @@ def declared(text: str, symbol: str) -> Layout | tuple[str, ...]:
     """
     if " " in text:
         names = tuple(text.lower().split())
-        unknown = [n for n in names if n not in POINTERS | FLOATS | NUMBERS and not n.isdecimal()]
+        unknown = [n for n in names if n not in POINTERS | FLOATS | NUMBERS]
         if unknown:
             known = ", ".join(sorted(POINTERS | FLOATS | NUMBERS))
-            raise InputError(f"{symbol}: no parameter is called {', '.join(unknown)}; known: numbers, {known}")
+            raise InputError(f"{symbol}: no parameter is called {', '.join(unknown)}; known: {known}")
         return names
     if text:
         if text not in LAYOUTS:

@@ -203,7 +203,7 @@ def launch(built: Built, problem: Problem, target: Target) -> Launch:
     """The launch of a built kernel on one problem."""
     config, facts = built.config, built.launch
     fields = [Field(str(name), int(offset)) for name, offset in facts["fields"]]
-    values = _values(facts["layout"], config, problem) | {f.name: int(f.name) for f in fields if f.name.isdecimal()}
+    values = _values(facts["layout"], config, problem)
     read = {"a", "b", "c", "workspace", "semaphore", *(e.name for e in extras(problem))}
     # Those with scales add a bias always: zeros, which is what counters are before and after each launch.
     names = ["semaphore" if f.name == "bias" and facts["layout"] in _GRIDS else f.name for f in fields]

@@ -25,6 +25,7 @@ from tritongemm.target import Target
 from tritongemm.trial import Built
 
 SIZES = ("M", "N", "K", "stride_a", "stride_b", "stride_c")
+NUMBERS = (*SIZES, "GROUP_M")
 # Triton 3.10 changes the first one's default. The second's checks take a tenth of a compile, and are left out of all but
 # debugging code at its end.
 OPTIONS = {"enable_fp_fusion": True, "sanitize_overflow": False}
@@ -86,7 +87,7 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
             result[parameter] = f"tensordesc<{types[name]}[{rows},{cols}]>"
         else:
             result[parameter] = f"*{types[name]}"
-    return result | dict.fromkeys((*SIZES, *kernels.run_time(config)), "i32")
+    return result | dict.fromkeys(NUMBERS, "i32")
 
 
 def job(config: Config, problem: Problem, target: Target, module: str) -> Job:
@@ -220,8 +221,7 @@ def launch(built: Built, problem: Problem, target: Target) -> Launch:
         codes = int(map_["elem_type"]), int(map_["elem_size"]), int(map_["swizzle"])
         params.append(Param("tma", name, box, (rows, cols), lead[name], *codes))
         params += [Param("i32", rows), Param("i32", cols), Param("i64", lead[name]), Param("i64", 1)]
-    sizes = (problem.m, problem.n, problem.k, *strides(problem))
-    params += [Param("i32", v) for v in (*sizes, *kernels.run_time(config).values())]
+    params += [Param("i32", v) for v in (problem.m, problem.n, problem.k, *strides(problem), config.group_m)]
     params += [Param("pointer", ""), Param("pointer", "")]  # Triton's own scratch, unused
     if len(built.launch["offsets"]) != len(params):
         raise InputError(

@@ -26,6 +26,16 @@ def sides(config: Config) -> tuple[int, int]:
     return (tile[1], tile[0]) if config.option("swap_ab") else tile
 
 
+def vector(config: Config) -> bool:
+    """Whether products are made without matrix instructions, each thread's in its own registers."""
+    return config.template == "gemv"
+
+
+def stages(config: Config) -> int:
+    """Blocks of K whose loads are under way at a time, and the one being multiplied."""
+    return config.option("prefetch", 1) if vector(config) else config.num_stages
+
+
 def async_matrix(config: Config, target: Target) -> bool:
     """Whether matrix instructions read LDS themselves: a warp group of 4 with 64 rows, or tensor memory."""
     grouped = sides(config)[0] >= 64 and config.num_warps % 4 == 0
@@ -34,10 +44,10 @@ def async_matrix(config: Config, target: Target) -> bool:
 
 def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
     """Bytes of LDS that hold tiles of A and B while the K loop runs; the epilogue may ask for more."""
-    if config.template == "gemv":
-        return 0  # products never leave registers
     a = config.block_m * config.block_k * problem.a.bytes
     b = config.block_n * config.block_k * problem.b.bytes
+    if vector(config):
+        return (stages(config) - 1) * (a + b)
     if config.num_stages <= 1:
         return max(a, b)
     # Only operands that matrix instructions read from LDS keep the buffer of the stage in use.
@@ -46,8 +56,9 @@ def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
 
 
 def accumulators(config: Config, target: Target) -> int:
-    """32-bit registers a thread needs for its share of the tile of C."""
-    return ceil(config.block_m * config.block_n / (config.num_warps * target.wave_size))
+    """32-bit registers a thread needs for its share of the tile of C, or of the products that add up to it."""
+    depth = config.block_k if vector(config) else 1
+    return ceil(config.block_m * config.block_n * depth / (config.num_warps * target.wave_size))
 
 
 def staging(config: Config, problem: Problem, target: Target) -> int:
@@ -102,6 +113,9 @@ def operands(config: Config, problem: Problem, target: Target) -> int:
     """32-bit registers a thread needs for operands read back from LDS; 0 where none is needed."""
     if async_matrix(config, target):
         return 0
+    if vector(config):
+        block = config.block_k * (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes)
+        return ceil(block / (4 * config.num_warps * target.wave_size))
     split = warps(config, target)
     rows = split.rows * split.shape[0] * problem.a.bytes + split.columns * split.shape[1] * problem.b.bytes
     return ceil(rows * min(config.block_k, 64) / (4 * target.wave_size))

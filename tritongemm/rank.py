@@ -129,7 +129,8 @@ class _Batch:
     """Candidates as columns, an entry for each.
 
     Attributes:
-        block_m, block_n, group_m, warps, stages: their axes.
+        block_m, block_n, group_m, warps: their axes.
+        stages: blocks of K whose loads are under way, and the one being multiplied.
         tile: one K iteration of one of their programs.
         phases: first and last phase of their launches; a last one that does not differ has a count of 0.
         spilled: bytes of scratch that a thread writes and reads each iteration.
@@ -156,15 +157,13 @@ class _Batch:
         launches = alike.ask(lambda c, f: _launch(c, problem, target, f), fits)
         last = Phase(*_columns([phases[-1] for phases, _ in launches]))
         single = np.array([len(phases) == 1 for phases, _ in launches])
-        block_m, block_n, group_m, warps, stages = alike.axes(
-            "block_m", "block_n", "group_m", "num_warps", "num_stages"
-        )
+        block_m, block_n, group_m, warps = alike.axes("block_m", "block_n", "group_m", "num_warps")
         return cls(
             block_m,
             block_n,
             group_m,
             warps,
-            stages,
+            np.array(alike.ask(occupancy.stages), np.float64),
             Tile(*_columns(alike.ask(lambda c: Tile.of(c, problem, target)))),
             (Phase(*_columns([phases[0] for phases, _ in launches])), replace(last, count=last.count * ~single)),
             np.array(alike.ask(lambda c, b, w: spilled(c, problem, target, b, w), built, wanted), np.float64),
@@ -175,8 +174,7 @@ class _Batch:
 
 def _hidden(config: Config, problem: Problem, target: Target) -> int:
     """Memory latencies that pass while the last kernel still ends; many small programs are hardly ever late themselves."""
-    slow_to_start = occupancy.lds_bytes(config, problem, target) > 0
-    return (min(1, config.option("ahead")) + config.option("early")) if slow_to_start else 0
+    return 0 if occupancy.vector(config) else min(1, config.option("ahead")) + config.option("early")
 
 
 def _launch(config: Config, problem: Problem, target: Target, fits: int) -> tuple[tuple[Phase[int], ...], float]:

@@ -26,6 +26,7 @@ ROW_SHARE = 0.25  # of a row's extra bytes that memory feels: neighbouring progr
 VECTOR_BYTES = 16  # widest load of a thread
 LDS_BYTES = 128  # of all banks of an LDS, 4 each
 TRANSPOSE = 2.0  # reading an operand from shared memory across its rows, relative to along them
+PRODUCT_CLOCKS = 4.0  # from one product of a thread to its next: operands are converted, then multiplied and added
 FALLBACK_RATE = 0.6  # of the peak, for matrix instructions fed from registers where warp groups are native
 
 
@@ -60,8 +61,11 @@ class Tile(Generic[Number]):
         b = config.block_n * config.block_k * problem.b.bytes
         own = split.rows * split.shape[0] * split.columns * split.shape[1] * config.block_k
         matrix = 2 * own / (_matrix_flops(problem, target) / target.compute_units / SIMDS)
-        if occupancy.async_matrix(config, target):
-            lds: float = a + b * max(1, config.block_m // 64)
+        if occupancy.vector(config):
+            matrix = occupancy.accumulators(config, target) * PRODUCT_CLOCKS / clock
+            lds: float = 2 * (a + b) if occupancy.stages(config) > 1 else 0.0
+        elif occupancy.async_matrix(config, target):
+            lds = a + b * max(1, config.block_m // 64)
         else:
             matrix /= FALLBACK_RATE if target.has("wgmma") else 1.0
             across_a = 1.0 if problem.row_major_a else _across(split.shape[0], problem.a.bytes, target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median
 from threading import Lock
 
@@ -153,6 +153,40 @@ class Reporter:
                 f"{won} of {len(raced)} sizes won, {ties} tied, {len(raced) - won - ties} lost to {raced[0].library}; "
                 f"geometric mean of the ratios {mean:.3f}"
             )
+
+    def backends(self, records: Sequence[Record], trials: Callable[[Problem], Iterable[Trial]]) -> None:
+        """What the best of each backend took in the final race, where more than one raced beside the library.
+
+        The lead is the winner's over the next backend, the noise half the distance between the winner's quartiles.
+
+        Args:
+            records: results.
+            trials: what is known of a problem's candidates.
+        """
+        raced = [(r, _fastest(t for t in trials(r.problem) if t.stage == "final")) for r in records]
+        names = sorted({name for _, best in raced for name in best})
+        if len(names) < 2:
+            return
+        libraries = list(dict.fromkeys(r.library for r in records if r.library))
+        columns = [*libraries, *(n for n in names if n not in libraries)]
+        rows = []
+        for record, best in raced:
+            times = {name: t.seconds for name, t in best.items()}
+            if record.library_seconds is not None:
+                times[record.library] = record.library_seconds
+            first, *others = sorted(times.values()) or [0.0]
+            lead = f"{others[0] / first - 1:.1%}" if others else "-"
+            cells = [f"{times[c] * 1e6:.2f}" if c in times else "-" for c in columns]
+            rows.append([record.problem.key, *cells, lead, f"{record.spread:.1%}"])
+        self.table("Best of each backend, us", ["size", *columns, "lead", "noise"], rows)
+
+
+def _fastest(trials: Iterable[Trial]) -> dict[str, Trial]:
+    """The best of each backend among those that were timed."""
+    best: dict[str, Trial] = {}
+    for trial in sorted((t for t in trials if t.status == "ok" and t.samples), key=lambda t: t.seconds):
+        best.setdefault(trial.config.backend, trial)
+    return best
 
 
 def _compiled(problem: Problem, builds: Collection[Built]) -> list[str]:

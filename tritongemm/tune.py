@@ -221,6 +221,8 @@ def _tune(
     records = [r for r in map(store.record, problems) if r is not None]
     if records:
         reporter.records(records, judges[0].target, compare=args.compare)
+        if args.compare:
+            reporter.backends(records, lambda problem: store.trials(problem).values())
     if counts:
         reporter.say(f"trials: {counts}")
     if records:

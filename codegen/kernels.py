@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import yaml
@@ -194,8 +195,14 @@ def compiler_options(config: Config) -> dict[str, int]:
     template = kernel_template(config.template)
     options = {k: v for k, v in config.options if k not in template.constexprs}
     scope = {option.upper(): template.value(config, option) for option in template.constexprs}
-    fixed = {k: int(eval(v, {"__builtins__": {}, "min": min}, scope)) for k, v in template.compiler.items()}
+    fixed = {k: int(eval(_code(v), {"__builtins__": {}, "min": min}, scope)) for k, v in template.compiler.items()}
     return {"num_warps": config.num_warps, "num_stages": config.num_stages, **options, **fixed}
+
+
+@cache
+def _code(expression: str) -> CodeType:
+    """A fact's expression, compiled once: it is evaluated for every config."""
+    return compile(expression, "facts", "eval")
 
 
 def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
@@ -211,7 +218,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
     scope |= {"cdiv": lambda a, b: -(-a // b), "min": min, "max": max, "COMPUTE_UNITS": compute_units}
 
     def value(expression: str) -> int:
-        return int(eval(expression, {"__builtins__": {}}, scope))
+        return int(eval(_code(expression), {"__builtins__": {}}, scope))
 
     row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
     x, y, z = (value(g) for g in template.grid)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from types import ModuleType
 
 from tritongemm.errors import InputError, UnavailableError
@@ -28,11 +29,14 @@ def load(kind: str, name: str) -> ModuleType:
         InputError: no such plug-in; lists those there are.
         UnavailableError: the plug-in's own imports failed.
     """
+    path = f"tritongemm.{kind}.{name}"
+    if path in sys.modules and not name.startswith("_"):
+        return sys.modules[path]  # asked for every candidate, and reading the folder takes a millisecond
     known = names(kind)
     if name not in known:
         raise InputError(f"no {kind} plug-in is called {name!r}; there are: {', '.join(known)}")
     try:
-        return importlib.import_module(f"tritongemm.{kind}.{name}")
+        return importlib.import_module(path)
     except ImportError as error:
         raise UnavailableError(f"{kind}/{name}.py needs a package that is missing: {error}") from error
 

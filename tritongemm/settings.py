@@ -11,6 +11,7 @@ TRITONGEMM_EMULATOR_CHECKOUT   checkout of tinygrad, for the tests that execute 
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def emulator_checkout() -> Path | None:
     return Path(value).expanduser() if value else None
 
 
+@cache
 def version(package: str) -> str:
     """Installed version of a package, without importing it; ``missing`` if there is none."""
     try:

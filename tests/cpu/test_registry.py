@@ -204,3 +204,14 @@ def test_a_target_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert "toy1" in targets.names() and len(space(Problem(16, 16, 16), toy)) > 0
     finally:
         targets.space_file.cache_clear()
+
+
+def test_a_plugin_in_use_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every candidate asks for its backend: reading the folder each time cost more than all else before its compile."""
+    backend = registry.load("backends", "triton")
+    monkeypatch.setattr(registry.pkgutil, "iter_modules", lambda _: pytest.fail("it reads the folder"))
+    assert registry.load("backends", "triton") is backend
+    monkeypatch.undo()
+    importlib.import_module("tritongemm.families._common")
+    with pytest.raises(InputError, match="no families plug-in is called '_common'"):
+        registry.load("families", "_common")

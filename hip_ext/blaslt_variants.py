@@ -76,13 +76,13 @@ def retiled(plan: Plan, seeds: Sequence[Algorithm], units: int) -> Iterator[Mapp
     """
     shapes, d = tiles(), plan.matmul.d
 
-    def seconds(tile: int) -> int:
+    def cost(tile: int) -> int:
         rows, cols = shapes[tile]
         rounds = -(-(-(-d.rows // rows) * -(-d.cols // cols) * d.batch) // units)
         return rounds * (rows * cols + _EDGE * (rows + cols))
 
     able = {seed.values: set(numbers(plan, seed, _TILES)) for seed in seeds}
-    for tile in sorted(set().union(*able.values()) & shapes.keys(), key=seconds):
+    for tile in sorted(set().union(*able.values()) & shapes.keys(), key=cost):
         yield from ({**dict(s.values), "tile": tile} for s in seeds if tile in able[s.values])
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tritongemm.config import Config
-from tritongemm.occupancy import MATRIX_K_BYTES, accumulators, lds_bytes, register_limit, sides, staging
+from tritongemm.occupancy import MATRIX_K_BYTES, accumulators, lds_bytes, register_limit, sides, staging, vector
 from tritongemm.problem import Problem
 from tritongemm.rules_rounds import groups, ring, share, stream_k, two_parts
 from tritongemm.schedule import tiles_of
@@ -172,8 +172,7 @@ def vector_rows(config: Config, problem: Problem, target: Target) -> str | None:
 
 def vector_registers(config: Config, problem: Problem, target: Target) -> str | None:
     """Products of a whole block stay in registers until the end."""
-    held = config.block_m * config.block_n * config.block_k // (config.num_warps * target.wave_size)
-    limit = register_limit(config, target)
+    held, limit = accumulators(config, target), register_limit(config, target)
     return f"{held} products >= {limit} registers" if held >= limit else None
 
 
@@ -187,7 +186,7 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
     rows = min(problem.m, problem.n)
     if rows > OVERLAP_ROWS or not target.overlap:
         return f"{rows} rows > {OVERLAP_ROWS} for fetching ahead" if ahead or early else None
-    if config.template == "gemv":
+    if vector(config):
         return "blocks ahead and an early start go together" if ahead != early else None
     usual = int(config.template == "tma" or split)  # slow to start, or with a sum at the end
     if not early:

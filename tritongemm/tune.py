@@ -67,7 +67,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             raise InputError(f"{problem.key}: {refusal}")
     roster = opponents.chosen(args.libtype, bool(here.devices), args.compile_only)
     reporter.say(here.why)
-    for name, reason in roster.left_out.items() if args.verbose else ():
+    for name, reason in roster.left_out.items() if args.verbose or args.libtype == "all" else ():
         reporter.say(f"{name} does not race: {reason}")
     protocol = Protocol(
         timer=_timer(args.profiler, here),

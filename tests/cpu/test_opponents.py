@@ -34,6 +34,17 @@ def test_all_that_can_race_and_why_the_others_can_not(drop: Drop, monkeypatch: p
     assert "toycode" in chosen("all", runs=False, builds_only=True).backends
 
 
+def test_who_asks_for_all_is_told_who_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
+    monkeypatch.setattr(driver, "present", lambda: None)
+    argv = ["-m", "16", "-n", "16", "-k", "16", "--generate_only", "-o", str(tmp_path / "out.yaml")]
+    missing = "asm does not race: no manifest of assembly kernels"
+    assert tune.main([*argv, "--libtype", "all"]) == 0 and missing in capsys.readouterr().err
+    assert tune.main(argv) == 0 and missing not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", registry.names("backends"))
 def test_every_backend_says_how_its_candidates_are_launched(name: str) -> None:
     """Those who are asked for candidates too: they answer that they launch by themselves."""

@@ -114,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
     g.add_argument(
         "--iters", type=int, default=200, metavar="N", help="timed launches of a finalist at least (default 200)"
     )
-    g.add_argument("--warmup", type=int, default=20, metavar="N", help="launches before them (default 20)")
+    g.add_argument("--warmup", type=int, default=5, metavar="N", help="launches before them (default 5)")
     g.add_argument("--no-warmup", dest="warmup", action="store_const", const=0, help="the same as --warmup 0")
     g.add_argument("--init-type", default="randn", choices=INITS, help="contents of the operands (default randn)")
     g.add_argument("--rotating-tensor", type=int, default=-1, metavar="MB",

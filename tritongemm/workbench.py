@@ -31,7 +31,7 @@ class Protocol:
         init: distribution of the operands.
         rotating_mb: operands rotate through this much memory; negative for three times the last-level cache.
         iters: timed launches of a finalist at least.
-        warmup: launches before them.
+        warmup: launches before them, beside the two of verification.
         seed: of the operands.
         err_ratio: share of the elements that may lie outside the family's tolerance.
     """
@@ -40,7 +40,7 @@ class Protocol:
     init: str = "randn"
     rotating_mb: int = -1
     iters: int = 200
-    warmup: int = 20
+    warmup: int = 5
     seed: int = 0
     err_ratio: float = 0.0
 
@@ -287,6 +287,6 @@ class Workbench:
         if self._draws:
             time.sleep(seconds)
 
-    def launches_for(self, seconds: float, most: int) -> int:
-        """Launches of one graph: enough to fill `seconds`, and to pass through the copies."""
-        return max(1, min(max(int(seconds / self.floor), min(self.copies, most)), most))
+    def launches_for(self, seconds: float, most: int, spared: int = 0) -> int:
+        """Launches of one graph: enough to fill `seconds`, and to pass through the copies but for those `spared`."""
+        return max(1, min(max(int(seconds / self.floor), min(self.copies - spared, most)), most))

@@ -23,11 +23,11 @@ from tritongemm.compile import Compiler, Job
 from tritongemm.config import Config
 from tritongemm.errors import OutputError, TritonGemmError
 from tritongemm.lane import Lane
+from tritongemm.planning import Others
 from tritongemm.problem import Problem
-from tritongemm.record import Record
 from tritongemm.sideline import Sideline
 from tritongemm.store import Store
-from tritongemm.task import Judge, Plan, Task, Watcher, dealt
+from tritongemm.task import Judge, Plan, Task, Watcher, dealt, longest_first
 from tritongemm.trial import Built, Trial
 
 # A judge is given binaries to screen, and other work on a task.
@@ -50,9 +50,9 @@ class Pipeline:
 
     def __init__(self, judges: Sequence[Judge], compiler: Compiler, store: Store, plan: Plan, watcher: Watcher) -> None:
         self.judges, self.compiler, self.store, self.plan, self.watcher = judges, compiler, store, plan, watcher
-        self.solved: list[Record] = []
         self.unstored: dict[Problem, list[Trial]] = {}
         self._deadline = inf  # when the search ends, by time.monotonic
+        self._others = Others((), store)
         self._lanes: dict[int, Lane[Item]] = {}  # by the identity of their judge
 
     def tune(self, problems: Sequence[Problem]) -> dict[Problem, str]:
@@ -62,14 +62,14 @@ class Pipeline:
             The problems that failed, with the reason.
         """
         self._deadline = time.monotonic() + (self.plan.seconds or inf)
-        todo = [p for p in problems if self.store.record(p) is None]
+        turns = longest_first(problems, self.judges[0].target)
+        todo = [p for p in turns if self.store.record(p) is None]
+        self._others = Others(turns, self.store)
         self.watcher.stage("plan", len(todo))
         if todo and not self.plan.stop:
             self.compiler.start()
             for judge in self.judges:
                 judge.start()
-        # Not this run's own sizes: a resumed run has some of them already, and must try what the first would have.
-        self.solved = [r for r in self.store.records() if r.problem not in set(problems)]
         tasks = dealt(todo, self.judges, self.plan.folder)
         if self.plan.stop == "generate":
             return {t.problem: t.failure for t in self._planned(tasks) if t.failure}
@@ -92,7 +92,7 @@ class Pipeline:
 
     def _planned(self, tasks: Sequence[Task]) -> Iterator[Task]:
         """The tasks, each as soon as it has been planned."""
-        return planning.planned(tasks, self.plan, self.compiler.jobs, self.solved, self.watcher)
+        return planning.planned(tasks, self.plan, self.compiler.jobs, self._others, self.watcher)
 
     def _next(self, task: Task) -> bool:
         """Send a task's trials to its strategy; whether it asks for more. If not, it races, unless it waits still."""

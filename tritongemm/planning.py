@@ -6,15 +6,16 @@ module, so many problems are planned side by side in processes of joblib.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tritongemm import generate, opponents, prune, rank, registry
+from tritongemm.config import Config
 from tritongemm.problem import Problem
 from tritongemm.rank import Predictions
-from tritongemm.record import Record
 from tritongemm.space import Space, space
+from tritongemm.store import Store
 from tritongemm.target import Target
 from tritongemm.task import Plan, Search, Task, Watcher, nearest, no_search
 
@@ -40,6 +41,39 @@ class Planned:
     module: Path
 
 
+class Others:
+    """What other problems tell a strategy: winners to try first, and kernels that are compiled whoever else tries them.
+
+    It is told the same in a resumed run as in the first one, by which some problems of the run have a record.
+
+    Args:
+        turns: all problems of the run, in their order.
+        store: the records, and what is known of the candidates of problems that have one.
+    """
+
+    def __init__(self, turns: Sequence[Problem], store: Store) -> None:
+        self._turns, self._store = turns, store
+        self._kernels: dict[Problem, set[str]] = {}
+
+    def asked(self, problem: Problem, configs: Iterable[Config]) -> None:
+        """A problem of the run asks for these first."""
+        self._kernels[problem] = {c.kernel_name for c in configs}
+
+    def winners(self, problem: Problem) -> list[Config]:
+        """Of the problems nearest to one, this run's own left out: a resumed one has some of them already."""
+        return nearest(problem, [r for r in self._store.records() if r.problem not in self._turns])
+
+    def kernels(self, problem: Problem) -> set[str]:
+        """Names of those that the problems before one ask for, where they differ from it in size alone."""
+        found: set[str] = set()
+        for other in self._turns[: self._turns.index(problem)]:
+            if replace(other, m=problem.m, n=problem.n, k=problem.k) == problem:
+                if other not in self._kernels:
+                    self.asked(other, [t.config for t in self._store.trials(other).values()])
+                found |= self._kernels[other]
+        return found
+
+
 def plan(problem: Problem, target: Target, folder: Path) -> Planned:
     """Plan one problem; the module goes to `folder`."""
     whole = space(problem, target)
@@ -60,14 +94,14 @@ def plans(problems: Sequence[Problem], target: Target, folder: Path, jobs: int) 
     yield from pool(joblib.delayed(plan)(p, target, folder) for p in problems)
 
 
-def planned(tasks: Sequence[Task], what: Plan, jobs: int, solved: Sequence[Record], watcher: Watcher) -> Iterator[Task]:
+def planned(tasks: Sequence[Task], what: Plan, jobs: int, others: Others, watcher: Watcher) -> Iterator[Task]:
     """The tasks in their order, each as soon as its strategy has said what to try first.
 
     Args:
         tasks: those that have been planned already are given back as they are.
         what: names strategy, budget and folder.
         jobs: processes to plan on.
-        solved: records of other problems, whose winners are tried first.
+        others: what they tell each other's strategies.
         watcher: told of the progress.
     """
     problems = [t.problem for t in tasks if t.search is None]
@@ -75,17 +109,18 @@ def planned(tasks: Sequence[Task], what: Plan, jobs: int, solved: Sequence[Recor
     made = plans(problems, tasks[0].judge.target, what.folder, jobs) if problems and searched else iter(())
     for task in tasks:
         if task.search is None:
-            task.search = _search(task, next(made), what, solved, watcher) if searched else no_search()
+            task.search = _search(task, next(made), what, others, watcher) if searched else no_search()
             task.batch = next(task.search)
+            others.asked(task.problem, task.batch)
             watcher.step("plan")
         yield task
 
 
-def _search(task: Task, made: Planned, what: Plan, solved: Sequence[Record], watcher: Watcher) -> Search:
+def _search(task: Task, made: Planned, what: Plan, others: Others, watcher: Watcher) -> Search:
     task.module = made.module
     watcher.planned(task.problem, len(made.space), made.pruned)
-    seeds = nearest(task.problem, solved)
+    known = others.winners(task.problem), made.order, others.kernels(task.problem)
     search: Search = registry.load("strategies", what.strategy).search(
-        made.space, made.order.configs, what.budget, seeds, made.order
+        made.space, made.order.configs, what.budget, *known
     )
     return search

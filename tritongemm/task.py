@@ -139,17 +139,18 @@ class Task:
         )
 
 
-def dealt(problems: Iterable[Problem], judges: Sequence[Judge], folder: Path) -> list[Task]:
-    """Problems dealt out among judges, those that keep a device busy longest first.
-
-    It times them while kernels for the others compile.
-    """
+def longest_first(problems: Iterable[Problem], target: Target) -> list[Problem]:
+    """Those that keep a device busy longest come first: it times them while kernels for the others compile."""
 
     def least_seconds(problem: Problem) -> float:
-        return judges[0].target.roofline_seconds(problem.flops, problem.bytes, problem.a)
+        return target.roofline_seconds(problem.flops, problem.bytes, problem.a)
 
-    longest = sorted(problems, key=least_seconds, reverse=True)
-    return [Task(p, judges[i % len(judges)], folder) for i, p in enumerate(longest)]
+    return sorted(problems, key=least_seconds, reverse=True)
+
+
+def dealt(problems: Iterable[Problem], judges: Sequence[Judge], folder: Path) -> list[Task]:
+    """Problems dealt out among judges."""
+    return [Task(p, judges[i % len(judges)], folder) for i, p in enumerate(problems)]
 
 
 def no_search() -> Search:

@@ -82,9 +82,7 @@ def verify(
         return once
     again = verdict(problem, family, c, exact, ratio)
     shares = [v.outside for v in (once, again) if v.outside is not None]
-    return replace(
-        once if once.error >= again.error else again, repeatable=False, outside=max(shares, default=None)
-    )
+    return replace(once if once.error >= again.error else again, repeatable=False, outside=max(shares, default=None))
 
 
 def look(

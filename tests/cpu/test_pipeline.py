@@ -5,19 +5,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from racing import CODE, SIZE, Drop, Judge, race
+from stores import record, take
 
+from tritongemm.compile import Cache, Compiler
 from tritongemm.config import Config
 from tritongemm.errors import OutputError
 from tritongemm.lane import Lane
 from tritongemm.pipeline import Pipeline
 from tritongemm.problem import Problem
+from tritongemm.prune import prune
+from tritongemm.rank import rank
+from tritongemm.report import Reporter
+from tritongemm.space import Space, space
 from tritongemm.store import Store
+from tritongemm.strategies import exhaustive
+from tritongemm.task import Plan
 from tritongemm.trial import Built, Trial
 
 
@@ -91,6 +100,38 @@ def test_what_a_resumed_run_has_not_built_does_not_race(drop: Drop, tmp_path: Pa
     with Store.open(tmp_path / "out.yaml", "gfx942", {}, {}) as store:
         store.add_trials(SIZE, [fastest])
     out_of_time(tmp_path)
+
+
+def test_a_resumed_run_asks_for_what_the_first_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later problems prefer kernels that earlier ones compile, whether these are tuned or have a record by now."""
+    large, small = Problem(64, 2048, 512), Problem(64, 1024, 512)
+    other = Problem(64, 4096, 512, "bf16", "bf16", "bf16")
+    search, asked = exhaustive.search, dict[Problem, list[Config]]()
+
+    def watched(space: Space, order: Any, *more: Any) -> Any:
+        for batch in search(space, order, *more):
+            asked[space.problem] = batch
+            yield batch
+
+    monkeypatch.setattr(exhaustive, "search", watched)
+
+    def run(store: Store) -> None:
+        plan = Plan(tmp_path, "exhaustive", budget=100, stop="generate")
+        with closing(Compiler(Cache(tmp_path / "cache"), jobs=1)) as compiler:
+            Pipeline([Judge()], compiler, store, plan, Reporter()).tune([small, other, large])
+
+    with take(tmp_path / "out.yaml") as store:
+        run(store)
+        first = dict(asked)
+        asked.clear()
+        store.add_trials(large, [Trial(c, "ok", samples=(1e-6,)) for c in first[large]])
+        store.add_record(record(large))
+        run(store)
+    assert asked == {small: first[small], other: first[other]}
+    target = Judge().target
+    whole = space(small, target)
+    (alone,) = search(whole, rank(prune(whole, small, target).kept, small, target).configs, 100)
+    assert first[small] != alone and {c.kernel_name for c in first[large]} & {c.kernel_name for c in first[small]}
 
 
 def test_a_lane_that_ended_takes_no_more() -> None:

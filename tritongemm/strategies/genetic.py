@@ -8,7 +8,7 @@ and none is repeated; the winners are verified like anybody else's.
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
 
 from tritongemm.config import Config
@@ -31,6 +31,7 @@ def search(
     budget: int,
     seeds: Sequence[Config] = (),
     expected: Predictions | None = None,
+    compiled: Collection[str] = frozenset(),
 ) -> Generator[list[Config], list[Trial], None]:
     """Yields generations to try and is sent their trials; the same trials give the same generations.
 
@@ -40,6 +41,7 @@ def search(
         budget: most configs to try; 0 for 8 generations of 32.
         seeds: winners of similar problems, part of the first generation.
         expected: unused.
+        compiled: unused.
     """
     rng, kept = random.Random(SEED), Kept(order)
     axes = {a.template: a for a in space.axes}

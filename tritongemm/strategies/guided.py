@@ -6,7 +6,7 @@ are tried at the end.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -37,6 +37,7 @@ def search(
     budget: int,
     seeds: Sequence[Config] = (),
     expected: Predictions | None = None,
+    compiled: Collection[str] = frozenset(),
 ) -> Generator[list[Config], list[Trial], None]:
     """Yields batches to try and is sent their trials; `order` and equal trials give equal batches.
 
@@ -46,6 +47,7 @@ def search(
         budget: most configs to try; 0 for 3 % of `order`, at least 48 and at most 128.
         seeds: winners of similar problems, tried first; one that was pruned stands for the nearest kept config.
         expected: predictions for `order`; made here when not given.
+        compiled: unused.
     """
     kept = Kept(order)
     count = len(kept.order)

@@ -162,6 +162,7 @@ def build(job: Job) -> tuple[Built, bytes, str]:
     # Triton's own cache would keep every intermediate form of every candidate.
     scratch = tempfile.mkdtemp(prefix="tritongemm-")
     triton.knobs.cache.dir = scratch
+    triton.knobs.compilation.store_binary_only = True
     try:
         source = _gluon_source if getattr(kernel, "is_gluon", bool)() else ASTSource
         compiled = triton.compile(

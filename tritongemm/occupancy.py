@@ -18,6 +18,8 @@ MATRIX_K_BYTES = 32
 # Addresses, masks and loop counters; seen 22 to 30 on gfx942.
 BOOKKEEPING_REGISTERS = 24
 SIMDS = 4
+LOAD_BYTES = 16  # that a thread loads at once,
+UNROLLED = 4  # and of so many iterations together, if one such load is all that an iteration needs: seen on sm90
 
 
 def sides(config: Config) -> tuple[int, int]:
@@ -31,9 +33,17 @@ def vector(config: Config) -> bool:
     return config.template == "gemv"
 
 
-def stages(config: Config) -> int:
+def single(config: Config) -> bool:
+    """Whether a program has one row of A, so that loads go straight to the registers that multiply."""
+    return vector(config) and config.block_m == 1
+
+
+def stages(config: Config, problem: Problem, target: Target) -> int:
     """Blocks of K whose loads are under way at a time, and the one being multiplied."""
-    return config.option("prefetch", 1) if vector(config) else config.num_stages
+    if not single(config):
+        return config.option("prefetch", 1) if vector(config) else config.num_stages
+    each = config.block_n * config.block_k * problem.b.bytes // (config.num_warps * target.wave_size)
+    return 1 + (UNROLLED if each <= LOAD_BYTES else 1)
 
 
 def async_matrix(config: Config, target: Target) -> bool:
@@ -47,7 +57,7 @@ def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
     a = config.block_m * config.block_k * problem.a.bytes
     b = config.block_n * config.block_k * problem.b.bytes
     if vector(config):
-        return (stages(config) - 1) * (a + b)
+        return 0 if single(config) else (stages(config, problem, target) - 1) * (a + b)
     if config.num_stages <= 1:
         return max(a, b)
     # Only operands that matrix instructions read from LDS keep the buffer of the stage in use.

@@ -163,7 +163,7 @@ class _Batch:
             block_n,
             group_m,
             warps,
-            np.array(alike.ask(occupancy.stages), np.float64),
+            np.array(alike.ask(lambda c: occupancy.stages(c, problem, target)), np.float64),
             Tile(*_columns(alike.ask(lambda c: Tile.of(c, problem, target)))),
             (Phase(*_columns([phases[0] for phases, _ in launches])), replace(last, count=last.count * ~single)),
             np.array(alike.ask(lambda c, b, w: spilled(c, problem, target, b, w), built, wanted), np.float64),
@@ -173,8 +173,10 @@ class _Batch:
 
 
 def _hidden(config: Config, problem: Problem, target: Target) -> int:
-    """Memory latencies that pass while the last kernel still ends; many small programs are hardly ever late themselves."""
-    return 0 if occupancy.vector(config) else min(1, config.option("ahead")) + config.option("early")
+    """Memory latencies that pass while the last kernel still ends; programs that stage rows of A have them anyway."""
+    if occupancy.vector(config) and not occupancy.single(config):
+        return 0
+    return min(1, config.option("ahead")) + config.option("early")
 
 
 def _launch(config: Config, problem: Problem, target: Target, fits: int) -> tuple[tuple[Phase[int], ...], float]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tritongemm.config import Config
-from tritongemm.occupancy import MATRIX_K_BYTES, accumulators, lds_bytes, register_limit, sides, staging, vector
+from tritongemm.occupancy import MATRIX_K_BYTES, accumulators, lds_bytes, register_limit, sides, single, staging, vector
 from tritongemm.problem import Problem
 from tritongemm.rules_rounds import groups, ring, share, stream_k, two_parts
 from tritongemm.schedule import tiles_of
@@ -44,7 +44,8 @@ def _up(size: int, least: int) -> int:
 
 def fits_m(config: Config, problem: Problem, target: Target) -> str | None:
     """A block more than half empty costs what a smaller one would not; warp groups come in 64 rows."""
-    limit = _up(problem.m, 64 if target.has("wgmma") or target.has("tensor_memory") else 16)
+    instruction = 64 if target.has("wgmma") or target.has("tensor_memory") else 16
+    limit = _up(problem.m, 1 if vector(config) else instruction)
     return f"BM {config.block_m} > {limit} that hold M {problem.m}" if config.block_m > limit else None
 
 
@@ -177,6 +178,12 @@ def vector_rows(config: Config, problem: Problem, target: Target) -> str | None:
     return f"{few} rows > {VECTOR_ROWS} for a kernel without matrix instructions" if few > VECTOR_ROWS else None
 
 
+def straight(config: Config, problem: Problem, target: Target) -> str | None:
+    """What goes straight to the registers that multiply is not staged."""
+    deep = single(config) and config.option("prefetch", 1) > 1
+    return f"prefetch {config.option('prefetch')} for a single row of A" if deep else None
+
+
 def vector_registers(config: Config, problem: Problem, target: Target) -> str | None:
     """Products of a whole block stay in registers until the end."""
     held, limit = accumulators(config, target), register_limit(config, target)
@@ -194,7 +201,7 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
     if rows > OVERLAP_ROWS or not target.overlap:
         return f"{rows} rows > {OVERLAP_ROWS} for fetching ahead" if ahead or early else None
     if vector(config):
-        return "blocks ahead and an early start go together" if ahead != early else None
+        return "blocks ahead and an early start go together" if (ahead > 0) != (early > 0) else None
     usual = int(config.template == "tma" or split)  # slow to start, or with a sum at the end
     if not early:
         return f"{ahead} blocks ahead rather than {usual}" if ahead != usual else None
@@ -235,5 +242,6 @@ RULES = (
     Rule("kpack", kpack, _MATRIX),
     Rule("stages", stages),
     Rule("vector_rows", vector_rows, _VECTOR),
+    Rule("straight", straight, _VECTOR),
     Rule("vector_registers", vector_registers, _VECTOR),
 )

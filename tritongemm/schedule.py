@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tritongemm.config import Config
+from tritongemm.occupancy import vector
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 
@@ -22,14 +23,14 @@ class Phase(Generic[Number]):
     """Rounds alike in every way, of one launch or as columns of many.
 
     Attributes:
-        count: rounds, one after the other.
+        count: rounds, one after the other; a fraction where programs do not wait for others of their round.
         resident: programs that share a compute unit.
         programs: programs under way on the device.
         loop: K iterations each of them does.
         shared: programs that work on one tile.
     """
 
-    count: Number
+    count: Number | float
     resident: Number
     programs: Number
     loop: Number
@@ -55,6 +56,8 @@ def schedule(config: Config, problem: Problem, target: Target, fits: int) -> tup
     programs = persistent_programs(config, target)
     if not programs:
         tiles, loop, shared = tiles * config.split_k, ceil(loop / config.split_k), config.split_k
+        if vector(config) and tiles > units * fits:  # many small programs, of which one begins as soon as another ends
+            return (Phase(tiles / (units * fits), fits, units * fits, loop, shared),)
         whole, rest = divmod(tiles, units * fits)
         full = Phase(whole, fits, units * fits, loop, shared)
         last = Phase(1, ceil(rest / units), rest, loop, shared)

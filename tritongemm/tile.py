@@ -63,7 +63,9 @@ class Tile(Generic[Number]):
         matrix = 2 * own / (_matrix_flops(problem, target) / target.compute_units / SIMDS)
         if occupancy.vector(config):
             matrix = occupancy.accumulators(config, target) * PRODUCT_CLOCKS / clock
-            lds: float = 2 * (a + b) if occupancy.stages(config) > 1 else 0.0
+            lds: float = (
+                2 * (a + b) if occupancy.stages(config, problem, target) > 1 and not occupancy.single(config) else 0.0
+            )
         elif occupancy.async_matrix(config, target):
             lds = a + b * max(1, config.block_m // 64)
         else:

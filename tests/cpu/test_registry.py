@@ -89,7 +89,7 @@ def scale(problem):
 """
 
 STRATEGY = """
-def search(space, order, budget, seeds=(), expected=None):
+def search(space, order, budget, seeds=(), expected=None, compiled=frozenset()):
     first = yield [order[-1]]
     assert first[0].config == order[-1]
     yield [order[0]]

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lent import LentChild
 from racing import Drop
 
+from tritongemm import compile
 from tritongemm.hip_ext import driver
 
 # Worked examples from the field, where a checkout has them next to it; they are no part of the repository.
@@ -26,6 +28,15 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
         patch.setenv("TRITONGEMM_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def lent_compilers() -> Iterator[None]:
+    """Compiler processes of a test go on to the next."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compile, "Child", LentChild)
+        yield
+        LentChild.end()
 
 
 @pytest.fixture(scope="session")

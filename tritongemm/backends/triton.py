@@ -159,15 +159,16 @@ def build(job: Job) -> tuple[Built, bytes, str]:
     arch = wanted["arch"]
     cuda = arch.startswith("sm")
     target = GPUTarget("cuda" if cuda else "hip", int(arch[2:]) if cuda else arch, wanted["wave"])
+    source = _gluon_source if getattr(kernel, "is_gluon", bool)() else ASTSource
     # Triton's own cache would keep every intermediate form of every candidate.
     scratch = tempfile.mkdtemp(prefix="tritongemm-")
-    triton.knobs.cache.dir = scratch
-    triton.knobs.compilation.store_binary_only = True
     try:
-        source = _gluon_source if getattr(kernel, "is_gluon", bool)() else ASTSource
-        compiled = triton.compile(
-            source(kernel, types, constants, attributes), target=target, options=wanted["options"] | OPTIONS
-        )
+        with triton.knobs.cache.scope(), triton.knobs.compilation.scope():
+            triton.knobs.cache.dir = scratch
+            triton.knobs.compilation.store_binary_only = True
+            compiled = triton.compile(
+                source(kernel, types, constants, attributes), target=target, options=wanted["options"] | OPTIONS
+            )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     suffix = "cubin" if cuda else "hsaco"

@@ -158,6 +158,9 @@ def test_libraries_list_and_race_their_own(device: Device, monkeypatch: pytest.M
     monkeypatch.setattr(doubled, "operation", lambda problem, operands, config=None: lambda: operands["c"].fill_(9))
     (trial,) = ask(Bench(), "screen", [(configs[0], None)])
     assert trial.status == "wrong", "a library is checked before it is timed"
+    monkeypatch.setattr(Bench, "SEEN", SIZE.n * 5)  # every fifth row of a C that is larger
+    (trial,) = ask(Bench(), "screen", [(configs[0], None)])
+    assert trial.status == "wrong", "a look at some rows sees what is wrong in all"
 
 
 @pytest.mark.parametrize(("kind", "name"), [("tires", "ILLEGAL_ADDRESS"), ("balks", "OUT_OF_MEMORY")])

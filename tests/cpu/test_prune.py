@@ -99,6 +99,9 @@ def test_reasons_carry_numbers() -> None:
         (Config("tile", 16, 16, 64, num_warps=1), (4096, 4096, 4096), "small_tile"),
         (Config("tile", 16, 64, 64, options=(("matrix_instr_nonkdim", 32),)), (16, 64, 64), "nonkdim_size"),
         (Config("gemv", 1, 64, 256), (64, 64, 256), "vector_rows"),
+        (Config("gemv", 4, 64, 256), (2, 64, 256), "fits_m"),
+        (Config("gemv", 1, 4, 256, options=(("prefetch", 3),)), (1, 64, 1024), "straight"),
+        (Config("tile", 16, 128, 256, num_warps=1), (16, 4096, 4096), "unrolled"),  # 512 elements of B each
         (Config("stream_k", 256, 256, 64), (4864, 4096, 4096), "stream_k"),  # 304 tiles for 304 CUs
         (Config("stream_k", 64, 64, 64), (64, 256, 1024), "stream_k"),  # 64 blocks
         (Config("stream_k", 64, 64, 64, options=(("share_more", 1),)), (512, 512, 16384), "stream_k"),  # 64 tiles

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -63,6 +64,23 @@ def test_a_tile_more_than_fills_the_device_costs_a_round() -> None:
     assert ratio > 1.5
     whole = replace(TILE, template="stream_k", options=(*TILE.options, ("num_sms", 304)))
     assert predict(whole, odd, GFX942).seconds < predict(TILE, odd, GFX942).seconds
+
+
+def test_a_row_a_warp_hides_more_latency_than_rows_in_turn() -> None:
+    """Where a thread loads once an iteration, compilers issue the loads of several together."""
+    problem, hopper = Problem(1, 4096, 4096, "bf16", "bf16", "bf16", row_major_b=False), targets.load("sm90", "H200")
+    one, four = (predict(Config("gemv", 1, n, 256, num_warps=1), problem, hopper) for n in (1, 4))
+    assert one.terms["latency"] < four.terms["latency"] and one.seconds < four.seconds
+    early = Config("gemv", 1, 1, 256, num_warps=1, options=(("ahead", 1), ("early", 1)))
+    assert predict(early, problem, hopper).seconds < one.seconds
+
+
+def test_small_programs_follow_each_other_without_rounds() -> None:
+    """A few programs more than the device holds take a little longer, not a round of their own."""
+    hopper, config = targets.load("sm90", "H200"), Config("gemv", 1, 1, 256, num_warps=1)
+    times = [predict(config, Problem(1, n, 4096, row_major_b=False), hopper).seconds for n in (16000, 20000, 24000)]
+    steps = [later - sooner for sooner, later in pairwise(times)]
+    assert max(steps) < 1.01 * min(steps)
 
 
 def test_programs_of_stream_k_that_do_not_fit_at_once_take_turns() -> None:

@@ -6,7 +6,8 @@ module, so many problems are planned side by side in processes of joblib.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,26 +53,30 @@ class Others:
     """
 
     def __init__(self, turns: Sequence[Problem], store: Store) -> None:
-        self._turns, self._store = turns, store
-        self._kernels: dict[Problem, set[str]] = {}
+        self._turns, self._own, self._store = turns, frozenset(turns), store
+        self._asked: dict[Problem, Sequence[Config]] = {}
+        self._kernels: defaultdict[Problem, set[str]] = defaultdict(set)  # by what problems have in common
+        self._passed = 0  # problems whose kernels are among these
 
-    def asked(self, problem: Problem, configs: Iterable[Config]) -> None:
+    def asked(self, problem: Problem, configs: Sequence[Config]) -> None:
         """A problem of the run asks for these first."""
-        self._kernels[problem] = {c.kernel_name for c in configs}
+        self._asked[problem] = configs
 
     def winners(self, problem: Problem) -> list[Config]:
         """Of the problems nearest to one, this run's own left out: a resumed one has some of them already."""
-        return nearest(problem, [r for r in self._store.records() if r.problem not in self._turns])
+        return nearest(problem, [r for r in self._store.records() if r.problem not in self._own])
 
-    def kernels(self, problem: Problem) -> set[str]:
-        """Names of those that the problems before one ask for, where they differ from it in size alone."""
-        found: set[str] = set()
-        for other in self._turns[: self._turns.index(problem)]:
-            if replace(other, m=problem.m, n=problem.n, k=problem.k) == problem:
-                if other not in self._kernels:
-                    self.asked(other, [t.config for t in self._store.trials(other).values()])
-                found |= self._kernels[other]
-        return found
+    def kernels(self, problem: Problem) -> Collection[str]:
+        """Names of those that the problems before one ask for, where they differ from it in size alone; asked in turn."""
+        while (other := self._turns[self._passed]) != problem:
+            known = (t.config for t in self._store.trials(other).values())
+            self._kernels[_kind(other)].update(c.kernel_name for c in self._asked.get(other, known))
+            self._passed += 1
+        return self._kernels[_kind(problem)]
+
+
+def _kind(problem: Problem) -> Problem:
+    return replace(problem, m=1, n=1, k=1)
 
 
 def plan(problem: Problem, target: Target, folder: Path) -> Planned:

@@ -5,8 +5,9 @@
 The floor of a size is the longer of two times: of the fastest of several kernels that read A and B once and write C once,
 and of what the matrix instructions of its tiles take, on blocks that never change, in the fastest of several kernels (the
 difference between doing them twice and once). All are launched through the same captured graphs, over the same rotation
-of copies, overlap where the tuner's do, are timed by the same timer, and rest where its races rest. A GEMM has to do
-both; the last column is floor over tuned time, 1.00 where nothing but faster hardware helps.
+of copies, are timed by the same timer, and rest where its races rest. A GEMM has to do both, so floor over tuned time is
+1.00 where nothing but faster hardware helps. Launches that move operands follow one another ("alone"), or where the
+tuner's may overlap, they overlap and wait for nothing ("at once"), which a GEMM can't.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
 from math import exp, log
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import torch
 import triton
@@ -33,6 +35,7 @@ from tritongemm.problem import Problem
 from tritongemm.target import Target
 from tritongemm.workbench import Head, Protocol, Request, Workbench
 
+MEASURED = ("alone", "at_once", "multiply")
 ROUNDS = 11
 TILES = (  # rows, columns, depth, warps
     (64, 16, 128, 4), (64, 32, 128, 4), (64, 64, 128, 4), (64, 128, 128, 4), (64, 256, 64, 4), (128, 64, 128, 4),
@@ -82,9 +85,8 @@ def multiply(x_ptr, out_ptr, steps, ROWS: tl.constexpr, COLS: tl.constexpr, DEPT
     tl.store(out_ptr + rows[:, None] * COLS + cols[None, :], acc, mask=acc == 1.2345e30)
 
 
-def moves(bench: Workbench, target: Target) -> Iterator[Callable[[int], None]]:
-    """Launches that move a size's operands, by the number of the copy."""
-    following = target.overlap.get("next")
+def moves(bench: Workbench, following: str | None) -> Iterator[Callable[[int], None]]:
+    """Launches that move a size's operands, by the number of the copy; `following` lets the next one begin."""
     more = {"launch_pdl": True} if following else {}
     sets = [{name: _words(t) for name, t in s.items() if name in "abc"} for s in bench.sets]
     a, b, c = (sets[0][name].numel() for name in "abc")
@@ -141,19 +143,31 @@ def seconds(bench: Workbench, launch: Callable[[int], None], head: Head) -> floa
     return median(samples[1:])
 
 
-def floor(problem: Problem, here: machine.Machine) -> tuple[float, float]:
-    """Seconds of the fastest that moves and of the fastest that multiplies."""
+def measure(problem: Problem, here: machine.Machine) -> dict[str, float]:
+    """Seconds of the fastest that moves, ``alone`` and ``at_once``, and of the fastest that multiplies."""
     device = driver.open(here.vendor).device(here.devices[0])
-    stream = torch.cuda.Stream()
+    stream, following = torch.cuda.Stream(), here.target.overlap.get("next")
     request = Request("screen", problem, here.target, Protocol(), here.vendor, here.devices[0], ())
     with torch.cuda.stream(stream):
         bench = Workbench(request, device, stream.cuda_stream)
         torch.cuda.synchronize()
         head = Head(bench.sets[0]["a"].device)
-        moved = min(seconds(bench, launch, head) for launch in moves(bench, here.target))
+        alone, at_once = (
+            min(seconds(bench, launch, head) for launch in moves(bench, text)) for text in (None, following)
+        )
         # What comes before the loop and after it is in both, and in no GEMM as it is here.
         twice = ([seconds(bench, partial(p, n), head) for n in (1, 2)] for p in products(problem, here.target))
-        return moved, min(two - one for one, two in twice)
+        return {"alone": alone, "at_once": at_once, "multiply": min(two - one for one, two in twice)}
+
+
+def share(row: dict[str, Any], moved: str) -> float:
+    """Floor over tuned time, with operands moved ``alone`` or ``at_once``."""
+    return float(max(row[moved], row["multiply"]) / row["tuned"])
+
+
+def mean(shares: Iterable[float]) -> float:
+    """Geometric."""
+    return exp(fmean(map(log, shares)))
 
 
 def fits(problem: Problem) -> bool:
@@ -174,28 +188,28 @@ def main() -> int:
     here = machine.find(None, None)
     if not here.devices:
         parser.error("floors needs a GPU")
-    rows = []
-    print(f"{'size':<28} {'tuned us':>9} {'move us':>9} {'multiply':>9} {'roofline':>9} {'reachable':>9}  floor/tuned")
+    rows: list[dict[str, Any]] = []
+    print(
+        f"{'size':<28}" + "".join(f"{name:>10}" for name in ("tuned us", *MEASURED)) + "  floor/tuned: alone, at once"
+    )
     for record in (r.record for r in sizes.from_file(args.results, sizes.Defaults()) if r.record):
         problem = record.problem
         if not fits(problem):
             print(f"{problem.key:<28} is not of whole words of bf16 or fp16")
             continue
-        moved, multiplied = floor(problem, here)
-        torch.cuda.empty_cache()
-        tuned, least = min(record.seconds, record.library_seconds or record.seconds), max(moved, multiplied)
-        roof = here.target.roofline_seconds(problem.flops, problem.bytes, problem.a)
-        row = {"size": problem.key, "tuned": tuned, "moved": moved, "multiplied": multiplied, "roofline": roof}
+        row: dict[str, Any] = {"size": problem.key, "m": problem.m, **measure(problem, here)}
+        row["tuned"] = min(record.seconds, record.library_seconds or record.seconds)
+        row["roofline"] = here.target.roofline_seconds(problem.flops, problem.bytes, problem.a)
         rows.append(row)
-        print(
-            f"{problem.key:<28} {tuned * 1e6:9.2f} {moved * 1e6:9.2f} {multiplied * 1e6:9.2f} {roof / tuned:9.2f} "
-            f"{roof / least:9.2f}  {least / tuned:.2f}",
-            flush=True,
-        )
-    if rows:
-        tuned = exp(fmean(log(r["roofline"] / r["tuned"]) for r in rows))
-        reachable = exp(fmean(log(r["roofline"] / max(r["moved"], r["multiplied"])) for r in rows))
-        print(f"geometric means of the shares of the roofline: tuned {tuned:.3f}, reachable {reachable:.3f}")
+        torch.cuda.empty_cache()
+        times = "".join(f"{row[name] * 1e6:10.2f}" for name in ("tuned", *MEASURED))
+        print(f"{problem.key:<28}{times}  {share(row, 'alone'):.2f}  {share(row, 'at_once'):.2f}", flush=True)
+    groups = {f"M = {m}": [r for r in rows if r["m"] == m] for m in sorted({r["m"] for r in rows})}
+    for name, group in (*groups.items(), ("all", rows)):
+        if group:
+            alone, at_once = (mean(share(r, how) for r in group) for how in ("alone", "at_once"))
+            roofline = mean(r["roofline"] / r["tuned"] for r in group)
+            print(f"{name}: floor/tuned {alone:.2f} alone, {at_once:.2f} at once; share of the roofline {roofline:.3f}")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0

@@ -187,8 +187,8 @@ def test_guided_finds_the_best_of_interacting_axes(hopper: Case) -> None:
         assert len(tried) <= 0.05 * len(hopper.order) and len(batches) <= 6
         over.append(min(costs[c] for c in tried) / min(costs.values()) - 1)
         model.append(min(costs[c] for c in hopper.order[: len(tried)]) / min(costs.values()) - 1)
-    assert sum(o <= 0.03 for o in over) >= 9 and np.mean(over) < np.mean(model) / 3
-    assert np.mean(model) > 0.03, "too easy: the model's order finds it alone"
+    assert np.mean(over) <= 0.01 and max(over) <= 0.03
+    assert np.mean(model) > 0.03 and max(model) > 0.3, "too easy: the model's order finds it alone"
 
 
 def test_guided_finds_the_best_without_help_of_the_model(hopper: Case) -> None:

@@ -47,6 +47,8 @@ class Facts:
         sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a whole tile.
         narrow: assembly that turns a result into C's type; "" where the compiler converts.
         overlap: assembly that lets the next kernel start, and that waits for the last one; empty where there is none.
+        unset: as bits, a NaN that no arithmetic gives, or the integer that sums of eight-bit products below K = 131072
+            do not reach: what a partial sum is exclusive-ored with, so that 0 says that it isn't there yet.
         publish, observe: cache modifiers of partial sums that another program reads: where dies have an L2 each they
             must go past it.
     """
@@ -62,6 +64,7 @@ class Facts:
     bounds: tuple[str, ...]
     clamp: str
     zero: str
+    unset: str
     publish: str
     observe: str
     store_wait: str
@@ -121,6 +124,7 @@ def facts(problem: Problem, target: Target) -> Facts:
         bounds,
         clamp,
         zero,
+        "-2147483648" if integer else "-8531",
         publish,
         observe,
         target.store_wait,

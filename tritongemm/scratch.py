@@ -1,4 +1,5 @@
-"""Memory that programs of one tile share: a workspace of any contents, and counters that every launch leaves zero."""
+"""Memory that programs of one tile share: a workspace of any contents, and words that every launch leaves zero, counters
+or sums that aren't there yet."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Scratch:
         counters: likewise.
     """
 
-    SETS, MOST_BYTES = 1024, 4 << 20
+    FEWEST, SETS, MOST_BYTES = 16, 1024, 64 << 20
 
     def __init__(self, device: driver.Device, workspace: int, counters: int) -> None:
         self.workspace, self.each = workspace, -(-max(counters, 1) // 256) * 256
@@ -61,7 +62,7 @@ class Scratch:
             return self._captures[key]
 
     def _grow(self) -> None:
-        count = max(64, min(self.SETS, self.MOST_BYTES // self.each))
+        count = max(self.FEWEST, min(self.SETS, self.MOST_BYTES // self.each))
         start = self._device.alloc(count * self.each)
         self._device.memset(start, 0, count * self.each)
         self._device.synchronize()

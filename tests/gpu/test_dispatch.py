@@ -45,6 +45,11 @@ CASES = {
         problem(7, 1056, 2048, "n"),
         Config("tile", 16, 64, 64, 1, 8, 4, 3, (("ahead", 2), ("early", 1))),
     ),
+    "split, polled": (problem(16, 1280, 4096, "n"), Config("tile", 16, 16, 256, 1, 4, 2, 3, (("poll", 1),))),
+    "gemv, polled by several warps": (
+        problem(1, 1280, 8192),
+        Config("gemv", 1, 16, 1024, 1, 4, 4, 1, (("ahead", 1), ("early", 1), ("poll", 1))),
+    ),
     "gemv, three rows": (problem(3, 512, 4096), Config("gemv", 4, 4, 512, 1, 2, 4, 2)),
 }
 if TMA:

@@ -42,6 +42,9 @@ CONFIGS = (
     Config("tile", 16, 64, 64, 1, 3, 4, 3, (("ahead", 2), ("early", 1), ("swap_ab", 1))),
     Config("gemv", 1, 8, 256, 1, 1, 4, 1, (("ahead", 1), ("early", 1), ("prefetch", 3))),
     Config("tma", 32, 64, 64, 1, 2, 4, 3, (("ahead", 1),)),
+    Config("tile", 16, 64, 64, 1, 3, 4, 3, (("poll", 1),)),
+    Config("tma", 16, 64, 64, 1, 4, 4, 3, (("poll", 1), ("swap_ab", 1))),
+    Config("gemv", 1, 16, 256, 1, 4, 4, 1, (("early", 1), ("poll", 1))),  # several warps look for the same sums
     Config("tma", 64, 64, 64, 1, 1, 4, 3, (("ahead", 2), ("early", 1))),
 )
 LAYOUTS = list(itertools.product((True, False), repeat=2))
@@ -157,7 +160,8 @@ def test_split_k_gives_the_same_bits_every_time(
     from tritongemm.workbench import Request, Workbench
 
     problem = Problem(48, 80, 4096, "fp32", "fp32", "fp32")
-    configs = [Config("tile", 16, 16, 32, 1, 8, 4, 2), CONFIGS[6]]
+    polled = (Config("tile", 16, 32, 32, 1, 6, 4, 2, (("poll", 1),)), Config("gemv", 1, 16, 256, 1, 4, 4, 1, (("poll", 1),)))
+    configs = [Config("tile", 16, 16, 32, 1, 8, 4, 2), CONFIGS[6], *polled]
     module = str(generate.module(problem, configs, gpu.target, tmp_path))
     built = {b.config: b for b in compiler.stream(triton.job(c, problem, gpu.target, module) for c in configs)}
     device = driver.open(gpu_machine.vendor).device(gpu_machine.devices[0])

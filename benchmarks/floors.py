@@ -2,20 +2,27 @@
 
     python benchmarks/floors.py RESULTS.yaml [--json OUT]
 
-The floor of a size is the longer of two times: of the fastest of several kernels that read A and B once and write C once,
-and of what the matrix instructions of its tiles take, on blocks that never change, in the fastest of several kernels (the
-difference between doing them twice and once). All are launched through the same captured graphs, over the same rotation
-of copies, are timed by the same timer, and rest where its races rest. A GEMM has to do both, so floor over tuned time is
-1.00 where nothing but faster hardware helps. Launches that move operands follow one another ("alone"), or where the
-tuner's may overlap, they overlap and wait for nothing ("at once"), which a GEMM can't.
+The floor of a size is the longer of two times. One is that of the fastest of several kernels that read A and B once and
+write C once. The other is what the best tiles take, at any split of K, on the compute unit that has the most of them: as
+long as their matrix instructions, or as long as their blocks pass through shared memory, where each is written once, and
+read once for each matrix instruction, of 64 rows. Its rates are measured first, by multiplying blocks that never change,
+and blocks that the copy engine keeps fetching from L2: from the difference between so many steps and twice as many, what
+a step takes, and what a launch takes beside its steps.
+
+All is launched through captured graphs, over the tuner's rotation of copies, is timed by its timer, and rests where its
+races rest. A GEMM has to do all of it, so floor over tuned time is 1.00 where nothing but faster hardware helps. In the
+first column launches follow one another; in the second ("at once") they overlap, where the tuner's may, and wait for
+nothing, which a GEMM can't.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import exp, log
@@ -26,23 +33,28 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tritongemm import machine, sizes
+from tritongemm.dtypes import DType
 from tritongemm.hip_ext import driver
 from tritongemm.problem import Problem
 from tritongemm.target import Target
 from tritongemm.workbench import Head, Protocol, Request, Workbench
 
-MEASURED = ("alone", "at_once", "multiply")
+MEASURED = ("alone", "at_once", "tiles")
 ROUNDS = 11
-TILES = (  # rows, columns, depth, warps
-    (64, 16, 128, 4), (64, 32, 128, 4), (64, 64, 128, 4), (64, 128, 128, 4), (64, 256, 64, 4), (128, 64, 128, 4),
-    (128, 64, 128, 8), (128, 128, 64, 4), (128, 128, 64, 8), (128, 256, 64, 8), (256, 128, 64, 8),
+TILES = (  # rows, columns, depth, warps, stages: those that multiply fastest, and those that move the most to multiply
+    (128, 256, 64, 8, 4), (256, 128, 64, 8, 4), (128, 128, 64, 8, 4), (128, 128, 64, 4, 6), (64, 256, 64, 4, 4),
+    (64, 128, 128, 4, 4), (128, 64, 128, 4, 4), (64, 64, 128, 4, 6),
 )  # fmt: skip
-TRIED = 6  # tiles and splits, those that take the fewest instructions on the busiest compute unit
-WORDS = 1 << 16  # of random numbers that blocks are read from
+ROWS = 64  # of a matrix instruction
+MOST_ROWS, MOST_COLUMNS, MOST_SUMS = 256, 256, 128 * 256  # of a tile, whose sums are held in registers
+SPLITS = (1, 2, 3, 4, 6, 8)
+STEPS = 64  # of a launch that measures a rate
+BLOCKS = 4  # of K, that are fetched in turn
 
 
 @triton.jit
@@ -85,6 +97,20 @@ def multiply(x_ptr, out_ptr, steps, ROWS: tl.constexpr, COLS: tl.constexpr, DEPT
     tl.store(out_ptr + rows[:, None] * COLS + cols[None, :], acc, mask=acc == 1.2345e30)
 
 
+@triton.jit
+def feed(
+    a_desc, b_desc, out_ptr, steps,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """The same, on blocks that the copy engine fetches, the same few for all programs."""
+    rows, cols = tl.arange(0, ROWS), tl.arange(0, COLS)
+    acc = tl.zeros((ROWS, COLS), dtype=tl.float32)
+    for i in tl.range(steps, num_stages=STAGES):
+        at = i % BLOCKS * DEPTH
+        acc = tl.dot(a_desc.load([0, at]), b_desc.load([0, at]).T, acc)
+    tl.store(out_ptr + rows[:, None] * COLS + cols[None, :], acc, mask=acc == 1.2345e30)
+
+
 def moves(bench: Workbench, following: str | None) -> Iterator[Callable[[int], None]]:
     """Launches that move a size's operands, by the number of the copy; `following` lets the next one begin."""
     more = {"launch_pdl": True} if following else {}
@@ -109,23 +135,65 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor if tensor.stride(-1) == 1 else tensor.T).view(-1).view(torch.int32)
 
 
-def products(problem: Problem, target: Target) -> Iterator[Callable[[int, int], None]]:
-    """Launches of programs that stay and multiply as much as a size needs, padded to tiles, so many times over."""
+def passed(rows: int, cols: int, depth: int, itemsize: int) -> int:
+    """Bytes that go into shared memory and out of it for one step of a tile along K."""
+    return (rows + cols + rows + -(-rows // ROWS) * cols) * depth * itemsize
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a compute unit does in a second, and what a launch takes beside its steps along K.
+
+    Attributes:
+        operations: multiplications and additions.
+        bytes: into shared memory and out of it.
+        launch: seconds.
+    """
+
+    operations: float
+    bytes: float
+    launch: float
+
+    def tiles(self, problem: Problem, units: int) -> float:
+        """Seconds of the unit that has most to do, by the best tiles whose columns are multiples of 8."""
+        best = math.inf
+        for m, n in ((problem.m, problem.n), (problem.n, problem.m)):
+            for rows, cols, split in product(range(ROWS, MOST_ROWS + 1, ROWS), range(8, MOST_COLUMNS + 1, 8), SPLITS):
+                if rows * cols <= MOST_SUMS:
+                    rounds = -(-(-(-m // rows) * -(-n // cols) * split) // units)
+                    step = max(2 * rows * cols / self.operations, passed(rows, cols, 1, problem.a.bytes) / self.bytes)
+                    # Each program gives away its sums of the others' share of the tile, and gets theirs of its own.
+                    sums = 2 * 4 * rows * cols * (split - 1) / split / self.bytes
+                    best = min(best, rounds * (problem.k / split * step + sums))
+        return best
+
+
+def rates(bench: Workbench, problem: Problem, target: Target, head: Head) -> Rates:
+    """The best of `TILES` at each, with a program on every compute unit."""
     dtype, units = getattr(torch, problem.a.torch), target.compute_units
-    x = torch.randn(WORDS, device="cuda").to(dtype)
-    out = torch.empty(256 * 256, dtype=torch.float32, device="cuda")
-    ways = set()
-    for (rows, cols, depth, warps), split, swapped in product(TILES, (1, 2, 3, 4, 6, 8), (False, True)):
-        m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
-        programs = triton.cdiv(m, rows) * triton.cdiv(n, cols) * split
-        steps = triton.cdiv(programs, units) * triton.cdiv(problem.k, depth * split)
-        ways.add((steps * rows * cols * depth, min(programs, units), steps, rows, cols, depth, warps))
-    for _, programs, steps, *tile, warps in sorted(ways)[:TRIED]:
+    x = torch.randn(MOST_ROWS, BLOCKS * 128, device="cuda").to(dtype)
+    out = torch.empty(MOST_ROWS * MOST_COLUMNS, dtype=torch.float32, device="cuda")
+    operations, moved, launches = list[float](), list[float](), list[float]()
+    for rows, cols, depth, warps, stages in TILES:
+        wide = x[:, : BLOCKS * depth].contiguous()
+        blocks = [TensorDescriptor.from_tensor(wide, [n, depth]) for n in (rows, cols)]
 
-        def launch(times: int, i: int, grid=(programs,), steps=steps, tile=tuple(tile), warps=warps) -> None:
-            multiply[grid](x, out, times * steps, *tile, num_warps=warps)
+        def still(steps: int, i: int, tile: tuple[int, ...] = (rows, cols, depth), warps: int = warps) -> None:
+            multiply[(units,)](x, out, steps, *tile, num_warps=warps)
 
-        yield launch
+        def fed(
+            steps: int, i: int, given=blocks, tile: tuple[int, ...] = (rows, cols, depth, stages), warps: int = warps
+        ) -> None:
+            feed[(units,)](*given, out, steps, *tile, BLOCKS, num_warps=warps)
+
+        for how, each, done in (
+            (still, 2 * rows * cols * depth, operations),
+            (fed, passed(rows, cols, depth, problem.a.bytes), moved),
+        ):
+            once, twice = (seconds(bench, partial(how, n * STEPS), head) for n in (1, 2))
+            done.append(STEPS * each / (twice - once))
+            launches.append(2 * once - twice)
+    return Rates(max(operations), max(moved), max(0.0, min(launches)))
 
 
 def seconds(bench: Workbench, launch: Callable[[int], None], head: Head) -> float:
@@ -143,8 +211,8 @@ def seconds(bench: Workbench, launch: Callable[[int], None], head: Head) -> floa
     return median(samples[1:])
 
 
-def measure(problem: Problem, here: machine.Machine) -> dict[str, float]:
-    """Seconds of the fastest that moves, ``alone`` and ``at_once``, and of the fastest that multiplies."""
+def measure(problem: Problem, here: machine.Machine, known: dict[DType, Rates]) -> dict[str, float]:
+    """Seconds of the floors ``alone`` and ``at_once``, and of the best ``tiles`` beside what moves; `known`: rates by type."""
     device = driver.open(here.vendor).device(here.devices[0])
     stream, following = torch.cuda.Stream(), here.target.overlap.get("next")
     request = Request("screen", problem, here.target, Protocol(), here.vendor, here.devices[0], ())
@@ -152,17 +220,23 @@ def measure(problem: Problem, here: machine.Machine) -> dict[str, float]:
         bench = Workbench(request, device, stream.cuda_stream)
         torch.cuda.synchronize()
         head = Head(bench.sets[0]["a"].device)
+        if problem.a not in known:
+            rate = known[problem.a] = rates(bench, problem, here.target, head)
+            print(
+                f"a compute unit: {rate.operations / 1e12:.2f} TFLOPS, {rate.bytes / 1e9:.0f} GB/s of shared memory;"
+                f" a launch: {rate.launch * 1e6:.2f} us"
+            )
         alone, at_once = (
             min(seconds(bench, launch, head) for launch in moves(bench, text)) for text in (None, following)
         )
-        # What comes before the loop and after it is in both, and in no GEMM as it is here.
-        twice = ([seconds(bench, partial(p, n), head) for n in (1, 2)] for p in products(problem, here.target))
-        return {"alone": alone, "at_once": at_once, "multiply": min(two - one for one, two in twice)}
+        rate = known[problem.a]
+        tiles = rate.tiles(problem, here.target.compute_units)
+        return {"alone": max(alone, rate.launch + tiles), "at_once": max(at_once, tiles), "tiles": tiles}
 
 
-def share(row: dict[str, Any], moved: str) -> float:
-    """Floor over tuned time, with operands moved ``alone`` or ``at_once``."""
-    return float(max(row[moved], row["multiply"]) / row["tuned"])
+def share(row: dict[str, Any], floor: str) -> float:
+    """Floor over tuned time, ``alone`` or ``at_once``."""
+    return float(row[floor] / row["tuned"])
 
 
 def mean(shares: Iterable[float]) -> float:
@@ -189,6 +263,7 @@ def main() -> int:
     if not here.devices:
         parser.error("floors needs a GPU")
     rows: list[dict[str, Any]] = []
+    known: dict[DType, Rates] = {}
     print(
         f"{'size':<28}" + "".join(f"{name:>10}" for name in ("tuned us", *MEASURED)) + "  floor/tuned: alone, at once"
     )
@@ -197,7 +272,7 @@ def main() -> int:
         if not fits(problem):
             print(f"{problem.key:<28} is not of whole words of bf16 or fp16")
             continue
-        row: dict[str, Any] = {"size": problem.key, "m": problem.m, **measure(problem, here)}
+        row: dict[str, Any] = {"size": problem.key, "m": problem.m, **measure(problem, here, known)}
         row["tuned"] = min(record.seconds, record.library_seconds or record.seconds)
         row["roofline"] = here.target.roofline_seconds(problem.flops, problem.bytes, problem.a)
         rows.append(row)

@@ -16,6 +16,7 @@ from tritongemm.schedule import tiles_of
 from tritongemm.target import Target
 
 POLLED_SUMS = 2048  # of a tile, which fit into a few registers of each thread
+LEAST_GROUP = 4  # rows of tiles, where there are as many
 EARLY_ROWS = 64  # more of them, and the matrix units matter as much as memory
 AHEAD_ROWS = 256  # more of them, and what comes before the first product hardly matters
 MOST_ELEMENTS = 512  # of a block that one thread loads; on an H200 none of these came within 3 % of the best
@@ -88,17 +89,22 @@ def small_tile(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def group_m(config: Config, problem: Problem, target: Target) -> str | None:
-    """Grouping more rows of tiles than there are changes nothing; nor does grouping a single column.
+    """A group of more rows of tiles than there are changes nothing; nor does grouping a single column.
 
-    It matters even where all tiles are under way at once, since neighbours that load the same block at the same time
-    share one request to L2: 256 x 8192 x 3584 in tiles of 128 x 128 took 26.9 us on an H200, in pairs of rows 23.1.
+    A few rows are best walked together, even where all tiles are under way at once: neighbours that load the same block
+    at the same time share one request to L2. On an H200 256 x 8192 x 3584 took 26.9 us in tiles of 128 x 128 and 23.1 in
+    pairs of them, 64 x 7168 x 8192 46 us in tiles of 32 x 128 and 32 in pairs. Of many rows, pairs were never the best.
     """
-    if config.group_m == 1:
+    group, rows, columns = config.group_m, -(-problem.m // config.block_m), -(-problem.n // config.block_n)
+    if min(rows, columns) == 1:
+        return None if group == 1 else f"group_m {group} with {rows} x {columns} tiles"
+    whole = 1 << (rows - 1).bit_length()
+    if group > whole:
+        return f"group_m {group} > {rows} tiles along M"
+    if target.xcds > 1 or (group == 1 and rows > 2 * LEAST_GROUP):
         return None
-    rows, columns = -(-problem.m // config.block_m), -(-problem.n // config.block_n)
-    if config.group_m > rows:
-        return f"group_m {config.group_m} > {rows} tiles along M"
-    return f"group_m {config.group_m} with one tile along N" if columns == 1 else None
+    least = min(whole, LEAST_GROUP)
+    return f"group_m {group} of {rows} rows of tiles, {least} are faster" if group < least else None
 
 
 def split_k(config: Config, problem: Problem, target: Target) -> str | None:

@@ -4,10 +4,9 @@
 
 The floor of a size is the longer of two times. One is that of the fastest of several kernels that read A and B once and
 write C once. The other is what the best tiles take, at any split of K, on the compute unit that has the most of them: as
-long as their matrix instructions, or as long as their blocks pass through shared memory, where each is written once, and
-read once for each matrix instruction, of 64 rows. Its rates are measured first, by multiplying blocks that never change,
-and blocks that the copy engine keeps fetching from L2: from the difference between so many steps and twice as many, what
-a step takes, and what a launch takes beside its steps.
+long as their matrix instructions, or as long as their blocks come in. Its rates are measured first, from the difference
+between so many steps along K and twice as many: of multiplying blocks that never change, and blocks that the copy engine
+keeps fetching from L2. To it comes what a launch takes that does one step.
 
 All is launched through captured graphs, over the tuner's rotation of copies, is timed by its timer, and rests where its
 races rest. A GEMM has to do all of it, so floor over tuned time is 1.00 where nothing but faster hardware helps. In the
@@ -48,7 +47,7 @@ MEASURED = ("alone", "at_once", "tiles")
 ROUNDS = 11
 TILES = (  # rows, columns, depth, warps, stages: those that multiply fastest, and those that move the most to multiply
     (128, 256, 64, 8, 4), (256, 128, 64, 8, 4), (128, 128, 64, 8, 4), (128, 128, 64, 4, 6), (64, 256, 64, 4, 4),
-    (64, 128, 128, 4, 4), (128, 64, 128, 4, 4), (64, 64, 128, 4, 6),
+    (64, 128, 128, 4, 4), (128, 64, 128, 4, 4), (64, 64, 128, 4, 6), (64, 64, 64, 4, 8),
 )  # fmt: skip
 ROWS = 64  # of a matrix instruction
 MOST_ROWS, MOST_COLUMNS, MOST_SUMS = 256, 256, 128 * 256  # of a tile, whose sums are held in registers
@@ -116,17 +115,15 @@ def moves(bench: Workbench, following: str | None) -> Iterator[Callable[[int], N
     more = {"launch_pdl": True} if following else {}
     sets = [{name: _words(t) for name, t in s.items() if name in "abc"} for s in bench.sets]
     a, b, c = (sets[0][name].numel() for name in "abc")
-    for block, blocks, warps, stages in product((1024, 2048, 4096), (1, 2, 4, 8), (4, 8), (1, 4)):
+    for block, blocks, stages in product((1024, 2048, 4096), (1, 2, 4, 8), (1, 4)):
         if blocks == 1 and stages > 1:
             continue
         b_programs, a_programs, c_programs = (triton.cdiv(n, block * blocks) for n in (b, a, c))
         grid = (b_programs + a_programs + c_programs,)
 
-        def launch(
-            i: int, grid=grid, counts=(b_programs, a_programs), how=(block, blocks, stages), warps=warps
-        ) -> None:
+        def launch(i: int, grid=grid, counts=(b_programs, a_programs), how=(block, blocks, stages)) -> None:
             s = sets[i % len(sets)]
-            move[grid](s["a"], s["b"], s["c"], a, b, c, *counts, *how, following, num_warps=warps, **more)
+            move[grid](s["a"], s["b"], s["c"], a, b, c, *counts, *how, following, **more)
 
         yield launch
 
@@ -135,18 +132,13 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor if tensor.stride(-1) == 1 else tensor.T).view(-1).view(torch.int32)
 
 
-def passed(rows: int, cols: int, depth: int, itemsize: int) -> int:
-    """Bytes that go into shared memory and out of it for one step of a tile along K."""
-    return (rows + cols + rows + -(-rows // ROWS) * cols) * depth * itemsize
-
-
 @dataclass(frozen=True)
 class Rates:
     """What a compute unit does in a second, and what a launch takes beside its steps along K.
 
     Attributes:
         operations: multiplications and additions.
-        bytes: into shared memory and out of it.
+        bytes: that come into its shared memory.
         launch: seconds.
     """
 
@@ -161,9 +153,9 @@ class Rates:
             for rows, cols, split in product(range(ROWS, MOST_ROWS + 1, ROWS), range(8, MOST_COLUMNS + 1, 8), SPLITS):
                 if rows * cols <= MOST_SUMS:
                     rounds = -(-(-(-m // rows) * -(-n // cols) * split) // units)
-                    step = max(2 * rows * cols / self.operations, passed(rows, cols, 1, problem.a.bytes) / self.bytes)
-                    # Each program gives away its sums of the others' share of the tile, and gets theirs of its own.
-                    sums = 2 * 4 * rows * cols * (split - 1) / split / self.bytes
+                    step = max(2 * rows * cols / self.operations, (rows + cols) * problem.a.bytes / self.bytes)
+                    # Of a tile that programs share each adds up its part, and gets the others' sums of that.
+                    sums = 4 * rows * cols * (split - 1) / split / self.bytes
                     best = min(best, rounds * (problem.k / split * step + sums))
         return best
 
@@ -173,7 +165,7 @@ def rates(bench: Workbench, problem: Problem, target: Target, head: Head) -> Rat
     dtype, units = getattr(torch, problem.a.torch), target.compute_units
     x = torch.randn(MOST_ROWS, BLOCKS * 128, device="cuda").to(dtype)
     out = torch.empty(MOST_ROWS * MOST_COLUMNS, dtype=torch.float32, device="cuda")
-    operations, moved, launches = list[float](), list[float](), list[float]()
+    found: list[Rates] = []
     for rows, cols, depth, warps, stages in TILES:
         wide = x[:, : BLOCKS * depth].contiguous()
         blocks = [TensorDescriptor.from_tensor(wide, [n, depth]) for n in (rows, cols)]
@@ -186,14 +178,15 @@ def rates(bench: Workbench, problem: Problem, target: Target, head: Head) -> Rat
         ) -> None:
             feed[(units,)](*given, out, steps, *tile, BLOCKS, num_warps=warps)
 
-        for how, each, done in (
-            (still, 2 * rows * cols * depth, operations),
-            (fed, passed(rows, cols, depth, problem.a.bytes), moved),
-        ):
+        def step(how: Callable[[int, int], None]) -> float:
             once, twice = (seconds(bench, partial(how, n * STEPS), head) for n in (1, 2))
-            done.append(STEPS * each / (twice - once))
-            launches.append(2 * once - twice)
-    return Rates(max(operations), max(moved), max(0.0, min(launches)))
+            return (twice - once) / STEPS
+
+        arriving = step(fed)
+        one = seconds(bench, partial(fed, 1), head)
+        operations, moved = 2 * rows * cols * depth / step(still), (rows + cols) * depth * problem.a.bytes / arriving
+        found.append(Rates(operations, moved, one - arriving))
+    return Rates(max(r.operations for r in found), max(r.bytes for r in found), min(r.launch for r in found))
 
 
 def seconds(bench: Workbench, launch: Callable[[int], None], head: Head) -> float:
@@ -223,7 +216,7 @@ def measure(problem: Problem, here: machine.Machine, known: dict[DType, Rates]) 
         if problem.a not in known:
             rate = known[problem.a] = rates(bench, problem, here.target, head)
             print(
-                f"a compute unit: {rate.operations / 1e12:.2f} TFLOPS, {rate.bytes / 1e9:.0f} GB/s of shared memory;"
+                f"a compute unit: {rate.operations / 1e12:.2f} TFLOPS, {rate.bytes / 1e9:.0f} GB/s come in;"
                 f" a launch: {rate.launch * 1e6:.2f} us"
             )
         alone, at_once = (

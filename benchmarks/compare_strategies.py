@@ -15,7 +15,7 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, log2
 from pathlib import Path
@@ -41,6 +41,18 @@ NEAR = 0.96  # of the way from the median to the best
 POINTS = 100  # at which P(t) is averaged
 
 
+def _of_its_time(space: Space, table: Table) -> Space:
+    """The space without what the table has nothing of: axes and values that came later would lead nowhere."""
+    kept = []
+    for axes in space.axes:
+        configs = [c for c in table.times if c.template == axes.template]
+        seen = {name: {dict(c.options).get(name, getattr(c, name, None)) for c in configs} for name, _ in axes.values}
+        values = ((name, tuple(v for v in values if v in seen[name])) for name, values in axes.values)
+        if configs:
+            kept.append(replace(axes, values=tuple((name, v) for name, v in values if v)))
+    return replace(space, axes=tuple(kept))
+
+
 @dataclass(frozen=True)
 class Replay:
     """One table made ready: its space, the model's order, and what random search expects."""
@@ -53,7 +65,7 @@ class Replay:
     def of(cls, table: Table) -> Replay:
         chip = target.load(table.target, device_name=table.device)
         order = tuple(p.config for p in rank.rank(table.times, table.problem, chip))
-        return cls(table, space(table.problem, chip), order)
+        return cls(table, _of_its_time(space(table.problem, chip), table), order)
 
     @cached_property
     def random(self) -> Floats:

@@ -111,6 +111,28 @@ def test_each_rule_drops_its_case(config: Config, size: tuple[int, int, int], ru
     assert rule in reasons(config, Problem(*size), GFX942)
 
 
+def tile(m: int, n: int, group: int = 1, split: int = 1, template: str = "tile", **options: int) -> Config:
+    return Config(template, m, n, 64, group, split, 8, 4, options=tuple(sorted(options.items())))
+
+
+@pytest.mark.parametrize(
+    ("rule", "m", "kept", "dropped"),
+    [
+        ("group_m", 256, [tile(128, 128, 2), tile(128, 128, 2, 2), tile(256, 64)], [tile(128, 128), tile(128, 128, 4)]),
+        ("group_m", 1000, [tile(128, 128, 4), tile(128, 128, 8)], [tile(128, 128), tile(128, 128, 2)]),
+        ("group_m", 4096, [tile(128, 128), tile(128, 128, 4), tile(128, 128, 8)], [tile(128, 128, 2)]),
+        ("poll", 16, [tile(16, 64, split=4, poll=1), tile(16, 64, poll=0)], [tile(16, 64, split=4, poll=0)]),
+        ("poll", 256, [tile(128, 64, split=4, poll=0), tile(16, 64, split=4)], [tile(128, 64, split=4, poll=1)]),
+        ("overlap", 256, [tile(128, 128, template="tma", ahead=1)], [tile(128, 128, template="tma", ahead=1, early=1)]),
+        ("overlap", 1024, [tile(128, 128, template="tma")], [tile(128, 128, template="tma", ahead=1)]),
+    ],
+)
+def test_on_hopper(rule: str, m: int, kept: list[Config], dropped: list[Config]) -> None:
+    problem = Problem(m, 8192, 4096)
+    assert [c for c in kept if rule in reasons(c, problem, SM90)] == []
+    assert [c for c in dropped if rule not in reasons(c, problem, SM90)] == []
+
+
 def test_skinny_winners_stay() -> None:
     """Shapes and configs that tuning on MI300X is known to pick: more warps than tiles of 16x16, long K blocks."""
     options = (("kpack", 1), ("matrix_instr_nonkdim", 16), ("waves_per_eu", 0))

@@ -160,7 +160,10 @@ def test_split_k_gives_the_same_bits_every_time(
     from tritongemm.workbench import Request, Workbench
 
     problem = Problem(48, 80, 4096, "fp32", "fp32", "fp32")
-    polled = (Config("tile", 16, 32, 32, 1, 6, 4, 2, (("poll", 1),)), Config("gemv", 1, 16, 256, 1, 4, 4, 1, (("poll", 1),)))
+    polled = (
+        Config("tile", 16, 32, 32, 1, 6, 4, 2, (("poll", 1),)),
+        Config("gemv", 1, 16, 256, 1, 4, 4, 1, (("poll", 1),)),
+    )
     configs = [Config("tile", 16, 16, 32, 1, 8, 4, 2), CONFIGS[6], *polled]
     module = str(generate.module(problem, configs, gpu.target, tmp_path))
     built = {b.config: b for b in compiler.stream(triton.job(c, problem, gpu.target, module) for c in configs)}

@@ -1,0 +1,54 @@
+"""benchmarks/floors.py without a GPU: what the best tiles take at given rates."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tritongemm.problem import Problem
+
+
+@pytest.fixture(scope="module")
+def floors() -> ModuleType:
+    folder = str(Path(__file__).resolve().parents[2] / "benchmarks")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module("floors")
+    finally:
+        sys.path.remove(folder)
+
+
+def bf16(m: int, n: int, k: int) -> Problem:
+    return Problem(m, n, k, "bf16", "bf16", "bf16")
+
+
+def test_one_tile_is_its_instructions_or_its_blocks(floors: ModuleType) -> None:
+    assert floors.Rates(1e12, math.inf, 0).tiles(bf16(64, 8, 64), 1) == pytest.approx(2 * 64 * 8 * 64 / 1e12)
+    assert floors.Rates(math.inf, 1e9, 0).tiles(bf16(64, 8, 64), 1) == pytest.approx((64 + 8) * 64 * 2 / 1e9)
+
+
+def test_columns_come_in_eights_of_either_operand(floors: ModuleType) -> None:
+    """104 rows are 13 times 8 columns of the transpose, not two tiles of 64 rows."""
+    assert floors.Rates(1e12, math.inf, 0).tiles(bf16(104, 64, 64), 1) == pytest.approx(2 * 104 * 64 * 64 / 1e12)
+
+
+@pytest.mark.parametrize("size", [(1, 4096, 4096), (256, 8192, 3584), (777, 5120, 5120), (4096, 4096, 4096)])
+def test_a_floor_is_above_all_units_at_full_rate_and_falls_with_rates_and_units(
+    floors: ModuleType, size: tuple[int, int, int]
+) -> None:
+    problem = bf16(*size)
+    slow, fed, fast = (floors.Rates(7e12, b, 0).tiles(problem, 132) for b in (100e9, 140e9, math.inf))
+    assert problem.flops / (132 * 7e12) <= fast <= fed <= slow
+    assert floors.Rates(7e12, 140e9, 0).tiles(problem, 264) <= fed
+
+
+def test_splits_pay_for_their_sums(floors: ModuleType) -> None:
+    """The smallest tile can only be shared along K: an eighth of the blocks, and seven eighths of the sums."""
+    problem = bf16(64, 8, 8192)
+    blocks, sums = (64 + 8) * 2 * 8192, 4 * 64 * 8
+    assert floors.Rates(math.inf, 1e9, 0).tiles(problem, 8) == pytest.approx((blocks / 8 + sums * 7 / 8) / 1e9)

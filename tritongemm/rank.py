@@ -207,12 +207,13 @@ def _times(batch: _Batch, problem: Problem, target: Target, warm: bool) -> tuple
     latency, llc_felt, hbm_felt = _reach(batch, problem, target, warm)
     for phase in batch.phases:
         busy, here = np.minimum(phase.programs, target.compute_units), phase.resident
-        fair = np.minimum(cu_rate, target.l2_gbps * 1e9 / busy)
+        near = np.maximum(1.0, np.minimum(target.l2_neighbours, phase.programs / phase.shared))
+        drawn = _drawn(batch, problem, near, tile.a, tile.b) / near * busy / (target.l2_gbps * 1e9)
         llc, hbm = _shared_seconds(batch, problem, target, phase)
         step = {
             "matrix": np.maximum(1.0, here * batch.warps / SIMDS) * tile.matrix,
             "lds": here * tile.lds,
-            "l2": here * np.maximum(tile.issue, tile.traffic / fair),
+            "l2": here * np.maximum(tile.issue, np.maximum(tile.traffic / cu_rate, drawn)),
             "llc": llc * llc_felt,
             "hbm": hbm * hbm_felt,
             "latency": (latency + tile.traffic / cu_rate) / np.maximum(1, batch.stages - 1) + SYNC_CLOCKS / clock,
@@ -260,22 +261,24 @@ def _overlap(power: Floats | float, one: Floats, other: Floats) -> Floats:
     return np.asarray(longest * ((one / longest) ** power + (other / longest) ** power) ** (1 / power))
 
 
+def _drawn(batch: _Batch, problem: Problem, tiles: Floats, a: Floats, b: Floats) -> Floats:
+    """Bytes of blocks of A and B that so many tiles, neighbours in launch order, need of one K iteration, each once."""
+    rows, columns = np.ceil(problem.m / batch.block_m), np.ceil(problem.n / batch.block_n)
+    tall = np.minimum(np.minimum(batch.group_m, rows), tiles)
+    wide = tiles / tall
+    taller = np.minimum(rows * problem.batch, tall * wide / columns)
+    tall, wide = np.where(wide > columns, taller, tall), np.minimum(wide, columns)
+    return np.asarray(tall * a + wide * b)
+
+
 def _shared_seconds(batch: _Batch, problem: Problem, target: Target, phase: Phase[Floats]) -> tuple[Floats, Floats]:
     """Seconds of last-level cache and of memory per K iteration: what the programs under way do not share.
 
     Programs on one die, neighbours in launch order, share its L2; those of all dies share the last-level cache.
     """
-    rows, columns = np.ceil(problem.m / batch.block_m), np.ceil(problem.n / batch.block_n)
-
-    def unique(tiles: Floats) -> Floats:
-        tall = np.minimum(np.minimum(batch.group_m, rows), tiles)
-        wide = tiles / tall
-        taller = np.minimum(rows * problem.batch, tall * wide / columns)
-        tall, wide = np.where(wide > columns, taller, tall), np.minimum(wide, columns)
-        return tall * batch.tile.far_a + wide * batch.tile.far_b
-
+    far = batch.tile.far_a, batch.tile.far_b
     tiles = phase.programs / phase.shared
     dies = np.minimum(target.xcds, phase.programs)
-    llc = dies * phase.shared * unique(np.maximum(1.0, tiles / dies))
-    hbm = phase.shared * unique(np.maximum(1.0, tiles))
+    llc = dies * phase.shared * _drawn(batch, problem, np.maximum(1.0, tiles / dies), *far)
+    hbm = phase.shared * _drawn(batch, problem, np.maximum(1.0, tiles), *far)
     return llc / (target.llc_gbps * 1e9), hbm / (target.hbm_gbps * 1e9)

@@ -37,6 +37,7 @@ class Target:
         llc_bytes: size of the last-level cache; timing rotates through more than this.
         memory_bytes: device memory.
         hbm_gbps, llc_gbps, l2_gbps: bandwidths in GB/s, of the whole device.
+        l2_neighbours: programs, in launch order, that draw a block from L2 once if they load it at the same time.
         clock_ghz: peak engine clock.
         launch_us: shortest kernel seen, in microseconds.
         memory_ns: from issuing a load that misses every cache to its data, in nanoseconds.
@@ -71,6 +72,7 @@ class Target:
     hbm_gbps: float
     llc_gbps: float
     l2_gbps: float
+    l2_neighbours: int
     clock_ghz: float
     launch_us: float
     memory_ns: float

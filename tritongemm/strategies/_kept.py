@@ -27,7 +27,8 @@ class Kept:
         axes: their axes, at least 0.5 where library configs leave them at 0, [n, len(AXES)].
         settings: their options, -1 where one has none of a name, [n, len(options)].
         membership: 1 for the template that is theirs, else 0, [n, len(templates)].
-        first: the place of the first config that differs from each in how launches overlap at most, [n].
+        first: the place of the first config that differs from each in its launch at most: in how many rows of tiles are
+            walked together, and how consecutive launches overlap, [n].
         twinned: whether any two do.
     """
 
@@ -49,11 +50,11 @@ class Kept:
         self.twinned = len(self._firsts) < len(self.order)
 
     def stand_in(self, config: Config) -> int | None:
-        """Place of the first config that differs in how launches overlap at most; `config` itself need not be kept."""
+        """Place of the first config that differs in its launch at most; `config` itself need not be kept."""
         return self._firsts.get(_fixed(config))
 
     def twins(self, config: Config) -> list[Config]:
-        """The configs that differ from a kept one in how launches overlap at most, in order."""
+        """The configs that differ from a kept one in their launch at most, in order."""
         return [self.order[i] for i in np.flatnonzero(self.first == self.first[self.place[config]])]
 
     @staticmethod
@@ -103,9 +104,9 @@ class Kept:
 
 
 def _fixed(config: Config) -> tuple[object, ...]:
-    """A config without its options of how launches overlap."""
+    """A config without its group of rows and its options of how launches overlap."""
     c = config
-    axes = (c.block_m, c.block_n, c.block_k, c.group_m, c.split_k, c.num_warps, c.num_stages)
+    axes = (c.block_m, c.block_n, c.block_k, c.split_k, c.num_warps, c.num_stages)
     return c.backend, c.template, *axes, _alone(c.template, c.options)
 
 

@@ -1,7 +1,7 @@
 """Strategy: a few large batches, each where a learned correction of the model expects the fastest.
 
-Of configs that differ only in how consecutive launches overlap the best predicted stands for all; those like the fastest
-are tried at the end.
+Of configs that differ only in how many rows of tiles are walked together and how consecutive launches overlap the best
+predicted stands for all; those like the fastest are tried at the end.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SHARE = 0.03  # of the kept configs that the default budget tries,
 FEWEST, MOST = 48, 128  # within these bounds
 FIRST = 0.25  # of the budget that goes to the first batch
 ROUNDS = 6  # batches; each is a barrier between compiling and timing
-PATIENCE, GAIN = 3, 0.003  # stop after so many batches that gain less than this
+PATIENCE, GAIN = 3, 0.003  # stop after so many batches that gain less than this, but not before FEWEST configs
 LEADERS = 4  # whose neighbours are looked at
 LOCAL = 0.6  # of a batch that goes to these neighbours
-LAST = 0.125  # of the budget that goes to other ways of the fastest to overlap,
+LAST = 0.125  # of the budget that goes to other launches of the fastest,
 WITHIN = 1.1  # those at most so much slower than the best
 BOLD = (1.0, 0.7, 0.5, 0.3, 0.0)  # standard deviations an unsure config is favoured by, batch after batch
 
@@ -54,14 +54,14 @@ def search(
     budget = min(count, budget or default_budget(count))
     first = max(1, min(budget, round(FIRST * budget)))
     batch = list(dict.fromkeys([*kept.seeds(seeds), *kept.spread(first)]))[:first]
-    searched = budget - round(LAST * budget) * kept.twinned
+    searched = budget - round(LAST * budget) * (kept.twinned and budget < count)
     each = max(1, -(-(searched - first) // (ROUNDS - 1)))
     trials = {t.config: t for t in (yield batch)}
     surrogate: Surrogate | None = None
     stale = 0
     for number in range(searched):
         room = min(each, searched - len(trials))
-        if room <= 0 or stale >= PATIENCE:
+        if room <= 0 or (stale >= PATIENCE and len(trials) >= FEWEST):
             break
         before = best(trials.values())
         if before == np.inf:
@@ -104,7 +104,7 @@ def _refine(
     places = np.array(list(dict.fromkeys(p for p in found if p is not None and p not in tried)), dtype=np.intp)
     chosen = surrogate.choose(places, round(LOCAL * room), bold) if len(places) else []
     rest = np.setdiff1d(kept.first, [*tried, *chosen])
-    if not len(rest):  # nothing but ways to overlap is left
+    if not len(rest):  # nothing but other launches is left
         rest = np.setdiff1d(np.arange(len(kept.order)), [*(kept.place[c] for c in trials), *chosen])
     if len(rest):
         chosen += surrogate.choose(rest, room - len(chosen), bold)
@@ -116,6 +116,6 @@ def _fastest(trials: dict[Config, Trial]) -> list[Trial]:
 
 
 def _twins(kept: Kept, trials: dict[Config, Trial]) -> list[Config]:
-    """Configs that differ from one of the fastest only in how launches overlap, the fastest's first."""
+    """Configs that differ from one of the fastest only in their launch, the fastest's first."""
     near = [t.config for t in _fastest(trials) if t.seconds <= WITHIN * best(trials.values())]
     return list(dict.fromkeys(c for leader in near for c in kept.twins(leader) if c not in trials))

@@ -37,6 +37,7 @@ CONFIGS = (
     Config("ws_tma", 64, 64, 64, 1, 8, 4, 3),  # more splits than some K have blocks
     Config("ws_tma", 128, 128, 64, 8, 1, 8, 4),
     Config("ws_tma", 128, 192, 64, 8, 1, 8, 3, (("epilogue_parts", 2),)),  # tiles of two powers of two
+    Config("ws_tma", 128, 288, 64, 8, 1, 8, 3, (("epilogue_parts", 2),)),
     Config("ws_tma", 64, 80, 64, 1, 3, 4, 4),
     Config("ws_tma", 256, 160, 64, 1, 1, 8, 3, (("epilogue_parts", 2), ("share", 1))),
     Config("tile", 16, 64, 64, 1, 3, 4, 3, (("ahead", 2), ("early", 1), ("swap_ab", 1))),

@@ -92,10 +92,11 @@ def combine_seconds(config: Config, problem: Problem, target: Target, cu_rate: f
     """Seconds to add up the tiles that several programs of the `last` phase share, 0 when none is.
 
     Each part but the owner's goes out to memory and becomes visible to the whole device, which costs what the end of a
-    kernel costs; then one program reads the parts in order, waiting for each.
+    kernel costs, unless the parts say by themselves that they are there; then one program reads them, waiting for each.
     """
     if last.shared <= 1:
         return 0.0
     latency, transfer = target.memory_ns * 1e-9, config.block_m * config.block_n * PARTIAL_BYTES / cu_rate
     owned = ceil(tiles_of(config, problem) / target.compute_units) if config.split_k > 1 else 1
-    return target.launch_us * 1e-6 + owned * (latency + transfer + last.shared * (latency + transfer))
+    told = 0.0 if config.option("poll") else target.launch_us * 1e-6
+    return told + owned * (latency + transfer + last.shared * (latency + transfer))

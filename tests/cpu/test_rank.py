@@ -106,6 +106,23 @@ def test_split_k_helps_where_few_tiles_have_a_long_k() -> None:
     assert predict(replace(tile, split_k=8), short, GFX942).seconds > predict(tile, short, GFX942).seconds
 
 
+def test_sums_that_are_looked_for_cost_less_than_counted_ones() -> None:
+    problem = Problem(16, 1280, 8192, "bf16", "bf16", "bf16", row_major_b=False)
+    counted = Config("tma", 16, 64, 128, 1, 6, 4, 5, options=(("poll", 0), ("swap_ab", 1)))
+    looked_for = replace(counted, options=(("poll", 1), ("swap_ab", 1)))
+    assert 0 < predict(looked_for, problem, SM90).terms["reduce"] < predict(counted, problem, SM90).terms["reduce"]
+
+
+def test_neighbours_share_what_they_draw_from_l2() -> None:
+    """In pairs of rows eight neighbours draw two blocks of A and four of B; row by row one of A and eight of B."""
+    problem = Problem(256, 8192, 3584, "bf16", "bf16", "bf16", row_major_b=False)
+    row = Config("tma", 128, 128, 64, 1, 1, 4, 6)
+    pairs = replace(row, group_m=2)
+    apart = replace(SM90, l2_neighbours=1)
+    assert predict(pairs, problem, SM90).seconds < predict(row, problem, SM90).seconds
+    assert predict(pairs, problem, apart).terms["l2"] == pytest.approx(predict(row, problem, apart).terms["l2"])
+
+
 def test_unaligned_rows_cost() -> None:
     assert predict(TILE, Problem(4096, 4096, 4097, row_major_b=False), GFX942).seconds > 1.2 * (
         predict(TILE, LARGE, GFX942).seconds

@@ -31,6 +31,7 @@ from replay_tables import Table, read
 
 from tritongemm import rank, registry, target
 from tritongemm.config import Config
+from tritongemm.errors import TritonGemmError
 from tritongemm.space import Space, space
 
 Floats = NDArray[np.float64]
@@ -197,7 +198,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the figures and every curve here")
     parser.add_argument("--plot", type=Path, help="draw mean best-so-far here; needs matplotlib")
     args = parser.parse_args(argv)
-    replays = [Replay.of(t) for path in args.tables for t in read(path)]
+    try:
+        replays = [Replay.of(t) for path in args.tables for t in read(path)]
+    except TritonGemmError as error:
+        parser.error(str(error))
     rows = compare(replays, [s for s in args.strategies.split(",") if s], args.seeded)
     sizes = [len(r.order) for r in replays]
     coverage = sum(sizes) / sum(max(r.table.kept, len(r.order)) for r in replays)

@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tritongemm import machine, sizes
 from tritongemm.dtypes import DType
+from tritongemm.errors import TritonGemmError
 from tritongemm.hip_ext import driver
 from tritongemm.problem import Problem
 from tritongemm.target import Target
@@ -252,7 +253,13 @@ def main() -> int:
     parser.add_argument("results", type=Path, help="results of python -m tritongemm.tune, of this GPU")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     args = parser.parse_args()
-    here = machine.find(None, None)
+    try:
+        records = [r.record for r in sizes.from_file(args.results, sizes.Defaults()) if r.record]
+        here = machine.find(None, None)
+    except TritonGemmError as error:
+        parser.error(str(error))
+    if not records:
+        parser.error(f"{args.results} holds no results, only sizes: tune them first")
     if not here.devices:
         parser.error("floors needs a GPU")
     rows: list[dict[str, Any]] = []
@@ -260,7 +267,7 @@ def main() -> int:
     print(
         f"{'size':<28}" + "".join(f"{name:>10}" for name in ("tuned us", *MEASURED)) + "  floor/tuned: alone, at once"
     )
-    for record in (r.record for r in sizes.from_file(args.results, sizes.Defaults()) if r.record):
+    for record in records:
         problem = record.problem
         if not fits(problem):
             print(f"{problem.key:<28} is not of whole words of bf16 or fp16")

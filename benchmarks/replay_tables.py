@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tritongemm import prune, target
 from tritongemm.config import Config
+from tritongemm.errors import InputError
 from tritongemm.problem import Problem
 from tritongemm.space import space
 from tritongemm.trial import STATUSES, Trial
@@ -66,20 +67,37 @@ def read(path: Path) -> list[Table]:
     """Tables of one file.
 
     Raises:
-        ValueError: written by another version, or a status nobody knows.
+        InputError: it can't be read, is of another version, or has a line that is no table; says which.
     """
-    with _open(path, "rt") as lines:
-        head = json.loads(next(lines))
-        if head.get("version") != VERSION:
-            raise ValueError(f"{path}: version {head.get('version')} of the table format; this reads {VERSION}")
-        return [_table(head, json.loads(line)) for line in lines if line.strip()]
+    try:
+        with _open(path, "rt") as file:
+            lines = [(number, line) for number, line in enumerate(file, 1) if line.strip()]
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} can't be read: {error}") from None
+    head: dict[str, Any] = {}
+    tables = []
+    for number, line in lines:
+        try:
+            row = json.loads(line)
+            if head:
+                tables.append(_table(head, row))
+                continue
+            head = {"target": row["target"], "device": row["device"], "version": row["version"]}
+        except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
+            what = f"lacks {error}" if isinstance(error, KeyError) else error
+            raise InputError(f"{path}, line {number}: {what}; benchmarks/replay_tables.py writes such files") from None
+        if head["version"] != VERSION:
+            raise InputError(f"{path}: version {head['version']} of the table format; this reads {VERSION}")
+    if not tables:
+        raise InputError(f"{path} holds no tables")
+    return tables
 
 
 def _table(head: dict[str, Any], row: dict[str, Any]) -> Table:
     times = {Config.parse(name): found for name, found in row["times"].items()}
     odd = {found for found in times.values() if isinstance(found, str)} - set(STATUSES)
     if odd:
-        raise ValueError(f"{row['problem']}: not a status: {', '.join(sorted(odd))}")
+        raise InputError(f"not a status: {', '.join(sorted(odd))}")
     return Table(Problem.from_json(row["problem"]), head["target"], head["device"], row["kept"], times)
 
 

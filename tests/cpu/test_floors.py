@@ -52,3 +52,27 @@ def test_splits_pay_for_their_sums(floors: ModuleType) -> None:
     problem = bf16(64, 8, 8192)
     blocks, sums = (64 + 8) * 2 * 8192, 4 * 64 * 8
     assert floors.Rates(math.inf, 1e9, 0).tiles(problem, 8) == pytest.approx((blocks / 8 + sums * 7 / 8) / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- {M: 16, N: 16}\n", "has no K"),
+        ("- {M: 16, N: 16, K: 16}\n", "holds no results, only sizes"),
+    ],
+)
+def test_a_file_of_no_results_is_named_before_a_gpu_is_looked_for(
+    floors: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    said: str,
+) -> None:
+    file = tmp_path / "results.yaml"
+    file.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["floors.py", str(file)])
+    with pytest.raises(SystemExit):
+        floors.main()
+    error = capsys.readouterr().err
+    assert str(file) in error and said in error

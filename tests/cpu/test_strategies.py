@@ -290,3 +290,42 @@ def test_comparison_of_strategies_on_recorded_tables(
     rows = {r["strategy"]: r for r in json.loads(out.read_text())["rows"]}
     assert rows["guided"]["score"] > 0.5 and rows["guided"]["own"][0] <= 0.01
     assert rows["exhaustive"]["own"] == [0.0, 0.0]
+
+
+HEAD = '{"version": 1, "target": "sm90", "device": ""}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("not json\n", "line 1: Expecting value"),
+        ('{"version": 1}\n', "line 1: lacks 'target'"),
+        (HEAD.replace("1", "9"), "version 9 of the table format"),
+        (HEAD, "holds no tables"),
+        (HEAD + '\n{"problem": {"m": 1}, "times": {"what": 1.0}}\n', "line 3: 'what' is not a config name"),
+        (
+            HEAD + '{"problem": {}, "kept": 1, "times": {"tile__bm16__bn16__bk16__gm1__sk1__w1__s2": "odd"}}\n',
+            "status: odd",
+        ),
+    ],
+)
+def test_a_broken_table_is_named(
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    file = tmp_path / "broken.jsonl"
+    file.write_text(text)
+    with pytest.raises(SystemExit):
+        scripts[1].main([str(file)])
+    error = capsys.readouterr().err
+    assert str(file) in error and said in error
+
+
+def test_a_replay_goes_along_the_axes_of_its_table(scripts: tuple[ModuleType, ModuleType]) -> None:
+    """What came to the space later would only lead to configs that nobody timed."""
+    tables, script = scripts
+    times = {Config("tile", 64, n, 32, options=(("swap_ab", 0),)): 1.0 + n for n in (64, 128)}
+    replay = script.Replay.of(tables.Table(Problem(64, 512, 512), "sm90", "", 2, times))
+    (axes,) = replay.space.axes
+    values = dict(axes.values)
+    assert values["block_n"] == (64, 128) and values["block_m"] == (64,) and values["swap_ab"] == (0,)
+    assert "poll" not in values and all(axes.config(axes.point(c)) == c for c in times)

@@ -149,6 +149,21 @@ def test_all_that_a_size_holds_is_counted(device: Device, tmp_path: Path) -> Non
     assert work.bytes == before + 5000 + 8 * SIZE.m * SIZE.n, "the reference, and the largest workspace"
 
 
+def test_copies_lie_side_by_side_as_they_were_laid_out(device: Device) -> None:
+    """B is column-major, and no size here is a multiple of what places are aligned to."""
+    request = Request("screen", replace(SIZE, row_major_b=False), target.load("sm90"), Protocol(), "nvidia", 0, ())
+    sets = Workbench(request, device, 7).sets
+    assert len(sets) > 2
+    places = [t.data_ptr() for s in sets for t in (s["a"], s["b"], s["c"])]
+    aligned = [-(-4 * n // workbenches.ALIGNED) * workbenches.ALIGNED for n in (24 * 16, 16 * 40, 24 * 40)]
+    assert [q - p for p, q in zip(places, places[1:], strict=False)] == (aligned * len(sets))[:-1]
+    for s in sets:
+        assert s["a"].stride() == (16, 1) and s["b"].stride() == (1, 16) and s["c"].stride() == (40, 1)
+        assert torch.equal(s["a"], sets[0]["a"]) and torch.equal(s["b"], sets[0]["b"])
+    sets[0]["b"].fill_(7.0)
+    assert not (sets[1]["b"] == 7.0).any() and not (sets[0]["a"] == 7.0).any(), "and none overlap"
+
+
 def test_libraries_list_and_race_their_own(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     (configs,) = ask(Bench(), "enumerate", library="torch", most=1)
     assert configs and {c.backend for c in configs} == {"torch"}

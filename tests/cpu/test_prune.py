@@ -115,6 +115,10 @@ def tile(m: int, n: int, group: int = 1, split: int = 1, template: str = "tile",
     return Config(template, m, n, 64, group, split, 8, 4, options=tuple(sorted(options.items())))
 
 
+def tma(m: int, n: int, stages: int) -> Config:
+    return Config("tma", m, n, 64, num_warps=8, num_stages=stages)
+
+
 @pytest.mark.parametrize(
     ("rule", "m", "kept", "dropped"),
     [
@@ -125,6 +129,7 @@ def tile(m: int, n: int, group: int = 1, split: int = 1, template: str = "tile",
         ("poll", 256, [tile(128, 64, split=4, poll=0), tile(16, 64, split=4)], [tile(128, 64, split=4, poll=1)]),
         ("overlap", 256, [tile(128, 128, template="tma", ahead=1)], [tile(128, 128, template="tma", ahead=1, early=1)]),
         ("overlap", 1024, [tile(128, 128, template="tma")], [tile(128, 128, template="tma", ahead=1)]),
+        ("deep", 256, [tma(128, 128, 7), tma(64, 128, 9), tma(32, 32, 6)], [tma(64, 128, 7), tma(32, 32, 9)]),
     ],
 )
 def test_on_hopper(rule: str, m: int, kept: list[Config], dropped: list[Config]) -> None:

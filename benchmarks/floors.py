@@ -3,10 +3,12 @@
     python benchmarks/floors.py RESULTS.yaml [--json OUT]
 
 The floor of a size is the longer of two times. One is that of the fastest of several kernels that read A and B once and
-write C once. The other is what the best tiles take, at any split of K, on the compute unit that has the most of them: as
-long as their matrix instructions, or as long as their blocks come in. Its rates are measured first, from the difference
-between so many steps along K and twice as many: of multiplying blocks that never change, and blocks that the copy engine
-keeps fetching from L2. To it comes what a launch takes that does one step.
+write C once. The other is that of the best tiles, at any split of K: the longer of what their matrix instructions take on
+the compute unit that has the most of them, and of what it takes the copy engine to bring all their blocks in from where a
+race's operands lie, measured by kernels that do only that. The rate of matrix instructions is measured first, from the
+difference between so many steps along K and twice as many, on random blocks that the copy engine keeps fetching from L2;
+to it comes what a launch takes that does one step. How many clocks a step of matrix instructions takes, and what the
+clock is meanwhile, are printed for random operands and for zeros, which draw less power.
 
 All is launched through captured graphs, over the tuner's rotation of copies, is timed by its timer, and rests where its
 races rest. A GEMM has to do all of it, so floor over tuned time is 1.00 where nothing but faster hardware helps. In the
@@ -20,6 +22,7 @@ import argparse
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +35,11 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import tma as copies
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -53,7 +61,15 @@ TILES = (  # rows, columns, depth, warps, stages: those that multiply fastest, a
 ROWS = 64  # of a matrix instruction
 MOST_ROWS, MOST_COLUMNS, MOST_SUMS = 256, 256, 128 * 256  # of a tile, whose sums are held in registers
 SPLITS = (1, 2, 3, 4, 6, 8)
+PARTS = 3  # powers of two, at most, that the columns of a tile are brought in as
+RING_BYTES = 220_000  # of blocks under way on a compute unit
+MOST_SLOTS = 12
+GROUPS = (1, 2, 4, 8)  # rows of tiles walked together
+MOST_BROUGHT = 24  # tiles of a size whose blocks are brought in; what the others take is bounded by rates alone
 STEPS = 64  # of a launch that measures a rate
+PACED = 300  # of one that measures the clock, 0.2 ms long
+REST = 0.02  # seconds before it
+DEPTH = 64  # of blocks that are brought in
 BLOCKS = 4  # of K, that are fetched in turn
 
 
@@ -86,15 +102,27 @@ def move(
 
 
 @triton.jit
-def multiply(x_ptr, out_ptr, steps, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr):
-    """The matrix instructions of one tile, on one block of each operand."""
+def now():
+    """The compute unit's clock, and nanoseconds."""
+    clock = tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    nanos = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    return clock, nanos
+
+
+@triton.jit
+def multiply(x_ptr, out_ptr, times_ptr, steps, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr):
+    """The matrix instructions of one tile, on one block of each operand; the clocks and nanoseconds they take."""
     rows, cols, depth = tl.arange(0, ROWS), tl.arange(0, COLS), tl.arange(0, DEPTH)
     a = tl.load(x_ptr + rows[:, None] * DEPTH + depth[None, :])
     b = tl.load(x_ptr + depth[:, None] + cols[None, :] * DEPTH)
     acc = tl.zeros((ROWS, COLS), dtype=tl.float32)
+    clock, nanos = now()
     for _ in range(steps):
         acc = tl.dot(a, b, acc)
     tl.store(out_ptr + rows[:, None] * COLS + cols[None, :], acc, mask=acc == 1.2345e30)
+    last_clock, last_nanos = now()
+    tl.store(times_ptr + tl.program_id(0) * 2, last_clock - clock)
+    tl.store(times_ptr + tl.program_id(0) * 2 + 1, last_nanos - nanos)
 
 
 @triton.jit
@@ -109,6 +137,55 @@ def feed(
         at = i % BLOCKS * DEPTH
         acc = tl.dot(a_desc.load([0, at]), b_desc.load([0, at]).T, acc)
     tl.store(out_ptr + rows[:, None] * COLS + cols[None, :], acc, mask=acc == 1.2345e30)
+
+
+# The name has changed since Triton 3.6.
+fetch = copies.async_load if hasattr(copies, "async_load") else copies.async_copy_global_to_shared
+
+
+@gluon.jit
+def bring(
+    x_desc, y_desc, y1_desc, y2_desc, M, N, K, SPLIT, GROUP,
+    ROWS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr, COLS2: gl.constexpr,
+    DEPTH: gl.constexpr, SLOTS: gl.constexpr,
+):  # fmt: skip
+    """The blocks of x[M, K] and y[N, K] of so many tiles come in, with as many under way as there are slots."""
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [SLOTS] + x_desc.block_type.shape, x_desc.layout)  # noqa: RUF005
+    y_ring = gl.allocate_shared_memory(y_desc.dtype, [SLOTS] + y_desc.block_type.shape, y_desc.layout)  # noqa: RUF005
+    if COLS1 > 0:
+        y1_ring = gl.allocate_shared_memory(y_desc.dtype, [SLOTS] + y1_desc.block_type.shape, y1_desc.layout)  # noqa: RUF005
+    if COLS2 > 0:
+        y2_ring = gl.allocate_shared_memory(y_desc.dtype, [SLOTS] + y2_desc.block_type.shape, y2_desc.layout)  # noqa: RUF005
+    ready = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(ready.index(i), count=1)
+    fence_async_shared()
+    WIDTH: gl.constexpr = COLS + COLS1 + COLS2
+    tiles_m, tiles_n, blocks = gl.cdiv(M, ROWS), gl.cdiv(N, WIDTH), gl.cdiv(K, DEPTH)
+    count = gl.to_tensor(0)
+    for p in range(gl.program_id(0), tiles_m * tiles_n * SPLIT, gl.num_programs(0)):
+        tile = p // SPLIT
+        split = p % SPLIT
+        first_m = tile // (GROUP * tiles_n) * GROUP
+        group = gl.minimum(tiles_m - first_m, GROUP)
+        rest = tile % (GROUP * tiles_n)
+        m0 = (first_m + rest % group) * ROWS
+        n0 = rest // group * WIDTH
+        for k in range(split * blocks // SPLIT, (split + 1) * blocks // SPLIT):
+            slot = count % SLOTS
+            arrived = ready.index(slot)
+            if count >= SLOTS:
+                mbarrier.wait(arrived, (count // SLOTS - 1) & 1)
+            mbarrier.expect(arrived, (ROWS + WIDTH) * DEPTH * 2)
+            fetch(x_desc, [m0, k * DEPTH], arrived, x_ring.index(slot))
+            fetch(y_desc, [n0, k * DEPTH], arrived, y_ring.index(slot))
+            if COLS1 > 0:
+                fetch(y1_desc, [n0 + COLS, k * DEPTH], arrived, y1_ring.index(slot))
+            if COLS2 > 0:
+                fetch(y2_desc, [n0 + COLS + COLS1, k * DEPTH], arrived, y2_ring.index(slot))
+            count += 1
+    for i in range(gl.maximum(count - SLOTS, 0), count):
+        mbarrier.wait(ready.index(i % SLOTS), i // SLOTS & 1)
 
 
 def moves(bench: Workbench, following: str | None) -> Iterator[Callable[[int], None]]:
@@ -134,6 +211,40 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """Of C or, if turned, of its transpose.
+
+    Attributes:
+        rows, columns: multiples of a matrix instruction's, and of 8.
+        split: programs that share it along K.
+        turned: rows of it are columns of C.
+    """
+
+    rows: int
+    columns: int
+    split: int
+    turned: bool
+
+    def programs(self, problem: Problem) -> int:
+        m, n = (problem.n, problem.m) if self.turned else (problem.m, problem.n)
+        return -(-m // self.rows) * -(-n // self.columns) * self.split
+
+    def parts(self) -> list[int]:
+        """Its columns as powers of two, wide ones first."""
+        bits = range(self.columns.bit_length() - 1, -1, -1)
+        return [1 << i for i in bits if self.columns >> i & 1]
+
+
+def all_tiles() -> Iterator[Tile]:
+    """Those whose sums a compute unit holds in registers."""
+    for turned, rows, columns, split in product(
+        (False, True), range(ROWS, MOST_ROWS + 1, ROWS), range(8, MOST_COLUMNS + 1, 8), SPLITS
+    ):
+        if rows * columns <= MOST_SUMS:
+            yield Tile(rows, columns, split, turned)
+
+
+@dataclass(frozen=True)
 class Rates:
     """What a compute unit does in a second, and what a launch takes beside its steps along K.
 
@@ -147,22 +258,22 @@ class Rates:
     bytes: float
     launch: float
 
+    def tile(self, problem: Problem, tile: Tile, units: int) -> float:
+        """Seconds of the unit that has the most of them to do."""
+        rounds = -(-tile.programs(problem) // units)
+        area, sides = tile.rows * tile.columns, (tile.rows + tile.columns) * problem.a.bytes
+        step = max(2 * area / self.operations, sides / self.bytes)
+        # Of a tile that programs share each adds up its part, and gets the others' sums of that.
+        sums = 4 * area * (tile.split - 1) / tile.split / self.bytes
+        return rounds * (problem.k / tile.split * step + sums)
+
     def tiles(self, problem: Problem, units: int) -> float:
-        """Seconds of the unit that has most to do, by the best tiles whose columns are multiples of 8."""
-        best = math.inf
-        for m, n in ((problem.m, problem.n), (problem.n, problem.m)):
-            for rows, cols, split in product(range(ROWS, MOST_ROWS + 1, ROWS), range(8, MOST_COLUMNS + 1, 8), SPLITS):
-                if rows * cols <= MOST_SUMS:
-                    rounds = -(-(-(-m // rows) * -(-n // cols) * split) // units)
-                    step = max(2 * rows * cols / self.operations, (rows + cols) * problem.a.bytes / self.bytes)
-                    # Of a tile that programs share each adds up its part, and gets the others' sums of that.
-                    sums = 4 * rows * cols * (split - 1) / split / self.bytes
-                    best = min(best, rounds * (problem.k / split * step + sums))
-        return best
+        """The same, of the best tiles."""
+        return min(self.tile(problem, tile, units) for tile in all_tiles())
 
 
 def rates(bench: Workbench, problem: Problem, target: Target, head: Head) -> Rates:
-    """The best of `TILES` at each, with a program on every compute unit."""
+    """The best of `TILES` at each, with a program on every compute unit, fed by the copy engine from L2."""
     dtype, units = getattr(torch, problem.a.torch), target.compute_units
     x = torch.randn(MOST_ROWS, BLOCKS * 128, device="cuda").to(dtype)
     out = torch.empty(MOST_ROWS * MOST_COLUMNS, dtype=torch.float32, device="cuda")
@@ -171,23 +282,77 @@ def rates(bench: Workbench, problem: Problem, target: Target, head: Head) -> Rat
         wide = x[:, : BLOCKS * depth].contiguous()
         blocks = [TensorDescriptor.from_tensor(wide, [n, depth]) for n in (rows, cols)]
 
-        def still(steps: int, i: int, tile: tuple[int, ...] = (rows, cols, depth), warps: int = warps) -> None:
-            multiply[(units,)](x, out, steps, *tile, num_warps=warps)
-
         def fed(
             steps: int, i: int, given=blocks, tile: tuple[int, ...] = (rows, cols, depth, stages), warps: int = warps
         ) -> None:
             feed[(units,)](*given, out, steps, *tile, BLOCKS, num_warps=warps)
 
-        def step(how: Callable[[int, int], None]) -> float:
-            once, twice = (seconds(bench, partial(how, n * STEPS), head) for n in (1, 2))
-            return (twice - once) / STEPS
-
-        arriving = step(fed)
-        one = seconds(bench, partial(fed, 1), head)
-        operations, moved = 2 * rows * cols * depth / step(still), (rows + cols) * depth * problem.a.bytes / arriving
-        found.append(Rates(operations, moved, one - arriving))
+        once, twice = (seconds(bench, partial(fed, n * STEPS), head) for n in (1, 2))
+        step, one = (twice - once) / STEPS, seconds(bench, partial(fed, 1), head)
+        found.append(Rates(2 * rows * cols * depth / step, (rows + cols) * depth * problem.a.bytes / step, one - step))
     return Rates(max(r.operations for r in found), max(r.bytes for r in found), min(r.launch for r in found))
+
+
+def clocks(problem: Problem, target: Target, head: Head) -> Iterator[str]:
+    """What the clock is while matrix instructions run without pause, and how many clocks they take."""
+    (rows, cols, depth, warps, _), units = TILES[0], target.compute_units
+    out = torch.empty(rows * cols, dtype=torch.float32, device="cuda")
+    times = torch.empty(units, 2, dtype=torch.int64, device="cuda")
+    noise = torch.randn(MOST_ROWS, depth, device="cuda").to(getattr(torch, problem.a.torch))
+    for name, x in (("random operands", noise), ("zeros", torch.zeros_like(noise))):
+        samples = []
+        for _ in range(ROUNDS):
+            time.sleep(REST)
+            head()
+            multiply[(units,)](x, out, times, PACED, rows, cols, depth, num_warps=warps)
+            samples.append(times.double().median(0).values.tolist())
+        taken, nanos = (median(s[i] for s in samples[1:]) for i in (0, 1))
+        each = 2 * rows * cols * depth * PACED / taken
+        yield f"matrix instructions, {name}: {each:.0f} operations a clock of {taken / nanos:.2f} GHz"
+
+
+def brought(bench: Workbench, problem: Problem, rate: Rates, units: int, head: Head) -> float:
+    """Seconds of a launch of the best tiles: they are multiplied at `rate`, and their blocks come in from memory.
+
+    Of tiles whose rows are a power of two and whose columns are the sum of at most three.
+    """
+    tiles = (t for t in all_tiles() if t.rows.bit_count() == 1 and len(t.parts()) <= PARTS)
+    least = sorted(((rate.launch + rate.tile(problem, t, units), t) for t in tiles), key=lambda pair: pair[0])
+    best = math.inf
+    for floor, tile in least[:MOST_BROUGHT]:
+        if floor >= best:
+            return best
+        coming = min(seconds(bench, launch, head) for launch in bringing(bench, problem, tile, units))
+        best = min(best, max(floor, coming))
+    return min(best, least[MOST_BROUGHT][0])  # who knows what the next one's blocks take
+
+
+def bringing(bench: Workbench, problem: Problem, tile: Tile, units: int) -> Iterator[Callable[[int], None]]:
+    """Launches that bring a tile's blocks in, for each number of rows of tiles walked together."""
+    parts = [*tile.parts(), 0, 0][:PARTS]
+    slots = min(MOST_SLOTS, RING_BYTES // ((tile.rows + tile.columns) * DEPTH * problem.a.bytes))
+    boxes = (tile.rows, *(n or parts[0] for n in parts))
+    sets = []
+    for operands in bench.sets:
+        a, b = operands["a"], operands["b"].T
+        x, y = (b, a) if tile.turned else (a, b)
+        sets.append([_described(t, n) for t, n in zip((x, y, y, y), boxes, strict=True)])
+    m, n = (problem.n, problem.m) if tile.turned else (problem.m, problem.n)
+    grid = (min(units, tile.programs(problem)),)
+    for group in GROUPS:
+        if group > 1 and group // 2 >= -(-m // tile.rows):
+            continue
+
+        def launch(i: int, group: int = group) -> None:
+            where = sets[i % len(sets)]
+            bring[grid](*where, m, n, problem.k, tile.split, group, tile.rows, *parts, DEPTH, slots)
+
+        yield launch
+
+
+def _described(tensor: torch.Tensor, rows: int) -> GluonDescriptor:
+    layout = gl.NVMMASharedLayout.get_default_for([rows, DEPTH], gl.bfloat16)
+    return GluonDescriptor.from_tensor(tensor, [rows, DEPTH], layout)
 
 
 def seconds(bench: Workbench, launch: Callable[[int], None], head: Head) -> float:
@@ -214,8 +379,10 @@ def measure(problem: Problem, here: machine.Machine, known: dict[DType, Rates]) 
         bench = Workbench(request, device, stream.cuda_stream)
         torch.cuda.synchronize()
         head = Head(bench.sets[0]["a"].device)
+        units = here.target.compute_units
         if problem.a not in known:
             rate = known[problem.a] = rates(bench, problem, here.target, head)
+            print(*clocks(problem, here.target, head), sep="\n")
             print(
                 f"a compute unit: {rate.operations / 1e12:.2f} TFLOPS, {rate.bytes / 1e9:.0f} GB/s come in;"
                 f" a launch: {rate.launch * 1e6:.2f} us"
@@ -224,8 +391,10 @@ def measure(problem: Problem, here: machine.Machine, known: dict[DType, Rates]) 
             min(seconds(bench, launch, head) for launch in moves(bench, text)) for text in (None, following)
         )
         rate = known[problem.a]
-        tiles = rate.tiles(problem, here.target.compute_units)
-        return {"alone": max(alone, rate.launch + tiles), "at_once": max(at_once, tiles), "tiles": tiles}
+        tiles = rate.tiles(problem, units)
+        along_k = not problem.row_major_b and problem.row_major_a
+        one_by_one = brought(bench, problem, rate, units, head) if along_k else rate.launch + tiles
+        return {"alone": max(alone, one_by_one), "at_once": max(at_once, tiles), "tiles": tiles}
 
 
 def share(row: dict[str, Any], floor: str) -> float:

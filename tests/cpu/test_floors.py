@@ -54,6 +54,44 @@ def test_splits_pay_for_their_sums(floors: ModuleType) -> None:
     assert floors.Rates(math.inf, 1e9, 0).tiles(problem, 8) == pytest.approx((blocks / 8 + sums * 7 / 8) / 1e9)
 
 
+def test_columns_come_in_as_powers_of_two(floors: ModuleType) -> None:
+    assert floors.Tile(64, 112, 1, False).parts() == [64, 32, 16]
+    assert floors.Tile(128, 256, 1, False).parts() == [256]
+
+
+def test_programs_are_tiles_of_c_or_of_its_transpose_times_splits(floors: ModuleType) -> None:
+    problem = bf16(100, 1000, 64)
+    assert floors.Tile(64, 256, 2, False).programs(problem) == 2 * 4 * 2
+    assert floors.Tile(64, 256, 2, True).programs(problem) == 16 * 1 * 2
+
+
+def test_a_floor_is_the_longer_of_multiplying_and_bringing_of_the_best_tile(
+    floors: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles are looked at from the one that multiplies fastest on, until none can be better, or enough were."""
+    problem, rate, asked = bf16(256, 8192, 3584), floors.Rates(7e12, 142e9, 2e-6), []
+
+    def bringing(bench: object, problem: Problem, tile: object, units: int) -> list[object]:
+        asked.append(tile)
+        return [tile]
+
+    def floor(coming: float) -> float:
+        asked.clear()
+        monkeypatch.setattr(floors, "seconds", lambda bench, launch, head: coming)
+        return float(floors.brought(None, problem, rate, 132, None))
+
+    monkeypatch.setattr(floors, "bringing", bringing)
+    usable = [t for t in floors.all_tiles() if t.rows != 192 and len(t.parts()) <= 3]
+    least = sorted(2e-6 + rate.tile(problem, t, 132) for t in usable)
+    assert floor(0.0) == pytest.approx(least[0])
+    assert len(asked) == 1
+    between = (least[0] + least[10]) / 2
+    assert floor(between) == pytest.approx(between)
+    assert len(asked) == sum(x < between for x in least)
+    assert floor(1.0) == pytest.approx(least[floors.MOST_BROUGHT])
+    assert len(asked) == floors.MOST_BROUGHT
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

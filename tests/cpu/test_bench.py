@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,7 +157,7 @@ def test_copies_lie_side_by_side_as_they_were_laid_out(device: Device) -> None:
     assert len(sets) > 2
     places = [t.data_ptr() for s in sets for t in (s["a"], s["b"], s["c"])]
     aligned = [-(-4 * n // workbenches.ALIGNED) * workbenches.ALIGNED for n in (24 * 16, 16 * 40, 24 * 40)]
-    assert [q - p for p, q in zip(places, places[1:], strict=False)] == (aligned * len(sets))[:-1]
+    assert [q - p for p, q in pairwise(places)] == (aligned * len(sets))[:-1]
     for s in sets:
         assert s["a"].stride() == (16, 1) and s["b"].stride() == (1, 16) and s["c"].stride() == (40, 1)
         assert torch.equal(s["a"], sets[0]["a"]) and torch.equal(s["b"], sets[0]["b"])

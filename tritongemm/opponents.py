@@ -130,8 +130,9 @@ def finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], list[Tr
     """Who races first, and who is next in line should all of those be wrong.
 
     `count` places go to Triton's and to those who bring code: every backend's best has one, no backend but Triton more
-    than a quarter, and all of them together half. Libraries come on top, each with its first choice and its best: up to
-    `LIBRARY_PLACES`, as far as they are `NEAR` to its best, for most are near-copies of one kernel.
+    than a quarter, and all of them together half. Libraries come on top, each with its first choice and its best, up to
+    `LIBRARY_PLACES`. Beyond a quarter of the places only those race that are `NEAR` to the best of all: others are shown,
+    and would cost their verification for nothing.
 
     Args:
         trials: screened; of one library in its own order of preference.
@@ -145,13 +146,17 @@ def finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], list[Tr
     ours = by_backend.pop(SEARCHED, [])
     libraries = {n: by_backend.pop(n) for n in list(by_backend) if is_library(n)}
     share = max(1, count // 4)
+
+    def hopeful(found: list[Trial], places: int) -> list[Trial]:
+        near = sum(t.seconds <= NEAR * ranked[0].seconds for t in found)
+        return found[: min(places, max(share, near))]
+
     invited = sorted(((place, t) for found in by_backend.values() for place, t in enumerate(found[:share])), key=_place)
     first = [t for _, t in invited[: max(len(by_backend), count // 2)]]
     reserved = share if libraries else 0
-    first += ours[: max(1, count - len(first) - reserved)]
+    first += hopeful(ours, max(1, count - len(first) - reserved))
     for name, found in libraries.items():
-        near = [t for t in found if t.seconds <= NEAR * found[0].seconds]
-        first += found[: max(share, min(len(near), LIBRARY_PLACES))]
+        first += hopeful(found, LIBRARY_PLACES)
         favourite = next(t for t in passed if t.config.backend == name)
         first += [] if favourite in first else [favourite]
     first.sort(key=lambda t: (t.seconds, t.config))

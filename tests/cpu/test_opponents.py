@@ -79,7 +79,7 @@ def trial(backend: str, index: int, us: float) -> Trial:
 
 def test_near_copies_of_one_library_do_not_fill_the_final() -> None:
     libraries = [trial("blaslt", i, 1 + i / 100) for i in range(50)]
-    ours = [trial("triton", i, 2 + i / 100) for i in range(50)]
+    ours = [trial("triton", i, 1 + i / 100) for i in range(50)]
     code = [trial("asm", i, 9) for i in range(9)]
     wrong = Trial(Config("t", 99, 1, 1, backend="asm"), "wrong")
     first, rest = finalists([*libraries, *ours, *code, wrong], 12)
@@ -87,8 +87,15 @@ def test_near_copies_of_one_library_do_not_fill_the_final() -> None:
     backends = [t.config.backend for t in first]
     assert {b: backends.count(b) for b in backends} == {"blaslt": 11, "triton": 6, "asm": 3}
     assert {t.config.backend for t in rest[:44]} == {"triton"}, "the next in line are ours"
-    alone, rest = finalists(ours, 12)
-    assert (alone, rest) == (ours[:12], ours[12:])
+    alone, rest = finalists(ours, 8)
+    assert (alone, rest) == (ours[:8], ours[8:])
+
+
+def test_who_cannot_win_is_represented_by_a_few() -> None:
+    slow, fast = ([trial(name, i, us + i / 100) for i in range(20)] for name, us in (("blaslt", 2), ("triton", 1)))
+    assert set(finalists([*slow, *fast], 12)[0]) == {*slow[:3], *fast[:9]}
+    fast, slow = ([trial(name, i, us + i / 100) for i in range(20)] for name, us in (("blaslt", 1), ("triton", 2)))
+    assert set(finalists([*slow, *fast], 12)[0]) == {*fast[:11], *slow[:3]}
 
 
 def test_a_librarys_best_and_its_own_choice_race() -> None:

@@ -20,7 +20,7 @@ from tritongemm.trial import Trial
 SEARCHED = "triton"
 BASELINE = "torch"
 LIBRARY_PLACES = 20
-NEAR = 1.1  # screened times are noisy, but not by more
+NEAR = 1.06  # of 736 races on H200s no winner had been screened more than 1.047 times the best
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -17,6 +17,7 @@ from tritongemm.problem import Problem
 from tritongemm.target import Target
 
 AXES = ("block_m", "block_n", "block_k", "group_m", "split_k", "num_warps", "num_stages")
+BLOCKS = AXES[:3]
 ROW_ALIGN = 16  # bytes; the copy engine's requirement
 
 
@@ -35,6 +36,12 @@ class Axes:
         fixed: dict[str, Any] = dict(zip(AXES, point, strict=False))
         options = tuple(zip((n for n, _ in self.values[len(AXES) :]), point[len(AXES) :], strict=True))
         return Config(template=self.template, options=options, backend=self.backend, **fixed)
+
+    def as_deep(self, config: Config, other: Config) -> Config:
+        """`config` with as many bytes of A and B under way as `other`, or nearly."""
+        bytes_of = {c: (c.block_m + c.block_n) * c.block_k for c in (config, other)}
+        stages = other.num_stages * bytes_of[other] / bytes_of[config]
+        return replace(config, num_stages=min(dict(self.values)["num_stages"], key=lambda n: abs(n - stages)))
 
     def point(self, config: Config) -> tuple[int, ...]:
         return tuple(
@@ -63,14 +70,17 @@ class Space:
         return [a.config(tuple(rng.choice(v) for _, v in a.values)) for a in chosen]
 
     def neighbours(self, config: Config) -> Iterator[Config]:
-        """Configs one step away along one axis."""
+        """Configs one step away along one axis; from blocks of another size also with as many bytes under way."""
         axes = next(a for a in self.axes if a.template == config.template)
         point = axes.point(config)
-        for i, (_, values) in enumerate(axes.values):
+        for i, (name, values) in enumerate(axes.values):
             here = values.index(point[i]) if point[i] in values else None
             for j in range(len(values)) if here is None else (here - 1, here + 1):
                 if 0 <= j < len(values):
-                    yield axes.config((*point[:i], values[j], *point[i + 1 :]))
+                    near = axes.config((*point[:i], values[j], *point[i + 1 :]))
+                    yield near
+                    if name in BLOCKS:
+                        yield axes.as_deep(near, config)
 
 
 def _usable(section: dict[str, Any], problem: Problem, target: Target, backend: str) -> bool:

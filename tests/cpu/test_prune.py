@@ -192,3 +192,13 @@ def test_a_wide_space_is_pruned_without_making_its_configs(wide: Space) -> None:
     start = time.process_time()
     prune(wide, problem, GFX942)
     assert time.process_time() - start < 1
+
+
+def test_neighbours_of_other_blocks_keep_as_many_bytes_under_way() -> None:
+    """What is fastest with blocks of half the depth has twice the stages, two steps from here along single axes."""
+    whole = space(Problem(64, 4096, 14336), SM90, templates=("tma",))
+    here = next(iter(whole.axes)).config((32, 64, 256, 2, 1, 4, 4, 1, 1, 0, 0))
+    near = list(whole.neighbours(here))
+    assert {replace(here, block_k=128, num_stages=n) for n in (4, 8)} <= set(near)
+    assert replace(here, block_n=128, num_stages=2) in near and replace(here, num_stages=5) in near
+    assert all(len(set(vars(n).items()) - set(vars(here).items())) <= 2 for n in near)

@@ -66,8 +66,15 @@ class KernelTemplate:
 
     def value(self, config: Config, option: str) -> int:
         """A config's value of one of `constexprs`: an option of its own, or one that every config has."""
-        fixed = {"num_warps": config.num_warps, "num_stages": config.num_stages, "tail": tail(config.block_n)}
+        if option == "tail":
+            return tail(self.columns(config))
+        fixed = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         return fixed[option] if option in fixed else config.option(option, self.defaults.get(option, 0))
+
+    def columns(self, config: Config) -> int:
+        """Of a config's tile, as matrix instructions see them."""
+        swapped = config.option("swap_ab", self.defaults.get("swap_ab", 0))
+        return config.block_m if swapped else config.block_n
 
 
 def tail(block: int) -> int:
@@ -171,10 +178,12 @@ def fault(config: Config, known: Collection[str] = ()) -> str | None:
         config: of a template here.
         known: names of the options that the target's compiler takes.
     """
-    two_parts = "tail" in kernel_template(config.template).constexprs
+    template = kernel_template(config.template)
+    two_parts = "tail" in template.constexprs
+    swapped = template.value(config, "swap_ab") == 1
     for letter, value, parts in (
-        ("bm", config.block_m, 1),
-        ("bn", config.block_n, 1 + two_parts),
+        ("bm", config.block_m, 1 + (two_parts and swapped)),
+        ("bn", config.block_n, 1 + (two_parts and not swapped)),
         ("bk", config.block_k, 1),
         ("w", config.num_warps, 1),
     ):
@@ -183,7 +192,7 @@ def fault(config: Config, known: Collection[str] = ()) -> str | None:
     for letter, value in (("gm", config.group_m), ("sk", config.split_k), ("s", config.num_stages)):
         if value < 1:
             return f"{letter} must be at least 1, not {value}"
-    usable = {*kernel_template(config.template).constexprs, *known}
+    usable = {*template.constexprs, *known}
     unknown = [name for name, _ in config.options if name not in usable]
     if unknown:
         return f"nothing reads {', '.join(unknown)}; its options can be {', '.join(sorted(usable)) or 'none'}"

@@ -12,7 +12,7 @@ from tritongemm.config import Config
 from tritongemm.occupancy import MATRIX_K_BYTES, accumulators, lds_bytes, register_limit, sides, single, staging, vector
 from tritongemm.problem import Problem
 from tritongemm.rules_rounds import groups, ring, share, stream_k, two_parts
-from tritongemm.schedule import tiles_of
+from tritongemm.schedule import WARP_ROLES, tiles_of
 from tritongemm.target import Target
 
 POLLED_SUMS = 2048  # of a tile, which fit into a few registers of each thread
@@ -249,10 +249,9 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 # Rules about matrix instructions fed from tiles in LDS; the rest hold for any template.
-_MATRIX = ("tile", "tma", "persistent", "stream_k", "ws_tma")
+_MATRIX = ("tile", "tma", "persistent", "stream_k", *WARP_ROLES)
 _POINTERS = ("tile", "stream_k")
 _VECTOR = ("gemv",)
-_RINGS = ("ws_tma",)
 
 # Cheap and strong ones first.
 RULES = (
@@ -267,10 +266,10 @@ RULES = (
     Rule("short_rows", short_rows, _MATRIX),
     Rule("small_tile", small_tile, _MATRIX),
     Rule("warp_group", warp_group, _MATRIX),
-    Rule("groups", groups, _RINGS),
-    Rule("two_parts", two_parts, _RINGS),
-    Rule("share", share, _RINGS),
-    Rule("ring", ring, _RINGS),
+    Rule("groups", groups, WARP_ROLES),
+    Rule("two_parts", two_parts, WARP_ROLES),
+    Rule("share", share, WARP_ROLES),
+    Rule("ring", ring, WARP_ROLES),
     Rule("stream_k", stream_k, ("stream_k",)),
     Rule("lds", lds, _MATRIX),
     Rule("unrolled", unrolled, _POINTERS),

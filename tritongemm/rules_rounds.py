@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tritongemm.codegen.kernels import tail
 from tritongemm.config import Config
+from tritongemm.occupancy import sides
 from tritongemm.problem import Problem
 from tritongemm.schedule import tiles_of
 from tritongemm.target import Target
@@ -15,13 +16,14 @@ _RING_BARRIERS = 512  # bytes of barriers, and of what warps are told at the sta
 def ring(config: Config, problem: Problem, target: Target) -> str | None:
     """Slots between the warp that fetches and those that multiply: as many as fit beside the part of C being stored."""
 
-    rest = tail(config.block_n)
+    rows, width = sides(config)
+    rest = tail(width)
 
     def used(slots: int, parts: int) -> int:
         slot = (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes) * config.block_k
-        columns = (config.block_n - rest) // parts
+        columns = (width - rest) // parts
         columns += 0 if rest == columns else rest  # what is stored in equal parts goes through one place
-        return slots * slot + config.block_m * columns * problem.c.bytes + _RING_BARRIERS
+        return slots * slot + rows * columns * problem.c.bytes + _RING_BARRIERS
 
     slots, parts, room = config.num_stages, config.option("epilogue_parts", 1), target.lds_bytes
     if used(slots, parts) > room:
@@ -35,22 +37,25 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
 
 def groups(config: Config, problem: Problem, target: Target) -> str | None:
     """A group of 4 warps multiplies 64 rows at a time, and two groups have all the registers there are."""
-    warps = 4 if config.block_m == 64 else 8
-    return f"{config.num_warps} warps for {config.block_m} rows" if config.num_warps != warps else None
+    rows, _ = sides(config)
+    warps = 4 if rows == 64 else 8
+    return f"{config.num_warps} warps for {rows} rows" if config.num_warps != warps else None
 
 
 def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     """A tile that is no power of two wide costs a little more to multiply: it must leave less of a round empty than a
     wider one, and no more than a narrower one, which loads more."""
-    width = config.block_n
+    rows, width = sides(config)
     rest = tail(width)
     if not rest:
         return None
     if config.option("share"):
         return f"tiles {width} wide and cut along K: either fills a round"
 
+    m, n = (problem.n, problem.m) if config.option("swap_ab") else (problem.m, problem.n)
+
     def rounds(width: int) -> int:
-        tiles = -(-problem.m // config.block_m) * -(-problem.n // width) * config.split_k
+        tiles = -(-m // rows) * -(-n // width) * config.split_k
         return -(-tiles // target.compute_units) * width
 
     body = width - rest

@@ -16,6 +16,7 @@ from tritongemm.target import Target
 
 Number = TypeVar("Number", int, NDArray[np.float64])
 PARTIAL_BYTES = 4  # split-K and stream-K add up in fp32
+WARP_ROLES = ("ws_tma", "ws_tma_swapped")  # templates of one program for each compute unit
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def tiles_of(config: Config, problem: Problem) -> int:
 def persistent_programs(config: Config, target: Target) -> int:
     """Programs of a grid that does not grow with the problem; 0 for one program per tile."""
     given = config.option("num_sms")
-    if config.template == "ws_tma" and config.split_k == 1:
+    if config.template in WARP_ROLES and config.split_k == 1:
         return target.compute_units
     return given or (target.compute_units if config.template in ("stream_k", "persistent") else 0)
 
@@ -71,7 +72,7 @@ def schedule(config: Config, problem: Problem, target: Target, fits: int) -> tup
     full = Phase(whole * turns, resident, under_way, loop, 1)
     if not rest:
         return (full,)
-    if config.template == "persistent" or (config.template == "ws_tma" and not config.option("share")):
+    if config.template == "persistent" or (config.template in WARP_ROLES and not config.option("share")):
         turns = ceil(rest / (units * resident))
         last = Phase(turns, min(resident, ceil(rest / units)), min(rest, under_way), loop, 1)
     else:

@@ -67,7 +67,8 @@ class Tile(Generic[Number]):
                 2 * (a + b) if occupancy.stages(config, problem, target) > 1 and not occupancy.single(config) else 0.0
             )
         elif occupancy.async_matrix(config, target):
-            lds = a + b * max(1, config.block_m // 64)
+            own_rows, others = (b, a) if config.option("swap_ab") else (a, b)
+            lds = own_rows + others * max(1, occupancy.sides(config)[0] // 64)
         else:
             matrix /= FALLBACK_RATE if target.has("wgmma") else 1.0
             across_a = 1.0 if problem.row_major_a else _across(split.shape[0], problem.a.bytes, target)

@@ -1,4 +1,4 @@
-"""The template whose warps have roles: compiled for real, and left alone where there is no GPU to run it."""
+"""The templates whose warps have roles: compiled for real, and left alone where there is no GPU to run it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ SM90 = targets.load("sm90")
 WS = Config("ws_tma", 128, 64, 64, 8, num_warps=8, num_stages=4, options=(("epilogue_parts", 2), ("share", 2)))
 WS_SPLIT = Config("ws_tma", 64, 32, 64, 1, 3, num_warps=4, num_stages=3)
 WS_TWO_PARTS = Config("ws_tma", 128, 192, 64, 1, 2, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
+WS_SWAPPED = Config("ws_tma_swapped", 264, 128, 64, 4, num_warps=8, num_stages=3, options=(("swap_ab", 1),))
+WS_SWAPPED_SPLIT = replace(WS_SWAPPED, block_m=72, block_n=64, group_m=1, split_k=3, num_warps=4)
 TMA = Config("tma", 16, 32, 16, 2, 2)
-GLUON = (WS, WS_SPLIT, WS_TWO_PARTS)
+GLUON = (WS, WS_SPLIT, WS_TWO_PARTS, WS_SWAPPED, WS_SWAPPED_SPLIT)
 
 
 @pytest.mark.parametrize(("row_a", "row_b", "bias"), [(True, False, "none"), (False, True, "n")])
@@ -40,8 +42,8 @@ def test_warps_with_roles_compile_without_spills(
         built = {b.config: b for b in compiler.stream(jobs.values())}
     finally:
         compiler.close()
-    assert [built[c].status for c in GLUON] == ["ok"] * 3, [built[c].reason for c in GLUON]
-    assert [built[c].threads for c in GLUON] == [12 * 32, 8 * 32, 12 * 32]
+    assert [built[c].status for c in GLUON] == ["ok"] * 5, [built[c].reason for c in GLUON]
+    assert [built[c].threads for c in GLUON] == [12 * 32, 8 * 32, 12 * 32, 12 * 32, 8 * 32]
     assert all(built[c].spills <= 8 for c in GLUON), "Triton 3.7 spills two registers"
     launch = triton.launch(built[WS], problem, SM90)
     boxes = [p.box for p in launch.params if p.kind == "tma"]
@@ -70,12 +72,38 @@ def test_a_tile_of_two_powers_of_two_is_fetched_and_stored_in_two_parts(tmp_path
     assert launch.grid == (8 * 5 * 2, 1, 1) and built.shared < 3 * 2 * (128 + 192) * 64 + 2 * 128 * 64 + 1024
 
 
+def test_swapped_rows_of_a_are_the_columns_in_two_parts(tmp_path: Path, session_cache: Path) -> None:
+    problem = Problem(777, 5120, 5120, "bf16", "bf16", "bf16", True, False)
+    module = generate.module(problem, [WS_SWAPPED], SM90, tmp_path)
+    compiler = Compiler(Cache(session_cache), jobs=1)
+    try:
+        built = compiler.build(triton.job(WS_SWAPPED, problem, SM90, str(module)))
+    finally:
+        compiler.close()
+    launch = triton.launch(built, problem, SM90)
+    boxes = [(p.value, p.box) for p in launch.params if p.kind == "tma"]
+    assert boxes == [("a", (256, 64)), ("a", (8, 64)), ("b", (64, 64)), ("c", (256, 64)), ("c", (8, 64))]
+    assert launch.grid == (3 * 40, 1, 1)
+
+
+def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:
+    """777 rows are three tiles of 264, and 3 x 40 of them one round; of even sizes the other template does as well."""
+    problem = Problem(777, 5120, 5120, "bf16", "bf16", "bf16", True, False)
+    kept = prune(space(problem, SM90, templates=("ws_tma_swapped",)), problem, SM90).kept
+    assert {c.block_m for c in kept if c.block_n == 128 and c.split_k == 1} >= {264}
+    assert all(c.num_warps == (4 if c.block_n == 64 else 8) for c in kept)
+    even = replace(problem, m=1024, n=4096)
+    assert not {264, 272} & {c.block_m for c in prune(space(even, SM90), even, SM90).kept}
+
+
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
         (replace(WS_TWO_PARTS, block_n=224), "bn must be a power of two or the sum of two, not 224"),
         (replace(WS_TWO_PARTS, block_m=192), "bm must be a power of two, not 192"),
         (replace(TMA, block_n=48), "bn must be a power of two, not 48"),
+        (replace(WS_SWAPPED, block_n=192), "bn must be a power of two, not 192"),
+        (replace(WS_SWAPPED, block_m=232), "bm must be a power of two or the sum of two, not 232"),
     ],
 )
 def test_what_no_kernel_can_compute_is_refused(config: Config, complaint: str) -> None:

@@ -28,7 +28,7 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     slots, parts, room = config.num_stages, config.option("epilogue_parts", 1), target.lds_bytes
     if used(slots, parts) > room:
         return f"LDS {used(slots, parts)} > {room}"
-    if parts > 1 and used(slots, 1) <= room:
+    if parts > 1 and used(slots, parts // 2) <= room:
         return f"{slots} slots fit without storing C in {parts} parts"
     loop = -(-problem.k // (config.block_k * config.split_k))
     deeper = slots < min(_RING_SLOTS, max(2, loop)) and used(slots + 1, parts) <= room
@@ -64,6 +64,14 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     if 10 * rounds(width) > 9 * rounds(2 * body):
         return f"rounds of tiles {width} wide are no shorter than of {2 * body} wide"
     return None
+
+
+def turned(config: Config, problem: Problem, target: Target) -> str | None:
+    """Exchanging the operands pays where it makes fewer tiles of the same shape: of rows that are no multiple of 64."""
+    rows, columns = config.block_n, config.block_m
+    straight = -(-problem.m // rows) * -(-problem.n // columns)
+    here = -(-problem.m // columns) * -(-problem.n // rows)
+    return f"{here} tiles, {straight} of {rows}x{columns} are no more" if straight <= here else None
 
 
 def share(config: Config, problem: Problem, target: Target) -> str | None:

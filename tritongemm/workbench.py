@@ -17,11 +17,9 @@ from tritongemm.errors import DriverError
 from tritongemm.hip_ext import driver
 from tritongemm.hip_ext.shared_object import PreparedCall
 from tritongemm.launch import HostCall, Launch
-from tritongemm.operands import Operands
+from tritongemm.operands import Operands, side_by_side
 from tritongemm.problem import Problem
 from tritongemm.target import Target
-
-ALIGNED = 512  # bytes; what an allocator gives
 
 
 @dataclass(frozen=True)
@@ -128,25 +126,6 @@ class Head:
         torch.sum(self._rows, 1, out=self._sums)
 
 
-def _side_by_side(tensors: Operands, count: int) -> list[Operands]:
-    """So many copies of all tensors in one piece of memory.
-
-    Where operands lie is worth up to 4 % of a time on an H200, and pieces of an allocator lie elsewhere in each process:
-    gains were not found again for that alone.
-    """
-    import torch
-
-    sizes = [-(-t.numel() * t.element_size() // ALIGNED) * ALIGNED for t in tensors.values()]
-    slab = torch.empty(count * sum(sizes), dtype=torch.uint8, device=tensors["a"].device)
-    places = iter(slab.split(sizes * count))
-
-    def copied(tensor: Any) -> Any:
-        place = next(places)[: tensor.numel() * tensor.element_size()].view(tensor.dtype)
-        return place.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
-
-    return [{name: copied(tensor) for name, tensor in tensors.items()} for _ in range(count)]
-
-
 class Workbench:
     """Operands of one problem on one device, in as many copies as it takes to keep them out of the cache.
 
@@ -176,7 +155,7 @@ class Workbench:
         self.copies: int = max(1, min(wanted, room, self.MOST_COPIES))
         self.cold = self.copies * one_set > request.target.llc_bytes
         # Vectors are small, and a library's plan may hold their addresses: all sets share them.
-        self.sets: list[Operands] = [operands | copy for copy in _side_by_side({"a": a, "b": b, "c": c}, self.copies)]
+        self.sets: list[Operands] = [operands | copy for copy in side_by_side({"a": a, "b": b, "c": c}, self.copies)]
         self._held: int = self.copies * one_set
         self._scratch: dict[str, Any] = {}
         self._exact: Any = None

@@ -26,4 +26,5 @@ POINTERS = (PLAIN, SPLIT, POLLED, SWAPPED, GEMV, GEMV_ROW, GEMV_POLLED, STREAM, 
 WS = Config("ws_tma", 128, 64, 64, 8, num_warps=8, num_stages=4, options=(("epilogue_parts", 2), ("share", 2)))
 WS_SPLIT = Config("ws_tma", 64, 32, 64, 1, 3, num_warps=4, num_stages=3)
 DESCRIBED = (TMA, TMA_POLLED, TMA_SWAPPED, PERSISTENT, STREAM_TMA)
-GLUON = (WS, WS_SPLIT)  # no interpreter for these
+WS_SWAPPED = Config("ws_tma_swapped", 72, 64, 64, 4, num_warps=4, num_stages=3, options=(("swap_ab", 1),))
+GLUON = (WS, WS_SPLIT, WS_SWAPPED)  # no interpreter for these

@@ -17,7 +17,7 @@ import torch
 from host_device import FAULTS, Device, OnHost
 
 from tritongemm import bench as benches
-from tritongemm import registry, target
+from tritongemm import operands, registry, target
 from tritongemm import workbench as workbenches
 from tritongemm.bench import Bench
 from tritongemm.config import Config
@@ -156,7 +156,7 @@ def test_copies_lie_side_by_side_as_they_were_laid_out(device: Device) -> None:
     sets = Workbench(request, device, 7).sets
     assert len(sets) > 2
     places = [t.data_ptr() for s in sets for t in (s["a"], s["b"], s["c"])]
-    aligned = [-(-4 * n // workbenches.ALIGNED) * workbenches.ALIGNED for n in (24 * 16, 16 * 40, 24 * 40)]
+    aligned = [-(-4 * n // operands.ALIGNED) * operands.ALIGNED for n in (24 * 16, 16 * 40, 24 * 40)]
     assert [q - p for p, q in pairwise(places)] == (aligned * len(sets))[:-1]
     for s in sets:
         assert s["a"].stride() == (16, 1) and s["b"].stride() == (1, 16) and s["c"].stride() == (40, 1)

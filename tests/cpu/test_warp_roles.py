@@ -23,8 +23,9 @@ SM90 = targets.load("sm90")
 WS = Config("ws_tma", 128, 64, 64, 8, num_warps=8, num_stages=4, options=(("epilogue_parts", 2), ("share", 2)))
 WS_SPLIT = Config("ws_tma", 64, 32, 64, 1, 3, num_warps=4, num_stages=3)
 WS_TWO_PARTS = Config("ws_tma", 128, 192, 64, 1, 2, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
-WS_SWAPPED = Config("ws_tma_swapped", 264, 128, 64, 4, num_warps=8, num_stages=3, options=(("swap_ab", 1),))
-WS_SWAPPED_SPLIT = replace(WS_SWAPPED, block_m=72, block_n=64, group_m=1, split_k=3, num_warps=4)
+SWAPPED = (("epilogue_parts", 4), ("swap_ab", 1))
+WS_SWAPPED = Config("ws_tma_swapped", 264, 128, 64, 4, num_warps=8, num_stages=4, options=SWAPPED)
+WS_SWAPPED_SPLIT = Config("ws_tma_swapped", 72, 64, 64, 1, 3, num_warps=4, num_stages=3, options=(("swap_ab", 1),))
 TMA = Config("tma", 16, 32, 16, 2, 2)
 GLUON = (WS, WS_SPLIT, WS_TWO_PARTS, WS_SWAPPED, WS_SWAPPED_SPLIT)
 
@@ -82,7 +83,7 @@ def test_swapped_rows_of_a_are_the_columns_in_two_parts(tmp_path: Path, session_
         compiler.close()
     launch = triton.launch(built, problem, SM90)
     boxes = [(p.value, p.box) for p in launch.params if p.kind == "tma"]
-    assert boxes == [("a", (256, 64)), ("a", (8, 64)), ("b", (64, 64)), ("c", (256, 64)), ("c", (8, 64))]
+    assert boxes == [("a", (256, 64)), ("a", (8, 64)), ("b", (64, 64)), ("c", (64, 64)), ("c", (8, 64))]
     assert launch.grid == (3 * 40, 1, 1)
 
 

@@ -32,7 +32,7 @@ from replay_tables import Table, read
 from tritongemm import rank, registry, target
 from tritongemm.config import Config
 from tritongemm.errors import TritonGemmError
-from tritongemm.space import Space, space
+from tritongemm.space import AXES, Space, space
 
 Floats = NDArray[np.float64]
 TABLES = (Path(__file__).resolve().parent / "data" / "h200_bf16_whole.jsonl.gz",)
@@ -43,14 +43,17 @@ POINTS = 100  # at which P(t) is averaged
 
 
 def _of_its_time(space: Space, table: Table) -> Space:
-    """The space without what the table has nothing of: axes and values that came later would lead nowhere."""
+    """The space without what the table has nothing of: options and values that came later would lead nowhere."""
     kept = []
     for axes in space.axes:
         configs = [c for c in table.times if c.template == axes.template]
         seen = {name: {dict(c.options).get(name, getattr(c, name, None)) for c in configs} for name, _ in axes.values}
-        values = ((name, tuple(v for v in values if v in seen[name])) for name, values in axes.values)
+        values = {name: tuple(v for v in values if v in seen[name]) for name, values in axes.values}
+        values |= {
+            name: tuple(sorted(seen[name])) for name in AXES if not values[name]
+        }  # those that are no longer tried
         if configs:
-            kept.append(replace(axes, values=tuple((name, v) for name, v in values if v)))
+            kept.append(replace(axes, values=tuple((name, v) for name, v in values.items() if v)))
     return replace(space, axes=tuple(kept))
 
 

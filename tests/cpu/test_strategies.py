@@ -24,6 +24,7 @@ from tritongemm.problem import Problem
 from tritongemm.prune import prune
 from tritongemm.rank import Predictions, rank
 from tritongemm.space import AXES, Space, space
+from tritongemm.strategies import guided
 from tritongemm.strategies._kept import Kept
 from tritongemm.trial import Trial
 
@@ -320,6 +321,21 @@ def test_a_broken_table_is_named(
     assert str(file) in error and said in error
 
 
+def test_templates_close_behind_are_tried_on_the_least_tried_first() -> None:
+    """On an H200 1 x 28672 x 4096 had stayed with tiles in half of the runs: of gemv's kernels only slow ones were tried."""
+    order = [Config(t, 1, n, 256) for n in (1, 2, 4, 8, 16) for t in ("tile", "gemv", "tma", "persistent")]
+    kept = Kept(order)
+    seconds = {"tile": (1.0, 1.3), "gemv": (1.08,), "tma": (1.05, 1.2, 1.2), "persistent": (1.2,)}
+    found = {t: [c for c in order if c.template == t] for t in seconds}
+    trials = {
+        config: Trial(config, "ok", samples=(us,))
+        for name, times in seconds.items()
+        for config, us in zip(found[name], times, strict=False)
+    }
+    rivals = [{order[i].template for i in places} for places in guided._rivals(kept, trials)]
+    assert rivals == [{"gemv"}, {"tma"}], "not the leader's own, nor who is too far behind"
+
+
 def test_a_replay_goes_along_the_axes_of_its_table(scripts: tuple[ModuleType, ModuleType]) -> None:
     """What came to the space later would only lead to configs that nobody timed."""
     tables, script = scripts
@@ -329,3 +345,14 @@ def test_a_replay_goes_along_the_axes_of_its_table(scripts: tuple[ModuleType, Mo
     values = dict(axes.values)
     assert values["block_n"] == (64, 128) and values["block_m"] == (64,) and values["swap_ab"] == (0,)
     assert "poll" not in values and all(axes.config(axes.point(c)) == c for c in times)
+
+
+def test_a_replay_keeps_axes_whose_values_are_no_longer_tried(scripts: tuple[ModuleType, ModuleType]) -> None:
+    """Recorded gemv kernels had stages, which are always 1 now; their neighbours are looked for all the same."""
+    tables, script = scripts
+    options = (("ahead", 0), ("early", 0), ("prefetch", 1))
+    times = {Config("gemv", 1, n, 256, num_stages=3, options=options): 1.0 + n for n in (4, 8)}
+    replay = script.Replay.of(tables.Table(Problem(1, 512, 512), "sm90", "", 2, times))
+    (axes,) = replay.space.axes
+    assert dict(axes.values)["num_stages"] == (3,) and all(axes.config(axes.point(c)) == c for c in times)
+    assert set(times) <= set(replay.space.neighbours(next(iter(times)))) | {next(iter(times))}

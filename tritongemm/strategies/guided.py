@@ -6,9 +6,11 @@ predicted stands for all; those like the fastest are tried at the end.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from tritongemm import rank
@@ -19,6 +21,7 @@ from tritongemm.strategies._kept import Kept
 from tritongemm.strategies._surrogate import Surrogate, features
 from tritongemm.trial import Trial
 
+Ints = NDArray[np.intp]
 SHARE = 0.03  # of the kept configs that the default budget tries,
 FEWEST, MOST = 48, 128  # within these bounds
 FIRST = 0.25  # of the budget that goes to the first batch
@@ -27,7 +30,7 @@ PATIENCE, GAIN = 3, 0.003  # stop after so many batches that gain less than this
 LEADERS = 4  # whose neighbours are looked at
 LOCAL = 0.6  # of a batch that goes to these neighbours
 LAST = 0.125  # of the budget that goes to other launches of the fastest,
-WITHIN = 1.1  # those at most so much slower than the best
+WITHIN = 1.1  # those at most so much slower than the best; templates that are, get a place in each batch
 BOLD = (1.0, 0.7, 0.5, 0.3, 0.0)  # standard deviations an unsure config is favoured by, batch after batch
 
 
@@ -95,7 +98,7 @@ def _surrogate(space: Space, kept: Kept, expected: Predictions | None) -> Surrog
 def _refine(
     space: Space, kept: Kept, surrogate: Surrogate, trials: dict[Config, Trial], room: int, bold: float
 ) -> list[Config]:
-    """The next batch: neighbours of the leaders first, then the most promising anywhere."""
+    """The next batch: neighbours of the leaders, one of each template close behind, then the most promising anywhere."""
     ok = [t.status == "ok" for t in trials.values()]
     logs = np.log([t.seconds if good else np.nan for t, good in zip(trials.values(), ok, strict=True)])
     surrogate.fit(np.array([kept.place[c] for c in trials]), logs)
@@ -103,12 +106,24 @@ def _refine(
     found = (kept.stand_in(n) for t in _fastest(trials)[:LEADERS] for n in space.neighbours(t.config))
     places = np.array(list(dict.fromkeys(p for p in found if p is not None and p not in tried)), dtype=np.intp)
     chosen = surrogate.choose(places, round(LOCAL * room), bold) if len(places) else []
+    for rival in _rivals(kept, trials)[: (room - len(chosen)) // 2]:
+        untried = np.setdiff1d(rival, [*tried, *chosen])
+        chosen += surrogate.choose(untried, 1, bold) if len(untried) else []
     rest = np.setdiff1d(kept.first, [*tried, *chosen])
     if not len(rest):  # nothing but other launches is left
         rest = np.setdiff1d(np.arange(len(kept.order)), [*(kept.place[c] for c in trials), *chosen])
     if len(rest):
         chosen += surrogate.choose(rest, room - len(chosen), bold)
     return [kept.order[i] for i in chosen]
+
+
+def _rivals(kept: Kept, trials: dict[Config, Trial]) -> list[Ints]:
+    """Places of each template that is behind, but not by more than a few of its configs may make up; least tried first."""
+    first, *others = _fastest(trials)
+    near = {t.config.template for t in others if t.seconds <= WITHIN * first.seconds} - {first.config.template}
+    tried = Counter(c.template for c in trials)
+    names = sorted(near, key=lambda name: (tried[name], name))
+    return [kept.first[kept.membership[kept.first, kept.templates.index(name)] > 0] for name in names]
 
 
 def _fastest(trials: dict[Config, Trial]) -> list[Trial]:

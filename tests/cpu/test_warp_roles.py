@@ -59,32 +59,27 @@ def test_warps_with_roles_compile_without_spills(
     }
 
 
-def test_a_tile_of_two_powers_of_two_is_fetched_and_stored_in_two_parts(tmp_path: Path, session_cache: Path) -> None:
-    problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", True, False)
-    module = generate.module(problem, [WS_TWO_PARTS], SM90, tmp_path)
+@pytest.mark.parametrize(
+    ("config", "size", "boxes", "programs"),
+    [
+        (WS_TWO_PARTS, (1000, 776, 1032), "a 64x64, b 128x64, b 64x64, c 64x64, c 64x64", 8 * 5 * 2),
+        (WS_SWAPPED, (777, 5120, 5120), "a 256x64, a 8x64, b 64x64, c 64x64, c 8x64", 3 * 40),
+    ],
+)
+def test_a_tile_of_two_powers_of_two_is_fetched_and_stored_in_two_parts(
+    config: Config, size: tuple[int, int, int], boxes: str, programs: int, tmp_path: Path, session_cache: Path
+) -> None:
+    """Columns of the matrix unit: those of B, or swapped the rows of A."""
+    problem = Problem(*size, "bf16", "bf16", "bf16", True, False)
+    module = generate.module(problem, [config], SM90, tmp_path)
     compiler = Compiler(Cache(session_cache), jobs=1)
     try:
-        built = compiler.build(triton.job(WS_TWO_PARTS, problem, SM90, str(module)))
+        built = compiler.build(triton.job(config, problem, SM90, str(module)))
     finally:
         compiler.close()
     launch = triton.launch(built, problem, SM90)
-    boxes = [(p.value, p.box) for p in launch.params if p.kind == "tma"]
-    assert boxes == [("a", (64, 64)), ("b", (128, 64)), ("b", (64, 64)), ("c", (64, 64)), ("c", (64, 64))]
-    assert launch.grid == (8 * 5 * 2, 1, 1) and built.shared < 3 * 2 * (128 + 192) * 64 + 2 * 128 * 64 + 1024
-
-
-def test_swapped_rows_of_a_are_the_columns_in_two_parts(tmp_path: Path, session_cache: Path) -> None:
-    problem = Problem(777, 5120, 5120, "bf16", "bf16", "bf16", True, False)
-    module = generate.module(problem, [WS_SWAPPED], SM90, tmp_path)
-    compiler = Compiler(Cache(session_cache), jobs=1)
-    try:
-        built = compiler.build(triton.job(WS_SWAPPED, problem, SM90, str(module)))
-    finally:
-        compiler.close()
-    launch = triton.launch(built, problem, SM90)
-    boxes = [(p.value, p.box) for p in launch.params if p.kind == "tma"]
-    assert boxes == [("a", (256, 64)), ("a", (8, 64)), ("b", (64, 64)), ("c", (64, 64)), ("c", (8, 64))]
-    assert launch.grid == (3 * 40, 1, 1)
+    assert ", ".join(f"{p.value} {p.box[0]}x{p.box[1]}" for p in launch.params if p.kind == "tma") == boxes
+    assert launch.grid == (programs, 1, 1) and built.shared <= SM90.lds_bytes
 
 
 def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ class LentChild(Child):
     """A child that is given back when it would be killed in good health, and lent again to who has the same surroundings."""
 
     idle: ClassVar[list[LentChild]] = []
+    _lending: ClassVar[threading.Lock] = threading.Lock()  # a compiler's threads start their children at the same time
 
     def __init__(self, role: str, environment: dict[str, str] | None = None, startup: float = 120.0) -> None:
         super().__init__(role, {}, startup)  # a borrower's own scratch folder ends with it
@@ -22,9 +24,11 @@ class LentChild(Child):
     def start(self) -> None:
         if not self.alive:
             kind = self._kind()
-            found = next((c for c in LentChild.idle if c.alive and c.kind == kind), None)
+            with LentChild._lending:
+                found = next((c for c in LentChild.idle if c.alive and c.kind == kind), None)
+                if found:
+                    LentChild.idle.remove(found)
             if found:
-                LentChild.idle.remove(found)
                 vars(self).update(vars(found))
             self.kind = kind
         super().start()

@@ -29,6 +29,7 @@ from tritongemm.scratch import Scratch
 TILE = Config("tile", 16, 32, 32, split_k=2, num_warps=4, num_stages=2)
 TMA = Config("tma", 64, 64, 64, num_warps=4, num_stages=2)
 TWO_PARTS = Config("ws_tma", 64, 48, 64, num_warps=4, num_stages=2)
+SWAPPED = Config("ws_tma_swapped", 72, 64, 64, num_warps=4, num_stages=2, options=(("swap_ab", 1),))
 PERSISTENT = Config("persistent", 64, 64, 64, num_warps=4, num_stages=2)
 
 
@@ -113,6 +114,7 @@ def ready(tmp_path_factory):
         record(problem(20, 48, 160, "n"), TMA),
         record(problem(100, 64, 128), PERSISTENT),
         record(problem(100, 96, 128), TWO_PARTS),
+        record(problem(72, 96, 128), SWAPPED),
         record(problem(8, 16, 16), Config("no_such_template", 16, 16, 16)),
     ]
     return records, served.launches(records, target.load("sm90", compute_units=132), cache), cache
@@ -160,8 +162,8 @@ def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
 def test_tensor_maps_follow_their_operands(ready, no_gpu, monkeypatch):
     """All maps of an operand, and the pointer that some kernels take beside them."""
     monkeypatch.setattr(serving, "MovingMap", Map)
-    records, launches = ready[0][1:4], ready[1]
-    for one, described in zip(records, ("ab", "abc", "abbcc"), strict=True):
+    records, launches = ready[0][1:5], ready[1]
+    for one, described in zip(records, ("ab", "abc", "abbcc", "aabcc"), strict=True):
         p = one.problem
         launch, function = launches[p], Function()
         call = called(served.Kernel(one, launch, function), None, (p.m, p.n))
@@ -195,8 +197,8 @@ def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):
 
 def test_a_bad_record_costs_itself(ready):
     records, launches, cache = ready
-    assert "no kernel template is called 'no_such_template'" in launches[records[4].problem]
-    again = served.launches(records[:4], target.load("sm90", compute_units=132), cache)
+    assert "no kernel template is called 'no_such_template'" in launches[records[5].problem]
+    again = served.launches(records[:5], target.load("sm90", compute_units=132), cache)
     assert again == {p: value for p, value in launches.items() if not isinstance(value, str)}
     fewer = served.launches(records[2:3], target.load("sm90", compute_units=1), cache)
     assert (launches[records[2].problem].grid, fewer[records[2].problem].grid) == ((2, 1, 1), (1, 1, 1))

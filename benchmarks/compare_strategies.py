@@ -49,9 +49,8 @@ def _of_its_time(space: Space, table: Table) -> Space:
         configs = [c for c in table.times if c.template == axes.template]
         seen = {name: {dict(c.options).get(name, getattr(c, name, None)) for c in configs} for name, _ in axes.values}
         values = {name: tuple(v for v in values if v in seen[name]) for name, values in axes.values}
-        values |= {
-            name: tuple(sorted(seen[name])) for name in AXES if not values[name]
-        }  # those that are no longer tried
+        # Every config has its place on these, also where none of its values is tried any more.
+        values |= {name: tuple(sorted(seen[name])) for name in AXES if not values[name]}
         if configs:
             kept.append(replace(axes, values=tuple((name, v) for name, v in values.items() if v)))
     return replace(space, axes=tuple(kept))

@@ -94,21 +94,21 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Tile:
-    """Of C or, if turned, of its transpose.
+    """Of C or, if swapped, of its transpose.
 
     Attributes:
         rows, columns: multiples of a matrix instruction's, and of 8.
         split: programs that share it along K.
-        turned: rows of it are columns of C.
+        swapped: rows of it are columns of C.
     """
 
     rows: int
     columns: int
     split: int
-    turned: bool
+    swapped: bool
 
     def programs(self, problem: Problem) -> int:
-        m, n = (problem.n, problem.m) if self.turned else (problem.m, problem.n)
+        m, n = (problem.n, problem.m) if self.swapped else (problem.m, problem.n)
         return -(-m // self.rows) * -(-n // self.columns) * self.split
 
     def parts(self) -> list[int]:
@@ -119,11 +119,11 @@ class Tile:
 
 def all_tiles() -> Iterator[Tile]:
     """Those whose sums a compute unit holds in registers."""
-    for turned, rows, columns, split in product(
+    for swapped, rows, columns, split in product(
         (False, True), range(ROWS, MOST_ROWS + 1, ROWS), range(8, MOST_COLUMNS + 1, 8), SPLITS
     ):
         if rows * columns <= MOST_SUMS:
-            yield Tile(rows, columns, split, turned)
+            yield Tile(rows, columns, split, swapped)
 
 
 @dataclass(frozen=True)
@@ -217,9 +217,9 @@ def bringing(bench: Workbench, problem: Problem, tile: Tile, units: int) -> Iter
     sets = []
     for operands in bench.sets:
         a, b = operands["a"], operands["b"].T
-        x, y = (b, a) if tile.turned else (a, b)
+        x, y = (b, a) if tile.swapped else (a, b)
         sets.append([_described(t, n) for t, n in zip((x, y, y, y), boxes, strict=True)])
-    m, n = (problem.n, problem.m) if tile.turned else (problem.m, problem.n)
+    m, n = (problem.n, problem.m) if tile.swapped else (problem.m, problem.n)
     grid = (min(units, tile.programs(problem)),)
     for group in GROUPS:
         if group > 1 and group // 2 >= -(-m // tile.rows):

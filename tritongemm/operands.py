@@ -74,8 +74,7 @@ def bias(problem: Problem) -> tuple[Operand, ...]:
 def side_by_side(tensors: Operands, count: int) -> list[Operands]:
     """So many copies of all tensors in one piece of memory.
 
-    Where operands lie is worth up to 4 % of a time on an H200, and pieces of an allocator lie elsewhere in each process:
-    gains were not found again for that alone.
+    Where operands lie is worth up to 4 % of a time on an H200, and pieces of an allocator lie elsewhere in each process.
     """
     import torch
 

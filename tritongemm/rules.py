@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tritongemm.config import Config
 from tritongemm.occupancy import MATRIX_K_BYTES, accumulators, lds_bytes, register_limit, sides, single, staging, vector
 from tritongemm.problem import Problem
-from tritongemm.rules_rounds import groups, ring, share, stream_k, turned, two_parts
+from tritongemm.rules_rounds import groups, ring, share, stream_k, swapped, two_parts
 from tritongemm.schedule import WARP_ROLES, tiles_of
 from tritongemm.target import Target
 
@@ -267,7 +267,7 @@ RULES = (
     Rule("small_tile", small_tile, _MATRIX),
     Rule("warp_group", warp_group, _MATRIX),
     Rule("groups", groups, WARP_ROLES),
-    Rule("turned", turned, ("ws_tma_swapped",)),
+    Rule("swapped", swapped, ("ws_tma_swapped",)),
     Rule("two_parts", two_parts, WARP_ROLES),
     Rule("share", share, WARP_ROLES),
     Rule("ring", ring, WARP_ROLES),

@@ -66,7 +66,7 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     return None
 
 
-def turned(config: Config, problem: Problem, target: Target) -> str | None:
+def swapped(config: Config, problem: Problem, target: Target) -> str | None:
     """Exchanging the operands pays where it makes fewer tiles of the same shape: of rows that are no multiple of 64."""
     rows, columns = config.block_n, config.block_m
     straight = -(-problem.m // rows) * -(-problem.n // columns)

@@ -171,6 +171,21 @@ def constants(config: Config, problem: Problem) -> dict[str, Any]:
     return values
 
 
+def odd_block(config: Config) -> tuple[str, str] | None:
+    """The first field of a tile that no kernel of its template can have, and what it must be; None if there is none.
+
+    A template that is not here is taken for one of powers of two.
+    """
+    template = kernel_template(config.template) if config.template in names() else None
+    two_parts = template is not None and "tail" in template.constexprs
+    swapped = template is not None and template.value(config, "swap_ab") == 1
+    for field, wide in (("block_m", swapped), ("block_n", not swapped), ("block_k", False)):
+        value, parts = getattr(config, field), 1 + (two_parts and wide)
+        if value < 1 or value.bit_count() > parts:
+            return field, f"must be a power of two{' or the sum of two' if parts > 1 else ''}, not {value}"
+    return None
+
+
 def fault(config: Config, known: Collection[str] = ()) -> str | None:
     """Why no problem can be computed with a config's numbers, or None.
 
@@ -179,16 +194,10 @@ def fault(config: Config, known: Collection[str] = ()) -> str | None:
         known: names of the options that the target's compiler takes.
     """
     template = kernel_template(config.template)
-    two_parts = "tail" in template.constexprs
-    swapped = template.value(config, "swap_ab") == 1
-    for letter, value, parts in (
-        ("bm", config.block_m, 1 + (two_parts and swapped)),
-        ("bn", config.block_n, 1 + (two_parts and not swapped)),
-        ("bk", config.block_k, 1),
-        ("w", config.num_warps, 1),
-    ):
-        if value < 1 or value.bit_count() > parts:
-            return f"{letter} must be a power of two{' or the sum of two' if parts > 1 else ''}, not {value}"
+    if odd := odd_block(config):
+        return f"{odd[0].replace('block_', 'b')} {odd[1]}"
+    if config.num_warps < 1 or config.num_warps.bit_count() > 1:
+        return f"w must be a power of two, not {config.num_warps}"
     for letter, value in (("gm", config.group_m), ("sk", config.split_k), ("s", config.num_stages)):
         if value < 1:
             return f"{letter} must be at least 1, not {value}"

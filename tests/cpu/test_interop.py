@@ -11,12 +11,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tritongemm import target as targets
 from tritongemm.config import Config
 from tritongemm.dtypes import DTYPES
 from tritongemm.errors import InputError
 from tritongemm.interop import Defaults, tune_gemm
 from tritongemm.problem import Problem
+from tritongemm.prune import prune
 from tritongemm.record import Record
+from tritongemm.space import space
 
 DATA = Path(__file__).parent / "data"
 FIELD = Path(__file__).parents[3] / "shared" / "data" / "tune_gemm"
@@ -62,6 +65,18 @@ def test_every_form_of_a_result() -> None:
     assert keys.record and keys.record.seconds == 3.5e-6, "keys go before a remark"
     assert block.record and block.record.seconds == 7e-6
     assert (bare.problem, bare.config, bare.record) == (Problem(1, 2, 3), None, None)
+
+
+@pytest.mark.parametrize(("arch", "m", "templates"), [("sm90", 777, 6), ("sm90", 1, 5), ("gfx950", 777, 2)])
+def test_a_result_of_every_tile_that_can_win_is_read_again(arch: str, m: int, templates: int) -> None:
+    """What is written must be served, timed and checked by whoever comes later; some tiles are no powers of two."""
+    problem, target = Problem(m, 6144, 4096, "bf16", "bf16", "bf16", row_major_b=False), targets.load(arch)
+    kept = prune(space(problem, target), problem, target).kept
+    configs = {(c.template, *c.tile): c for c in kept}.values()
+    assert len({c.template for c in configs}) >= templates
+    for config in configs:
+        written = dataclasses.replace(RECORD, problem=problem, target=arch, config=config)
+        assert [r.record for r in rows(tune_gemm.write([written]))] == [written]
 
 
 @pytest.mark.parametrize(
@@ -219,6 +234,10 @@ TILE = SIZE + ", BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16"
         (f"{{{SIZE}, winner: torch}}", "has winner but no BLOCK_SIZE_M"),
         (f"{{{TILE}, num_warps: 0}}", "num_warps must be at least 1"),
         (f"{{{TILE.replace('M: 16, B', 'M: 48, B')}}}", "BLOCK_SIZE_M must be a power of two, not 48"),
+        (
+            f"{{{TILE.replace('M: 16, B', 'M: 232, B')}, template: ws_tma_swapped, options: {{swap_ab: 1}}}}",
+            "BLOCK_SIZE_M must be a power of two or the sum of two, not 232",
+        ),
         (f"{{{TILE}, backend: abacus}}", "backend must be one of"),
         (f"{{{TILE}, options: {{kpack: two}}}}", "options: kpack must be a whole number"),
         (f"{{{TILE}, options: {{Kpack9: 2}}}}", "that no config name can hold"),

@@ -27,6 +27,7 @@ from typing import Any
 
 import yaml
 
+from tritongemm.codegen.kernels import odd_block
 from tritongemm.config import Config
 from tritongemm.errors import InputError
 from tritongemm.interop import Defaults, Row
@@ -116,9 +117,6 @@ def _config(entry: Entry) -> Config | None:
     backend = entry.plugin("backend", "backends", "triton")
     triton = int(backend == "triton")  # another backend's kernel may have no tile that it tells
     numbers = {name: entry.whole(key, triton, 0) for key, name in _BLOCKS.items()}
-    for key, name in _BLOCKS.items():
-        if triton and numbers[name] & (numbers[name] - 1):
-            entry.fail(f"{key} must be a power of two, not {numbers[name]}")
     for (key, name), default in zip(_COUNTS.items(), (1, 1, 4, 2), strict=True):
         numbers[name] = entry.whole(key, 0 if key == "num_stages" else triton, default)
     if triton:
@@ -127,6 +125,8 @@ def _config(entry: Entry) -> Config | None:
     options |= entry.wholes("options")
     template = entry.text("template", "stream_k" if "NUM_SMS" in entry else "tile")
     config = Config(template=template, options=tuple(options.items()), backend=backend, **numbers)
+    if triton and (odd := odd_block(config)):
+        entry.fail(f"{next(key for key, name in _BLOCKS.items() if name == odd[0])} {odd[1]}")
     try:
         if Config.parse(config.name) == config:
             return config

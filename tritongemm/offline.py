@@ -73,9 +73,13 @@ class Interpreter:
         yield family.deviation(c, family.reference(problem, operands)), family.tolerance(problem)
 
 
-def _unchecked(config: Config) -> Trial:
-    reason = f"only a GPU can check a kernel of {config.backend}: the interpreter runs Triton's"
-    return Trial(config, "pruned", reason, stage="final")
+def _unchecked(config: Config) -> str | None:
+    """Why the interpreter can't run a config's kernel, or None."""
+    if config.backend != opponents.SEARCHED:
+        return f"only a GPU can check a kernel of {config.backend}: the interpreter runs Triton's"
+    if not kernels.kernel_template(config.template).interpreted:
+        return f"only a GPU can check a kernel of {config.template}: Triton's interpreter does not run it"
+    return None
 
 
 class Offline:
@@ -99,8 +103,8 @@ class Offline:
         """A predicted time for each candidate that could be checked here."""
         for one in built:
             ours = one.config.backend == opponents.SEARCHED
-            if ours and not kernels.kernel_template(one.config.template).interpreted:
-                yield Trial(one.config, "pruned", "Triton's interpreter does not run it, and there is no GPU")
+            if ours and (reason := _unchecked(one.config)):
+                yield Trial(one.config, "pruned", reason)
                 continue
             yield Trial(one.config, "ok", samples=(model.predict(problem, self.target, one),), timer=model.LABEL)
 
@@ -110,12 +114,14 @@ class Offline:
 
     def check(self, problem: Problem, built: Sequence[Built]) -> Iterator[Trial]:
         """The error of each candidate, from Triton's interpreter on a reduced problem."""
-        generated = [b.config for b in built if b.config.backend == opponents.SEARCHED]
-        path = generate.module(problem, generated, self.target, Path(self._folder.name)) if generated else None
+        reasons = {b.config: _unchecked(b.config) for b in built}
+        runs = [config for config, reason in reasons.items() if reason is None]
+        path = generate.module(problem, runs, self.target, Path(self._folder.name)) if runs else None
         for one in built:
-            yield (
-                self._checked(problem, one.config, path) if path and one.config in generated else _unchecked(one.config)
-            )
+            if path and one.config in runs:
+                yield self._checked(problem, one.config, path)
+            else:
+                yield Trial(one.config, "pruned", reasons[one.config] or "", stage="final")
 
     def _checked(self, problem: Problem, config: Config, path: Path) -> Trial:
         small = reduced(problem, config)

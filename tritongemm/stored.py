@@ -78,7 +78,7 @@ def _checked(row: Row, built: Built, judge: Judge) -> Trial:
 
 
 def check(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, plan: Plan, reporter: Reporter) -> int:
-    """Check every stored result; 1 if any is wrong or can't be run.
+    """Check every stored result; 1 if any is wrong, or can't be run or checked.
 
     Args:
         rows: stored results.
@@ -87,18 +87,20 @@ def check(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, plan
         plan: where generated modules go.
         reporter: prints the table.
     """
-    judge, table, bad = judges[0], [], 0
+    judge, table, bad, unchecked = judges[0], [], 0, 0
     reporter.stage("verify", len(rows))
     for row, built in _built(rows, judge, compiler, plan, reporter):
         trial = _checked(row, built, judge)
-        bad += trial.status != "ok"
+        bad += trial.status not in ("ok", "pruned")
+        unchecked += trial.status == "pruned"
         error, limit = ("-" if v is None else f"{v:.2e}" for v in (trial.error, trial.tolerance))
         how = judge.describe(row.problem, built.config) if trial.error is not None else "-"
         table.append([row.problem.key, trial.status, error, limit, how, built.config.name, trial.reason])
         reporter.step("verify")
     reporter.table("", ["size", "status", "error", "allowed", "checked", "config", "why"], table)
-    reporter.say(f"{len(table) - bad} of {len(table)} results are right" + (f", {bad} are not" if bad else ""))
-    return 1 if bad else 0
+    others = [f", {count} {what}" for count, what in ((bad, "are not"), (unchecked, "can't be checked here")) if count]
+    reporter.say(f"{len(table) - bad - unchecked} of {len(table)} results are right{''.join(others)}")
+    return 1 if bad or unchecked else 0
 
 
 def benchmark(rows: Sequence[Row], judges: Sequence[Judge], compiler: Compiler, plan: Plan, reporter: Reporter) -> int:

@@ -120,11 +120,14 @@ def test_what_the_interpreter_cannot_run_is_not_chosen_without_a_gpu() -> None:
     problem = Problem(64, 64, 64)
     stand_in = Offline(SM90, 5.0)
     try:
-        trials = list(stand_in.screen(problem, [Built(c, "0", "ok") for c in (WS, TMA)], 0.0))
+        built = [Built(c, "0", "ok") for c in (WS, TMA)]
+        trials = list(stand_in.screen(problem, built, 0.0))
+        (unchecked,) = stand_in.check(problem, built[:1])
     finally:
         stand_in.close()
     assert [(t.status, bool(t.samples)) for t in trials] == [("pruned", False), ("ok", True)]
-    assert "interpreter" in trials[0].reason
+    assert unchecked.status == "pruned" and "only a GPU can check a kernel of ws_tma" in unchecked.reason
+    assert trials[0].reason == unchecked.reason
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 from tritongemm.config import Config
 from tritongemm.occupancy import MATRIX_K_BYTES, accumulators, lds_bytes, register_limit, sides, single, staging, vector
@@ -242,6 +243,10 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
     usual = int(config.template == "tma" or split)  # slow to start, or with a sum at the end
     if not early:
         return f"{ahead} blocks ahead rather than {usual}" if ahead != usual else None
+    # Neighbours that read the same weights share requests to L2 while they keep in step, and these would start apart.
+    share = ceil(problem.m / config.block_m) if problem.m <= problem.n else ceil(problem.n / config.block_n)
+    if share > 1:
+        return f"an early start of {share} tiles that read the same blocks"
     # Programs of the next kernel go where there is most room: on compute units that are idle now, two on each.
     programs, units = tiles_of(config, problem) * config.split_k, target.compute_units
     level = 9 * units < 10 * programs <= 10 * units

@@ -127,6 +127,12 @@ def tma(m: int, n: int, stages: int) -> Config:
         ("group_m", 4096, [tile(128, 128), tile(128, 128, 4), tile(128, 128, 8)], [tile(128, 128, 2)]),
         ("poll", 16, [tile(16, 64, split=4, poll=1), tile(16, 64, poll=0)], [tile(16, 64, split=4, poll=0)]),
         ("poll", 256, [tile(128, 64, split=4, poll=0), tile(16, 64, split=4)], [tile(128, 64, split=4, poll=1)]),
+        (
+            "overlap",
+            64,
+            [tile(64, 64, template="tma", ahead=1, early=1)],
+            [tile(32, 128, 2, template="tma", ahead=1, early=1)],
+        ),
         ("overlap", 256, [tile(128, 128, template="tma", ahead=1)], [tile(128, 128, template="tma", ahead=1, early=1)]),
         ("overlap", 1024, [tile(128, 128, template="tma")], [tile(128, 128, template="tma", ahead=1)]),
         ("deep", 256, [tma(128, 128, 7), tma(64, 128, 9), tma(32, 32, 6)], [tma(64, 128, 7), tma(32, 32, 9)]),

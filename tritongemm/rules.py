@@ -74,12 +74,12 @@ def dot_k(config: Config, problem: Problem, target: Target) -> str | None:
 def short_rows(config: Config, problem: Problem, target: Target) -> str | None:
     """Loads of less than 64 bytes of a row waste most of each cache line.
 
-    Where both operands lie along K and Hopper's matrix units read them, less than 128 does: in the whole spaces of ten
-    sizes on an H200 no such block came within 10 % of the best. (One of two such operands does: within 3 %.)
+    Of 16-bit operands that both lie along K, Hopper's matrix units want 128: in the whole spaces of ten sizes on an H200 no
+    shorter block came within 10 % of the best. With B along N one came within 3 %; other widths were not measured.
     """
     row = config.block_k * max(problem.a.bytes, problem.b.bytes)
-    along = problem.row_major_a and not problem.row_major_b
-    least = 128 if along and target.has("wgmma") else 64
+    measured = problem.row_major_a and not problem.row_major_b and problem.a.bytes == problem.b.bytes == 2
+    least = 128 if measured and target.has("wgmma") else 64
     return f"{row} B of a row of K < {least} B" if row < least and problem.k > config.block_k else None
 
 
@@ -250,9 +250,9 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
     if not early:
         return f"{ahead} blocks ahead rather than {usual}" if ahead != usual else None
     # Neighbours that read the same weights share requests to L2 while they keep in step, and these would start apart.
-    share = ceil(problem.m / config.block_m) if problem.m <= problem.n else ceil(problem.n / config.block_n)
-    if share > 1:
-        return f"an early start of {share} tiles that read the same blocks"
+    extent, block = min((problem.m, config.block_m), (problem.n, config.block_n))
+    if (readers := ceil(extent / block)) > 1:
+        return f"an early start of {readers} tiles that read the same blocks"
     # Programs of the next kernel go where there is most room: on compute units that are idle now, two on each.
     programs, units = tiles_of(config, problem) * config.split_k, target.compute_units
     level = 9 * units < 10 * programs <= 10 * units

@@ -144,11 +144,13 @@ def test_on_hopper(rule: str, m: int, kept: list[Config], dropped: list[Config])
     assert [c for c in dropped if rule not in reasons(c, problem, SM90)] == []
 
 
-def test_a_hopper_reads_128_bytes_of_a_row_where_both_operands_lie_along_k() -> None:
+def test_hopper_reads_128_bytes_of_a_row_where_both_operands_lie_along_k() -> None:
     short, linear = Config("tile", 128, 128, 32, num_warps=8), Problem(4096, 4096, 4096, row_major_b=False)
     assert reasons(short, linear, SM90)["short_rows"] == "64 B of a row of K < 128 B"
     for problem, target in ((linear, GFX942), (Problem(4096, 4096, 4096), SM90), (replace(linear, k=32), SM90)):
         assert "short_rows" not in reasons(short, problem, target)
+    fp8 = replace(linear, dtype_a="fp8e4m3fn", dtype_b="fp8e4m3fn")
+    assert "short_rows" not in reasons(replace(short, block_k=64), fp8, SM90)
 
 
 def test_skinny_winners_stay() -> None:

@@ -3,8 +3,9 @@
     python benchmarks/dispatch_cost.py
 
 Sizes are so small that the GPU waits for the host; calls are queued, and waited for outside the measured time. A round
-measures every contender once, in a new order; printed are medians over the rounds. "moving" operands change with every
-call, as the layers of a model do, so that every address and tensor map is written anew.
+measures every contender once, in a new order; printed are medians over the rounds, beside those of `linear` for the same
+operands. "moving" operands change with every call, as the layers of a model do, so that every address and tensor map is
+written anew.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tritongemm
 from tritongemm import settings
+from tritongemm.backends import blaslt
 from tritongemm.config import Config
 from tritongemm.hip_ext import driver
 from tritongemm.problem import Problem
@@ -38,6 +40,8 @@ CONFIGS = {
     "tma": (384, Config("tma", 64, 64, 64, 1, 1, 4, 3)),
     "persistent": (512, Config("persistent", 64, 64, 64, 1, 1, 4, 3)),
 }
+NEVER, LOST, ALGORITHM = 128, 192, 448  # other N
+LINEAR = " by linear"
 
 
 def measure(calls: dict[str, Callable[[int], object]], rounds: int, count: int) -> dict[str, float]:
@@ -69,49 +73,62 @@ def main() -> None:
     configs = {n: c for n, c in CONFIGS.items() if vendor == "nvidia" or c[1].template not in ("tma", "persistent")}
     toolchain = {"triton": settings.version("triton")}
 
-    def record(n: int, config: Config, bias: str, winner: str = "triton") -> Record:
-        problem = Problem(M, n, K, "bf16", "bf16", "bf16", row_major_b=False, bias=bias)
-        return Record(problem, device.arch, config, winner, 1e-6, 0.0, "events", toolchain=toolchain, library="torch")
+    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.randn(shape, device="cuda", dtype=dtype)
 
-    records = [record(n, config, bias) for n, config in configs.values() for bias in ("none", "n")]
+    def problem(n: int, bias: str) -> Problem:
+        return Problem(M, n, K, "bf16", "bf16", "bf16", row_major_b=False, bias=bias)
+
+    def record(n: int, config: Config, bias: str, winner: str = "triton") -> Record:
+        return Record(
+            problem(n, bias), device.arch, config, winner, 1e-6, 0.0, "events", toolchain=toolchain, library="torch"
+        )
+
+    def algorithm(n: int, bias: str) -> Config:
+        """One of the library's that it would not take itself."""
+        operands = {"a": tensor(M, K), "b": tensor(n, K).T, "c": tensor(M, n)} | (
+            {"bias": tensor(n)} if bias == "n" else {}
+        )
+        found = blaslt.enumerate(problem(n, bias), operands, 2)
+        return found[-1]
+
+    kinds = ("none", "n")
+    records = [record(n, config, bias) for n, config in configs.values() for bias in kinds]
+    records += [record(ALGORITHM, algorithm(ALGORITHM, bias), bias, "blaslt") for bias in kinds]
+    records += [record(LOST, CONFIGS["tile"][1], bias, "torch") for bias in kinds]
     start = time.perf_counter()
-    tritongemm.load([*records, record(192, CONFIGS["tile"][1], "none", "torch")])
+    tritongemm.load(records)
     seconds = time.perf_counter() - start
 
-    def tensor(*shape: int) -> Tensor:
-        return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-
-    xs = [tensor(M, K) for _ in range(64)]
-    weights = {n: [tensor(n, K) for _ in range(64)] for n in (128, 192, 256, 320, 384, 512)}
-    biases = {n: tensor(n) for n in weights}
     calls: dict[str, Callable[[int], object]] = {}
 
-    def add(name: str, n: int, function: Callable[..., object]) -> None:
-        w, bias, x = weights[n], biases[n], xs[0]
-        one = w[0]
-        calls[name] = lambda i: function(x, one)
-        calls[f"{name}, bias"] = lambda i: function(x, one, bias)
-        calls[f"{name}, moving"] = lambda i: function(xs[i & 63], w[i & 63])
-
-    add("linear", 256, functional.linear)
-    for name, (n, config) in configs.items():
-        said = tritongemm.explain(xs[0], weights[n][0])
-        if not said.startswith(f"exact: {config.name}"):
+    def add(name: str, n: int, says: str, dtype: torch.dtype = torch.bfloat16) -> None:
+        xs, ws = ([tensor(rows, K, dtype=dtype) for _ in range(64)] for rows in (M, n))
+        bias, x, w = tensor(n, dtype=dtype), xs[0], ws[0]
+        said = tritongemm.explain(x, w)
+        if not said.startswith(says):
             raise SystemExit(f"{name}: {said}")
-        add(name, n, tritongemm.mm)
-    add("library won", 192, tritongemm.mm)
-    add("never tuned", 128, tritongemm.mm)
-    for name in ("library won, bias", "library won, moving"):
-        del calls[name]
+        for whose, function in (("", tritongemm.mm), (LINEAR, functional.linear)):
+            calls[f"{name}{whose}"] = lambda i, call=function: call(x, w)
+            calls[f"{name}, bias{whose}"] = lambda i, call=function: call(x, w, bias)
+            calls[f"{name}, moving{whose}"] = lambda i, call=function: call(xs[i & 63], ws[i & 63])
+
+    for name, (n, config) in configs.items():
+        add(name, n, f"exact: {config.name}")
+    add("cuBLASLt's algorithm" if vendor == "nvidia" else "hipBLASLt's algorithm", ALGORITHM, "exact: blaslt.")
+    add("library won", LOST, "library")
+    add("never tuned", NEVER, "fallback")
+    add("never tuned, float32", NEVER, "fallback", torch.float32)
     with torch.inference_mode():
         found = measure(calls, args.rounds, args.count)
     print(
         f"{device.name}, torch {torch.__version__}, triton {settings.version('triton')}; loading took {seconds:.1f} s"
     )
-    print(f"{'contender':24} {'us':>7}  over linear")
+    print(f"{'contender':30} {'us':>7} {'linear':>7}  ratio")
     for name, us in found.items():
-        kind = next((k for k in (", bias", ", moving") if name.endswith(k)), "")
-        print(f"{name:24} {us:7.2f}  {us / found['linear' + kind]:.2f}")
+        if not name.endswith(LINEAR):
+            beside = found[name + LINEAR]
+            print(f"{name:30} {us:7.2f} {beside:7.2f}  {us / beside:.2f}")
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
 

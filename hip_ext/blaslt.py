@@ -158,6 +158,11 @@ class Library:
         checked: Callable[..., int] = call
         return checked
 
+    def unchecked(self, name: str) -> Callable[..., int]:
+        """A call that returns its status, whose arguments must be objects of `ctypes` of the right types."""
+        call: Callable[..., int] = self._library[self.table.prefix + name]
+        return call
+
     def error(self, call: str, status: int) -> DriverError:
         """The exception for a status other than success."""
         name = self.table.statuses.get(status, "")

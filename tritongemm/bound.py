@@ -33,18 +33,24 @@ class Bound:
 
 
 class Bindable(Protocol):
-    """What can be made ready: a kernel, or a library's algorithm, that won the tuning and is loaded."""
+    """What can be made ready: a kernel or a library's algorithm that is loaded."""
+
+    def bytes(self, buffer: str) -> int: ...
+    def bind(self, device: driver.Device) -> Bound: ...
+
+
+class Winner(Bindable, Protocol):
+    """One that won the tuning."""
 
     @property
     def record(self) -> Record: ...
-    def bytes(self, buffer: str) -> int: ...
-    def bind(self, device: driver.Device) -> Bound: ...
 
 
 class Place(Protocol):
     """The device that it is loaded on, as PyTorch counts it, names it, and as its driver does; what kernels share there."""
 
     index: int
+    arch: str
     place: torch.device
     device: driver.Device
     scratch: Scratch | None

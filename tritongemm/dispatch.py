@@ -19,12 +19,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from tritongemm import settings
+from tritongemm.bound import Bindable
 from tritongemm.call import Call
 from tritongemm.errors import InputError
 from tritongemm.fallback import NAMES, is_plain, linear, output_dtype
 from tritongemm.problem import Problem
 from tritongemm.record import Record
-from tritongemm.served import Loaded, Served
+from tritongemm.served import Served
 
 _MOST_CALLS = 8192  # of one thread; sequences of any length must not fill the memory
 Serve = Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Tensor]
@@ -37,13 +38,14 @@ class Verdict:
     Attributes:
         kind: ``exact`` (the tuned kernel), ``library`` (it won the tuning) or ``fallback`` (no usable record).
         text: which kernel, the library's lead, or the reason.
-        kernel, served: for ``exact``, and the device that it is loaded on.
+        kernel, served: what is launched, and the device that it is loaded on; None where PyTorch is called. Other than
+            for ``exact`` it is PyTorch's own kernel.
         lasting: whether an equal call will get the same verdict until other records are loaded.
     """
 
     kind: str
     text: str
-    kernel: Loaded | None = None
+    kernel: Bindable | None = None
     served: Served | None = None
     lasting: bool = True
 
@@ -151,19 +153,29 @@ class Dispatcher:
             text = "not loaded on this device before a graph is captured; call tritongemm.load or run it once first"
             return Verdict("fallback", text, lasting=False)
         record = self.records.get((served.arch, problem))
+        kernel = served.kernels.get(problem) if record else None
+        if record is None or kernel is None or isinstance(kernel, str):
+            reason = kernel if isinstance(kernel, str) else None
+            kind, text = self._no_kernel(problem, served.arch, record, reason)
+            # A vector is another operation to PyTorch. A capture must not be the first to ask for a kernel.
+            direct = served.direct.find(problem) if x.dim() > 1 else None
+            if direct is None:
+                return Verdict(kind, text, lasting=not torch.cuda.is_current_stream_capturing())
+            return Verdict(kind, f"{text}; PyTorch's kernel, called directly", direct, served)
+        gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
+        return Verdict("exact", f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})", kernel, served)
+
+    def _no_kernel(self, problem: Problem, arch: str, record: Record | None, reason: str | None) -> tuple[str, str]:
+        """Kind and text of a verdict without a tuned kernel."""
         if record is None:
-            return Verdict("fallback", self._unknown(problem, served.arch))
-        kernel = served.kernels.get(problem)
-        if isinstance(kernel, Loaded):
-            gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
-            return Verdict("exact", f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})", kernel, served)
-        if kernel is not None:
-            return Verdict("fallback", f"{problem.key} on {served.arch}: {kernel}")
+            return "fallback", self._unknown(problem, arch)
+        if reason is not None:
+            return "fallback", f"{problem.key} on {arch}: {reason}"
         if record.timer == "model":
-            return Verdict("fallback", f"{problem.key}: its record is a prediction (timer: model); tune it on the GPU")
+            return "fallback", f"{problem.key}: its record is a prediction (timer: model); tune it on the GPU"
         if record.winner in ("torch", record.library):
-            return Verdict("library", f"{record.winner} won the tuning of {problem.key} on {served.arch}")
-        return Verdict("fallback", f"{problem.key}: its winner {record.winner} can't be called from here")
+            return "library", f"{record.winner} won the tuning of {problem.key} on {arch}"
+        return "fallback", f"{problem.key}: its winner {record.winner} can't be called from here"
 
     def _unknown(self, problem: Problem, arch: str) -> str:
         others = sorted(target or "no target named" for target, p in self.records if p == problem)

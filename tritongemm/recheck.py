@@ -7,14 +7,14 @@ from functools import partial
 import torch
 
 from tritongemm import registry, settings, verify
-from tritongemm.bound import Bindable, Place
+from tritongemm.bound import Place, Winner
 from tritongemm.call import Call
 from tritongemm.errors import TritonGemmError
 
 SLACK = 1.1  # of the error that a record was accepted with, where --errRatio let it be beyond the tolerance
 
 
-def complaint(kernel: Bindable, place: Place) -> str | None:
+def complaint(kernel: Winner, place: Place) -> str | None:
     """What is wrong with a kernel, with the tools that are here; None where nothing is.
 
     Args:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritongemm import settings
 from tritongemm.bound import Bound
+from tritongemm.direct import Direct
 from tritongemm.errors import TritonGemmError
 from tritongemm.hip_ext import driver, serving
 from tritongemm.hip_ext.shared_object import PreparedCall
@@ -105,11 +106,11 @@ class Library:
 
     def bytes(self, buffer: str) -> int:
         """Bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
-        return self.solution.workspace if buffer == "workspace" else 0
+        return self.solution.bytes(buffer)
 
     def bind(self, device: driver.Device) -> Bound:
         """A launch for one thread."""
-        return self.solution.bind()
+        return self.solution.bind(device)
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,7 @@ class Served:
         arch: the device's architecture.
         kernels: what is launched for each problem that a kernel or an algorithm won, or why there is none.
         scratch: for those that need a workspace or counters; None if there are none.
+        direct: PyTorch's own kernels, for problems without one of ours.
     """
 
     def __init__(self, index: int, records: dict[tuple[str, Problem], Record], former: Served | None = None) -> None:
@@ -220,6 +222,7 @@ class Served:
         self.index, self.place = index, torch.device("cuda", index)
         self.kernels: dict[Problem, Loaded | str] = {}
         self.scratch: Scratch | None = former.scratch if former else None
+        self.direct = Direct(self)
         with torch.cuda.device(index):
             torch.zeros(1, device=self.place)  # starts PyTorch's context before ours is made current
             self.device: driver.Device = driver.open(vendor).device(index)
@@ -247,10 +250,10 @@ class Served:
         reason = registry.unavailable("backends", LIBRARY)
         if reason:
             return reason
-        from tritongemm.backends._blaslt_served import Solution
+        from tritongemm.backends import _blaslt_served
 
         try:
-            return Library(record, Solution(record.problem, record.config, self.index))
+            return Library(record, _blaslt_served.tuned(record.problem, record.config, self.index))
         except (TritonGemmError, LookupError) as error:
             return str(error)
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from tritongemm import registry
+from tritongemm.backends import _blaslt_served
 from tritongemm.backends import blaslt as backend
-from tritongemm.backends._blaslt_served import Solution
 from tritongemm.config import Config
 from tritongemm.errors import DriverError, UnavailableError
 from tritongemm.families import a8w8
@@ -147,9 +147,9 @@ def test_an_algorithm_serves_operands_that_move(library, bias, monkeypatch):
     problem = Problem(5, 7, 3, **F32, bias=bias, row_major_b=False)
     a, b, given, c = operands(problem)
     config = backend.enumerate(problem, named(a, b, given, c))[-1]
-    solution = Solution(problem, config, 0)
-    first, second = solution.bind(), solution.bind()
-    scratch = torch.empty(max(solution.workspace, 1), dtype=torch.uint8)
+    solution = _blaslt_served.tuned(problem, config, 0)
+    first, second = solution.bind(None), solution.bind(None)
+    scratch = torch.empty(max(solution.bytes("workspace"), 1), dtype=torch.uint8)
     for bound, scale in ((first, 1), (second, 2), (first, 3)):
         x, w, out = (a * scale).contiguous(), b.T.contiguous(), torch.full_like(c, float("nan"))
         added = None if given is None else given * scale
@@ -160,7 +160,7 @@ def test_an_algorithm_serves_operands_that_move(library, bias, monkeypatch):
     monkeypatch.setattr(backend, "_listed", lambda problem: [config])
     stale = replace(config, template="no_such_kernel", options=(("algo", 999), ("index", 10**6), ("version", 1)))
     with pytest.raises(LookupError, match="not in this version"):
-        Solution(problem, stale, 0)
+        _blaslt_served.tuned(problem, stale, 0)
 
 
 def test_a_config_the_heuristics_do_not_know_is_rebuilt_or_refused(library):

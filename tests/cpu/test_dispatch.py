@@ -37,6 +37,11 @@ def record(of: Problem, config: Config = TILE, **changes: object) -> Record:
     return replace(made, library_seconds=3e-6, **changes)
 
 
+def device(kernels: dict | None = None, direct: object = None) -> SimpleNamespace:
+    """Stands in for `Served`; PyTorch's kernels are all `direct`."""
+    return SimpleNamespace(arch="sm90", kernels=kernels or {}, index=0, direct=SimpleNamespace(find=lambda _: direct))
+
+
 @pytest.mark.parametrize("lead", [(), (7,), (2, 3)])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -160,8 +165,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     dispatcher = Dispatcher()
     dispatcher._read = True
-    kernels: dict[Problem, object] = {}
-    dispatcher._devices[0] = SimpleNamespace(arch="sm90", kernels=kernels, index=0)
+    dispatcher._devices[0] = device()
     with FakeTensorMode():
         yield dispatcher, lambda *shape, dtype=torch.bfloat16: torch.empty(shape, dtype=dtype, device="cuda:0")
 
@@ -175,7 +179,7 @@ def test_explains_a_fallback(gpu):
     x, w = empty(16, 64), empty(32, 64)
     assert say(dispatcher, x, w) == "fallback: 16x32x64_bf16_TN was never tuned for sm90"
     dispatcher.load([record(problem(16, 32, 64), target="gfx942"), record(problem(8, 32, 64), timer="model")])
-    dispatcher._devices[0] = SimpleNamespace(arch="sm90", kernels={}, index=0)
+    dispatcher._devices[0] = device()
     assert say(dispatcher, x, w) == "fallback: 16x32x64_bf16_TN was tuned for gfx942; this GPU is sm90"
     assert "prediction" in say(dispatcher, empty(8, 64), w)
     assert say(dispatcher, x, w, empty(32, dtype=torch.float32)).endswith("kernels take bfloat16 (32,)")
@@ -191,12 +195,24 @@ def test_explains_the_library_and_a_kernel(gpu):
     won, lost = record(problem(16, 32, 64)), record(problem(2, 32, 64), winner="torch")
     assert dispatcher.load([won, lost, record(replace(won.problem, row_major_b=True))]) == 2
     kernel = served.Kernel(won, None, None)
-    dispatcher._devices[0] = SimpleNamespace(arch="sm90", kernels={won.problem: kernel}, index=0)
+    dispatcher._devices[0] = device({won.problem: kernel})
     w = empty(32, 64)
     assert say(dispatcher, empty(4, 4, 64), w) == f"exact: {TILE.name} (2.00 us, 1.50x torch)"
     assert say(dispatcher, empty(1, 2, 64), w) == "library: torch won the tuning of 2x32x64_bf16_TN on sm90"
     dispatcher._devices[0].kernels[won.problem] = "out_of_resources: shared memory 9 > 8 bytes"
     assert say(dispatcher, empty(16, 64), w).endswith("on sm90: out_of_resources: shared memory 9 > 8 bytes")
+
+
+def test_what_no_tuned_kernel_serves_is_pytorchs_own(gpu):
+    dispatcher, empty = gpu
+    dispatcher.load([record(problem(2, 32, 64), winner="torch")])
+    direct = object()
+    dispatcher._devices[0] = device(direct=direct)
+    for rows, kind in ((2, "library"), (3, "fallback")):
+        verdict = dispatcher.verdict(empty(1, rows, 64), empty(32, 64), None, None)
+        assert verdict.kind == kind and verdict.kernel is direct and verdict.lasting
+        assert str(verdict).endswith("; PyTorch's kernel, called directly")
+    assert dispatcher.verdict(empty(64), empty(32, 64), None, None).kernel is None
 
 
 def test_explains_operands_on_the_cpu():
@@ -227,7 +243,7 @@ def test_the_environment_names_the_records(gpu, tmp_path, monkeypatch):
     file = tmp_path / "tuned.yaml"
     file.write_text(tune_gemm.write([record(problem(16, 32, 64), winner="torch")]))
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
-    made = SimpleNamespace(arch="sm90", kernels={}, index=0)
+    made = device()
     monkeypatch.setattr("tritongemm.dispatch.Served", lambda *_: made)
     assert say(Dispatcher(), empty(16, 64), empty(32, 64)).startswith("library: torch won")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(tmp_path / "gone.yaml"))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tritongemm.backends import blaslt
 from tritongemm.bound import Bound
@@ -13,65 +13,104 @@ from tritongemm.hip_ext.blaslt import Algorithm
 from tritongemm.hip_ext.blaslt_plan import Plan
 from tritongemm.problem import Problem
 
+if TYPE_CHECKING:
+    from tritongemm.hip_ext import driver
+
 _ALIGN = 16  # bytes that addresses are multiples of
 _ANYWHERE = 1 << 20  # a bias is moved before it is used
 
 
 class Solution:
-    """A tuned algorithm of the library.
+    """An algorithm of the library; `tuned` and `first` make it.
 
     Args:
         problem: x [M, K] and w [N, K] dense, a bias along N or none.
+        make: a plan for it, with the algorithm.
+
+    Raises:
+        LookupError: from `make`.
+    """
+
+    def __init__(self, problem: Problem, make: Callable[[], tuple[Plan, Algorithm]]) -> None:
+        self._problem, self._make = problem, make
+        self._made = make()
+
+    def bytes(self, buffer: str) -> int:
+        """Bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
+        return self._made[1].workspace if buffer == "workspace" else 0
+
+    def bind(self, device: driver.Device) -> Bound:
+        """A launch for one thread, on the device that the plan was made for."""
+        # A bias lies in the descriptor, which threads must not share then.
+        plan, algorithm = self._made if self._problem.bias == "none" else self._make()
+        call = plan.moving(algorithm)
+        places = {"a": call.put("b"), "b": call.put("a"), "c": call.put("d"), "workspace": call.put("workspace")}
+        # An eight-bit C has no addend of its own type.
+        if plan.matmul.c.dtype == plan.matmul.d.dtype:
+            addend, result = call.put("c"), call.put("d")
+
+            def put_c(address: int) -> None:
+                addend(address)
+                result(address)
+
+            places["c"] = put_c
+        if self._problem.bias == "n":
+            places["bias"] = plan.move_bias
+        return Bound(places, call.launch)
+
+
+def tuned(problem: Problem, config: Config, device: int) -> Solution:
+    """The algorithm that a record names.
+
+    Args:
+        problem: see `Solution`.
         config: as stored.
         device: ordinal of the current device.
 
     Raises:
         LookupError: this version of the library has it not; says so.
-
-    Attributes:
-        workspace: bytes it needs.
     """
+    found = blaslt.resolve(config, problem, blaslt.version())
+    if found is None:
+        raise LookupError(f"{blaslt.identity(config).name} is not in this version of the library")
+    vendor = blaslt.library().table.vendor
 
-    def __init__(self, problem: Problem, config: Config, device: int) -> None:
-        self._problem, self._device = problem, device
-        self._fast = bool(config.option("fast"))
-        found = blaslt.resolve(config, problem, blaslt.version())
-        if found is None:
-            raise LookupError(f"{blaslt.identity(config).name} is not in this version of the library")
-        self._config = found
-        plan, algorithm = self._made()
-        self._algorithm = algorithm
-        self.workspace = algorithm.workspace
-        self._shared = None if problem.bias != "none" else plan
-
-    def _made(self) -> tuple[Plan, Algorithm]:
-        problem, library = self._problem, blaslt.library()
-        leads = (problem.k, problem.k, problem.n)
-        matmul = blaslt.described(problem, leads, (0, 0, 0), _ALIGN, library.table.vendor)
-        matmul = replace(matmul, fast=self._fast)
-        if problem.bias == "n":
-            matmul = replace(matmul, bias=_ANYWHERE, bias_dtype=problem.bias_dtype.name)
-        plan = Plan(library, matmul, self._device, blaslt.WORKSPACE_BYTES, blaslt.REQUESTED[library.table.vendor])
-        algorithm = blaslt.find(plan, self._config, blaslt.version())
+    def make() -> tuple[Plan, Algorithm]:
+        fast = bool(config.option("fast"))
+        plan = _plan(problem, device, blaslt.WORKSPACE_BYTES, blaslt.REQUESTED[vendor], fast)
+        algorithm = blaslt.find(plan, found, blaslt.version())
         if algorithm is None:
-            raise LookupError(f"{self._config.name} is not offered for {problem.key}")
+            raise LookupError(f"{found.name} is not offered for {problem.key}")
         return plan, algorithm
 
-    def bind(self) -> Bound:
-        """A launch for one thread: a bias lies in the descriptor, which threads must not share then."""
-        plan, algorithm = (self._shared, self._algorithm) if self._shared is not None else self._made()
-        call, at = plan.caller(algorithm), dict.fromkeys(("a", "b", "c", "workspace"), 0)
-        # An eight-bit C has no addend of its own type.
-        added = plan.matmul.c.dtype == plan.matmul.d.dtype
+    return Solution(problem, make)
 
-        def put(name: str) -> Callable[[int], None]:
-            return lambda address: at.__setitem__(name, address)
 
-        def launch(stream: int) -> None:
-            c = at["c"]
-            call(at["b"], at["a"], c if added else 0, c, at["workspace"], stream)
+def first(problem: Problem, device: int, workspace: int) -> Solution:
+    """The library's first choice.
 
-        places: Mapping[str, Any] = {name: put(name) for name in at}
-        if self._problem.bias == "n":
-            places = {**places, "bias": plan.move_bias}
-        return Bound(places, launch)
+    Args:
+        problem: see `Solution`.
+        device: ordinal of the current device.
+        workspace: most bytes it may need.
+
+    Raises:
+        LookupError: there is none.
+    """
+
+    def make() -> tuple[Plan, Algorithm]:
+        plan = _plan(problem, device, workspace, 1, fast=False)
+        for algorithm in plan.heuristics(workspace):
+            return plan, algorithm
+        raise LookupError(f"nothing is offered for {problem.key}")
+
+    return Solution(problem, make)
+
+
+def _plan(problem: Problem, device: int, workspace: int, requested: int, fast: bool) -> Plan:
+    library = blaslt.library()
+    leads = (problem.k, problem.k, problem.n)
+    matmul = replace(blaslt.described(problem, leads, (0, 0, 0), _ALIGN, library.table.vendor), fast=fast)
+    if problem.bias == "n":
+        matmul = replace(matmul, bias=_ANYWHERE, bias_dtype=problem.bias_dtype.name)
+    return Plan(library, matmul, device, workspace, requested)

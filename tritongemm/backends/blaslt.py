@@ -242,7 +242,7 @@ def operation(problem: Problem, operands: Operands, config: Config | None = None
     return partial(_run, start, addend, dict(operands))
 
 
-def _run(start: Callable[[int, int], int], addend: Tensor | None, operands: Operands) -> None:
+def _run(start: Callable[[int, int], None], addend: Tensor | None, operands: Operands) -> None:
     c = operands["c"]
     if addend is not None:
         c.copy_(addend.expand_as(c))

@@ -1,0 +1,169 @@
+"""PyTorch's own kernel called directly: when it is known which, and that it is asked for once."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tritongemm import direct
+from tritongemm.backends import blaslt as backend
+from tritongemm.call import Call
+from tritongemm.direct import Direct
+from tritongemm.hip_ext import blaslt, blaslt_tables
+from tritongemm.problem import Problem
+
+MATMUL = torch.backends.cuda.matmul
+
+
+def problem(m: int, n: int, k: int, bias: str = "none", dtype: str = "bf16") -> Problem:
+    return Problem(m, n, k, dtype, dtype, dtype, row_major_b=False, bias=bias)
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """PyTorch as it comes, in a release that was compared."""
+    release = ".".join(torch.__version__.split(".")[:2])
+    monkeypatch.setattr(direct, "WORKSPACE", {("sm90", release, torch.version.cuda or ""): {"none": 4096, "n": 64}})
+    monkeypatch.setattr(torch.cuda.tunable, "is_enabled", lambda: False)
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_known_problems(known):
+    assert direct.workspace(problem(1, 2, 3), "sm90") == 4096
+    assert direct.workspace(problem(1, 2, 3, "n", "fp16"), "sm90") == 64
+    assert direct.workspace(problem(1, 2, 3), "gfx942") is None
+    assert direct.workspace(problem(1, 2, 3, dtype="fp32"), "sm90") is None
+    assert direct.workspace(replace(problem(1, 2, 3), dtype_c="fp32"), "sm90") is None
+
+
+def test_another_release_is_not_known(known, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "1.0.0")
+    assert direct.workspace(problem(1, 2, 3), "sm90") is None
+
+
+SETTINGS = {
+    "environment": lambda patch: patch.setenv("CUBLASLT_WORKSPACE_SIZE", "64"),
+    "deterministic": lambda patch: patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True),
+    "TunableOp": lambda patch: patch.setattr(torch.cuda.tunable, "is_enabled", lambda: True),
+    "library": lambda patch: patch.setattr(
+        torch.backends.cuda, "preferred_blas_library", lambda: torch._C._BlasBackend.Cublaslt
+    ),
+    "half the units": lambda patch: patch.setattr(torch._C, "_get_sm_carveout_experimental", lambda: 66),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_setting_that_changes_pytorchs_choice(known, monkeypatch, setting):
+    SETTINGS[setting](monkeypatch)
+    assert direct.workspace(problem(1, 2, 3), "sm90") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("allow_bf16_reduced_precision_reduction", False),
+        ("allow_fp16_reduced_precision_reduction", False),
+        ("allow_fp16_accumulation", True),
+    ],
+)
+def test_a_precision_that_changes_pytorchs_choice(known, name, value):
+    before = getattr(MATMUL, name)
+    try:
+        setattr(MATMUL, name, value)
+        assert direct.workspace(problem(1, 2, 3), "sm90") is None
+    finally:
+        setattr(MATMUL, name, before)
+    assert direct.workspace(problem(1, 2, 3), "sm90") == 4096
+
+
+class Memory:
+    """Stands in for `driver.Device`; addresses that are never used."""
+
+    def __init__(self):
+        self.taken = []
+
+    def alloc(self, nbytes):
+        self.taken.append(nbytes)
+        return 1 << 32
+
+    def memset(self, address, byte, nbytes):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def make_current(self):
+        pass
+
+
+@pytest.fixture
+def place(known, monkeypatch, tmp_path):
+    """A device whose library is the stand-in that computes on the host, in float32."""
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    source, made = Path(__file__).with_name("fake_blaslt.cpp"), tmp_path / "fake.so"
+    subprocess.run(["c++", "-std=c++17", "-O1", "-shared", "-fPIC", str(source), "-o", str(made)], check=True)
+    library = blaslt.Library(blaslt_tables.TABLES["nvidia"], ctypes.CDLL(str(made)))
+    monkeypatch.setattr(backend, "library", lambda: library)
+    monkeypatch.setattr(backend, "_vendor", lambda: "nvidia")
+    monkeypatch.setattr(direct, "_DTYPES", ("fp32",))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for name, value in {"_stream": lambda i: 0, "_capturing": lambda: False, "_current": lambda: -1}.items():
+        monkeypatch.setattr(f"tritongemm.call.{name}", value)
+    stand_in = SimpleNamespace(index=-1, arch="sm90", place=torch.device("cpu"), device=Memory(), scratch=None)
+    return SimpleNamespace(here=stand_in, library=library)
+
+
+@pytest.mark.parametrize("bias", ["none", "n"])
+def test_it_computes_and_is_asked_for_once(place, bias):
+    found = Direct(place.here)
+    solution = found.find(problem(4, 8, 16, bias, "fp32"))
+    assert solution is not None and found.find(problem(4, 8, 16, bias, "fp32")) is solution
+    need = solution.bytes("workspace")
+    assert need <= {"none": 4096, "n": 64}[bias] and (place.here.scratch is not None) == bool(need)
+    call = Call(solution, place.here, (4, 8), torch.float32)
+    x, w, added = torch.randn(4, 16), torch.randn(8, 16), torch.randn(8) if bias == "n" else None
+    torch.testing.assert_close(call(x, w, added, None), torch.nn.functional.linear(x, w, added))
+
+
+def test_scratch_grows_to_what_pytorch_gives(place, monkeypatch):
+    found = Direct(place.here)
+    heavy = SimpleNamespace(bytes=lambda buffer: 100)
+    monkeypatch.setattr("tritongemm.backends._blaslt_served.first", lambda problem, device, workspace: heavy)
+    assert found.find(problem(4, 8, 16, dtype="fp32")) is heavy
+    grown = place.here.scratch
+    assert grown.workspace == 4096
+    found.find(problem(5, 8, 16, dtype="fp32"))
+    assert place.here.scratch is grown
+
+
+def test_a_capture_does_not_ask(place, monkeypatch):
+    found = Direct(place.here)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert found.find(problem(4, 8, 16, dtype="fp32")) is None
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    known = found.find(problem(4, 8, 16, dtype="fp32"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert known is not None and found.find(problem(4, 8, 16, dtype="fp32")) is known
+
+
+def test_where_the_library_has_nothing_pytorch_is_called(place):
+    ctypes.c_int.in_dll(place.library._library, "fake_none").value = 1
+    found = Direct(place.here)
+    assert found.find(problem(4, 8, 16, dtype="fp32")) is None
+
+
+def test_it_forgets_rather_than_fill_the_memory(place, monkeypatch):
+    monkeypatch.setattr(Direct, "MOST", 2)
+    found = Direct(place.here)
+    for m in range(1, 8):
+        found.find(problem(m, 8, 16, dtype="fp32"))
+    assert len(found._found) <= 2

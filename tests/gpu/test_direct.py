@@ -1,0 +1,169 @@
+"""PyTorch's own kernel called directly: the same launch as PyTorch's, the same bits, on any stream and in any graph."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tritongemm import direct
+from tritongemm.dispatch import Dispatcher
+from tritongemm.families import dense
+from tritongemm.hip_ext import driver
+from tritongemm.problem import Problem
+
+VENDOR = driver.present() if torch.cuda.is_available() else None
+pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
+ARCH = driver.open(VENDOR).device().arch if VENDOR else "none"
+HERE = (ARCH, ".".join(torch.__version__.split(".")[:2]), torch.version.cuda or "")
+known = pytest.mark.skipif(HERE not in direct.WORKSPACE, reason=f"{HERE} was never compared; direct.WORKSPACE lacks it")
+
+WEIGHTS = [
+    *[(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584)],
+    *[(5120, 5120), (11008, 4096), (2560, 6912), (18944, 3584)],
+]
+ROWS = (1, 2, 3, 4, 7, 16, 33, 64, 100, 192, 256, 777, 1024, 4096)
+ODD = [(1, 1, 1), (1, 8, 8), (2, 1, 64), (3, 5, 7), (8, 16, 24), (161, 1642, 267), (234, 466, 1034), (17, 1, 4096)]
+ODD += [(1, 3, 5000), (2, 100, 999), (300, 7, 300), (5, 2, 3), (64, 9, 65), (1, 32000, 2048), (128, 64, 13824)]
+SIZES = [(m, n, k) for m in ROWS for n, k in WEIGHTS] + ODD
+
+
+class Node(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = (
+        ("func", c_void_p),
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared", c_uint),
+        ("params", c_void_p),
+        ("extra", c_void_p),
+        ("kernel", c_void_p),
+        ("context", c_void_p),
+    )
+
+
+def launches(call: Callable[[], object]) -> list[tuple[object, ...]]:
+    """Kind, kernel, grid, block and shared bytes of all that a call queues, in order."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.stream(stream):
+        call()  # loads what it needs
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            call()
+        finally:
+            graph.capture_end()
+    handle, count = c_void_p(graph.raw_cuda_graph()), c_size_t()
+    assert cuda.cuGraphGetNodes(handle, None, byref(count)) == 0
+    nodes, found = (c_void_p * count.value)(), []
+    assert cuda.cuGraphGetNodes(handle, nodes, byref(count)) == 0
+    for node in map(c_void_p, nodes):
+        kind, params, name = c_int(), Node(), c_char_p()
+        assert cuda.cuGraphNodeGetType(node, byref(kind)) == 0
+        if kind.value:  # no kernel: memory set to zero
+            found.append((kind.value,))
+            continue
+        assert cuda.cuGraphKernelNodeGetParams_v2(node, byref(params)) == 0
+        code = params.kernel or params.func
+        get = cuda.cuKernelGetName if params.kernel else cuda.cuFuncGetName
+        assert get(byref(name), c_void_p(code)) == 0
+        found.append((0, name.value, tuple(params.grid), tuple(params.block), params.shared))
+    return found
+
+
+def operands(m: int, n: int, k: int, bias: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+    def made(*shape: int) -> Tensor:
+        return torch.randn(shape, device="cuda", dtype=dtype)
+
+    return made(m, k), made(n, k), made(n) if bias == "n" else None
+
+
+@known
+@pytest.mark.parametrize("bias", ["none", "n"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_launch_is_pytorchs(bias, dtype):
+    mine, different = Dispatcher(), []
+    with torch.inference_mode():
+        for m, n, k in SIZES:
+            x, w, given = operands(m, n, k, bias, dtype)
+            verdict = mine.verdict(x, w, given, None)
+            assert str(verdict).endswith("called directly"), verdict
+            theirs = launches(lambda: functional.linear(x, w, given))  # noqa: B023
+            ours = launches(lambda: mine.run(x, w, given, None))  # noqa: B023
+            bits = torch.equal(mine.run(x, w, given, None), functional.linear(x, w, given))
+            if ours != theirs or not bits:
+                different.append((m, n, k, ours, theirs, bits))
+    assert not different, f"{len(different)} of {len(SIZES)} differ, e.g. {different[:3]}"
+
+
+@known
+@pytest.mark.parametrize("bias", ["none", "n"])
+@pytest.mark.parametrize("size", [(1, 4096, 4096), (7, 1280, 8192), (33, 100, 999), (2048, 512, 768)])
+def test_it_is_right_and_follows_its_operands(size, bias):
+    p = Problem(*size, "bf16", "bf16", "bf16", row_major_b=False, bias=bias)
+    given = dense.inputs(p, "cuda")
+    x, w, added, exact = given["a"], given["b"].T.contiguous(), given.get("bias"), dense.reference(p, given)
+    mine = Dispatcher()
+    for scale in (1, 2):
+        out = mine.run(x * scale, w.clone(), None if added is None else added * scale, None)
+        assert dense.deviation(out, exact * scale) <= dense.tolerance(p)
+    stacked = mine.run(x.view(1, *x.shape), w, added, None)
+    assert stacked.shape == (1, *exact.shape) and torch.equal(stacked[0], functional.linear(x, w, added))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = mine.run(x, w, added, None)
+    x.mul_(2)
+    if added is not None:
+        added.mul_(2)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert dense.deviation(captured, exact * 2) <= dense.tolerance(p)
+
+
+@known
+def test_a_capture_before_the_first_call_is_pytorchs():
+    x, w, _ = operands(16, 1280, 8192, "none", torch.bfloat16)
+    mine = Dispatcher()
+    mine.run(x[:2], w, None, None)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        verdict, out = mine.verdict(x, w, None, None), mine.run(x, w, None, None)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert verdict.kernel is None and not verdict.lasting
+    assert torch.equal(out, functional.linear(x, w))
+    assert mine.verdict(x, w, None, None).kernel is not None
+
+
+@known
+@pytest.mark.parametrize("bias", ["none", "n"])
+def test_threads_on_streams_of_their_own_do_not_meet(bias):
+    mine, wrong = Dispatcher(), []
+    sizes = [(16, 1280, 8192), (64, 1280, 8192), (3, 2048, 4096)]  # split over K, with a workspace
+
+    def work(seed: int) -> None:
+        generator = torch.Generator("cuda").manual_seed(seed)
+        stream = torch.cuda.Stream()
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            for m, n, k in sizes * 10:
+                x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16, generator=generator)
+                w = torch.randn(n, k, device="cuda", dtype=torch.bfloat16, generator=generator)
+                added = torch.randn(n, device="cuda", dtype=torch.bfloat16, generator=generator)
+                b = added if bias == "n" else None
+                if not torch.equal(mine.run(x, w, b, None), functional.linear(x, w, b)):
+                    wrong.append((seed, m, n, k))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    assert not wrong

@@ -59,9 +59,9 @@ class Module:
 
 
 class Function:
-    """One kernel of a loaded module, which it keeps from being forgotten."""
+    """One kernel of a loaded module, which it keeps from being forgotten, or of a library's (None)."""
 
-    def __init__(self, api: Api, module: Module, handle: c_void_p, symbol: str) -> None:
+    def __init__(self, api: Api, module: Module | None, handle: c_void_p, symbol: str) -> None:
         self.symbol = symbol
         self._api, self._module, self.handle = api, module, handle
         self._shared_limit = 0

@@ -61,6 +61,13 @@ _CALLS: dict[str, tuple[str, str, tuple[Any, ...]]] = {
     "graph_launch": ("cuGraphLaunch", "hipGraphLaunch", (c_void_p, c_void_p)),
     "graph_exec_destroy": ("cuGraphExecDestroy", "hipGraphExecDestroy", (c_void_p,)),
     "graph_destroy": ("cuGraphDestroy", "hipGraphDestroy", (c_void_p,)),
+    "graph_nodes": ("cuGraphGetNodes", "", (c_void_p, _OUT, _OUT)),
+    "graph_edges": ("cuGraphGetEdges_v2", "", (c_void_p, _OUT, _OUT, _OUT, _OUT)),
+    "node_type": ("cuGraphNodeGetType", "", (c_void_p, _OUT)),
+    "node_kernel": ("cuGraphKernelNodeGetParams_v2", "", (c_void_p, _OUT)),
+    "node_attribute": ("cuGraphKernelNodeGetAttribute", "", (c_void_p, c_int, _OUT)),
+    "kernel_param": ("cuKernelGetParamInfo", "", (c_void_p, c_size_t, _OUT, _OUT)),
+    "function_param": ("cuFuncGetParamInfo", "", (c_void_p, c_size_t, _OUT, _OUT)),
     "tensor_map": (
         "cuTensorMapEncodeTiled",
         "",
@@ -94,7 +101,7 @@ FUNCTION_ATTRIBUTES = {"max_threads": 0, "shared_bytes": 1, "local_bytes": 3, "r
 DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
 PREFER_SHARED = 1  # CUfunc_cache
 NON_BLOCKING = 1
-CAPTURE_THREAD_LOCAL = 1
+CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED = 1, 2
 BUFFER_POINTER, BUFFER_SIZE = 1, 2  # keys of a launch's `extra` list
 BUFFER_END = {"nvidia": 0, "amd": 3}
 

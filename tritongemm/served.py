@@ -253,7 +253,7 @@ class Served:
         from tritongemm.backends import _blaslt_served
 
         try:
-            return Library(record, _blaslt_served.tuned(record.problem, record.config, self.index))
+            return Library(record, _blaslt_served.tuned(record.problem, record.config, self.index, self.device))
         except (TritonGemmError, LookupError) as error:
             return str(error)
 

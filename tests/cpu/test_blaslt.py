@@ -27,6 +27,9 @@ from tritongemm.problem import Problem
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
+NO_CAPTURE = SimpleNamespace(
+    api=SimpleNamespace(symbol=lambda role: "")
+)  # a driver that does not tell what a graph holds
 F32 = dict.fromkeys(("dtype_a", "dtype_b", "dtype_c"), "fp32")
 
 
@@ -147,8 +150,8 @@ def test_an_algorithm_serves_operands_that_move(library, bias, monkeypatch):
     problem = Problem(5, 7, 3, **F32, bias=bias, row_major_b=False)
     a, b, given, c = operands(problem)
     config = backend.enumerate(problem, named(a, b, given, c))[-1]
-    solution = _blaslt_served.tuned(problem, config, 0)
-    first, second = solution.bind(None), solution.bind(None)
+    solution = _blaslt_served.tuned(problem, config, 0, NO_CAPTURE)
+    first, second = solution.bind(NO_CAPTURE), solution.bind(NO_CAPTURE)
     scratch = torch.empty(max(solution.bytes("workspace"), 1), dtype=torch.uint8)
     for bound, scale in ((first, 1), (second, 2), (first, 3)):
         x, w, out = (a * scale).contiguous(), b.T.contiguous(), torch.full_like(c, float("nan"))
@@ -160,7 +163,7 @@ def test_an_algorithm_serves_operands_that_move(library, bias, monkeypatch):
     monkeypatch.setattr(backend, "_listed", lambda problem: [config])
     stale = replace(config, template="no_such_kernel", options=(("algo", 999), ("index", 10**6), ("version", 1)))
     with pytest.raises(LookupError, match="not in this version"):
-        _blaslt_served.tuned(problem, stale, 0)
+        _blaslt_served.tuned(problem, stale, 0, NO_CAPTURE)
 
 
 def test_a_config_the_heuristics_do_not_know_is_rebuilt_or_refused(library):

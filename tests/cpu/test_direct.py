@@ -39,6 +39,9 @@ def known(monkeypatch):
 def test_known_problems(known):
     assert direct.workspace(problem(1, 2, 3), "sm90") == 4096
     assert direct.workspace(problem(1, 2, 3, "n", "fp16"), "sm90") == 64
+    assert (
+        direct.workspace(problem(1, 1, 3), "sm90") == 4096 and direct.workspace(problem(1, 1, 3, "n"), "sm90") is None
+    )
     assert direct.workspace(problem(1, 2, 3), "gfx942") is None
     assert direct.workspace(problem(1, 2, 3, dtype="fp32"), "sm90") is None
     assert direct.workspace(replace(problem(1, 2, 3), dtype_c="fp32"), "sm90") is None
@@ -86,6 +89,8 @@ def test_a_precision_that_changes_pytorchs_choice(known, name, value):
 
 class Memory:
     """Stands in for `driver.Device`; addresses that are never used."""
+
+    api = SimpleNamespace(symbol=lambda role: "")
 
     def __init__(self):
         self.taken = []
@@ -137,7 +142,7 @@ def test_it_computes_and_is_asked_for_once(place, bias):
 def test_scratch_grows_to_what_pytorch_gives(place, monkeypatch):
     found = Direct(place.here)
     heavy = SimpleNamespace(bytes=lambda buffer: 100)
-    monkeypatch.setattr("tritongemm.backends._blaslt_served.first", lambda problem, device, workspace: heavy)
+    monkeypatch.setattr("tritongemm.backends._blaslt_served.first", lambda *_: heavy)
     assert found.find(problem(4, 8, 16, dtype="fp32")) is heavy
     grown = place.here.scratch
     assert grown.workspace == 4096

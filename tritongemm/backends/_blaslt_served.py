@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tritongemm import learned
 from tritongemm.backends import blaslt
 from tritongemm.bound import Bound
 from tritongemm.config import Config
+from tritongemm.errors import TritonGemmError
 from tritongemm.hip_ext.blaslt import Algorithm
 from tritongemm.hip_ext.blaslt_plan import Plan
+from tritongemm.learned import Learned
 from tritongemm.problem import Problem
 
 if TYPE_CHECKING:
@@ -25,15 +28,17 @@ class Solution:
 
     Args:
         problem: x [M, K] and w [N, K] dense, a bias along N or none.
+        device: the current one.
         make: a plan for it, with the algorithm.
 
     Raises:
         LookupError: from `make`.
     """
 
-    def __init__(self, problem: Problem, make: Callable[[], tuple[Plan, Algorithm]]) -> None:
+    def __init__(self, problem: Problem, device: driver.Device, make: Callable[[], tuple[Plan, Algorithm]]) -> None:
         self._problem, self._make = problem, make
         self._made = make()
+        self._kernels = self._learned(device)
 
     def bytes(self, buffer: str) -> int:
         """Bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
@@ -41,8 +46,26 @@ class Solution:
 
     def bind(self, device: driver.Device) -> Bound:
         """A launch for one thread, on the device that the plan was made for."""
+        if self._kernels:
+            return learned.bind(device, self._kernels)
         # A bias lies in the descriptor, which threads must not share then.
-        plan, algorithm = self._made if self._problem.bias == "none" else self._make()
+        return self._call(*(self._made if self._problem.bias == "none" else self._make()))
+
+    def _learned(self, device: driver.Device) -> tuple[Learned, ...] | None:
+        """The kernels that the library would launch, where that can be told."""
+        bound = self._call(*self._made)
+
+        def queue(addresses: Mapping[str, int], stream: int) -> None:
+            for name, address in addresses.items():
+                bound.put(name)(address)
+            bound.launch(stream)
+
+        try:
+            return learned.learn(device, tuple(bound.places), queue)
+        except TritonGemmError:
+            return None
+
+    def _call(self, plan: Plan, algorithm: Algorithm) -> Bound:
         call = plan.moving(algorithm)
         places = {"a": call.put("b"), "b": call.put("a"), "c": call.put("d"), "workspace": call.put("workspace")}
         # An eight-bit C has no addend of its own type.
@@ -59,13 +82,13 @@ class Solution:
         return Bound(places, call.launch)
 
 
-def tuned(problem: Problem, config: Config, device: int) -> Solution:
+def tuned(problem: Problem, config: Config, index: int, device: driver.Device) -> Solution:
     """The algorithm that a record names.
 
     Args:
         problem: see `Solution`.
         config: as stored.
-        device: ordinal of the current device.
+        index, device: the current device.
 
     Raises:
         LookupError: this version of the library has it not; says so.
@@ -77,40 +100,40 @@ def tuned(problem: Problem, config: Config, device: int) -> Solution:
 
     def make() -> tuple[Plan, Algorithm]:
         fast = bool(config.option("fast"))
-        plan = _plan(problem, device, blaslt.WORKSPACE_BYTES, blaslt.REQUESTED[vendor], fast)
+        plan = _plan(problem, index, blaslt.WORKSPACE_BYTES, blaslt.REQUESTED[vendor], fast)
         algorithm = blaslt.find(plan, found, blaslt.version())
         if algorithm is None:
             raise LookupError(f"{found.name} is not offered for {problem.key}")
         return plan, algorithm
 
-    return Solution(problem, make)
+    return Solution(problem, device, make)
 
 
-def first(problem: Problem, device: int, workspace: int) -> Solution:
+def first(problem: Problem, workspace: int, index: int, device: driver.Device) -> Solution:
     """The library's first choice.
 
     Args:
         problem: see `Solution`.
-        device: ordinal of the current device.
         workspace: most bytes it may need.
+        index, device: the current device.
 
     Raises:
         LookupError: there is none.
     """
 
     def make() -> tuple[Plan, Algorithm]:
-        plan = _plan(problem, device, workspace, 1, fast=False)
+        plan = _plan(problem, index, workspace, 1, fast=False)
         for algorithm in plan.heuristics(workspace):
             return plan, algorithm
         raise LookupError(f"nothing is offered for {problem.key}")
 
-    return Solution(problem, make)
+    return Solution(problem, device, make)
 
 
-def _plan(problem: Problem, device: int, workspace: int, requested: int, fast: bool) -> Plan:
+def _plan(problem: Problem, index: int, workspace: int, requested: int, fast: bool) -> Plan:
     library = blaslt.library()
     leads = (problem.k, problem.k, problem.n)
     matmul = replace(blaslt.described(problem, leads, (0, 0, 0), _ALIGN, library.table.vendor), fast=fast)
     if problem.bias == "n":
         matmul = replace(matmul, bias=_ANYWHERE, bias_dtype=problem.bias_dtype.name)
-    return Plan(library, matmul, device, workspace, requested)
+    return Plan(library, matmul, index, workspace, requested)

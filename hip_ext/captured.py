@@ -1,0 +1,178 @@
+"""What a call queues, read from the graph that captures it: kernels in order, their shapes and parameters.
+
+CUDA only: HIP's graphs do not tell how many bytes a parameter has. Layouts and numbers from cuda.h of CUDA 13.0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable, Iterator
+from ctypes import POINTER, byref, c_int, c_size_t, c_ubyte, c_uint, c_void_p
+from dataclasses import dataclass, replace
+
+from tritongemm.errors import UnavailableError
+from tritongemm.hip_ext.kernel import Function, Grid, Prepared
+from tritongemm.hip_ext.symbols import BUFFER_POINTER, BUFFER_SIZE, CAPTURE_RELAXED, Api
+
+_KERNEL = 0  # CUgraphNodeType
+_CLUSTER = 4  # CUlaunchAttributeID
+_EDGES = {0: False, 0x10001: True}  # CUgraphEdgeData: whether the next kernel may start early, at the port for that
+_MOST_PARAMS = 4096  # bytes; more than that no kernel takes
+
+
+class _Node(ctypes.Structure):
+    _fields_ = [  # CUDA_KERNEL_NODE_PARAMS_v2
+        ("function", c_void_p),
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared", c_uint),
+        ("params", POINTER(c_void_p)),
+        ("extra", POINTER(c_void_p)),
+        ("kernel", c_void_p),
+        ("context", c_void_p),
+    ]
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("cluster", c_uint * 3), ("pad", c_ubyte * 52)]  # CUlaunchAttributeValue
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One kernel.
+
+    Attributes:
+        handle: of the loaded code.
+        grid, block: thread blocks, threads of one.
+        cluster: thread blocks of a cluster along x, y, z.
+        shared: bytes of dynamic shared memory.
+        params: the parameter block.
+        offsets: where each parameter starts in it; empty where the block was handed over whole.
+        overlap: it may start before the one before it ends.
+    """
+
+    handle: int
+    grid: Grid
+    block: Grid
+    cluster: Grid
+    shared: int
+    params: bytes
+    offsets: tuple[int, ...]
+    overlap: bool = False
+
+    def prepare(self, api: Api) -> Prepared:
+        """The same launch, whose parameters can be patched.
+
+        Raises:
+            UnavailableError: its clusters are none of neighbours along x.
+        """
+        if self.cluster[1:] != (1, 1):
+            raise UnavailableError(f"clusters of {self.cluster}")
+        code = Function(api, None, c_void_p(self.handle), "a library's kernel")
+        shape = (*self.grid, *self.block, self.shared)
+        return Prepared(api, code, shape, self.params, (self.cluster[0], self.overlap), self.offsets)
+
+
+def available(api: Api) -> bool:
+    """Whether this driver tells what a graph holds."""
+    return bool(api.symbol("graph_nodes"))
+
+
+def kernels(api: Api, stream: int, queue: Callable[[], object]) -> list[Captured] | None:
+    """The kernels that a call queues on a stream, one after the other; nothing runs.
+
+    Args:
+        api: the driver.
+        stream: handle of a stream that no one else uses.
+        queue: queues them on that stream.
+
+    Returns:
+        None where there is more to the call than kernels one after another.
+
+    Raises:
+        DriverError: the driver refused something, or the call did.
+    """
+    graph = c_void_p()
+    # Relaxed: the first call of a library may load code.
+    api.calls["capture_begin"](stream, CAPTURE_RELAXED)
+    try:
+        try:
+            queue()
+        finally:
+            api.calls["capture_end"](stream, byref(graph))
+        return _chain(api, graph)
+    finally:
+        if graph:
+            api.calls["graph_destroy"](graph)
+
+
+def _chain(api: Api, graph: c_void_p) -> list[Captured] | None:
+    count, links = c_size_t(), c_size_t()
+    api.calls["graph_nodes"](graph, None, byref(count))
+    api.calls["graph_edges"](graph, None, None, None, byref(links))
+    if not count.value or links.value != count.value - 1:
+        return None
+    nodes, before, after = ((c_void_p * count.value)() for _ in range(3))
+    how = (ctypes.c_uint64 * count.value)()
+    api.calls["graph_nodes"](graph, nodes, byref(count))
+    if links.value:
+        api.calls["graph_edges"](graph, before, after, how, byref(links))
+    following = dict(itertools.islice(zip(before, after, strict=True), links.value))
+    if not set(how) <= _EDGES.keys() or any(following.get(b) != a for b, a in itertools.pairwise(nodes)):
+        return None
+    early = {node: _EDGES[kind] for node, kind in zip(after, how, strict=True)}
+    found: list[Captured] = []
+    for node in nodes:
+        kernel = _kernel(api, node or 0)
+        if kernel is None:
+            return None
+        found.append(replace(kernel, overlap=early.get(node, False)))
+    return found
+
+
+def _kernel(api: Api, node: int) -> Captured | None:
+    kind, told = c_int(), _Node()
+    api.calls["node_type"](node, byref(kind))
+    if kind.value != _KERNEL:
+        return None
+    api.calls["node_kernel"](node, byref(told))
+    handle = told.kernel or told.function
+    pieces = list(_pieces(api, "kernel_param" if told.kernel else "function_param", handle))
+    if told.params:
+        block = bytearray(max((o + size for o, size in pieces), default=0))
+        for at, (offset, size) in zip(told.params[: len(pieces)], pieces, strict=True):
+            block[offset : offset + size] = ctypes.string_at(at, size)
+        params, offsets = bytes(block), tuple(offset for offset, _ in pieces)
+    else:
+        params, offsets = _whole(told.extra), ()
+    if not params:
+        return None
+    cluster = _Attribute()
+    api.calls["node_attribute"](node, _CLUSTER, byref(cluster))
+    x, y, z = (max(1, c) for c in cluster.cluster)
+    return Captured(handle, tuple(told.grid), tuple(told.block), (x, y, z), told.shared, params, offsets)
+
+
+def _pieces(api: Api, call: str, handle: int) -> Iterator[tuple[int, int]]:
+    """Offset and size of each parameter; the driver ends the list by refusing the next."""
+    index = 0
+    while True:
+        offset, size = c_size_t(), c_size_t()
+        if api.raw[call](handle, index, byref(offset), byref(size)):
+            return
+        yield offset.value, size.value
+        index += 1
+
+
+def _whole(extra: ctypes._Pointer[c_void_p]) -> bytes:
+    """The parameter block of a list of keys and values; empty where it is not one."""
+    found: dict[int, int] = {}
+    for i in range(0, 4, 2):
+        if not extra or not extra[i]:
+            break
+        found[extra[i] or 0] = extra[i + 1] or 0
+    if found.keys() != {BUFFER_POINTER, BUFFER_SIZE}:
+        return b""
+    size = c_size_t.from_address(found[BUFFER_SIZE]).value
+    return ctypes.string_at(found[BUFFER_POINTER], size) if size <= _MOST_PARAMS else b""

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from ctypes import POINTER, byref, c_int, c_size_t, c_ubyte, c_uint, c_void_p
 from dataclasses import dataclass, replace
 
-from tritongemm.errors import UnavailableError
 from tritongemm.hip_ext.kernel import Function, Grid, Prepared
 from tritongemm.hip_ext.symbols import BUFFER_POINTER, BUFFER_SIZE, CAPTURE_RELAXED, Api
 
 _KERNEL = 0  # CUgraphNodeType
-_CLUSTER = 4  # CUlaunchAttributeID
+_CLUSTER, _POLICY = 4, 5  # CUlaunchAttributeID
+_SPREAD = 1  # CUclusterSchedulingPolicy, that of every launch of ours
 _EDGES = {0: False, 0x10001: True}  # CUgraphEdgeData: whether the next kernel may start early, at the port for that
 _MOST_PARAMS = 4096  # bytes; more than that no kernel takes
 
@@ -35,7 +35,7 @@ class _Node(ctypes.Structure):
 
 
 class _Attribute(ctypes.Structure):
-    _fields_ = [("cluster", c_uint * 3), ("pad", c_ubyte * 52)]  # CUlaunchAttributeValue
+    _fields_ = [("numbers", c_uint * 3), ("pad", c_ubyte * 52)]  # CUlaunchAttributeValue
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Captured:
     Attributes:
         handle: of the loaded code.
         grid, block: thread blocks, threads of one.
-        cluster: thread blocks of a cluster along x, y, z.
+        cluster: neighbours along x that form a cluster.
         shared: bytes of dynamic shared memory.
         params: the parameter block.
         offsets: where each parameter starts in it; empty where the block was handed over whole.
@@ -55,23 +55,17 @@ class Captured:
     handle: int
     grid: Grid
     block: Grid
-    cluster: Grid
+    cluster: int
     shared: int
     params: bytes
     offsets: tuple[int, ...]
     overlap: bool = False
 
     def prepare(self, api: Api) -> Prepared:
-        """The same launch, whose parameters can be patched.
-
-        Raises:
-            UnavailableError: its clusters are none of neighbours along x.
-        """
-        if self.cluster[1:] != (1, 1):
-            raise UnavailableError(f"clusters of {self.cluster}")
+        """The same launch, whose parameters can be patched."""
         code = Function(api, None, c_void_p(self.handle), "a library's kernel")
         shape = (*self.grid, *self.block, self.shared)
-        return Prepared(api, code, shape, self.params, (self.cluster[0], self.overlap), self.offsets)
+        return Prepared(api, code, shape, self.params, (self.cluster, self.overlap), self.offsets)
 
 
 def available(api: Api) -> bool:
@@ -88,7 +82,7 @@ def kernels(api: Api, stream: int, queue: Callable[[], object]) -> list[Captured
         queue: queues them on that stream.
 
     Returns:
-        None where there is more to the call than kernels one after another.
+        None where there is more to the call than kernels one after another, or a launch that `Prepared` can't repeat.
 
     Raises:
         DriverError: the driver refused something, or the call did.
@@ -148,10 +142,13 @@ def _kernel(api: Api, node: int) -> Captured | None:
         params, offsets = _whole(told.extra), ()
     if not params:
         return None
-    cluster = _Attribute()
+    cluster, policy = _Attribute(), _Attribute()
     api.calls["node_attribute"](node, _CLUSTER, byref(cluster))
-    x, y, z = (max(1, c) for c in cluster.cluster)
-    return Captured(handle, tuple(told.grid), tuple(told.block), (x, y, z), told.shared, params, offsets)
+    api.calls["node_attribute"](node, _POLICY, byref(policy))
+    x, y, z = (max(1, c) for c in cluster.numbers)
+    if (y, z) != (1, 1) or (x > 1 and policy.numbers[0] != _SPREAD):
+        return None
+    return Captured(handle, tuple(told.grid), tuple(told.block), x, told.shared, params, offsets)
 
 
 def _pieces(api: Api, call: str, handle: int) -> Iterator[tuple[int, int]]:

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tritongemm.record import Record
 from tritongemm.served import Served
 
 _MOST_CALLS = 8192  # of one thread; sequences of any length must not fill the memory
+_OFTEN = 256  # calls
 Serve = Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Tensor]
 
 
@@ -56,6 +58,26 @@ class Verdict:
 def plainly(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     """PyTorch's linear layer; `mm` knows this function and skips its frame."""
     return functional.linear(x, w, bias)
+
+
+class Waiting:
+    """PyTorch's linear layer for a size without a tuned kernel, until it is called often: to learn which kernel PyTorch
+    takes costs about 1 ms, as much as 256 calls save.
+
+    Args:
+        plan: what to do then; takes a call's arguments.
+    """
+
+    __slots__ = ("_left", "_plan")
+
+    def __init__(self, plan: Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Serve]) -> None:
+        self._left, self._plan = _OFTEN, plan
+
+    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+        self._left -= 1
+        if self._left > 0:
+            return functional.linear(x, w, bias)
+        return self._plan(x, w, bias, out_dtype)(x, w, bias, out_dtype)
 
 
 class Calls(threading.local):
@@ -124,12 +146,20 @@ class Dispatcher:
         return (self.calls.table.get(key) or self.plan(key, x, w, bias, out_dtype))(x, w, bias, out_dtype)
 
     def plan(
-        self, key: tuple[Any, ...], x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None
+        self,
+        key: tuple[Any, ...],
+        x: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        out_dtype: torch.dtype | None,
+        often: bool = False,
     ) -> Serve:
-        """What serves calls of this key, kept for the next one."""
+        """What serves calls of this key, kept for the next one; `often`: after many calls, see `Waiting`."""
         calls = self.calls
-        verdict = self.verdict(x, w, bias, out_dtype)
+        verdict = self.verdict(x, w, bias, out_dtype, often)
         made: Serve = plainly if is_plain(x, w, out_dtype) else linear
+        if not often and made is plainly and verdict.kind == "fallback" and x.is_cuda:
+            made = Waiting(partial(self.plan, key, often=True))
         if verdict.kernel is not None and verdict.served is not None:
             shape = (*x.shape[:-1], w.shape[0])
             made = Call(verdict.kernel, verdict.served, shape, output_dtype(x, out_dtype))
@@ -139,8 +169,10 @@ class Dispatcher:
             calls.table[key] = made
         return made
 
-    def verdict(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Verdict:
-        """Who serves calls with operands of these shapes, dtypes and devices.
+    def verdict(
+        self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None, often: bool = True
+    ) -> Verdict:
+        """Who serves calls with operands of these shapes, dtypes and devices, if there are many or else a few of them.
 
         Raises:
             InputError: TRITONGEMM_CONFIG names a file that can't be read.
@@ -158,7 +190,8 @@ class Dispatcher:
             reason = kernel if isinstance(kernel, str) else None
             kind, text = self._no_kernel(problem, served.arch, record, reason)
             # A vector is another operation to PyTorch. A capture must not be the first to ask for a kernel.
-            direct = served.direct.find(problem) if x.dim() > 1 else None
+            asked = x.dim() > 1 and (often or kind == "library")
+            direct = served.direct.find(problem) if asked else None
             if direct is None:
                 return Verdict(kind, text, lasting=not torch.cuda.is_current_stream_capturing())
             return Verdict(kind, f"{text}; PyTorch's kernel, called directly", direct, served)

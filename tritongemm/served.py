@@ -231,6 +231,9 @@ class Served:
             self._load([r for r in mine if r.winner in LAUNCHED])
             self.kernels |= {r.problem: self._library(r) for r in mine if r.winner == LIBRARY}
             self._share()
+            for (target, problem), record in records.items():
+                if target == self.arch and record.winner in ("torch", record.library):
+                    self.direct.find(problem)
 
     def _load(self, records: Sequence[Record]) -> None:
         from tritongemm import machine

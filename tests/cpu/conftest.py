@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import triton
 from lent import LentChild
 from racing import Drop
 
 from tritongemm import compile
-from tritongemm.hip_ext import driver
+from tritongemm.hip_ext import driver, libraries
 
 # Worked examples from the field, where a checkout has them next to it; they are no part of the repository.
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -45,6 +49,34 @@ def shared_data() -> Path:
     if not DATA.is_dir():
         pytest.skip(f"{DATA} is not here")
     return DATA
+
+
+@pytest.fixture(scope="session")
+def driver_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a stand-in for each vendor's driver, compiled from that vendor's real header."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    folder, headers = tmp_path_factory.mktemp("drivers"), Path(triton.__file__).parent / "backends"
+    source = Path(__file__).with_name("fake_driver.c")
+    for vendor, define in (("nvidia", "-DNVIDIA"), ("amd", "-DAMD")):
+        command = ["cc", "-O1", "-shared", "-fPIC", define, f"-I{headers / vendor / 'include'}", str(source)]
+        subprocess.run([*command, "-o", str(folder / f"{vendor}.so")], check=True, timeout=60)
+    return folder
+
+
+@pytest.fixture
+def stand_in_driver(
+    driver_libraries: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[str], tuple[ctypes.CDLL, driver.Driver]]:
+    """Starts the stand-in of a vendor: (its own variables, the driver)."""
+
+    def start(vendor: str) -> tuple[ctypes.CDLL, driver.Driver]:
+        copy = shutil.copy(driver_libraries / f"{vendor}.so", tmp_path / f"{vendor}.so")  # its state starts afresh
+        library = ctypes.CDLL(str(copy))
+        monkeypatch.setattr(libraries, "load", lambda *_: library)
+        return library, driver.open.__wrapped__(vendor)
+
+    return start
 
 
 @pytest.fixture

@@ -62,12 +62,19 @@ typedef struct {
 
 /* what the tests look at */
 int fake_devices = 2, fake_current = -1, fake_broken, fake_destroyed, fake_version = 13000;
+int fake_kind, fake_policy = 1, fake_fork;
 unsigned fake_last[7], fake_cluster, fake_spread, fake_limit, fake_prefer, fake_wide, fake_overlap;
 void *fake_last_stream;
 
 static int capturing;
 static fill recorded[16];
 static int recorded_count;
+
+/* how each of them was launched */
+static struct {
+  unsigned shape[7], cluster, overlap;
+  int whole;
+} launched[16];
 
 static status run(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                   stream s, void **params, void **extra) {
@@ -84,6 +91,9 @@ static status run(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned b
   memcpy(fake_last, shape, sizeof shape);
   fake_last_stream = s;
   if (capturing) {
+    memcpy(launched[recorded_count].shape, shape, sizeof shape);
+    launched[recorded_count].cluster = fake_cluster / 100, launched[recorded_count].overlap = fake_overlap;
+    launched[recorded_count].whole = !params;
     recorded[recorded_count++] = job;
     return VALUE;
   }
@@ -156,6 +166,7 @@ status N(cuFuncGetAttribute, hipFuncGetAttribute)(int *v, function_attribute a, 
 status N(cuLaunchKernel, hipModuleLaunchKernel)(function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                                                 unsigned by, unsigned bz, unsigned shared, stream s, void **params,
                                                 void **extra) {
+  fake_cluster = fake_overlap = 0;
   return f == (function)0x7fff12345678 ? run(gx, gy, gz, bx, by, bz, shared, s, params, extra) : BAD_VALUE;
 }
 
@@ -178,7 +189,7 @@ status N(cuEventElapsedTime, hipEventElapsedTime)(float *ms, event a, event b) {
   return *ms = *(int *)b - *(int *)a, VALUE;
 }
 status N(cuStreamBeginCapture, hipStreamBeginCapture)(stream s, capture_mode mode) {
-  return capturing = 1, recorded_count = 0, (int)mode == 1 ? VALUE : BAD_VALUE;
+  return capturing = 1, recorded_count = 0, (int)mode == 1 || (int)mode == 2 ? VALUE : BAD_VALUE;
 }
 status N(cuStreamEndCapture, hipStreamEndCapture)(stream s, graph *g) {
   return capturing = 0, *g = (graph)(intptr_t)recorded_count, recorded_count ? VALUE : CAPTURE_BROKEN;
@@ -218,6 +229,49 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **params, 
   }
   return run(c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ, c->sharedMemBytes,
              c->hStream, params, extra);
+}
+/* The graph's nodes are the launches that were recorded, counted from one. */
+CUresult cuGraphGetNodes(CUgraph g, CUgraphNode *nodes, size_t *count) {
+  if (nodes)
+    for (size_t i = 0; i < *count; i++) nodes[i] = (CUgraphNode)(i + 1);
+  return *count = (size_t)(intptr_t)g, VALUE;
+}
+CUresult cuGraphGetEdges_v2(CUgraph g, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count) {
+  size_t edges = (size_t)(intptr_t)g - 1 - !!fake_fork;
+  if (from && !edges) return BAD_VALUE;
+  for (size_t i = 0; from && i < edges; i++) {
+    from[i] = (CUgraphNode)(i + 1), to[i] = (CUgraphNode)(i + 2);
+    data[i] = (CUgraphEdgeData){.from_port = launched[i + 1].overlap ? CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC : 0,
+                                .type = launched[i + 1].overlap ? CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC : 0};
+  }
+  return *count = edges, VALUE;
+}
+CUresult cuGraphNodeGetType(CUgraphNode n, CUgraphNodeType *t) { return *t = (CUgraphNodeType)fake_kind, VALUE; }
+CUresult cuGraphKernelNodeGetParams(CUgraphNode n, CUDA_KERNEL_NODE_PARAMS *p) {
+  static void *values[3], *extra[5];
+  static size_t size = sizeof(fill);
+  int i = (int)(intptr_t)n - 1;
+  unsigned *s = launched[i].shape;
+  values[0] = &recorded[i].to, values[1] = &recorded[i].n, values[2] = &recorded[i].value;
+  extra[0] = CU_LAUNCH_PARAM_BUFFER_SIZE, extra[1] = &size; /* the other way round than `run` takes them */
+  extra[2] = CU_LAUNCH_PARAM_BUFFER_POINTER, extra[3] = &recorded[i], extra[4] = CU_LAUNCH_PARAM_END;
+  *p = (CUDA_KERNEL_NODE_PARAMS){.func = (CUfunction)0x7fff12345678, .gridDimX = s[0], .gridDimY = s[1],
+                                 .gridDimZ = s[2], .blockDimX = s[3], .blockDimY = s[4], .blockDimZ = s[5],
+                                 .sharedMemBytes = s[6], .kernelParams = launched[i].whole ? NULL : values,
+                                 .extra = launched[i].whole ? extra : NULL};
+  return VALUE;
+}
+CUresult cuGraphKernelNodeGetAttribute(CUgraphNode n, CUkernelNodeAttrID a, CUkernelNodeAttrValue *v) {
+  memset(v, 0, sizeof *v);
+  if (a == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && launched[(intptr_t)n - 1].cluster)
+    v->clusterDim.x = launched[(intptr_t)n - 1].cluster, v->clusterDim.y = v->clusterDim.z = 1;
+  if (a == CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE)
+    v->clusterSchedulingPolicyPreference = (CUclusterSchedulingPolicy)fake_policy;
+  return VALUE;
+}
+CUresult cuFuncGetParamInfo(CUfunction f, size_t i, size_t *offset, size_t *size) {
+  static const size_t places[3][2] = {{0, 8}, {8, 4}, {12, 4}};
+  return i > 2 ? BAD_VALUE : (*offset = places[i][0], *size = places[i][1], VALUE);
 }
 CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *at,
                                 const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,

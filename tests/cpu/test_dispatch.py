@@ -215,6 +215,43 @@ def test_what_no_tuned_kernel_serves_is_pytorchs_own(gpu):
     assert dispatcher.verdict(empty(64), empty(32, 64), None, None).kernel is None
 
 
+def test_a_size_never_tuned_is_asked_for_once_it_is_called_often(gpu, monkeypatch):
+    dispatcher, empty = gpu
+    monkeypatch.setattr("tritongemm.dispatch._OFTEN", 3)
+    direct, made = object(), []
+
+    def call(kernel, served, shape, dtype):
+        made.append((kernel, shape, dtype))
+        return lambda x, w, bias, out_dtype: "called directly"
+
+    monkeypatch.setattr("tritongemm.dispatch.Call", call)
+    dispatcher._devices[0] = device(direct=direct)
+    x, w = empty(2, 3, 64), empty(32, 64)
+    assert [dispatcher.run(x, w, None, None).shape for _ in range(2)] == [(2, 3, 32)] * 2 and not made
+    assert [dispatcher.run(x, w, None, None) for _ in range(3)] == ["called directly"] * 3
+    assert made == [(direct, (2, 3, 32), torch.bfloat16)]
+    # What PyTorch takes a detour for is not its linear layer.
+    assert [dispatcher.run(empty(4, 64), w, None, torch.float64).dtype for _ in range(5)] == [torch.float64] * 5
+    dispatcher.load([record(problem(9, 32, 64), winner="torch")])
+    dispatcher._devices[0] = device(direct=direct)
+    assert dispatcher.run(empty(9, 64), w, None, None) == "called directly"
+
+
+def test_a_capture_puts_off_the_question(gpu, monkeypatch):
+    dispatcher, empty = gpu
+    monkeypatch.setattr("tritongemm.dispatch._OFTEN", 2)
+    monkeypatch.setattr("tritongemm.dispatch.Call", lambda *_: lambda *_: "called directly")
+    answers = [None, None, object()]
+    dispatcher._devices[0] = device()
+    dispatcher._devices[0].direct.find = lambda _: answers.pop(0)
+    x, w = empty(3, 64), empty(32, 64)
+    dispatcher.run(x, w, None, None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert [dispatcher.run(x, w, None, None).shape for _ in range(2)] == [(3, 32)] * 2
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert dispatcher.run(x, w, None, None) == "called directly" and not answers
+
+
 def test_explains_operands_on_the_cpu():
     assert tritongemm.explain(torch.empty(2, 8), torch.empty(4, 8)) == (
         "fallback: x is on cpu; tuned kernels run on a GPU"

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import struct
-import subprocess
 import timeit
-from pathlib import Path
 
 import pytest
-import triton
 
 from tritongemm.errors import DriverError, InputError, TargetError, UnavailableError
 from tritongemm.hip_ext import driver, libraries
 
-BACKENDS = Path(triton.__file__).parent / "backends"
 CODE = b"co\0de and more"
 BOTH = pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory):
-    """Vendor -> path of its stand-in library."""
-    folder = tmp_path_factory.mktemp("fake")
-    source = Path(__file__).with_name("fake_driver.c")
-    for vendor, define in (("nvidia", "-DNVIDIA"), ("amd", "-DAMD")):
-        command = ["cc", "-O1", "-shared", "-fPIC", define, f"-I{BACKENDS / vendor / 'include'}", str(source)]
-        subprocess.run([*command, "-o", str(folder / f"{vendor}.so")], check=True, timeout=60)
-    return folder
-
 
 @pytest.fixture
-def fake(built, vendor, monkeypatch, tmp_path):
+def fake(stand_in_driver, vendor):
     """(stand-in's own variables, started driver)."""
-    copy = shutil.copy(built / f"{vendor}.so", tmp_path / f"{vendor}.so")  # its state starts afresh
-    library = ctypes.CDLL(str(copy))
-    monkeypatch.setattr(libraries, "load", lambda *_: library)
-    return library, driver.open.__wrapped__(vendor)
+    return stand_in_driver(vendor)
 
 
 def number(library: ctypes.CDLL, name: str) -> int:
@@ -52,9 +31,6 @@ def block(address: int, count: int, value: int) -> bytes:
 
 def ints(data: bytes) -> set[int]:
     return set(struct.unpack(f"<{len(data) // 4}i", data))
-
-
-pytestmark = needs_compiler
 
 
 @BOTH

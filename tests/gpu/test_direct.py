@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tritongemm import direct
+from tritongemm import direct, dispatch
+from tritongemm.config import Config
 from tritongemm.dispatch import Dispatcher
 from tritongemm.families import dense
 from tritongemm.hip_ext import driver
 from tritongemm.problem import Problem
+from tritongemm.record import Record
 
 VENDOR = driver.present() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
@@ -32,6 +34,12 @@ ROWS = (1, 2, 3, 4, 7, 16, 33, 64, 100, 192, 256, 777, 1024, 4096)
 ODD = [(1, 1, 1), (1, 8, 8), (2, 1, 64), (3, 5, 7), (8, 16, 24), (161, 1642, 267), (234, 466, 1034), (17, 1, 4096)]
 ODD += [(1, 3, 5000), (2, 100, 999), (300, 7, 300), (5, 2, 3), (64, 9, 65), (1, 32000, 2048), (128, 64, 13824)]
 SIZES = [(m, n, k) for m in ROWS for n, k in WEIGHTS] + ODD
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """A size is asked for at its first call."""
+    monkeypatch.setattr(dispatch, "_OFTEN", 1)
 
 
 class Node(ctypes.Structure):
@@ -142,6 +150,21 @@ def test_a_capture_before_the_first_call_is_pytorchs():
     assert verdict.kernel is None and not verdict.lasting
     assert torch.equal(out, functional.linear(x, w))
     assert mine.verdict(x, w, None, None).kernel is not None
+
+
+@known
+def test_where_pytorch_won_its_kernel_is_ready_after_loading():
+    p = Problem(16, 1280, 8192, "bf16", "bf16", "bf16", row_major_b=False)
+    x, w, _ = operands(p.m, p.n, p.k, "none", torch.bfloat16)
+    mine = Dispatcher()
+    mine.load([Record(p, ARCH, Config("tile", 16, 64, 64), "torch", 1e-6, 0.0, "events", library="torch")])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        verdict, out = mine.verdict(x, w, None, None), mine.run(x, w, None, None)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert verdict.kind == "library" and verdict.kernel is not None
+    assert torch.equal(out, functional.linear(x, w))
 
 
 @known

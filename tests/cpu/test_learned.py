@@ -1,0 +1,143 @@
+"""A call's kernels learned from captures of it, on the stand-in driver: what can be told, and what is turned down."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import replace
+
+import pytest
+
+from tritongemm import learned
+from tritongemm.errors import DriverError
+from tritongemm.hip_ext import captured
+from tritongemm.hip_ext.captured import Captured
+from tritongemm.learned import Learned
+
+CODE = b"co\0de and more"
+SHAPE = (4, 1, 1), (128, 1, 1), 64
+PARTS = (0, 8, 12)  # offsets of the three parameters of "fill"
+
+
+def block(address: int, count: int, value: int) -> bytes:
+    return struct.pack("<Qii", address, count, value)
+
+
+@pytest.fixture
+def nvidia(stand_in_driver):
+    library, opened = stand_in_driver("nvidia")
+    device = opened.device()
+    return library, device, device.load(CODE).function("fill")
+
+
+def poke(library: ctypes.CDLL, name: str, value: int) -> None:
+    ctypes.c_int.in_dll(library, f"fake_{name}").value = value
+
+
+@pytest.mark.parametrize("offsets", [(), PARTS], ids=["whole", "parameter by parameter"])
+def test_a_call_of_two_kernels_is_repeated_elsewhere(nvidia, offsets):
+    library, device, fill = nvidia
+
+    def queue(at, stream):
+        fill.launch(*SHAPE, block(at["c"] + 64, 4, 7), stream, offsets=offsets)
+        second = fill.prepare(*SHAPE, block(at["workspace"], 2, 9), cluster=2, offsets=offsets, overlap=True)
+        second.launch(stream)
+
+    found = learned.learn(device, ("a", "c", "workspace"), queue)
+    assert [k.places for k in found] == [{"c": ((0, 64),)}, {"workspace": ((0, 0),)}]
+    assert [(k.kernel.cluster, k.kernel.overlap, k.kernel.offsets) for k in found] == [
+        (1, False, offsets),
+        (2, True, offsets),
+    ]
+    c, workspace = device.alloc(256), device.alloc(256)
+    for address in (c, workspace):
+        device.memset(address, 0, 256)
+    bound = learned.bind(device, found)
+    assert bound.places.keys() == {"c", "workspace"}
+    bound.put("a")(1 << 20)
+    bound.put("c")(c)
+    bound.put("workspace")(workspace)
+    bound.launch(5)
+    assert device.copy_from_device(c, 96) == bytes(64) + struct.pack("<4i", *[7] * 4) + bytes(16)
+    assert device.copy_from_device(workspace, 12) == struct.pack("<3i", 9, 9, 0)
+    assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value == 5
+    assert list((ctypes.c_uint * 7).in_dll(library, "fake_last")) == [4, 1, 1, 128, 1, 1, 64]
+    assert ctypes.c_uint.in_dll(library, "fake_cluster").value == 211
+    assert ctypes.c_uint.in_dll(library, "fake_overlap").value == 1
+
+
+CALLS = {
+    "a size that depends on an address": lambda at: block(at["c"], at["c"] >> 40, 7),
+    "two addresses in one word": lambda at: block(at["a"] + at["c"], 4, 7),
+    "an address rounded down": lambda at: block(at["c"] // 256 * 256, 4, 7),
+    "a number that counts the calls": lambda at, calls=[]: block(at["c"], 4, calls.append(0) or len(calls) // 3),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_follows_no_address_is_turned_down(nvidia, call):
+    _, device, fill = nvidia
+
+    def queue(at, stream):
+        fill.launch(*SHAPE, CALLS[call](at), stream)
+
+    assert learned.learn(device, ("a", "c"), queue) is None
+
+
+def test_another_number_of_kernels_is_turned_down(nvidia):
+    _, device, fill = nvidia
+    calls = []
+
+    def queue(at, stream):
+        calls.append(0)
+        for _ in range(1 + (len(calls) == 2)):
+            fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
+
+    assert learned.learn(device, ("c",), queue) is None
+
+
+def test_another_shape_is_turned_down(nvidia):
+    _, device, fill = nvidia
+
+    def queue(at, stream):
+        fill.launch((at["c"] >> 40, 1, 1), *SHAPE[1:], block(at["c"], 4, 7), stream)
+
+    assert learned.learn(device, ("c",), queue) is None
+
+
+def twice(fill):
+    def queue(at, stream):
+        for _ in range(2):
+            fill.prepare(*SHAPE, block(at["c"], 4, 7), cluster=2).launch(stream)
+
+    return queue
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("kind", 2), ("policy", 2), ("fork", 1)], ids=["memory set", "clusters elsewhere", "no chain"]
+)
+def test_more_than_kernels_in_order_is_turned_down(nvidia, name, value):
+    library, device, fill = nvidia
+    assert learned.learn(device, ("c",), twice(fill)) is not None
+    poke(library, name, value)
+    assert learned.learn(device, ("c",), twice(fill)) is None
+
+
+def test_what_fails_gives_everything_back(nvidia):
+    library, device, _ = nvidia
+    before = ctypes.c_int.in_dll(library, "fake_destroyed").value
+    with pytest.raises(DriverError):  # nothing was queued
+        learned.learn(device, ("c",), lambda at, stream: None)
+    assert ctypes.c_int.in_dll(library, "fake_destroyed").value == before + 2
+
+
+def test_a_driver_that_does_not_tell(stand_in_driver):
+    device = stand_in_driver("amd")[1].device()
+    assert not captured.available(device.api)
+    assert learned.learn(device, ("c",), lambda at, stream: pytest.fail("called")) is None
+
+
+def test_what_was_learned_says_where_it_would_be():
+    kernel = Captured(77, (1, 1, 1), (32, 1, 1), 1, 0, bytes(24), ())
+    known = Learned(kernel, {"a": ((0, 0), (16, 128)), "b": ((8, 0),)})
+    assert known.at({"a": 1 << 20, "b": 3}) == replace(kernel, params=struct.pack("<3Q", 1 << 20, 3, (1 << 20) + 128))

@@ -106,17 +106,19 @@ def _compared(x: Captured, first: Mapping[str, int], y: Captured, second: Mappin
 def bind(device: driver.Device, kernels: Sequence[Learned]) -> Bound:
     """The kernels, ready to be launched with their operands anywhere; for one thread."""
     prepared = [k.kernel.prepare(device.api) for k in kernels]
-    places: dict[str, list[tuple[Callable[[int, int], None], int, int]]] = {}
+    places: dict[str, list[tuple[memoryview, int, int]]] = {}
     for launch, kernel in zip(prepared, kernels, strict=True):
+        # An address can have a dozen places: a view of words takes half as long as a call for each.
+        words = memoryview(launch.params)[: len(launch.params) // _WORD * _WORD].cast("Q")
         for name, found in kernel.places.items():
-            places.setdefault(name, []).extend((launch.set_pointer, offset, distance) for offset, distance in found)
+            places.setdefault(name, []).extend((words, offset // _WORD, distance) for offset, distance in found)
     return Bound({name: _put(found) for name, found in places.items()}, _in_order(prepared))
 
 
-def _put(places: Sequence[tuple[Callable[[int, int], None], int, int]]) -> Callable[[int], None]:
+def _put(places: Sequence[tuple[memoryview, int, int]]) -> Callable[[int], None]:
     def put(address: int) -> None:
-        for write, offset, distance in places:
-            write(offset, address + distance)
+        for words, index, distance in places:
+            words[index] = address + distance
 
     return put
 

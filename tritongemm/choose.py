@@ -14,6 +14,7 @@ from statistics import median
 LIBRARY = ""
 CLEARLY = 1.05  # this much slower than the best needs no test
 CONFIDENCE = 0.01
+FEWEST = 5  # rounds that can tell anything
 MARGIN = 0.005  # a gain below this is not worth leaving the library for
 
 
@@ -34,14 +35,32 @@ class Choice:
 
 def faster(a: Sequence[float], b: Sequence[float]) -> bool:
     """Whether `a` is faster than `b` beyond the noise; samples of equal position were taken in one round."""
-    from scipy.stats import wilcoxon
-
     rounds = min(len(a), len(b))
     pairs = [(x, y) for x, y in zip(a[:rounds], b[:rounds], strict=True) if x != y]
-    if len(pairs) < 5:
+    if len(pairs) < FEWEST or median(a[:rounds]) >= median(b[:rounds]):  # before the test, which takes longer
         return False
-    statistic = wilcoxon([x for x, _ in pairs], [y for _, y in pairs], alternative="less")
-    return bool(statistic.pvalue < CONFIDENCE and median(a[:rounds]) < median(b[:rounds]))
+    return _less([x for x, _ in pairs], [[y for _, y in pairs]])[0]
+
+
+def beaten(best: Sequence[float], others: Mapping[str, Sequence[float]]) -> set[str]:
+    """Which of the others `best` is `faster` than; tested all at once, as each test takes 0.4 ms."""
+    alike = {
+        n: s for n, s in others.items()
+        if len(s) == len(best) >= FEWEST and all(x != y for x, y in zip(best, s, strict=True))
+    }  # fmt: skip
+    found = {n for n in others.keys() - alike.keys() if faster(best, others[n])}
+    less = _less(best, list(alike.values())) if alike else []
+    return found | {n for n, yes in zip(alike, less, strict=True) if yes and median(best) < median(alike[n])}
+
+
+def _less(a: Sequence[float], others: Sequence[Sequence[float]]) -> list[bool]:
+    """Whether `a` is less than each of the others, round by round; no two samples of a round are equal."""
+    from scipy.stats import wilcoxon
+
+    # Left to itself, it takes 0.1 s to permute few rounds with two equal distances. Exact is on the safe side then.
+    method = "exact" if len(a) <= 50 else "auto"
+    tested = wilcoxon([list(a)] * len(others), others, alternative="less", method=method, axis=1)
+    return [bool(p < CONFIDENCE) for p in tested.pvalue]
 
 
 def still_racing(samples: Mapping[str, Sequence[float]]) -> set[str]:
@@ -50,7 +69,8 @@ def still_racing(samples: Mapping[str, Sequence[float]]) -> set[str]:
     kept = {n for n in samples if n == LIBRARY} | set(ours[:2])
     if ours:
         best = samples[ours[0]]
-        kept |= {n for n in ours if median(samples[n]) < CLEARLY * median(best) and not faster(best, samples[n])}
+        close = {n: samples[n] for n in ours if median(samples[n]) < CLEARLY * median(best)}
+        kept |= close.keys() - beaten(best, close)
     return kept
 
 

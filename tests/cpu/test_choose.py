@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tritongemm.choose import LIBRARY, MARGIN, Choice, choose, decided, faster, still_racing
+from tritongemm.choose import LIBRARY, MARGIN, Choice, beaten, choose, decided, faster, still_racing
 
 ROUNDS = 40
 
@@ -80,6 +80,17 @@ def test_false_wins_are_rare() -> None:
         not choose(race(seed, noise=0.01, ours=1e-5, library=1e-5), margin=0.0).library_won for seed in range(200)
     )
     assert wins <= 8
+
+
+@pytest.mark.parametrize("rounds", [3, 8, 20, 60])
+def test_all_at_once_is_one_by_one(rounds: int) -> None:
+    times = {f"c{i}": 1e-5 * (1 + i / 500) for i in range(20)}
+    samples = race(rounds, rounds=rounds, noise=0.01, **times)
+    samples["ticks"] = [round(s, 7) for s in samples["c3"]]  # with equal distances
+    samples["same"], samples["fewer"] = list(samples["c0"]), samples["c19"][:-1]
+    best = samples.pop("c0")
+    assert beaten(best, samples) == {name for name in samples if faster(best, samples[name])}
+    assert beaten([1e-5] * rounds, {}) == set()
 
 
 def test_who_stays_in_the_race() -> None:

@@ -195,6 +195,16 @@ def test_missing_headers_and_compilers_are_named(tmp_path, monkeypatch):
         hip_compiler.compiler.cache_clear()
 
 
+@pytest.mark.skipif(Path("/opt/rocm").is_dir(), reason="ROCm's own compiler is taken first")
+def test_a_clang_without_its_bundler_is_named(tmp_path, monkeypatch):
+    for name, says in (("clang++", "clang-offload-bundler"), ("ld.lld", "")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {says}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="needs clang-offload-bundler, which is not beside it"):
+        hip_compiler.compiler.__wrapped__("gfx942")
+
+
 def test_a_compile_error_is_a_value(tmp_path, headers):
     try:
         hip_compiler.compiler("gfx942")

@@ -74,9 +74,10 @@ class Direct:
         """The kernel for a problem; None where it isn't known which it is, or first asked for during a capture."""
         if problem not in self._found and not torch.cuda.is_current_stream_capturing():
             with self._lock, torch.cuda.device(self._place.index):
-                if len(self._found) >= self.MOST:
-                    self._found.clear()
-                self._found[problem] = self._ask(problem)
+                if problem not in self._found:  # or another thread has asked meanwhile
+                    if len(self._found) >= self.MOST:
+                        self._found.clear()
+                    self._found[problem] = self._ask(problem)
         return self._found.get(problem)
 
     def _ask(self, problem: Problem) -> Solution | None:

@@ -194,7 +194,8 @@ class Dispatcher:
             direct = served.direct.find(problem) if asked else None
             if direct is None:
                 return Verdict(kind, text, lasting=not torch.cuda.is_current_stream_capturing())
-            return Verdict(kind, f"{text}; PyTorch's kernel, called directly", direct, served)
+            since = "" if kind == "library" else f" from call {_OFTEN} on"
+            return Verdict(kind, f"{text}; PyTorch's kernel, called directly{since}", direct, served)
         gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
         return Verdict("exact", f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})", kernel, served)
 

@@ -55,6 +55,7 @@ def learn(device: driver.Device, names: Sequence[str], queue: Queue) -> tuple[Le
 
     Raises:
         DriverError: the driver or the library refused something.
+        UnavailableError: the driver is too old to tell.
     """
     if not captured.available(device.api):
         return None

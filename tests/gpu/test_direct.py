@@ -104,7 +104,7 @@ def test_the_launch_is_pytorchs(bias, dtype):
                 continue  # PyTorch calls no matrix product for it
             x, w, given = operands(m, n, k, bias, dtype)
             verdict = mine.verdict(x, w, given, None)
-            assert str(verdict).endswith("called directly"), verdict
+            assert "called directly" in str(verdict), verdict
             theirs = launches(lambda: functional.linear(x, w, given))  # noqa: B023
             ours = launches(lambda: mine.run(x, w, given, None))  # noqa: B023
             bits = torch.equal(mine.run(x, w, given, None), functional.linear(x, w, given))

@@ -153,6 +153,20 @@ def test_a_capture_before_the_first_call_is_pytorchs():
 
 
 @known
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+@pytest.mark.parametrize("bias", ["none", "n"])
+def test_on_another_device_than_the_current_one(bias):
+    mine = Dispatcher()
+    for m, n, k in ((16, 1280, 8192), (64, 4096, 4096), (2048, 512, 768)):
+        for device in (1, 0, 1):
+            x, w, given = (t if t is None else t.to(device) for t in operands(m, n, k, bias, torch.bfloat16))
+            assert mine.verdict(x, w, given, None).kernel is not None
+            out = mine.run(x, w, given, None)
+            torch.cuda.synchronize(device)
+            assert out.device == x.device and torch.equal(out, functional.linear(x, w, given))
+
+
+@known
 def test_where_pytorch_won_its_kernel_is_ready_after_loading():
     p = Problem(16, 1280, 8192, "bf16", "bf16", "bf16", row_major_b=False)
     x, w, _ = operands(p.m, p.n, p.k, "none", torch.bfloat16)

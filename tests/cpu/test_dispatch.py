@@ -208,7 +208,7 @@ def test_what_no_tuned_kernel_serves_is_pytorchs_own(gpu):
     dispatcher.load([record(problem(2, 32, 64), winner="torch")])
     direct = object()
     dispatcher._devices[0] = device(direct=direct)
-    for rows, kind, since in ((2, "library", ""), (3, "fallback", " from call 256 on")):
+    for rows, kind, since in ((2, "library", ""), (3, "fallback", " from call 64 on")):
         verdict = dispatcher.verdict(empty(1, rows, 64), empty(32, 64), None, None)
         assert verdict.kind == kind and verdict.kernel is direct and verdict.lasting
         assert str(verdict).endswith(f"; PyTorch's kernel, called directly{since}")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tritongemm import direct
+from tritongemm.backends import _blaslt_pytorch
 from tritongemm.backends import blaslt as backend
 from tritongemm.call import Call
 from tritongemm.direct import Direct
@@ -30,26 +30,29 @@ def problem(m: int, n: int, k: int, bias: str = "none", dtype: str = "bf16") -> 
 def known(monkeypatch):
     """PyTorch as it comes, in a release that was compared."""
     release = ".".join(torch.__version__.split(".")[:2])
-    monkeypatch.setattr(direct, "WORKSPACE", {("sm90", release, torch.version.cuda or ""): {"none": 4096, "n": 64}})
+    monkeypatch.setattr(
+        _blaslt_pytorch, "WORKSPACE", {("sm90", release, torch.version.cuda or ""): {"none": 4096, "n": 64}}
+    )
     monkeypatch.setattr(torch.cuda.tunable, "is_enabled", lambda: False)
     for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_known_problems(known):
-    assert direct.workspace(problem(1, 2, 3), "sm90") == 4096
-    assert direct.workspace(problem(1, 2, 3, "n", "fp16"), "sm90") == 64
+    assert _blaslt_pytorch.workspace(problem(1, 2, 3), "sm90") == 4096
+    assert _blaslt_pytorch.workspace(problem(1, 2, 3, "n", "fp16"), "sm90") == 64
     assert (
-        direct.workspace(problem(1, 1, 3), "sm90") == 4096 and direct.workspace(problem(1, 1, 3, "n"), "sm90") is None
+        _blaslt_pytorch.workspace(problem(1, 1, 3), "sm90") == 4096
+        and _blaslt_pytorch.workspace(problem(1, 1, 3, "n"), "sm90") is None
     )
-    assert direct.workspace(problem(1, 2, 3), "gfx942") is None
-    assert direct.workspace(problem(1, 2, 3, dtype="fp32"), "sm90") is None
-    assert direct.workspace(replace(problem(1, 2, 3), dtype_c="fp32"), "sm90") is None
+    assert _blaslt_pytorch.workspace(problem(1, 2, 3), "gfx942") is None
+    assert _blaslt_pytorch.workspace(problem(1, 2, 3, dtype="fp32"), "sm90") is None
+    assert _blaslt_pytorch.workspace(replace(problem(1, 2, 3), dtype_c="fp32"), "sm90") is None
 
 
 def test_another_release_is_not_known(known, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "1.0.0")
-    assert direct.workspace(problem(1, 2, 3), "sm90") is None
+    assert _blaslt_pytorch.workspace(problem(1, 2, 3), "sm90") is None
 
 
 SETTINGS = {
@@ -66,7 +69,7 @@ SETTINGS = {
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_setting_that_changes_pytorchs_choice(known, monkeypatch, setting):
     SETTINGS[setting](monkeypatch)
-    assert direct.workspace(problem(1, 2, 3), "sm90") is None
+    assert _blaslt_pytorch.workspace(problem(1, 2, 3), "sm90") is None
 
 
 @pytest.mark.parametrize(
@@ -81,10 +84,10 @@ def test_a_precision_that_changes_pytorchs_choice(known, name, value):
     before = getattr(MATMUL, name)
     try:
         setattr(MATMUL, name, value)
-        assert direct.workspace(problem(1, 2, 3), "sm90") is None
+        assert _blaslt_pytorch.workspace(problem(1, 2, 3), "sm90") is None
     finally:
         setattr(MATMUL, name, before)
-    assert direct.workspace(problem(1, 2, 3), "sm90") == 4096
+    assert _blaslt_pytorch.workspace(problem(1, 2, 3), "sm90") == 4096
 
 
 class Memory:
@@ -119,7 +122,7 @@ def place(known, monkeypatch, tmp_path):
     library = blaslt.Library(blaslt_tables.TABLES["nvidia"], ctypes.CDLL(str(made)))
     monkeypatch.setattr(backend, "library", lambda: library)
     monkeypatch.setattr(backend, "_vendor", lambda: "nvidia")
-    monkeypatch.setattr(direct, "_DTYPES", ("fp32",))
+    monkeypatch.setattr(_blaslt_pytorch, "_DTYPES", ("fp32",))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for name, value in {"_stream": lambda i: 0, "_capturing": lambda: False, "_current": lambda: -1}.items():
         monkeypatch.setattr(f"tritongemm.call.{name}", value)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tritongemm import direct, dispatch
+from tritongemm import dispatch
+from tritongemm.backends._blaslt_pytorch import WORKSPACE
 from tritongemm.config import Config
 from tritongemm.dispatch import Dispatcher
 from tritongemm.families import dense
@@ -24,7 +25,7 @@ VENDOR = driver.present() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
 ARCH = driver.open(VENDOR).device().arch if VENDOR else "none"
 HERE = (ARCH, ".".join(torch.__version__.split(".")[:2]), torch.version.cuda or "")
-known = pytest.mark.skipif(HERE not in direct.WORKSPACE, reason=f"{HERE} was never compared; direct.WORKSPACE lacks it")
+known = pytest.mark.skipif(HERE not in WORKSPACE, reason=f"{HERE} was never compared; WORKSPACE lacks it")
 
 WEIGHTS = [
     *[(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584)],

@@ -16,6 +16,7 @@ from tritongemm.hip_ext.symbols import BUFFER_POINTER, BUFFER_SIZE, CAPTURE_RELA
 
 _KERNEL = 0  # CUgraphNodeType
 _CLUSTER, _POLICY = 4, 5  # CUlaunchAttributeID
+_ZERO = (2, 10)  # likewise: all programs at once, a domain of memory of its own
 _SPREAD = 1  # CUclusterSchedulingPolicy, that of every launch of ours
 _EDGES = {0: False, 0x10001: True}  # CUgraphEdgeData: whether the next kernel may start early, at the port for that
 _MOST_PARAMS = 4096  # bytes; more than that no kernel takes
@@ -69,7 +70,7 @@ class Captured:
 
 
 def available(api: Api) -> bool:
-    """Whether this driver tells what a graph holds."""
+    """Whether this vendor's drivers tell what a graph holds."""
     return bool(api.symbol("graph_nodes"))
 
 
@@ -142,13 +143,18 @@ def _kernel(api: Api, node: int) -> Captured | None:
         params, offsets = _whole(told.extra), ()
     if not params:
         return None
-    cluster, policy = _Attribute(), _Attribute()
-    api.calls["node_attribute"](node, _CLUSTER, byref(cluster))
-    api.calls["node_attribute"](node, _POLICY, byref(policy))
-    x, y, z = (max(1, c) for c in cluster.numbers)
-    if (y, z) != (1, 1) or (x > 1 and policy.numbers[0] != _SPREAD):
+    x, y, z = (max(1, c) for c in _attribute(api, node, _CLUSTER))
+    if (y, z) != (1, 1) or (x > 1 and _attribute(api, node, _POLICY)[0] != _SPREAD):
+        return None
+    if any(_attribute(api, node, other)[0] for other in _ZERO):
         return None
     return Captured(handle, tuple(told.grid), tuple(told.block), x, told.shared, params, offsets)
+
+
+def _attribute(api: Api, node: int, which: int) -> list[int]:
+    value = _Attribute()
+    api.calls["node_attribute"](node, which, byref(value))
+    return list(value.numbers)
 
 
 def _pieces(api: Api, call: str, handle: int) -> Iterator[tuple[int, int]]:

@@ -6,6 +6,7 @@ Two symbol tables (`symbols`), one code. Importing it needs neither library nor 
 from __future__ import annotations
 
 import ctypes
+from contextlib import AbstractContextManager
 from ctypes import byref, c_int, c_size_t, c_void_p
 from functools import cache, cached_property
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from tritongemm.errors import DriverError, TargetError, UnavailableError
 from tritongemm.hip_ext import symbols, tensor_map
 from tritongemm.hip_ext.kernel import Function, Grid, Module, Prepared
-from tritongemm.hip_ext.stream import Event, Graph, Stream, begin_capture, end_capture
+from tritongemm.hip_ext.stream import Event, Graph, Stream, begin_capture, end_capture, relaxed
 from tritongemm.hip_ext.symbols import Api
 
 __all__ = ["Device", "Driver", "Event", "Function", "Graph", "Grid", "Module", "Prepared", "Stream", "open", "present"]
@@ -182,6 +183,10 @@ class Device:
     def event(self) -> Event:
         self.make_current()
         return Event(self.api)
+
+    def relaxed(self) -> AbstractContextManager[None]:
+        """Lets this thread load code and allocate memory, which captures of other threads forbid it otherwise."""
+        return relaxed(self.api)
 
     def begin_capture(self, stream: int) -> None:
         """Record what this thread queues on `stream` instead of running it."""

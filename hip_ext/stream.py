@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ctypes import byref, c_float, c_void_p
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import byref, c_float, c_int, c_void_p
 
 from tritongemm.errors import DriverError
 from tritongemm.hip_ext import symbols
@@ -75,6 +77,17 @@ class Graph:
             self._api.calls["graph_exec_destroy"](self._exec)
             self._api.calls["graph_destroy"](self._graph)
             self._exec = c_void_p()
+
+
+@contextmanager
+def relaxed(api: Api) -> Iterator[None]:
+    """Lets this thread load code and allocate memory, which captures of other threads forbid it otherwise."""
+    mode = c_int(symbols.CAPTURE_RELAXED)
+    api.calls["capture_mode"](byref(mode))  # an exchange: what it was comes back
+    try:
+        yield
+    finally:
+        api.calls["capture_mode"](byref(mode))
 
 
 def begin_capture(api: Api, stream: int) -> None:

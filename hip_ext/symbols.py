@@ -57,6 +57,7 @@ _CALLS: dict[str, tuple[str, str, tuple[Any, ...]]] = {
     "event_elapsed": ("cuEventElapsedTime", "hipEventElapsedTime", (_OUT, c_void_p, c_void_p)),
     "capture_begin": ("cuStreamBeginCapture_v2", "hipStreamBeginCapture", (c_void_p, c_int)),
     "capture_end": ("cuStreamEndCapture", "hipStreamEndCapture", (c_void_p, _OUT)),
+    "capture_mode": ("cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode", (_OUT,)),
     "graph_instantiate": ("cuGraphInstantiateWithFlags", "hipGraphInstantiateWithFlags", (_OUT, c_void_p, c_ulonglong)),
     "graph_launch": ("cuGraphLaunch", "hipGraphLaunch", (c_void_p, c_void_p)),
     "graph_exec_destroy": ("cuGraphExecDestroy", "hipGraphExecDestroy", (c_void_p,)),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tritongemm.errors import ScratchError
 from tritongemm.fallback import linear
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Call:
 
     __slots__ = (
         "_alone",
+        "_counts",
         "_device",
         "_dtype",
         "_empty",
@@ -57,11 +59,13 @@ class Call:
         self._device = served.place
         self._alone = torch.cuda.device_count() <= 1
         self._workspace = kernel.bytes("workspace")
-        self._scratch = served.scratch if kernel.bytes("workspace") or kernel.bytes("semaphore") else None
+        self._counts = kernel.bytes("semaphore") > 0
+        self._scratch = served.scratch if self._workspace or self._counts else None
         self._pair: tuple[int, int] | None = None
         self._empty = self._allocator()
-        served.device.make_current()
-        bound = kernel.bind(served.device)
+        with torch.cuda.device(self._index):
+            served.device.make_current()
+            bound = kernel.bind(served.device)
         self._launch = bound.launch
         self._last = [0, 0, 0, 0]
         self._put_a, self._put_b, self._put_c, self._put_bias = map(bound.put, ("a", "b", "c", "bias"))
@@ -85,7 +89,10 @@ class Call:
             with torch.cuda.device(self._index):
                 return self(x, w, bias, out_dtype)
         c = self._empty()
-        self.start(a, b, c.data_ptr(), d)
+        try:
+            self.start(a, b, c.data_ptr(), d)
+        except ScratchError:
+            return linear(x, w, bias, out_dtype)
         return c
 
     def _allocator(self) -> Callable[[], Tensor]:
@@ -97,7 +104,12 @@ class Call:
         return partial(torch.empty, self._shape, dtype=self._dtype, device=self._device)
 
     def start(self, a: int, b: int, c: int, bias: int) -> None:
-        """Launch on these addresses, on the current stream of the device, which must be the current one."""
+        """Launch on these addresses, on the current stream of the device, which must be the current one.
+
+        Raises:
+            DriverError: the driver refused it.
+            ScratchError: there is no memory for what its programs share.
+        """
         last = self._last
         if a != last[0]:
             self._put_a(a)
@@ -131,7 +143,7 @@ class Call:
         # From PyTorch's allocator: it lies in the graph's own pool, and is free again in stream order.
         workspace = torch.empty(self._workspace, dtype=torch.uint8, device=self._device)
         self._put_workspace(workspace.data_ptr())
-        address = scratch.of_capture(stream)
+        address = scratch.of_capture(stream) if self._counts else 0
         if address is None:  # given out to other captures: the graph itself zeroes some
             zeros = torch.zeros(scratch.each, dtype=torch.uint8, device=self._device)
             address = zeros.data_ptr()

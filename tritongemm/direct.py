@@ -34,12 +34,15 @@ class Direct:
 
     def find(self, problem: Problem) -> Solution | None:
         """The kernel for a problem; None where it isn't known which it is, or first asked for during a capture."""
-        if problem not in self._found and not torch.cuda.is_current_stream_capturing():
-            with self._lock, torch.cuda.device(self._place.index):
-                if problem not in self._found:  # or another thread has asked meanwhile
-                    if len(self._found) >= self.MOST:
-                        self._found.clear()
-                    self._found[problem] = self._ask(problem)
+        if problem not in self._found:
+            with torch.cuda.device(self._place.index):
+                if torch.cuda.is_current_stream_capturing():
+                    return None
+                with self._lock:
+                    if problem not in self._found:  # or another thread has asked meanwhile
+                        if len(self._found) >= self.MOST:
+                            self._found.clear()
+                        self._found[problem] = self._ask(problem)
         return self._found.get(problem)
 
     def _ask(self, problem: Problem) -> Solution | None:
@@ -49,11 +52,12 @@ class Direct:
         most = _blaslt_pytorch.workspace(problem, place.arch)
         if most is None:
             return None
-        try:
-            found = _blaslt_served.first(problem, most, place.index, place.device)
+        try:  # whatever goes wrong, PyTorch is there
+            with place.device.relaxed():
+                found = _blaslt_served.first(problem, most, place.index, place.device)
+                have, each = (place.scratch.workspace, place.scratch.each) if place.scratch else (0, 0)
+                if have < found.bytes("workspace"):
+                    place.scratch = Scratch(place.device, most, each)  # calls that are ready keep theirs
         except (TritonGemmError, LookupError):
             return None
-        have, each = (place.scratch.workspace, place.scratch.each) if place.scratch else (0, 0)
-        if have < found.bytes("workspace"):
-            place.scratch = Scratch(place.device, most, each)  # calls that are ready keep theirs
         return found

@@ -1,8 +1,9 @@
 """Stage: Problem at run time → a tuned kernel, or PyTorch. For inference: where a gradient is wanted, PyTorch serves.
 
 Records come from `load` or, at the first call, from the file that TRITONGEMM_CONFIG names. Reading, compiling and
-loading happen then; after that a call costs a lookup, patched addresses and a launch. What a graph captures must have
-been loaded before: while capturing nothing is read, compiled or loaded, and PyTorch serves instead.
+loading happen then; after that a call costs a lookup, patched addresses and a launch. Sizes without a tuned kernel are
+PyTorch's; once a thread has called one often, PyTorch's kernel for it is learned, and launched from then on. What a
+graph captures must have been loaded before: while capturing nothing is read, compiled or loaded, and PyTorch serves.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.nn import functional
 from tritongemm import settings
 from tritongemm.bound import Bindable
 from tritongemm.call import Call
-from tritongemm.errors import InputError
+from tritongemm.errors import InputError, TritonGemmError
 from tritongemm.fallback import NAMES, is_plain, linear, output_dtype
 from tritongemm.problem import Problem
 from tritongemm.record import Record
@@ -162,7 +163,11 @@ class Dispatcher:
             made = Waiting(partial(self.plan, key, often=True))
         if verdict.kernel is not None and verdict.served is not None:
             shape = (*x.shape[:-1], w.shape[0])
-            made = Call(verdict.kernel, verdict.served, shape, output_dtype(x, out_dtype))
+            try:
+                made = Call(verdict.kernel, verdict.served, shape, output_dtype(x, out_dtype))
+            except (TritonGemmError, LookupError):
+                if verdict.kind == "exact":
+                    raise
         if verdict.lasting and x.layout == w.layout == torch.strided:  # a dense call has the same key
             if len(calls.table) >= _MOST_CALLS:
                 calls.table.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -59,24 +60,26 @@ def learn(device: driver.Device, names: Sequence[str], queue: Queue) -> tuple[Le
     """
     if not captured.available(device.api):
         return None
-    streams = device.stream(), device.stream()
-    try:
-        found = []
-        for trial, stream in enumerate((streams[0], streams[0], streams[1])):
+    found = []
+    with ExitStack() as streams:
+        streams.callback((here := device.stream()).destroy)
+        streams.callback((there := device.stream()).destroy)
+        for trial, stream in enumerate((here, here, there)):
             at = _addresses(names, trial)
             launches = captured.kernels(device.api, stream.handle, partial(queue, at, stream.handle))
             if not launches:
                 return None
             found.append((at, launches))
-    finally:
-        for stream in streams:
-            stream.destroy()
     (first, one), (second, two), (third, three) = found
-    if len(one) != len(two):
+    if not len(one) == len(two) == len(three):
         return None
-    learned = [_compared(x, first, y, second) for x, y in zip(one, two, strict=True)]
-    known = tuple(k for k in learned if k is not None)
-    return known if [k.at(third) for k in known] == three else None
+    known: list[Learned] = []
+    for x, y, z in zip(one, two, three, strict=True):
+        kernel = _compared(x, first, y, second)
+        if kernel is None or kernel.at(third) != z:
+            return None
+        known.append(kernel)
+    return tuple(known)
 
 
 def _addresses(names: Sequence[str], trial: int) -> dict[str, int]:

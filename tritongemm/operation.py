@@ -22,13 +22,15 @@ _compiling = torch.compiler.is_compiling
 _grad = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
 _linear = torch.nn.functional.linear
+_forward = torch.autograd.forward_ad  # a dual number is a plain tensor to all else
 
 
 def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
     """x @ w.T (+ bias), by the tuned kernel of exactly this size if there is one that beat the library, else by PyTorch.
 
-    For inference: under enabled gradients, with an operand that requires one, PyTorch computes it differentiably. Under
-    autocast operands are cast as for a linear layer.
+    For inference: under enabled gradients, with an operand that requires one, and in forward mode PyTorch computes it
+    differentiably. Under autocast operands are cast as for a linear layer. PyTorch's settings (reduced precision,
+    determinism) count as they are when a size is first asked for.
 
     Args:
         x: [..., K] activations; kernels take dense rows on a GPU.
@@ -52,6 +54,7 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
         or _modes()
         or _autocast()
         or _tracing() is not None
+        or _forward._current_level >= 0
     ):
         return _unusual(x, w, bias, out_dtype)
     if bias is None:
@@ -121,7 +124,7 @@ def _compiled(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype 
 def _unusual(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     """A call in a mode: gradients, autocast, subclasses, tracers and transforms."""
     operands = (x, w) if bias is None else (x, w, bias)
-    if (_grad() and _requires(x, w, bias)) or _tracing() is not None:
+    if (_grad() and _requires(x, w, bias)) or _tracing() is not None or _forward._current_level >= 0:
         return linear(x, w, bias, out_dtype)
     if _modes():  # make_fx, fake tensors and the like see one operation
         result: Tensor = torch.ops.tritongemm.mm(x, w, bias, out_dtype)

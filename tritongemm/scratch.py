@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 
+from tritongemm.errors import ScratchError, TritonGemmError
 from tritongemm.hip_ext import driver, serving
 
 
@@ -19,6 +20,9 @@ class Scratch:
         device: the device.
         workspace: bytes that the most demanding kernel needs.
         counters: likewise.
+
+    Raises:
+        ScratchError: there is no memory for them.
     """
 
     FEWEST, SETS, MOST_BYTES = 16, 1024, 64 << 20
@@ -38,14 +42,18 @@ class Scratch:
 
     def of_stream(self, stream: int) -> tuple[int, int]:
         """Addresses of a stream's workspace and counters, while nothing is being captured on it; the same pair each
-        time."""
+        time.
+
+        Raises:
+            ScratchError: there is no memory for them.
+        """
         pair = self._streams.get(stream)
         if pair is None:
             with self._lock:
                 if not self._free:
                     self._grow()
                 if stream not in self._streams:
-                    workspace = self._device.alloc(self.workspace) if self.workspace else 0
+                    workspace = self._alloc(self.workspace) if self.workspace else 0
                     self._streams[stream] = workspace, self._free.pop()
                 pair = self._streams[stream]
         return pair
@@ -61,9 +69,19 @@ class Scratch:
                 self._captures[key] = self._free.pop()
             return self._captures[key]
 
+    def _alloc(self, nbytes: int) -> int:
+        try:
+            with self._device.relaxed():
+                return self._device.alloc(nbytes)
+        except TritonGemmError as error:
+            raise ScratchError(f"no memory for what programs share: {error}") from error
+
     def _grow(self) -> None:
         count = max(self.FEWEST, min(self.SETS, self.MOST_BYTES // self.each))
-        start = self._device.alloc(count * self.each)
-        self._device.memset(start, 0, count * self.each)
-        self._device.synchronize()
+        start = self._alloc(count * self.each)
+        # To wait for the whole device would wait for queued work, and break a capture.
+        stream = self._device.stream()
+        self._device.memset(start, 0, count * self.each, stream.handle)
+        stream.synchronize()
+        stream.destroy()
         self._free += [start + i * self.each for i in range(count)]

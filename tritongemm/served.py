@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from tritongemm import settings
 from tritongemm.bound import Bound
-from tritongemm.direct import Direct
 from tritongemm.errors import TritonGemmError
 from tritongemm.hip_ext import driver, serving
 from tritongemm.hip_ext.shared_object import PreparedCall
@@ -216,6 +215,8 @@ class Served:
 
     def __init__(self, index: int, records: dict[tuple[str, Problem], Record], former: Served | None = None) -> None:
         import torch
+
+        from tritongemm.direct import Direct
 
         vendor = driver.present()
         assert vendor is not None, "PyTorch sees a GPU, its driver does not"

@@ -62,7 +62,7 @@ typedef struct {
 
 /* what the tests look at */
 int fake_devices = 2, fake_current = -1, fake_broken, fake_destroyed, fake_version = 13000;
-int fake_kind, fake_policy = 1, fake_fork;
+int fake_kind, fake_policy = 1, fake_fork, fake_mode, fake_together;
 unsigned fake_last[7], fake_cluster, fake_spread, fake_limit, fake_prefer, fake_wide, fake_overlap;
 void *fake_last_stream;
 
@@ -194,6 +194,10 @@ status N(cuStreamBeginCapture, hipStreamBeginCapture)(stream s, capture_mode mod
 status N(cuStreamEndCapture, hipStreamEndCapture)(stream s, graph *g) {
   return capturing = 0, *g = (graph)(intptr_t)recorded_count, recorded_count ? VALUE : CAPTURE_BROKEN;
 }
+status N(cuThreadExchangeStreamCaptureMode, hipThreadExchangeStreamCaptureMode)(capture_mode *mode) {
+  int old = fake_mode;
+  return fake_mode = (int)*mode, *mode = (capture_mode)old, VALUE;
+}
 status N(cuGraphInstantiateWithFlags, hipGraphInstantiateWithFlags)(graph_exec *e, graph g, unsigned long long flags) {
   return *e = (graph_exec)g, flags ? BAD_VALUE : VALUE;
 }
@@ -265,6 +269,7 @@ CUresult cuGraphKernelNodeGetAttribute(CUgraphNode n, CUkernelNodeAttrID a, CUke
   memset(v, 0, sizeof *v);
   if (a == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && launched[(intptr_t)n - 1].cluster)
     v->clusterDim.x = launched[(intptr_t)n - 1].cluster, v->clusterDim.y = v->clusterDim.z = 1;
+  if (a == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) v->cooperative = fake_together;
   if (a == CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE)
     v->clusterSchedulingPolicyPreference = (CUclusterSchedulingPolicy)fake_policy;
   return VALUE;

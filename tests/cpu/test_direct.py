@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from tritongemm.backends import _blaslt_pytorch
 from tritongemm.backends import blaslt as backend
 from tritongemm.call import Call
 from tritongemm.direct import Direct
+from tritongemm.errors import DriverError
 from tritongemm.hip_ext import blaslt, blaslt_tables
 from tritongemm.problem import Problem
 
@@ -41,13 +43,15 @@ def known(monkeypatch):
 def test_known_problems(known):
     assert _blaslt_pytorch.workspace(problem(1, 2, 3), "sm90") == 4096
     assert _blaslt_pytorch.workspace(problem(1, 2, 3, "n", "fp16"), "sm90") == 64
-    assert (
-        _blaslt_pytorch.workspace(problem(1, 1, 3), "sm90") == 4096
-        and _blaslt_pytorch.workspace(problem(1, 1, 3, "n"), "sm90") is None
-    )
     assert _blaslt_pytorch.workspace(problem(1, 2, 3), "gfx942") is None
     assert _blaslt_pytorch.workspace(problem(1, 2, 3, dtype="fp32"), "sm90") is None
     assert _blaslt_pytorch.workspace(replace(problem(1, 2, 3), dtype_c="fp32"), "sm90") is None
+
+
+def test_one_column_or_product_with_a_bias_is_pytorchs_own_affair(known):
+    for n, k in ((1, 3), (3, 1)):
+        assert _blaslt_pytorch.workspace(problem(2, n, k), "sm90") == 4096
+        assert _blaslt_pytorch.workspace(problem(2, n, k, "n"), "sm90") is None
 
 
 def test_another_release_is_not_known(known, monkeypatch):
@@ -96,17 +100,22 @@ class Memory:
     api = SimpleNamespace(symbol=lambda role: "")
 
     def __init__(self):
-        self.taken = []
+        self.taken, self.full = [], False
 
     def alloc(self, nbytes):
+        if self.full:
+            raise DriverError("cuMemAlloc_v2", 2, "CUDA_ERROR_OUT_OF_MEMORY")
         self.taken.append(nbytes)
         return 1 << 32
 
-    def memset(self, address, byte, nbytes):
+    def memset(self, address, byte, nbytes, stream):
         pass
 
-    def synchronize(self):
-        pass
+    def stream(self):
+        return SimpleNamespace(handle=1, synchronize=lambda: None, destroy=lambda: None)
+
+    def relaxed(self):
+        return nullcontext()
 
     def make_current(self):
         pass
@@ -151,6 +160,14 @@ def test_scratch_grows_to_what_pytorch_gives(place, monkeypatch):
     assert grown.workspace == 4096
     found.find(problem(5, 8, 16, dtype="fp32"))
     assert place.here.scratch is grown
+
+
+def test_without_memory_it_is_pytorchs_layer(place, monkeypatch):
+    found = Direct(place.here)
+    heavy = SimpleNamespace(bytes=lambda buffer: 100)
+    monkeypatch.setattr("tritongemm.backends._blaslt_served.first", lambda *_: heavy)
+    place.here.device.full = True
+    assert found.find(problem(4, 8, 16, dtype="fp32")) is None and place.here.scratch is None
 
 
 def test_a_capture_does_not_ask(place, monkeypatch):

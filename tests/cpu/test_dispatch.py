@@ -18,7 +18,7 @@ import tritongemm
 from tritongemm import served, settings
 from tritongemm.config import Config
 from tritongemm.dispatch import Dispatcher, records_of, servable
-from tritongemm.errors import InputError
+from tritongemm.errors import DriverError, InputError
 from tritongemm.fallback import linear
 from tritongemm.operation import DISPATCHER
 from tritongemm.problem import Problem
@@ -82,6 +82,18 @@ def test_gradients_flow():
     x, w = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8)
     tritongemm.mm(x, w).sum().backward()
     assert torch.equal(x.grad, w.sum(0).expand(3, 8))
+
+
+def test_forward_derivatives_flow(monkeypatch):
+    forward = torch.autograd.forward_ad
+    x, w, tangent = torch.randn(3, 8), torch.randn(4, 8), torch.randn(3, 8)
+    tritongemm.mm(x, w)
+    # Were the call planned, it would lose the tangent.
+    monkeypatch.setattr(DISPATCHER, "plan", lambda *_: pytest.fail("planned"))
+    monkeypatch.setattr(DISPATCHER.calls, "table", {})
+    with forward.dual_level():
+        out = tritongemm.mm(forward.make_dual(x, tangent), w)
+        torch.testing.assert_close(forward.unpack_dual(out).tangent, tangent @ w.T)
 
 
 def test_autocast_casts_as_a_linear_layer():
@@ -151,7 +163,7 @@ assert not heavy, heavy
 assert took < 0.1, took
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(tritongemm.__file__).parents[1])
-    code = "import sys, tritongemm; assert 'torch' not in sys.modules"
+    code = "import sys, tritongemm, tritongemm.tune, tritongemm.export; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(tritongemm.__file__).parents[1])
 
 
@@ -250,6 +262,24 @@ def test_a_capture_puts_off_the_question(gpu, monkeypatch):
     assert [dispatcher.run(x, w, None, None).shape for _ in range(2)] == [(3, 32)] * 2
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert dispatcher.run(x, w, None, None) == "called directly" and not answers
+
+
+def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(gpu, monkeypatch):
+    dispatcher, empty = gpu
+
+    def fails(*_):
+        raise DriverError("cublasLtMatmulDescCreate", 3, "CUBLAS_STATUS_ALLOC_FAILED")
+
+    monkeypatch.setattr("tritongemm.dispatch.Call", fails)
+    monkeypatch.setattr("tritongemm.dispatch._OFTEN", 2)
+    x, w = empty(3, 64), empty(32, 64)
+    dispatcher._devices[0] = device(direct=object())
+    assert [dispatcher.run(x, w, None, None).shape for _ in range(4)] == [(3, 32)] * 4
+    won = record(problem(3, 32, 64))
+    dispatcher.load([won])
+    dispatcher._devices[0] = device({won.problem: served.Kernel(won, None, None)})
+    with pytest.raises(DriverError):
+        dispatcher.run(x, w, None, None)
 
 
 def test_explains_operands_on_the_cpu():

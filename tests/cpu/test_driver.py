@@ -58,6 +58,16 @@ def test_device_facts(fake, vendor):
 
 
 @BOTH
+def test_a_thread_may_do_what_captures_of_others_forbid(fake, vendor):
+    library, opened = fake
+    device = opened.device()
+    with pytest.raises(KeyError), device.relaxed():
+        assert number(library, "fake_mode") == 2
+        raise KeyError
+    assert number(library, "fake_mode") == 0
+
+
+@BOTH
 def test_using_a_device_makes_it_current_for_the_thread(fake, vendor):
     library, opened = fake
     first, second = opened.device(0), opened.device(1)

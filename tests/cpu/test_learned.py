@@ -84,14 +84,16 @@ def test_what_follows_no_address_is_turned_down(nvidia, call):
     assert learned.learn(device, ("a", "c"), queue) is None
 
 
-def test_another_number_of_kernels_is_turned_down(nvidia):
+@pytest.mark.parametrize("trial", [1, 2, 3])
+def test_another_number_of_kernels_is_turned_down(nvidia, trial):
     _, device, fill = nvidia
     calls = []
 
     def queue(at, stream):
         calls.append(0)
-        for _ in range(1 + (len(calls) == 2)):
-            fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
+        fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
+        if len(calls) != trial:
+            fill.launch(*SHAPE, block(at["c"], len(calls), 7), stream)  # and no two of these are alike
 
     assert learned.learn(device, ("c",), queue) is None
 
@@ -114,7 +116,9 @@ def twice(fill):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("kind", 2), ("policy", 2), ("fork", 1)], ids=["memory set", "clusters elsewhere", "no chain"]
+    ("name", "value"),
+    [("kind", 2), ("policy", 2), ("fork", 1), ("together", 1)],
+    ids=["memory set", "clusters elsewhere", "no chain", "all programs at once"],
 )
 def test_more_than_kernels_in_order_is_turned_down(nvidia, name, value):
     library, device, fill = nvidia

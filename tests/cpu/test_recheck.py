@@ -21,7 +21,7 @@ from tritongemm.record import Record
 SIZE = Problem(8, 16, 32, "fp32", "fp32", "fp32")
 RECORD = Record(SIZE, "sm90", Config("tile", 16, 16, 16), "triton", 1e-6, 0.0, "events", error=1e-7, tolerance=1e-3)
 PLACE: Any = SimpleNamespace(
-    index=0, place=torch.device("cpu"), device=SimpleNamespace(make_current=lambda: None), scratch=None
+    index=-1, place=torch.device("cpu"), device=SimpleNamespace(make_current=lambda: None), scratch=None
 )
 
 

@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import struct
 import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from tritongemm import served, settings, target
 from tritongemm.call import Call
 from tritongemm.compile import Cache
 from tritongemm.config import Config
-from tritongemm.errors import UnavailableError
+from tritongemm.errors import DriverError, ScratchError, UnavailableError
 from tritongemm.hip_ext import libraries, serving, symbols
 from tritongemm.launch import Launch
 from tritongemm.problem import Problem
@@ -57,18 +58,23 @@ class Device:
     api = None
 
     def __init__(self):
-        self.next, self.allocations = 1 << 32, 0
+        self.next, self.allocations, self.full = 1 << 32, 0, False
 
     def make_current(self):
         pass
 
-    def synchronize(self):
+    def stream(self):
+        return SimpleNamespace(handle=1, synchronize=lambda: None, destroy=lambda: None)
+
+    def memset(self, address, byte, nbytes, stream):
         pass
 
-    def memset(self, address, byte, nbytes):
-        pass
+    def relaxed(self):
+        return nullcontext()
 
     def alloc(self, nbytes):
+        if self.full:
+            raise DriverError("cuMemAlloc_v2", 2, "CUDA_ERROR_OUT_OF_MEMORY")
         self.allocations += 1
         self.next += nbytes
         return self.next - nbytes
@@ -235,6 +241,23 @@ def test_scratch_is_shared_by_nobody(monkeypatch):
     capture += 1
     assert shared.of_capture(1) is None and device.allocations == 3
     assert shared.of_stream(3)[1] not in seen and device.allocations == 5
+
+
+def test_without_memory_to_share_pytorch_computes(ready, no_gpu):
+    records, launches, _ = ready
+    split = records[0]
+    device, function = Device(), Function()
+    shared = Scratch(device, 9, 9)
+    call = called(served.Kernel(split, launches[split.problem], function), shared, (20, 48))
+    device.full = True
+    with pytest.raises(ScratchError, match="OUT_OF_MEMORY"):
+        shared.of_stream(0)
+    x, w = aligned(20, 160), aligned(48, 160)
+    x.fill_(1), w.fill_(1)
+    assert torch.equal(call(x, w, None, None), functional.linear(x, w)) and not function.launched
+    device.full = False
+    call(x, w, None, None)
+    assert len(function.launched) == 1
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")

@@ -98,7 +98,7 @@ def operands(m: int, n: int, k: int, bias: str, dtype: torch.dtype) -> tuple[Ten
 @pytest.mark.parametrize("bias", ["none", "n"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_launch_is_pytorchs(bias, dtype):
-    mine, different = Dispatcher(), []
+    mine, different, learned = Dispatcher(), [], 0
     with torch.inference_mode():
         for m, n, k in SIZES:
             if n == 1 and bias == "n":
@@ -106,12 +106,14 @@ def test_the_launch_is_pytorchs(bias, dtype):
             x, w, given = operands(m, n, k, bias, dtype)
             verdict = mine.verdict(x, w, given, None)
             assert "called directly" in str(verdict), verdict
+            learned += verdict.kernel.learned
             theirs = launches(lambda: functional.linear(x, w, given))  # noqa: B023
             ours = launches(lambda: mine.run(x, w, given, None))  # noqa: B023
             bits = torch.equal(mine.run(x, w, given, None), functional.linear(x, w, given))
             if ours != theirs or not bits:
                 different.append((m, n, k, ours, theirs, bits))
     assert not different, f"{len(different)} differ, e.g. {different[:3]}"
+    assert learned > 0.8 * len(SIZES), "hardly any call was learned"
 
 
 @known
@@ -164,6 +166,7 @@ def test_on_another_device_than_the_current_one(bias):
             assert mine.verdict(x, w, given, None).kernel is not None
             out = mine.run(x, w, given, None)
             torch.cuda.synchronize(device)
+            assert torch.cuda.current_device() == 0
             assert out.device == x.device and torch.equal(out, functional.linear(x, w, given))
 
 
@@ -189,6 +192,12 @@ def test_threads_on_streams_of_their_own_do_not_meet(bias):
     sizes = [(16, 1280, 8192), (64, 1280, 8192), (3, 2048, 4096)]  # split over K, with a workspace
 
     def work(seed: int) -> None:
+        try:
+            compare(seed)
+        except BaseException as error:
+            wrong.append(error)
+
+    def compare(seed: int) -> None:
         generator = torch.Generator("cuda").manual_seed(seed)
         stream = torch.cuda.Stream()
         with torch.inference_mode(), torch.cuda.stream(stream):

@@ -26,7 +26,7 @@ def workspace(problem: Problem, arch: str) -> int | None:
     dtypes = {problem.dtype_a, problem.dtype_b, problem.dtype_c}
     if known is None or len(dtypes) > 1 or problem.dtype_a not in _DTYPES or not _as_it_comes():
         return None
-    if problem.bias == "n" and problem.n == 1:  # PyTorch adds up such a product itself
+    if problem.bias == "n" and 1 in (problem.n, problem.k):  # PyTorch calls another library, or none
         return None
     return known[problem.bias]
 

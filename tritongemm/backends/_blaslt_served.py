@@ -40,6 +40,11 @@ class Solution:
         self._made = make()
         self._kernels = self._learned(device)
 
+    @property
+    def learned(self) -> bool:
+        """Whether its kernels are launched without the library."""
+        return self._kernels is not None
+
     def bytes(self, buffer: str) -> int:
         """Bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
         return self._made[1].workspace if buffer == "workspace" else 0

@@ -243,6 +243,18 @@ def test_scratch_is_shared_by_nobody(monkeypatch):
     assert shared.of_stream(3)[1] not in seen and device.allocations == 5
 
 
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_counters_start_as_zeros(stand_in_driver, vendor):
+    library, opened = stand_in_driver(vendor)
+    device = opened.device()
+    shared = Scratch(device, 1000, 300)
+    pairs = [shared.of_stream(stream) for stream in range(20)]  # more than are made at once
+    assert len({address for pair in pairs for address in pair}) == 40
+    assert all(device.copy_from_device(counters, shared.each) == bytes(shared.each) for _, counters in pairs)
+    assert ctypes.c_int.in_dll(library, "fake_mode").value == 0
+    assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value, "not the stream that waits for all others"
+
+
 def test_without_memory_to_share_pytorch_computes(ready, no_gpu):
     records, launches, _ = ready
     split = records[0]

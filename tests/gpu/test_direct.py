@@ -113,7 +113,7 @@ def test_the_launch_is_pytorchs(bias, dtype):
             if ours != theirs or not bits:
                 different.append((m, n, k, ours, theirs, bits))
     assert not different, f"{len(different)} differ, e.g. {different[:3]}"
-    assert learned > 0.8 * len(SIZES), "hardly any call was learned"
+    assert learned > 0.75 * len(SIZES), f"{learned} of {len(SIZES)} calls were learned"
 
 
 @known

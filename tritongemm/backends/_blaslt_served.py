@@ -38,7 +38,7 @@ class Solution:
     def __init__(self, problem: Problem, device: driver.Device, make: Callable[[], tuple[Plan, Algorithm]]) -> None:
         self._problem, self._make = problem, make
         self._made = make()
-        self._kernels = self._learned(device)
+        self._kernels = self._learn(device)
 
     @property
     def learned(self) -> bool:
@@ -56,7 +56,7 @@ class Solution:
         # A bias lies in the descriptor, which threads must not share then.
         return self._call(*(self._made if self._problem.bias == "none" else self._make()))
 
-    def _learned(self, device: driver.Device) -> tuple[Learned, ...] | None:
+    def _learn(self, device: driver.Device) -> tuple[Learned, ...] | None:
         """The kernels that the library would launch, where that can be told."""
         bound = self._call(*self._made)
 

@@ -1,4 +1,5 @@
-"""What a call queues, read from the graph that captures it: kernels in order, their shapes and parameters.
+"""What a call queues, read from the graph that captures it: kernels in order, their shapes and parameters, and memory set
+to zero between them.
 
 CUDA only: HIP's graphs do not tell how many bytes a parameter has. Layouts and numbers from cuda.h of CUDA 13.0.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import struct
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, byref, c_int, c_size_t, c_ubyte, c_uint, c_void_p
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ from dataclasses import dataclass, replace
 from tritongemm.hip_ext.kernel import Function, Grid, Prepared
 from tritongemm.hip_ext.symbols import BUFFER_POINTER, BUFFER_SIZE, CAPTURE_RELAXED, Api
 
-_KERNEL = 0  # CUgraphNodeType
+_KERNEL, _MEMSET = 0, 2  # CUgraphNodeType
 _CLUSTER, _POLICY = 4, 5  # CUlaunchAttributeID
 _ZERO = (2, 10)  # likewise: all programs at once, a domain of memory of its own
 _SPREAD = 1  # CUclusterSchedulingPolicy, that of every launch of ours
@@ -35,6 +37,17 @@ class _Node(ctypes.Structure):
     ]
 
 
+class _Memset(ctypes.Structure):
+    _fields_ = [  # CUDA_MEMSET_NODE_PARAMS
+        ("address", c_void_p),
+        ("pitch", c_size_t),
+        ("value", c_uint),
+        ("size", c_uint),  # of an element
+        ("width", c_size_t),  # elements
+        ("height", c_size_t),
+    ]
+
+
 class _Attribute(ctypes.Structure):
     _fields_ = [("numbers", c_uint * 3), ("pad", c_ubyte * 52)]  # CUlaunchAttributeValue
 
@@ -46,7 +59,7 @@ class Captured:
     Attributes:
         handle: of the loaded code.
         grid, block: thread blocks, threads of one.
-        cluster: neighbours along x that form a cluster.
+        cluster: neighbours along x, y, z that form a cluster.
         shared: bytes of dynamic shared memory.
         params: the parameter block.
         offsets: where each parameter starts in it; empty where the block was handed over whole.
@@ -56,7 +69,7 @@ class Captured:
     handle: int
     grid: Grid
     block: Grid
-    cluster: int
+    cluster: Grid
     shared: int
     params: bytes
     offsets: tuple[int, ...]
@@ -69,13 +82,51 @@ class Captured:
         return Prepared(api, code, shape, self.params, (self.cluster, self.overlap), self.offsets)
 
 
+@dataclass(frozen=True)
+class Cleared:
+    """Memory set to zero.
+
+    Attributes:
+        count: bytes.
+        params: where it starts.
+    """
+
+    count: int
+    params: bytes
+
+    def prepare(self, api: Api) -> Clearing:
+        """The same, whose address can be patched."""
+        return Clearing(api, self.count, self.params)
+
+
+class Clearing:
+    """Memory to be set to zero; not to be shared between threads."""
+
+    __slots__ = ("_address", "_api", "_call", "_count", "params")
+
+    def __init__(self, api: Api, count: int, params: bytes) -> None:
+        self._api, self._call, self._count = api, api.raw["memset"], count
+        self.params = bytearray(params)
+        self._address = c_void_p.from_buffer(self.params)
+
+    def launch(self, stream: int = 0) -> None:
+        """Queue it on the stream with this handle.
+
+        Raises:
+            DriverError: the driver refused it, or an earlier kernel has failed.
+        """
+        status = self._call(self._address, 0, self._count, stream)
+        if status:
+            raise self._api.error(self._api.symbol("memset"), status)
+
+
 def available(api: Api) -> bool:
     """Whether this vendor's drivers tell what a graph holds."""
     return bool(api.symbol("graph_nodes"))
 
 
-def kernels(api: Api, stream: int, queue: Callable[[], object]) -> list[Captured] | None:
-    """The kernels that a call queues on a stream, one after the other; nothing runs.
+def launches(api: Api, stream: int, queue: Callable[[], object]) -> list[Captured | Cleared] | None:
+    """What a call queues on a stream, one after the other; nothing runs.
 
     Args:
         api: the driver.
@@ -83,7 +134,7 @@ def kernels(api: Api, stream: int, queue: Callable[[], object]) -> list[Captured
         queue: queues them on that stream.
 
     Returns:
-        None where there is more to the call than kernels one after another, or a launch that `Prepared` can't repeat.
+        None where it is not one after the other, or anything that can't be repeated.
 
     Raises:
         DriverError: the driver refused something, or the call did.
@@ -102,7 +153,7 @@ def kernels(api: Api, stream: int, queue: Callable[[], object]) -> list[Captured
             api.calls["graph_destroy"](graph)
 
 
-def _chain(api: Api, graph: c_void_p) -> list[Captured] | None:
+def _chain(api: Api, graph: c_void_p) -> list[Captured | Cleared] | None:
     count, links = c_size_t(), c_size_t()
     api.calls["graph_nodes"](graph, None, byref(count))
     api.calls["graph_edges"](graph, None, None, None, byref(links))
@@ -117,20 +168,34 @@ def _chain(api: Api, graph: c_void_p) -> list[Captured] | None:
     if not set(how) <= _EDGES.keys() or any(following.get(b) != a for b, a in itertools.pairwise(nodes)):
         return None
     early = {node: _EDGES[kind] for node, kind in zip(after, how, strict=True)}
-    found: list[Captured] = []
+    found: list[Captured | Cleared] = []
     for node in nodes:
-        kernel = _kernel(api, node or 0)
-        if kernel is None:
+        launch = _launch(api, node or 0, early.get(node, False))
+        if launch is None:
             return None
-        found.append(replace(kernel, overlap=early.get(node, False)))
+        found.append(launch)
     return found
 
 
-def _kernel(api: Api, node: int) -> Captured | None:
-    kind, told = c_int(), _Node()
+def _launch(api: Api, node: int, early: bool) -> Captured | Cleared | None:
+    kind = c_int()
     api.calls["node_type"](node, byref(kind))
-    if kind.value != _KERNEL:
+    if kind.value == _KERNEL:
+        kernel = _kernel(api, node)
+        return None if kernel is None else replace(kernel, overlap=early)
+    return _memset(api, node) if kind.value == _MEMSET and not early else None
+
+
+def _memset(api: Api, node: int) -> Cleared | None:
+    told = _Memset()
+    api.calls["node_memset"](node, byref(told))
+    if told.value or told.height != 1:
         return None
+    return Cleared(told.width * told.size, struct.pack("<Q", told.address or 0))
+
+
+def _kernel(api: Api, node: int) -> Captured | None:
+    told = _Node()
     api.calls["node_kernel"](node, byref(told))
     handle = told.kernel or told.function
     pieces = list(_pieces(api, "kernel_param" if told.kernel else "function_param", handle))
@@ -144,11 +209,12 @@ def _kernel(api: Api, node: int) -> Captured | None:
     if not params:
         return None
     x, y, z = (max(1, c) for c in _attribute(api, node, _CLUSTER))
-    if (y, z) != (1, 1) or (x > 1 and _attribute(api, node, _POLICY)[0] != _SPREAD):
+    cluster = x, y, z
+    if cluster != (1, 1, 1) and _attribute(api, node, _POLICY)[0] != _SPREAD:
         return None
     if any(_attribute(api, node, other)[0] for other in _ZERO):
         return None
-    return Captured(handle, tuple(told.grid), tuple(told.block), x, told.shared, params, offsets)
+    return Captured(handle, tuple(told.grid), tuple(told.block), cluster, told.shared, params, offsets)
 
 
 def _attribute(api: Api, node: int, which: int) -> list[int]:

@@ -16,6 +16,7 @@ Grid = tuple[int, int, int]
 
 _PLAIN_SHARED = 48 * 1024  # what a CUDA kernel may use unless it asks for more
 _PORTABLE_CLUSTER = 8
+_ALONE: Grid = (1, 1, 1)  # no cluster
 _put_pointer = struct.Struct("<Q").pack_into
 
 
@@ -108,7 +109,7 @@ class Function:
         if self._api.vendor == "nvidia":
             self._allow(shared_bytes, cluster)
         by_address = offsets if self._api.vendor == "nvidia" else ()
-        return Prepared(self._api, self, (*grid, *block, shared_bytes), params, (cluster, overlap), by_address)
+        return Prepared(self._api, self, (*grid, *block, shared_bytes), params, ((cluster, 1, 1), overlap), by_address)
 
     def launch(
         self,
@@ -146,7 +147,7 @@ class Prepared:
         function: Function,
         shape: tuple[int, ...],
         params: bytes,
-        together: tuple[int, bool],
+        together: tuple[Grid, bool],
         offsets: Sequence[int],
     ) -> None:
         self._api, self.function = api, function
@@ -162,7 +163,7 @@ class Prepared:
             self._keep = ((c_void_p * 5)(*keys, symbols.BUFFER_END[api.vendor]), size)
             self._tail = (None, ctypes.cast(self._keep[0], c_void_p))
         self._config: _Config | None = None
-        if together != (1, False):
+        if together != (_ALONE, False):
             self._config = _extended(shape, *together)
             self._call = api.raw["launch_ex"]
             self._head: tuple[object, ...] = (byref(self._config), function.handle)
@@ -199,10 +200,10 @@ class Prepared:
             raise self._api.error(self._api.symbol("launch_ex" if self._config else "launch"), status)
 
 
-def _extended(shape: tuple[int, ...], cluster: int, overlap: bool) -> _Config:
+def _extended(shape: tuple[int, ...], cluster: Grid, overlap: bool) -> _Config:
     attributes, count = (_Attribute * 3)(), 0
-    if cluster > 1:
-        attributes[0].id, attributes[0].value[:3] = 4, (cluster, 1, 1)  # CLUSTER_DIMENSION
+    if cluster != _ALONE:
+        attributes[0].id, attributes[0].value[:3] = 4, cluster  # CLUSTER_DIMENSION
         attributes[1].id, attributes[1].value[0] = 5, 1  # CLUSTER_SCHEDULING_POLICY_PREFERENCE: spread
         count = 2
     if overlap:

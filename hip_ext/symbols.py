@@ -66,6 +66,7 @@ _CALLS: dict[str, tuple[str, str, tuple[Any, ...]]] = {
     "graph_edges": ("cuGraphGetEdges_v2", "", (c_void_p, _OUT, _OUT, _OUT, _OUT)),
     "node_type": ("cuGraphNodeGetType", "", (c_void_p, _OUT)),
     "node_kernel": ("cuGraphKernelNodeGetParams_v2", "", (c_void_p, _OUT)),
+    "node_memset": ("cuGraphMemsetNodeGetParams", "", (c_void_p, _OUT)),
     "node_attribute": ("cuGraphKernelNodeGetAttribute", "", (c_void_p, c_int, _OUT)),
     "kernel_param": ("cuKernelGetParamInfo", "", (c_void_p, c_size_t, _OUT, _OUT)),
     "function_param": ("cuFuncGetParamInfo", "", (c_void_p, c_size_t, _OUT, _OUT)),

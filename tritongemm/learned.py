@@ -15,7 +15,7 @@ from functools import partial
 
 from tritongemm.bound import Bound
 from tritongemm.hip_ext import captured, driver
-from tritongemm.hip_ext.captured import Captured
+from tritongemm.hip_ext.captured import Captured, Cleared, Clearing
 from tritongemm.hip_ext.kernel import Prepared
 
 Queue = Callable[[Mapping[str, int], int], object]
@@ -24,17 +24,17 @@ _WORD = 8  # bytes
 
 @dataclass(frozen=True)
 class Learned:
-    """One kernel of a call.
+    """One kernel of a call, or memory that it sets to zero.
 
     Attributes:
         kernel: its launch with the operands somewhere.
         places: by operand, offsets in the parameter block and what is added to its address there.
     """
 
-    kernel: Captured
+    kernel: Captured | Cleared
     places: Mapping[str, tuple[tuple[int, int], ...]]
 
-    def at(self, addresses: Mapping[str, int]) -> Captured:
+    def at(self, addresses: Mapping[str, int]) -> Captured | Cleared:
         """The launch with the operands at these addresses."""
         block = bytearray(self.kernel.params)
         for name, places in self.places.items():
@@ -66,7 +66,7 @@ def learn(device: driver.Device, names: Sequence[str], queue: Queue) -> tuple[Le
         streams.callback((there := device.stream()).destroy)
         for trial, stream in enumerate((here, here, there)):
             at = _addresses(names, trial)
-            launches = captured.kernels(device.api, stream.handle, partial(queue, at, stream.handle))
+            launches = captured.launches(device.api, stream.handle, partial(queue, at, stream.handle))
             if not launches:
                 return None
             found.append((at, launches))
@@ -92,7 +92,9 @@ def _addresses(names: Sequence[str], trial: int) -> dict[str, int]:
     return {n: a if n == "workspace" or trial < 2 else a + 16 for n, a in found.items()}
 
 
-def _compared(x: Captured, first: Mapping[str, int], y: Captured, second: Mapping[str, int]) -> Learned | None:
+def _compared(
+    x: Captured | Cleared, first: Mapping[str, int], y: Captured | Cleared, second: Mapping[str, int]
+) -> Learned | None:
     """One kernel of two captures, or None where more than addresses differ."""
     if replace(x, params=b"") != replace(y, params=b"") or len(x.params) != len(y.params):
         return None
@@ -127,7 +129,7 @@ def _put(places: Sequence[tuple[memoryview, int, int]]) -> Callable[[int], None]
     return put
 
 
-def _in_order(prepared: Sequence[Prepared]) -> Callable[[int], None]:
+def _in_order(prepared: Sequence[Prepared | Clearing]) -> Callable[[int], None]:
     if len(prepared) == 1:
         return prepared[0].launch
 

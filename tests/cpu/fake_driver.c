@@ -62,7 +62,7 @@ typedef struct {
 
 /* what the tests look at */
 int fake_devices = 2, fake_current = -1, fake_broken, fake_destroyed, fake_version = 13000;
-int fake_kind, fake_policy = 1, fake_fork, fake_mode, fake_together;
+int fake_kind, fake_policy = 1, fake_fork, fake_mode, fake_together, fake_rows = 1;
 unsigned fake_last[7], fake_cluster, fake_spread, fake_limit, fake_prefer, fake_wide, fake_overlap;
 void *fake_last_stream;
 
@@ -73,7 +73,7 @@ static int recorded_count;
 /* how each of them was launched */
 static struct {
   unsigned shape[7], cluster, overlap;
-  int whole;
+  int whole, zeroes;
 } launched[16];
 
 static status run(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
@@ -92,8 +92,8 @@ static status run(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned b
   fake_last_stream = s;
   if (capturing) {
     memcpy(launched[recorded_count].shape, shape, sizeof shape);
-    launched[recorded_count].cluster = fake_cluster / 100, launched[recorded_count].overlap = fake_overlap;
-    launched[recorded_count].whole = !params;
+    launched[recorded_count].cluster = fake_cluster, launched[recorded_count].overlap = fake_overlap;
+    launched[recorded_count].whole = !params, launched[recorded_count].zeroes = 0;
     recorded[recorded_count++] = job;
     return VALUE;
   }
@@ -144,6 +144,11 @@ status N(cuMemcpyHtoD, hipMemcpyHtoD)(address to, COPY_SOURCE from, size_t n) {
 }
 status N(cuMemcpyDtoH, hipMemcpyDtoH)(void *to, address from, size_t n) { return memcpy(to, (void *)from, n), VALUE; }
 status N(cuMemsetD8Async, hipMemsetD8Async)(address to, unsigned char v, size_t n, stream s) {
+  if (capturing) {
+    memset(&launched[recorded_count], 0, sizeof *launched), launched[recorded_count].zeroes = 1;
+    recorded[recorded_count++] = (fill){(int32_t *)to, (int32_t)n, v};
+    return VALUE;
+  }
   return memset((void *)to, v, n), fake_last_stream = s, VALUE;
 }
 
@@ -203,7 +208,8 @@ status N(cuGraphInstantiateWithFlags, hipGraphInstantiateWithFlags)(graph_exec *
 }
 status N(cuGraphLaunch, hipGraphLaunch)(graph_exec e, stream s) {
   for (int k = 0; k < (intptr_t)e; k++)
-    for (int i = 0; i < recorded[k].n; i++) recorded[k].to[i] = recorded[k].value;
+    if (launched[k].zeroes) memset(recorded[k].to, recorded[k].value, recorded[k].n);
+    else for (int i = 0; i < recorded[k].n; i++) recorded[k].to[i] = recorded[k].value;
   return VALUE;
 }
 status N(cuGraphExecDestroy, hipGraphExecDestroy)(graph_exec e) { return fake_destroyed++, VALUE; }
@@ -250,7 +256,16 @@ CUresult cuGraphGetEdges_v2(CUgraph g, CUgraphNode *from, CUgraphNode *to, CUgra
   }
   return *count = edges, VALUE;
 }
-CUresult cuGraphNodeGetType(CUgraphNode n, CUgraphNodeType *t) { return *t = (CUgraphNodeType)fake_kind, VALUE; }
+CUresult cuGraphNodeGetType(CUgraphNode n, CUgraphNodeType *t) {
+  int zeroes = launched[(intptr_t)n - 1].zeroes;
+  return *t = zeroes ? CU_GRAPH_NODE_TYPE_MEMSET : (CUgraphNodeType)fake_kind, VALUE;
+}
+CUresult cuGraphMemsetNodeGetParams(CUgraphNode n, CUDA_MEMSET_NODE_PARAMS *p) {
+  fill *job = &recorded[(intptr_t)n - 1];
+  *p = (CUDA_MEMSET_NODE_PARAMS){.dst = (CUdeviceptr)job->to, .value = job->value, .elementSize = 4,
+                                 .width = job->n / 4, .height = fake_rows};
+  return VALUE;
+}
 CUresult cuGraphKernelNodeGetParams(CUgraphNode n, CUDA_KERNEL_NODE_PARAMS *p) {
   static void *values[3], *extra[5];
   static size_t size = sizeof(fill);
@@ -267,8 +282,9 @@ CUresult cuGraphKernelNodeGetParams(CUgraphNode n, CUDA_KERNEL_NODE_PARAMS *p) {
 }
 CUresult cuGraphKernelNodeGetAttribute(CUgraphNode n, CUkernelNodeAttrID a, CUkernelNodeAttrValue *v) {
   memset(v, 0, sizeof *v);
-  if (a == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && launched[(intptr_t)n - 1].cluster)
-    v->clusterDim.x = launched[(intptr_t)n - 1].cluster, v->clusterDim.y = v->clusterDim.z = 1;
+  unsigned cluster = launched[(intptr_t)n - 1].cluster;
+  if (a == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+    v->clusterDim.x = cluster / 100, v->clusterDim.y = cluster / 10 % 10, v->clusterDim.z = cluster % 10;
   if (a == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) v->cooperative = fake_together;
   if (a == CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE)
     v->clusterSchedulingPolicyPreference = (CUclusterSchedulingPolicy)fake_policy;

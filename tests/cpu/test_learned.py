@@ -12,6 +12,7 @@ from tritongemm import learned
 from tritongemm.errors import DriverError
 from tritongemm.hip_ext import captured
 from tritongemm.hip_ext.captured import Captured
+from tritongemm.hip_ext.kernel import Prepared
 from tritongemm.learned import Learned
 
 CODE = b"co\0de and more"
@@ -46,8 +47,8 @@ def test_a_call_of_two_kernels_is_repeated_elsewhere(nvidia, offsets):
     found = learned.learn(device, ("a", "c", "workspace"), queue)
     assert [k.places for k in found] == [{"c": ((0, 64),)}, {"workspace": ((0, 0),)}]
     assert [(k.kernel.cluster, k.kernel.overlap, k.kernel.offsets) for k in found] == [
-        (1, False, offsets),
-        (2, True, offsets),
+        ((1, 1, 1), False, offsets),
+        ((2, 1, 1), True, offsets),
     ]
     c, workspace = device.alloc(256), device.alloc(256)
     for address in (c, workspace):
@@ -64,6 +65,53 @@ def test_a_call_of_two_kernels_is_repeated_elsewhere(nvidia, offsets):
     assert list((ctypes.c_uint * 7).in_dll(library, "fake_last")) == [4, 1, 1, 128, 1, 1, 64]
     assert ctypes.c_uint.in_dll(library, "fake_cluster").value == 211
     assert ctypes.c_uint.in_dll(library, "fake_overlap").value == 1
+
+
+def test_memory_set_to_zero_is_part_of_a_call(nvidia):
+    library, device, fill = nvidia
+
+    def queue(at, stream):
+        device.memset(at["workspace"] + 32, 0, 16, stream)
+        fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
+
+    found = learned.learn(device, ("c", "workspace"), queue)
+    assert [k.places for k in found] == [{"workspace": ((0, 32),)}, {"c": ((0, 0),)}]
+    c, workspace = device.alloc(256), device.alloc(256)
+    device.memset(workspace, 9, 256)
+    bound = learned.bind(device, found)
+    bound.put("c")(c)
+    bound.put("workspace")(workspace)
+    bound.launch(6)
+    assert device.copy_from_device(workspace, 64) == bytes([9] * 32 + [0] * 16 + [9] * 16)
+    assert device.copy_from_device(c, 16) == struct.pack("<4i", *[7] * 4)
+    assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value == 6
+
+
+@pytest.mark.parametrize(("value", "rows"), [(7, 1), (0, 2)], ids=["to another number", "in rows"])
+def test_memory_set_otherwise_is_turned_down(nvidia, value, rows):
+    library, device, fill = nvidia
+
+    def queue(at, stream):
+        device.memset(at["workspace"], value, 16, stream)
+        fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
+
+    poke(library, "rows", rows)
+    assert learned.learn(device, ("c", "workspace"), queue) is None
+
+
+def test_a_cluster_of_rows_and_columns_is_repeated(nvidia):
+    library, device, fill = nvidia
+    shape = (*SHAPE[0], *SHAPE[1], SHAPE[2])
+
+    def queue(at, stream):
+        Prepared(device.api, fill, shape, block(at["c"], 4, 7), ((2, 3, 1), False), ()).launch(stream)
+
+    (found,) = learned.learn(device, ("c",), queue)
+    assert found.kernel.cluster == (2, 3, 1)
+    bound = learned.bind(device, [found])
+    bound.put("c")(device.alloc(256))
+    bound.launch(1)
+    assert ctypes.c_uint.in_dll(library, "fake_cluster").value == 231
 
 
 CALLS = {
@@ -117,8 +165,8 @@ def twice(fill):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("kind", 2), ("policy", 2), ("fork", 1), ("together", 1)],
-    ids=["memory set", "clusters elsewhere", "no chain", "all programs at once"],
+    [("kind", 1), ("policy", 2), ("fork", 1), ("together", 1)],
+    ids=["memory copied", "clusters elsewhere", "no chain", "all programs at once"],
 )
 def test_more_than_kernels_in_order_is_turned_down(nvidia, name, value):
     library, device, fill = nvidia
@@ -142,6 +190,6 @@ def test_a_driver_that_does_not_tell(stand_in_driver):
 
 
 def test_what_was_learned_says_where_it_would_be():
-    kernel = Captured(77, (1, 1, 1), (32, 1, 1), 1, 0, bytes(24), ())
+    kernel = Captured(77, (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, bytes(24), ())
     known = Learned(kernel, {"a": ((0, 0), (16, 128)), "b": ((8, 0),)})
     assert known.at({"a": 1 << 20, "b": 3}) == replace(kernel, params=struct.pack("<3Q", 1 << 20, 3, (1 << 20) + 128))

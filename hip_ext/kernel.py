@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_uint, c_void_p
-from functools import cached_property
+from functools import cached_property, partial
 
 from tritongemm.errors import UnavailableError
 from tritongemm.hip_ext import symbols
@@ -139,7 +139,7 @@ class Function:
 class Prepared:
     """A launch with everything but the stream fixed. Not to be shared between threads while being patched."""
 
-    __slots__ = ("_api", "_block", "_call", "_config", "_head", "_keep", "_tail", "function", "params")
+    __slots__ = ("_api", "_block", "_config", "_go", "_keep", "function", "params")
 
     def __init__(
         self,
@@ -157,19 +157,18 @@ class Prepared:
         start, size = ctypes.addressof(self._block), ctypes.c_size_t(len(params))
         if offsets:
             self._keep: tuple[object, ...] = ((c_void_p * len(offsets))(*(start + offset for offset in offsets)),)
-            self._tail: tuple[object, ...] = (ctypes.cast(self._keep[0], c_void_p), None)
+            where: tuple[object, object] = ctypes.cast(self._keep[0], c_void_p), None
         else:
             keys = symbols.BUFFER_POINTER, start, symbols.BUFFER_SIZE, ctypes.addressof(size)
             self._keep = ((c_void_p * 5)(*keys, symbols.BUFFER_END[api.vendor]), size)
-            self._tail = (None, ctypes.cast(self._keep[0], c_void_p))
+            where = None, ctypes.cast(self._keep[0], c_void_p)
         self._config: _Config | None = None
-        if together != (_ALONE, False):
+        if api.symbol("launch_ex"):  # fewer arguments, which cost time each
             self._config = _extended(shape, *together)
-            self._call = api.raw["launch_ex"]
-            self._head: tuple[object, ...] = (byref(self._config), function.handle)
+            self._go: Callable[..., int] = partial(api.raw["launch_ex"], byref(self._config), function.handle, *where)
         else:
-            self._call = api.raw["launch"]
-            self._head = (function.handle, *map(c_uint, shape))
+            launch, head = api.raw["launch"], (function.handle, *map(c_uint, shape))
+            self._go = lambda stream: launch(*head, stream, *where)
 
     def set_pointer(self, offset: int, address: int) -> None:
         """Put another device address at byte `offset` of the parameter block."""
@@ -192,10 +191,10 @@ class Prepared:
             DriverError: the driver refused it, or an earlier kernel has failed.
         """
         if self._config is None:
-            status = self._call(*self._head, stream, *self._tail)
+            status = self._go(stream)
         else:
             self._config.stream = stream
-            status = self._call(*self._head, *self._tail)
+            status = self._go()
         if status:
             raise self._api.error(self._api.symbol("launch_ex" if self._config else "launch"), status)
 

@@ -15,7 +15,7 @@ from tritongemm.hip_ext import libraries
 _OUT = c_void_p  # address of a result; ctypes.byref() goes in
 
 # role: (CUDA symbol, HIP symbol, argument types); "" where a vendor has no such call
-_CALLS: dict[str, tuple[str, str, tuple[Any, ...]]] = {
+_CALLS: dict[str, tuple[str, str, tuple[Any, ...] | None]] = {
     "init": ("cuInit", "hipInit", (c_uint,)),
     "driver_version": ("cuDriverGetVersion", "hipDriverGetVersion", (_OUT,)),
     "device_count": ("cuDeviceGetCount", "hipGetDeviceCount", (_OUT,)),
@@ -41,12 +41,8 @@ _CALLS: dict[str, tuple[str, str, tuple[Any, ...]]] = {
     "function_attribute": ("cuFuncGetAttribute", "hipFuncGetAttribute", (_OUT, c_int, c_void_p)),
     "function_set": ("cuFuncSetAttribute", "", (c_void_p, c_int, c_int)),
     "function_cache": ("cuFuncSetCacheConfig", "", (c_void_p, c_int)),
-    "launch": (
-        "cuLaunchKernel",
-        "hipModuleLaunchKernel",
-        (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p),
-    ),
-    "launch_ex": ("cuLaunchKernelEx", "", (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "launch": ("", "hipModuleLaunchKernel", (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p)),
+    "launch_ex": ("cuLaunchKernelEx", "", None),  # its arguments are ctypes objects already
     "stream_create": ("cuStreamCreate", "hipStreamCreateWithFlags", (_OUT, c_uint)),
     "stream_destroy": ("cuStreamDestroy_v2", "hipStreamDestroy", (c_void_p,)),
     "stream_synchronize": ("cuStreamSynchronize", "hipStreamSynchronize", (c_void_p,)),
@@ -195,7 +191,9 @@ def _bind_call(api: Api, role: str) -> None:
     except AttributeError:
         api.calls[role] = api.raw[role] = missing
         return
-    checked.argtypes = raw.argtypes = _CALLS[role][2]
+    types = _CALLS[role][2]
+    if types is not None:
+        checked.argtypes = raw.argtypes = types
     checked.restype = raw.restype = c_int
     checked.errcheck = check
     api.calls[role], api.raw[role] = checked, raw

@@ -130,11 +130,12 @@ def _put(places: Sequence[tuple[memoryview, int, int]]) -> Callable[[int], None]
 
 
 def _in_order(prepared: Sequence[Prepared | Clearing]) -> Callable[[int], None]:
-    if len(prepared) == 1:
-        return prepared[0].launch
+    launches = [each.launch for each in prepared]
+    if len(launches) == 1:
+        return launches[0]
 
     def launch(stream: int) -> None:
-        for each in prepared:
-            each.launch(stream)
+        for each in launches:
+            each(stream)
 
     return launch

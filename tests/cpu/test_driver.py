@@ -230,7 +230,7 @@ def test_refusals_carry_call_code_name_and_text(fake, vendor):
     with pytest.raises(DriverError, match="in words") as caught:
         function.launch((1, 1, 1), (2048, 1, 1), 0, block(0, 0, 0))
     call, name = {
-        "nvidia": ("cuLaunchKernel", "CUDA_ERROR_INVALID_VALUE"),
+        "nvidia": ("cuLaunchKernelEx", "CUDA_ERROR_INVALID_VALUE"),
         "amd": ("hipModuleLaunchKernel", "hipErrorInvalidValue"),
     }[vendor]
     assert (caught.value.call, caught.value.code, caught.value.name) == (call, 1, name)

@@ -17,9 +17,10 @@ from tritongemm.errors import DriverError, UnavailableError
 from tritongemm.hip_ext import toolchain
 from tritongemm.hip_ext.shared_object import PreparedCall
 from tritongemm.launch import Buffer, HostCall, Param
+from tritongemm.loaded import Hosted
 from tritongemm.problem import Problem
 from tritongemm.record import Record
-from tritongemm.served import Hosted, is_kernel
+from tritongemm.served import is_kernel
 
 SM90 = target.load("sm90")
 BF16 = Problem(1024, 4096, 4096, "bf16", "bf16", "bf16", True, False)

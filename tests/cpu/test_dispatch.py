@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 import tritongemm
-from tritongemm import served, settings
+from tritongemm import loaded, settings
 from tritongemm.config import Config
 from tritongemm.dispatch import Dispatcher, records_of, servable
 from tritongemm.errors import DriverError, InputError
@@ -206,7 +206,7 @@ def test_explains_the_library_and_a_kernel(gpu):
     dispatcher, empty = gpu
     won, lost = record(problem(16, 32, 64)), record(problem(2, 32, 64), winner="torch")
     assert dispatcher.load([won, lost, record(replace(won.problem, row_major_b=True))]) == 2
-    kernel = served.Kernel(won, None, None)
+    kernel = loaded.Kernel(won, None, None)
     dispatcher._devices[0] = device({won.problem: kernel})
     w = empty(32, 64)
     assert say(dispatcher, empty(4, 4, 64), w) == f"exact: {TILE.name} (2.00 us, 1.50x torch)"
@@ -277,7 +277,7 @@ def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(gpu, monk
     assert [dispatcher.run(x, w, None, None).shape for _ in range(4)] == [(3, 32)] * 4
     won = record(problem(3, 32, 64))
     dispatcher.load([won])
-    dispatcher._devices[0] = device({won.problem: served.Kernel(won, None, None)})
+    dispatcher._devices[0] = device({won.problem: loaded.Kernel(won, None, None)})
     with pytest.raises(DriverError):
         dispatcher.run(x, w, None, None)
 

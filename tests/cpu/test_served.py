@@ -16,7 +16,7 @@ import torch
 import triton
 from torch.nn import functional
 
-from tritongemm import served, settings, target
+from tritongemm import loaded, served, settings, target
 from tritongemm.call import Call
 from tritongemm.compile import Cache
 from tritongemm.config import Config
@@ -140,7 +140,7 @@ def aligned(*shape: int) -> torch.Tensor:
     return flat[skip : skip + count].view(shape)
 
 
-def called(kernel: served.Kernel, shared: Scratch | None, shape: tuple[int, int]) -> Call:
+def called(kernel: loaded.Kernel, shared: Scratch | None, shape: tuple[int, int]) -> Call:
     device = Device()
     stand_in = SimpleNamespace(index=-1, place=torch.device("cpu"), device=device, scratch=shared)
     return Call(kernel, stand_in, shape, torch.bfloat16)
@@ -150,7 +150,7 @@ def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
     (split, *_), launches, _ = ready
     launch, function = launches[split.problem], Function()
     assert launch.grid == (2 * 2, 2, 1)
-    kernel = served.Kernel(split, launch, function)
+    kernel = loaded.Kernel(split, launch, function)
     assert kernel.bytes("workspace") == 4 * 2 * 32 * 64 and kernel.bytes("semaphore") == 4 * 4
     shared = Scratch(Device(), kernel.bytes("workspace"), kernel.bytes("semaphore"))
     call = called(kernel, shared, (20, 48))
@@ -172,7 +172,7 @@ def test_tensor_maps_follow_their_operands(ready, no_gpu, monkeypatch):
     for one, described in zip(records, ("ab", "abc", "abbcc", "aabcc"), strict=True):
         p = one.problem
         launch, function = launches[p], Function()
-        call = called(served.Kernel(one, launch, function), None, (p.m, p.n))
+        call = called(loaded.Kernel(one, launch, function), None, (p.m, p.n))
         x, w, bias = aligned(p.m, p.k), aligned(p.n, p.k), aligned(p.n) if p.bias == "n" else None
         out = call(x, w, bias, None)
         assert list(function.offsets) == launch.offsets()
@@ -192,7 +192,7 @@ def test_tensor_maps_follow_their_operands(ready, no_gpu, monkeypatch):
 def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):
     (split, *_), launches, _ = ready
     function = Function()
-    call = called(served.Kernel(split, launches[split.problem], function), Scratch(Device(), 9, 9), (20, 48))
+    call = called(loaded.Kernel(split, launches[split.problem], function), Scratch(Device(), 9, 9), (20, 48))
     x, w = aligned(20, 160).normal_(), aligned(48, 160).normal_()
     strided = aligned(160, 20).normal_().T
     odd = aligned(20 * 160 + 1).normal_()[1:].view(20, 160)
@@ -260,7 +260,7 @@ def test_without_memory_to_share_pytorch_computes(ready, no_gpu):
     split = records[0]
     device, function = Device(), Function()
     shared = Scratch(device, 9, 9)
-    call = called(served.Kernel(split, launches[split.problem], function), shared, (20, 48))
+    call = called(loaded.Kernel(split, launches[split.problem], function), shared, (20, 48))
     device.full = True
     with pytest.raises(ScratchError, match="OUT_OF_MEMORY"):
         shared.of_stream(0)

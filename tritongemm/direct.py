@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tritongemm.errors import TritonGemmError
+from tritongemm.fallback import precision
 from tritongemm.problem import Problem
 from tritongemm.scratch import Scratch
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Direct:
-    """PyTorch's kernels on one device, each asked for once.
+    """PyTorch's kernels on one device, each asked for once; those of float32 once for each of its precisions.
 
     Args:
         place: the device; its scratch memory grows to what PyTorch gives the library, where a kernel needs any.
@@ -30,22 +31,23 @@ class Direct:
     MOST = 8192  # problems; sequences of any length must not fill the memory
 
     def __init__(self, place: Place) -> None:
-        self._place, self._found, self._lock = place, dict[Problem, "Solution | None"](), threading.Lock()
+        self._place, self._found, self._lock = place, dict[tuple[Problem, str], "Solution | None"](), threading.Lock()
 
     def find(self, problem: Problem) -> Solution | None:
         """The kernel for a problem; None where it isn't known which it is, or first asked for during a capture."""
-        if problem not in self._found:
+        key = problem, precision() if problem.dtype_a == "fp32" else "fp32"
+        if key not in self._found:
             with torch.cuda.device(self._place.index):
                 if torch.cuda.is_current_stream_capturing():
                     return None
                 with self._lock:
-                    if problem not in self._found:  # or another thread has asked meanwhile
+                    if key not in self._found:  # or another thread has asked meanwhile
                         if len(self._found) >= self.MOST:
                             self._found.clear()
-                        self._found[problem] = self._ask(problem)
-        return self._found.get(problem)
+                        self._found[key] = self._ask(*key)
+        return self._found.get(key)
 
-    def _ask(self, problem: Problem) -> Solution | None:
+    def _ask(self, problem: Problem, compute: str) -> Solution | None:
         from tritongemm.backends import _blaslt_pytorch, _blaslt_served
 
         place = self._place
@@ -54,7 +56,7 @@ class Direct:
             return None
         try:  # whatever goes wrong, PyTorch is there
             with place.device.relaxed():
-                found = _blaslt_served.first(problem, most, place.index, place.device)
+                found = _blaslt_served.first(problem, compute, most, place.index, place.device)
                 have, each = (place.scratch.workspace, place.scratch.each) if place.scratch else (0, 0)
                 if have < found.bytes("workspace"):
                     place.scratch = Scratch(place.device, most, each)  # calls that are ready keep theirs

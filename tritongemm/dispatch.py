@@ -24,7 +24,7 @@ from tritongemm import settings
 from tritongemm.bound import Bindable
 from tritongemm.call import Call
 from tritongemm.errors import InputError, TritonGemmError
-from tritongemm.fallback import NAMES, is_plain, linear, output_dtype
+from tritongemm.fallback import NAMES, is_plain, linear, output_dtype, precision
 from tritongemm.problem import Problem
 from tritongemm.record import Record
 from tritongemm.served import Served
@@ -32,6 +32,7 @@ from tritongemm.served import Served
 _MOST_CALLS = 8192  # of one thread; sequences of any length must not fill the memory
 _OFTEN = 64  # calls; a model of 32 layers has come by twice
 Serve = Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Tensor]
+Plan = Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Serve]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Verdict:
         kernel, served: what is launched, and the device that it is loaded on; None where PyTorch is called. Other than
             for ``exact`` it is PyTorch's own kernel.
         lasting: whether an equal call will get the same verdict until other records are loaded.
+        precise: whether that holds only while PyTorch's float32 precision stays as it is.
     """
 
     kind: str
@@ -51,6 +53,7 @@ class Verdict:
     kernel: Bindable | None = None
     served: Served | None = None
     lasting: bool = True
+    precise: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
@@ -71,7 +74,7 @@ class Waiting:
 
     __slots__ = ("_left", "_plan")
 
-    def __init__(self, plan: Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Serve]) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._left, self._plan = _OFTEN, plan
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
@@ -79,6 +82,24 @@ class Waiting:
         if self._left > 0:
             return functional.linear(x, w, bias)
         return self._plan(x, w, bias, out_dtype)(x, w, bias, out_dtype)
+
+
+class Precise:
+    """What serves a float32 call while PyTorch's precision stays as it is.
+
+    Args:
+        serve: it.
+        plan: what to do after a change; takes a call's arguments.
+    """
+
+    __slots__ = ("_plan", "_precision", "_serve")
+
+    def __init__(self, serve: Serve, plan: Plan) -> None:
+        self._serve, self._plan, self._precision = serve, plan, precision()
+
+    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+        serve = self._serve if precision() == self._precision else self._plan(x, w, bias, out_dtype)
+        return serve(x, w, bias, out_dtype)
 
 
 class Calls(threading.local):
@@ -159,8 +180,6 @@ class Dispatcher:
         calls = self.calls
         verdict = self.verdict(x, w, bias, out_dtype, often)
         made: Serve = plainly if is_plain(x, w, out_dtype) else linear
-        if not often and made is plainly and verdict.kind == "fallback" and x.is_cuda:
-            made = Waiting(partial(self.plan, key, often=True))
         if verdict.kernel is not None and verdict.served is not None:
             shape = (*x.shape[:-1], w.shape[0])
             try:
@@ -168,6 +187,11 @@ class Dispatcher:
             except (TritonGemmError, LookupError):
                 if verdict.kind == "exact":
                     raise
+        again = partial(self.plan, key, often=True)
+        if not often and made is plainly and verdict.kind == "fallback" and x.is_cuda:
+            made = Waiting(again)
+        elif verdict.precise:
+            made = Precise(made, again)
         if verdict.lasting and x.layout == w.layout == torch.strided:  # a dense call has the same key
             if len(calls.table) >= _MOST_CALLS:
                 calls.table.clear()
@@ -191,6 +215,9 @@ class Dispatcher:
             return Verdict("fallback", text, lasting=False)
         record = self.records.get((served.arch, problem))
         kernel = served.kernels.get(problem) if record else None
+        precise = problem.dtype_a == "fp32"
+        if precise and kernel is not None and served.tf32 and precision() == "fp32":
+            kernel = "tuned in tf32, while PyTorch multiplies float32 in full (torch.backends.cuda.matmul.allow_tf32)"
         if record is None or kernel is None or isinstance(kernel, str):
             reason = kernel if isinstance(kernel, str) else None
             kind, text = self._no_kernel(problem, served.arch, record, reason)
@@ -198,11 +225,13 @@ class Dispatcher:
             asked = x.dim() > 1 and (often or kind == "library")
             direct = served.direct.find(problem) if asked else None
             if direct is None:
-                return Verdict(kind, text, lasting=not torch.cuda.is_current_stream_capturing())
+                lasting = not torch.cuda.is_current_stream_capturing()
+                return Verdict(kind, text, lasting=lasting, precise=precise and kernel is not None)
             since = "" if kind == "library" else f" from call {_OFTEN} on"
-            return Verdict(kind, f"{text}; PyTorch's kernel, called directly{since}", direct, served)
+            return Verdict(kind, f"{text}; PyTorch's kernel, called directly{since}", direct, served, precise=precise)
         gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
-        return Verdict("exact", f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})", kernel, served)
+        text = f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})"
+        return Verdict("exact", text, kernel, served, precise=precise)
 
     def _no_kernel(self, problem: Problem, arch: str, record: Record | None, reason: str | None) -> tuple[str, str]:
         """Kind and text of a verdict without a tuned kernel."""

@@ -11,6 +11,7 @@ from tritongemm.dtypes import DTYPES
 NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
 _FP8 = frozenset(t for t, name in NAMES.items() if DTYPES[name].is_fp8)
 _NARROW = _FP8 | {torch.int8}
+_precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # since PyTorch 2.9
 
 
 def output_dtype(x: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
@@ -23,6 +24,13 @@ def output_dtype(x: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
 def is_plain(x: Tensor, w: Tensor, out_dtype: torch.dtype | None) -> bool:
     """Whether ``torch.nn.functional.linear`` takes these dtypes and gives the one asked for."""
     return x.dtype == w.dtype and out_dtype in (None, x.dtype) and x.dtype not in _NARROW
+
+
+def precision() -> str:
+    """How PyTorch multiplies float32 on a GPU, as it is set now: ``fp32``, in full, or ``tf32``."""
+    if _precision is None:
+        return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
+    return "tf32" if _precision("cuda", "matmul") == "tf32" else "fp32"
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:

@@ -30,7 +30,8 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
 
     For inference: under enabled gradients, with an operand that requires one, and in forward mode PyTorch computes it
     differentiably. Under autocast operands are cast as for a linear layer. PyTorch's settings (reduced precision,
-    determinism) count as they are when a size is first asked for.
+    determinism) count as they are when a size is first asked for, but that of float32's precision at every call: kernels
+    tuned in tf32 serve while PyTorch is set to it.
 
     Args:
         x: [..., K] activations; kernels take dense rows on a GPU.

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,13 @@ class Served:
             for (target, problem), record in records.items():
                 if target == self.arch and record.winner in ("torch", record.library):
                     self.direct.find(problem)
+
+    @cached_property
+    def tf32(self) -> bool:
+        """Whether kernels were tuned to round float32 operands to tf32."""
+        from tritongemm import target
+
+        return self.arch in target.names() and target.load(self.arch).has("tf32")
 
     def _load(self, records: Sequence[Record]) -> None:
         from tritongemm import machine

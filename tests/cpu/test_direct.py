@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tritongemm.backends import _blaslt_pytorch
+from tritongemm.backends import _blaslt_pytorch, _blaslt_served
 from tritongemm.backends import blaslt as backend
 from tritongemm.call import Call
 from tritongemm.direct import Direct
@@ -44,14 +44,15 @@ def test_known_problems(known):
     assert _blaslt_pytorch.workspace(problem(1, 2, 3), "sm90") == 4096
     assert _blaslt_pytorch.workspace(problem(1, 2, 3, "n", "fp16"), "sm90") == 64
     assert _blaslt_pytorch.workspace(problem(1, 2, 3), "gfx942") is None
-    assert _blaslt_pytorch.workspace(problem(1, 2, 3, dtype="fp32"), "sm90") is None
+    assert _blaslt_pytorch.workspace(problem(1, 2, 3, dtype="fp32"), "sm90") == 4096
+    assert _blaslt_pytorch.workspace(problem(1, 2, 3, dtype="int8"), "sm90") is None
     assert _blaslt_pytorch.workspace(replace(problem(1, 2, 3), dtype_c="fp32"), "sm90") is None
 
 
-def test_one_column_or_product_with_a_bias_is_pytorchs_own_affair(known):
-    for n, k in ((1, 3), (3, 1)):
-        assert _blaslt_pytorch.workspace(problem(2, n, k), "sm90") == 4096
-        assert _blaslt_pytorch.workspace(problem(2, n, k, "n"), "sm90") is None
+def test_what_is_no_product_of_matrices_is_pytorchs_own_affair(known):
+    assert _blaslt_pytorch.workspace(problem(2, 1, 3), "sm90") == 4096
+    for other in (problem(2, 1, 3, "n"), problem(1, 1, 3), problem(2, 3, 1), problem(2, 3, 1, "n")):
+        assert _blaslt_pytorch.workspace(other, "sm90") is None
 
 
 def test_another_release_is_not_known(known, monkeypatch):
@@ -131,7 +132,6 @@ def place(known, monkeypatch, tmp_path):
     library = blaslt.Library(blaslt_tables.TABLES["nvidia"], ctypes.CDLL(str(made)))
     monkeypatch.setattr(backend, "library", lambda: library)
     monkeypatch.setattr(backend, "_vendor", lambda: "nvidia")
-    monkeypatch.setattr(_blaslt_pytorch, "_DTYPES", ("fp32",))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for name, value in {"_stream": lambda i: 0, "_capturing": lambda: False, "_current": lambda: -1}.items():
         monkeypatch.setattr(f"tritongemm.call.{name}", value)
@@ -149,6 +149,17 @@ def test_it_computes_and_is_asked_for_once(place, bias):
     call = Call(solution, place.here, (4, 8), torch.float32)
     x, w, added = torch.randn(4, 16), torch.randn(8, 16), torch.randn(8) if bias == "n" else None
     torch.testing.assert_close(call(x, w, added, None), torch.nn.functional.linear(x, w, added))
+
+
+def test_float32_is_asked_for_as_pytorch_is_set(place, monkeypatch):
+    asked, first = [], _blaslt_served.first
+    monkeypatch.setattr(_blaslt_served, "first", lambda p, how, *rest: asked.append(how) or first(p, how, *rest))
+    found, float32 = Direct(place.here), problem(4, 8, 16, dtype="fp32")
+    for precision in ("fp32", "tf32", "fp32", "tf32"):
+        monkeypatch.setattr("tritongemm.direct.precision", lambda precision=precision: precision)
+        assert found.find(float32) is not None
+        found.find(problem(4, 8, 16))
+    assert asked == ["fp32", "fp32", "tf32"]  # bf16 once
 
 
 def test_scratch_grows_to_what_pytorch_gives(place, monkeypatch):

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 import tritongemm
-from tritongemm import loaded, settings
+from tritongemm import fallback, loaded, settings
 from tritongemm.config import Config
 from tritongemm.dispatch import Dispatcher, records_of, servable
 from tritongemm.errors import DriverError, InputError
@@ -37,9 +37,10 @@ def record(of: Problem, config: Config = TILE, **changes: object) -> Record:
     return replace(made, library_seconds=3e-6, **changes)
 
 
-def device(kernels: dict | None = None, direct: object = None) -> SimpleNamespace:
+def device(kernels: dict | None = None, direct: object = None, tf32: bool = True) -> SimpleNamespace:
     """Stands in for `Served`; PyTorch's kernels are all `direct`."""
-    return SimpleNamespace(arch="sm90", kernels=kernels or {}, index=0, direct=SimpleNamespace(find=lambda _: direct))
+    find = SimpleNamespace(find=lambda _: direct)
+    return SimpleNamespace(arch="sm90", kernels=kernels or {}, index=0, direct=find, tf32=tf32)
 
 
 @pytest.mark.parametrize("lead", [(), (7,), (2, 3)])
@@ -247,6 +248,62 @@ def test_a_size_never_tuned_is_asked_for_once_it_is_called_often(gpu, monkeypatc
     dispatcher.load([record(problem(9, 32, 64), winner="torch")])
     dispatcher._devices[0] = device(direct=direct)
     assert dispatcher.run(empty(9, 64), w, None, None) == "called directly"
+
+
+@pytest.fixture
+def precision(monkeypatch):
+    """Sets PyTorch's float32 precision."""
+
+    def be(value: str) -> None:
+        monkeypatch.setattr("tritongemm.dispatch.precision", lambda: value)
+
+    return be
+
+
+def test_kernels_tuned_in_tf32_serve_while_pytorch_is_set_to_it(gpu, precision):
+    dispatcher, empty = gpu
+    won = record(problem(16, 32, 64, dtype="fp32"))
+    dispatcher.load([won])
+    x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
+    expected = {("tf32", True): "exact", ("tf32", False): "exact", ("fp32", False): "exact", ("fp32", True): "fallback"}
+    for (now, tf32), kind in expected.items():
+        precision(now)
+        dispatcher._devices[0] = device({won.problem: loaded.Kernel(won, None, None)}, tf32=tf32)
+        verdict = dispatcher.verdict(x, w, None, None)
+        assert verdict.kind == kind and verdict.precise
+    assert "tuned in tf32, while PyTorch multiplies float32 in full" in str(verdict)
+
+
+def test_float32_follows_pytorchs_precision(gpu, precision, monkeypatch):
+    dispatcher, empty = gpu
+    won = record(problem(16, 32, 64, dtype="fp32"))
+    dispatcher.load([won])
+    kernel, direct = loaded.Kernel(won, None, None), object()
+    dispatcher._devices[0] = device({won.problem: kernel}, direct)
+    made = []
+
+    def call(given, *_):
+        made.append(given)
+        return lambda *_: "tuned" if given is kernel else "PyTorch's"
+
+    monkeypatch.setattr("tritongemm.dispatch.Call", call)
+    monkeypatch.setattr("tritongemm.dispatch._OFTEN", 2)
+    x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
+    precision("tf32")
+    assert [dispatcher.run(x, w, None, None) for _ in range(3)] == ["tuned"] * 3 and made == [kernel]
+    precision("fp32")
+    assert [dispatcher.run(x, w, None, None) for _ in range(3)] == ["PyTorch's"] * 3 and made == [kernel, direct]
+    precision("tf32")
+    assert dispatcher.run(x, w, None, None) == "tuned"
+
+
+def test_precision_is_what_pytorch_is_set_to():
+    try:
+        for name, value in (("high", "tf32"), ("highest", "fp32"), ("high", "tf32")):
+            torch.set_float32_matmul_precision(name)
+            assert fallback.precision() == value
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_a_capture_puts_off_the_question(gpu, monkeypatch):

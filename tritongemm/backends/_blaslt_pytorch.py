@@ -10,7 +10,7 @@ from tritongemm.problem import Problem
 
 # Bytes of workspace by bias, where both were seen to launch the same kernels: architecture, torch, CUDA.
 WORKSPACE = {("sm90", "2.11", "13.0"): {"none": 32 << 20, "n": 1 << 20}}
-_DTYPES = ("bf16", "fp16")
+_DTYPES = ("bf16", "fp16", "fp32")
 _VARIABLES = ("CUBLAS", "TORCH_BLAS", "TORCH_CUBLAS", "DISABLE_ADDMM_CUDA_LT")  # change PyTorch's choice
 
 
@@ -26,7 +26,8 @@ def workspace(problem: Problem, arch: str) -> int | None:
     dtypes = {problem.dtype_a, problem.dtype_b, problem.dtype_c}
     if known is None or len(dtypes) > 1 or problem.dtype_a not in _DTYPES or not _as_it_comes():
         return None
-    if problem.bias == "n" and 1 in (problem.n, problem.k):  # PyTorch calls another library, or none
+    # For these PyTorch calls another library, or none, or says otherwise how a single number lies in memory.
+    if problem.k == 1 or (problem.n == 1 and (problem.m == 1 or problem.bias == "n")):
         return None
     return known[problem.bias]
 

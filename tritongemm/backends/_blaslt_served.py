@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tritongemm import learned
 from tritongemm.backends import blaslt
@@ -105,7 +105,7 @@ def tuned(problem: Problem, config: Config, index: int, device: driver.Device) -
 
     def make() -> tuple[Plan, Algorithm]:
         fast = bool(config.option("fast"))
-        plan = _plan(problem, index, blaslt.WORKSPACE_BYTES, blaslt.REQUESTED[vendor], fast)
+        plan = _plan(problem, index, blaslt.WORKSPACE_BYTES, blaslt.REQUESTED[vendor], fast=fast)
         algorithm = blaslt.find(plan, found, blaslt.version())
         if algorithm is None:
             raise LookupError(f"{found.name} is not offered for {problem.key}")
@@ -114,11 +114,12 @@ def tuned(problem: Problem, config: Config, index: int, device: driver.Device) -
     return Solution(problem, device, make)
 
 
-def first(problem: Problem, workspace: int, index: int, device: driver.Device) -> Solution:
+def first(problem: Problem, compute: str, workspace: int, index: int, device: driver.Device) -> Solution:
     """The library's first choice.
 
     Args:
         problem: see `Solution`.
+        compute: compute type.
         workspace: most bytes it may need.
         index, device: the current device.
 
@@ -127,7 +128,7 @@ def first(problem: Problem, workspace: int, index: int, device: driver.Device) -
     """
 
     def make() -> tuple[Plan, Algorithm]:
-        plan = _plan(problem, index, workspace, 1, fast=False)
+        plan = _plan(problem, index, workspace, 1, compute=compute)
         for algorithm in plan.heuristics(workspace):
             return plan, algorithm
         raise LookupError(f"nothing is offered for {problem.key}")
@@ -135,10 +136,10 @@ def first(problem: Problem, workspace: int, index: int, device: driver.Device) -
     return Solution(problem, device, make)
 
 
-def _plan(problem: Problem, index: int, workspace: int, requested: int, fast: bool) -> Plan:
+def _plan(problem: Problem, index: int, workspace: int, requested: int, **changes: Any) -> Plan:
     library = blaslt.library()
     leads = (problem.k, problem.k, problem.n)
-    matmul = replace(blaslt.described(problem, leads, (0, 0, 0), _ALIGN, library.table.vendor), fast=fast)
+    matmul = replace(blaslt.described(problem, leads, (0, 0, 0), _ALIGN, library.table.vendor), **changes)
     if problem.bias == "n":
         matmul = replace(matmul, bias=_ANYWHERE, bias_dtype=problem.bias_dtype.name)
     return Plan(library, matmul, index, workspace, requested)

@@ -41,7 +41,7 @@ MODES = {
     "bf16": (torch.bfloat16, 1),
     "fp16": (torch.float16, 1),
     "fp32": (torch.float32, 0.9),
-    "tf32": (torch.float32, 0.9),
+    "tf32": (torch.float32, 1),
 }
 
 

@@ -137,7 +137,7 @@ class Function:
 
 
 class Prepared:
-    """A launch with everything but the stream fixed. Not to be shared between threads while being patched."""
+    """A launch with everything but the stream fixed. Not to be shared between threads."""
 
     __slots__ = ("_api", "_block", "_config", "_go", "_keep", "function", "params")
 

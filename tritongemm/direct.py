@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from tritongemm.errors import TritonGemmError
-from tritongemm.fallback import precision
 from tritongemm.problem import Problem
 from tritongemm.scratch import Scratch
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Direct:
-    """PyTorch's kernels on one device, each asked for once; those of float32 once for each of its precisions.
+    """PyTorch's kernels on one device, each asked for once.
 
     Args:
         place: the device; its scratch memory grows to what PyTorch gives the library, where a kernel needs any.
@@ -33,9 +32,10 @@ class Direct:
     def __init__(self, place: Place) -> None:
         self._place, self._found, self._lock = place, dict[tuple[Problem, str], "Solution | None"](), threading.Lock()
 
-    def find(self, problem: Problem) -> Solution | None:
-        """The kernel for a problem; None where it isn't known which it is, or first asked for during a capture."""
-        key = problem, precision() if problem.dtype_a == "fp32" else "fp32"
+    def find(self, problem: Problem, compute: str) -> Solution | None:
+        """The kernel for a problem, whose products are computed in ``fp32`` or ``tf32``; None where it isn't known which
+        it is, or first asked for during a capture."""
+        key = problem, compute
         if key not in self._found:
             with torch.cuda.device(self._place.index):
                 if torch.cuda.is_current_stream_capturing():

@@ -32,7 +32,6 @@ from tritongemm.served import Served
 _MOST_CALLS = 8192  # of one thread; sequences of any length must not fill the memory
 _OFTEN = 64  # calls; a model of 32 layers has come by twice
 Serve = Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Tensor]
-Plan = Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Serve]
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Verdict:
         kernel, served: what is launched, and the device that it is loaded on; None where PyTorch is called. Other than
             for ``exact`` it is PyTorch's own kernel.
         lasting: whether an equal call will get the same verdict until other records are loaded.
-        precise: whether that holds only while PyTorch's float32 precision stays as it is.
+        precision: of PyTorch's float32, which that holds for; None where it makes no difference.
     """
 
     kind: str
@@ -53,7 +52,7 @@ class Verdict:
     kernel: Bindable | None = None
     served: Served | None = None
     lasting: bool = True
-    precise: bool = False
+    precision: str | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
@@ -74,7 +73,7 @@ class Waiting:
 
     __slots__ = ("_left", "_plan")
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Callable[..., Serve]) -> None:
         self._left, self._plan = _OFTEN, plan
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
@@ -85,20 +84,25 @@ class Waiting:
 
 
 class Precise:
-    """What serves a float32 call while PyTorch's precision stays as it is.
+    """What serves a float32 call in each precision that PyTorch is set to.
 
     Args:
-        serve: it.
-        plan: what to do after a change; takes a call's arguments.
+        first: the present one.
+        serve: what serves in it.
+        make: what to do in another; takes a call's arguments.
     """
 
-    __slots__ = ("_plan", "_precision", "_serve")
+    __slots__ = ("_make", "_serves")
 
-    def __init__(self, serve: Serve, plan: Plan) -> None:
-        self._serve, self._plan, self._precision = serve, plan, precision()
+    def __init__(self, first: str, serve: Serve, make: Callable[..., tuple[Verdict, Serve]]) -> None:
+        self._serves, self._make = {first: serve}, make
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        serve = self._serve if precision() == self._precision else self._plan(x, w, bias, out_dtype)
+        serve = self._serves.get(precision())
+        if serve is None:
+            verdict, serve = self._make(x, w, bias, out_dtype)
+            if verdict.lasting and verdict.precision is not None:
+                self._serves[verdict.precision] = serve
         return serve(x, w, bias, out_dtype)
 
 
@@ -178,6 +182,21 @@ class Dispatcher:
     ) -> Serve:
         """What serves calls of this key, kept for the next one; `often`: after many calls, see `Waiting`."""
         calls = self.calls
+        verdict, made = self._make(x, w, bias, out_dtype, often)
+        if not often and made is plainly and verdict.kind == "fallback" and x.is_cuda:
+            made = Waiting(partial(self.plan, key, often=True))
+        if verdict.precision is not None:
+            made = Precise(verdict.precision, made, self._make)
+        if verdict.lasting and x.layout == w.layout == torch.strided:  # a dense call has the same key
+            if len(calls.table) >= _MOST_CALLS:
+                calls.table.clear()
+            calls.table[key] = made
+        return made
+
+    def _make(
+        self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None, often: bool = True
+    ) -> tuple[Verdict, Serve]:
+        """A verdict, and what serves it."""
         verdict = self.verdict(x, w, bias, out_dtype, often)
         made: Serve = plainly if is_plain(x, w, out_dtype) else linear
         if verdict.kernel is not None and verdict.served is not None:
@@ -187,16 +206,7 @@ class Dispatcher:
             except (TritonGemmError, LookupError):
                 if verdict.kind == "exact":
                     raise
-        again = partial(self.plan, key, often=True)
-        if not often and made is plainly and verdict.kind == "fallback" and x.is_cuda:
-            made = Waiting(again)
-        elif verdict.precise:
-            made = Precise(made, again)
-        if verdict.lasting and x.layout == w.layout == torch.strided:  # a dense call has the same key
-            if len(calls.table) >= _MOST_CALLS:
-                calls.table.clear()
-            calls.table[key] = made
-        return made
+        return verdict, made
 
     def verdict(
         self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None, often: bool = True
@@ -215,23 +225,22 @@ class Dispatcher:
             return Verdict("fallback", text, lasting=False)
         record = self.records.get((served.arch, problem))
         kernel = served.kernels.get(problem) if record else None
-        precise = problem.dtype_a == "fp32"
-        if precise and kernel is not None and served.tf32 and precision() == "fp32":
+        now = precision() if problem.dtype_a == "fp32" else None
+        if now == "fp32" and problem in served.rounding and not isinstance(kernel, str):
             kernel = "tuned in tf32, while PyTorch multiplies float32 in full (torch.backends.cuda.matmul.allow_tf32)"
         if record is None or kernel is None or isinstance(kernel, str):
             reason = kernel if isinstance(kernel, str) else None
             kind, text = self._no_kernel(problem, served.arch, record, reason)
             # A vector is another operation to PyTorch. A capture must not be the first to ask for a kernel.
             asked = x.dim() > 1 and (often or kind == "library")
-            direct = served.direct.find(problem) if asked else None
+            direct = served.direct.find(problem, now or "fp32") if asked else None
             if direct is None:
-                lasting = not torch.cuda.is_current_stream_capturing()
-                return Verdict(kind, text, lasting=lasting, precise=precise and kernel is not None)
+                return Verdict(kind, text, lasting=not torch.cuda.is_current_stream_capturing(), precision=now)
             since = "" if kind == "library" else f" from call {_OFTEN} on"
-            return Verdict(kind, f"{text}; PyTorch's kernel, called directly{since}", direct, served, precise=precise)
+            return Verdict(kind, f"{text}; PyTorch's kernel, called directly{since}", direct, served, precision=now)
         gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
         text = f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})"
-        return Verdict("exact", text, kernel, served, precise=precise)
+        return Verdict("exact", text, kernel, served, precision=now)
 
     def _no_kernel(self, problem: Problem, arch: str, record: Record | None, reason: str | None) -> tuple[str, str]:
         """Kind and text of a verdict without a tuned kernel."""

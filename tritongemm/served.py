@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,16 @@ LIBRARY = "blaslt"  # the one whose winners are algorithms of a library
 def moved(record: Record) -> bool:
     """Whether another Triton than the one installed made the record, so that its kernel must be checked again."""
     return record.toolchain.get("triton") != settings.version("triton")
+
+
+def rounds(record: Record) -> bool:
+    """Whether a winner rounds float32 operands to tf32."""
+    from tritongemm import target
+
+    if record.problem.dtype_a != "fp32":
+        return False
+    # A library is asked for tf32 on any target.
+    return record.winner == LIBRARY or (record.target in target.names() and target.load(record.target).has("tf32"))
 
 
 def launches(records: Sequence[Record], target: Target, cache: Cache) -> dict[Problem, Launch | HostCall | str]:
@@ -103,12 +112,14 @@ class Served:
         kernels: what is launched for each problem that a kernel or an algorithm won, or why there is none.
         scratch: for those that need a workspace or counters; None if there are none.
         direct: PyTorch's own kernels, for problems without one of ours.
+        rounding: problems whose kernels round float32 operands to tf32.
     """
 
     def __init__(self, index: int, records: dict[tuple[str, Problem], Record], former: Served | None = None) -> None:
         import torch
 
         from tritongemm.direct import Direct
+        from tritongemm.fallback import precision
 
         vendor = driver.present()
         assert vendor is not None, "PyTorch sees a GPU, its driver does not"
@@ -116,6 +127,7 @@ class Served:
         self.kernels: dict[Problem, Loaded | str] = {}
         self.scratch: Scratch | None = former.scratch if former else None
         self.direct = Direct(self)
+        self.rounding: frozenset[Problem] = frozenset()
         with torch.cuda.device(index):
             torch.zeros(1, device=self.place)  # starts PyTorch's context before ours is made current
             self.device: driver.Device = driver.open(vendor).device(index)
@@ -124,16 +136,10 @@ class Served:
             self._load([r for r in mine if r.winner in LAUNCHED])
             self.kernels |= {r.problem: self._library(r) for r in mine if r.winner == LIBRARY}
             self._share()
+            self.rounding = frozenset(r.problem for r in mine if rounds(r))
             for (target, problem), record in records.items():
                 if target == self.arch and record.winner in ("torch", record.library):
-                    self.direct.find(problem)
-
-    @cached_property
-    def tf32(self) -> bool:
-        """Whether kernels were tuned to round float32 operands to tf32."""
-        from tritongemm import target
-
-        return self.arch in target.names() and target.load(self.arch).has("tf32")
+                    self.direct.find(problem, precision() if problem.dtype_a == "fp32" else "fp32")
 
     def _load(self, records: Sequence[Record]) -> None:
         from tritongemm import machine

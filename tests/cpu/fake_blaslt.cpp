@@ -16,7 +16,7 @@ enum { TRANS = 1, DESC_TA = 3, DESC_TB = 4, DESC_EPILOGUE = 7, DESC_BIAS = 8, DE
        LAYOUT_BATCH = 5, LAYOUT_OFFSET = 6, NOT_SUPPORTED = 15, ALGO = 64 };
 #endif
 
-int fake_none, fake_fail, fake_alive, fake_revision = 1, fake_matmuls;
+int fake_none, fake_fail, fake_alive, fake_revision = 1, fake_matmuls, fake_compute;
 static const char *NAMES[] = {"Cijk_MT64x32x16_GSU1", "Cijk_MT128x256x64_a_long_name_on_the_heap_GSU4", "Cijk_third"};
 
 struct Attributes { std::map<int, std::vector<char>> held; };
@@ -80,7 +80,7 @@ int F(Matmul)(void *handle, Desc *desc, const float *alpha, const float *A, Layo
               size_t bytes, void *) {
   if (*(int *)handle != 7 || !workspace || bytes != 16) return 3;
   if (fake_fail) return fake_fail;
-  ++fake_matmuls;
+  ++fake_matmuls, fake_compute = desc->compute;
   bool ta = get<int>(desc, DESC_TA, 0) == TRANS, tb = get<int>(desc, DESC_TB, 0) == TRANS;
   float *bias = get<int>(desc, DESC_EPILOGUE, 1) == 4 ? get<float *>(desc, DESC_BIAS, nullptr) : nullptr;
   float *sa = get<float *>(desc, DESC_SCALE_A, nullptr), *sb = get<float *>(desc, DESC_SCALE_B, nullptr);

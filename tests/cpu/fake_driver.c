@@ -62,7 +62,7 @@ typedef struct {
 
 /* what the tests look at */
 int fake_devices = 2, fake_current = -1, fake_broken, fake_destroyed, fake_version = 13000;
-int fake_kind, fake_policy = 1, fake_fork, fake_mode, fake_together, fake_rows = 1;
+int fake_kind, fake_policy = 1, fake_fork, fake_mode, fake_together, fake_rows = 1, fake_refuses, fake_early;
 unsigned fake_last[7], fake_cluster, fake_spread, fake_limit, fake_prefer, fake_wide, fake_overlap;
 void *fake_last_stream;
 
@@ -149,7 +149,7 @@ status N(cuMemsetD8Async, hipMemsetD8Async)(address to, unsigned char v, size_t 
     recorded[recorded_count++] = (fill){(int32_t *)to, (int32_t)n, v};
     return VALUE;
   }
-  return memset((void *)to, v, n), fake_last_stream = s, VALUE;
+  return fake_refuses ? BAD_VALUE : (memset((void *)to, v, n), fake_last_stream = s, VALUE);
 }
 
 status N(cuModuleLoadData, hipModuleLoadData)(module *m, const void *code) {
@@ -250,9 +250,10 @@ CUresult cuGraphGetEdges_v2(CUgraph g, CUgraphNode *from, CUgraphNode *to, CUgra
   size_t edges = (size_t)(intptr_t)g - 1 - !!fake_fork;
   if (from && !edges) return BAD_VALUE;
   for (size_t i = 0; from && i < edges; i++) {
+    int early = fake_early || launched[i + 1].overlap;
     from[i] = (CUgraphNode)(i + 1), to[i] = (CUgraphNode)(i + 2);
-    data[i] = (CUgraphEdgeData){.from_port = launched[i + 1].overlap ? CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC : 0,
-                                .type = launched[i + 1].overlap ? CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC : 0};
+    data[i] = (CUgraphEdgeData){.from_port = early ? CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC : 0,
+                                .type = early ? CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC : 0};
   }
   return *count = edges, VALUE;
 }

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tritongemm.backends import _blaslt_pytorch, _blaslt_served
+from tritongemm.backends import _blaslt_pytorch
 from tritongemm.backends import blaslt as backend
 from tritongemm.call import Call
 from tritongemm.direct import Direct
@@ -142,8 +142,8 @@ def place(known, monkeypatch, tmp_path):
 @pytest.mark.parametrize("bias", ["none", "n"])
 def test_it_computes_and_is_asked_for_once(place, bias):
     found = Direct(place.here)
-    solution = found.find(problem(4, 8, 16, bias, "fp32"))
-    assert solution is not None and found.find(problem(4, 8, 16, bias, "fp32")) is solution
+    solution = found.find(problem(4, 8, 16, bias, "fp32"), "fp32")
+    assert solution is not None and found.find(problem(4, 8, 16, bias, "fp32"), "fp32") is solution
     need = solution.bytes("workspace")
     assert need <= {"none": 4096, "n": 64}[bias] and (place.here.scratch is not None) == bool(need)
     call = Call(solution, place.here, (4, 8), torch.float32)
@@ -151,25 +151,24 @@ def test_it_computes_and_is_asked_for_once(place, bias):
     torch.testing.assert_close(call(x, w, added, None), torch.nn.functional.linear(x, w, added))
 
 
-def test_float32_is_asked_for_as_pytorch_is_set(place, monkeypatch):
-    asked, first = [], _blaslt_served.first
-    monkeypatch.setattr(_blaslt_served, "first", lambda p, how, *rest: asked.append(how) or first(p, how, *rest))
+def test_float32_is_asked_for_in_each_precision(place):
     found, float32 = Direct(place.here), problem(4, 8, 16, dtype="fp32")
-    for precision in ("fp32", "tf32", "fp32", "tf32"):
-        monkeypatch.setattr("tritongemm.direct.precision", lambda precision=precision: precision)
-        assert found.find(float32) is not None
-        found.find(problem(4, 8, 16))
-    assert asked == ["fp32", "fp32", "tf32"]  # bf16 once
+    kept = [found.find(float32, compute) for compute in ("fp32", "tf32", "fp32", "tf32")]
+    assert kept[:2] == kept[2:] and kept[0] is not kept[1]
+    for solution, number in zip(kept, (68, 77), strict=False):
+        call = Call(solution, place.here, (4, 8), torch.float32)
+        call(torch.randn(4, 16), torch.randn(8, 16), None, None)
+        assert ctypes.c_int.in_dll(place.library._library, "fake_compute").value == number
 
 
 def test_scratch_grows_to_what_pytorch_gives(place, monkeypatch):
     found = Direct(place.here)
     heavy = SimpleNamespace(bytes=lambda buffer: 100)
     monkeypatch.setattr("tritongemm.backends._blaslt_served.first", lambda *_: heavy)
-    assert found.find(problem(4, 8, 16, dtype="fp32")) is heavy
+    assert found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is heavy
     grown = place.here.scratch
     assert grown.workspace == 4096
-    found.find(problem(5, 8, 16, dtype="fp32"))
+    found.find(problem(5, 8, 16, dtype="fp32"), "fp32")
     assert place.here.scratch is grown
 
 
@@ -178,28 +177,28 @@ def test_without_memory_it_is_pytorchs_layer(place, monkeypatch):
     heavy = SimpleNamespace(bytes=lambda buffer: 100)
     monkeypatch.setattr("tritongemm.backends._blaslt_served.first", lambda *_: heavy)
     place.here.device.full = True
-    assert found.find(problem(4, 8, 16, dtype="fp32")) is None and place.here.scratch is None
+    assert found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is None and place.here.scratch is None
 
 
 def test_a_capture_does_not_ask(place, monkeypatch):
     found = Direct(place.here)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert found.find(problem(4, 8, 16, dtype="fp32")) is None
+    assert found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is None
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    known = found.find(problem(4, 8, 16, dtype="fp32"))
+    known = found.find(problem(4, 8, 16, dtype="fp32"), "fp32")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert known is not None and found.find(problem(4, 8, 16, dtype="fp32")) is known
+    assert known is not None and found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is known
 
 
 def test_where_the_library_has_nothing_pytorch_is_called(place):
     ctypes.c_int.in_dll(place.library._library, "fake_none").value = 1
     found = Direct(place.here)
-    assert found.find(problem(4, 8, 16, dtype="fp32")) is None
+    assert found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is None
 
 
 def test_it_forgets_rather_than_fill_the_memory(place, monkeypatch):
     monkeypatch.setattr(Direct, "MOST", 2)
     found = Direct(place.here)
     for m in range(1, 8):
-        found.find(problem(m, 8, 16, dtype="fp32"))
+        found.find(problem(m, 8, 16, dtype="fp32"), "fp32")
     assert len(found._found) <= 2

@@ -37,10 +37,10 @@ def record(of: Problem, config: Config = TILE, **changes: object) -> Record:
     return replace(made, library_seconds=3e-6, **changes)
 
 
-def device(kernels: dict | None = None, direct: object = None, tf32: bool = True) -> SimpleNamespace:
+def device(kernels: dict | None = None, direct: object = None, rounding: tuple = ()) -> SimpleNamespace:
     """Stands in for `Served`; PyTorch's kernels are all `direct`."""
-    find = SimpleNamespace(find=lambda _: direct)
-    return SimpleNamespace(arch="sm90", kernels=kernels or {}, index=0, direct=find, tf32=tf32)
+    find = SimpleNamespace(find=lambda *_: direct)
+    return SimpleNamespace(arch="sm90", kernels=kernels or {}, index=0, direct=find, rounding=rounding)
 
 
 @pytest.mark.parametrize("lead", [(), (7,), (2, 3)])
@@ -266,12 +266,15 @@ def test_kernels_tuned_in_tf32_serve_while_pytorch_is_set_to_it(gpu, precision):
     dispatcher.load([won])
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     expected = {("tf32", True): "exact", ("tf32", False): "exact", ("fp32", False): "exact", ("fp32", True): "fallback"}
-    for (now, tf32), kind in expected.items():
+    for (now, rounds), kind in expected.items():
         precision(now)
-        dispatcher._devices[0] = device({won.problem: loaded.Kernel(won, None, None)}, tf32=tf32)
+        kernels = {won.problem: loaded.Kernel(won, None, None)}
+        dispatcher._devices[0] = device(kernels, rounding=(won.problem,) if rounds else ())
         verdict = dispatcher.verdict(x, w, None, None)
-        assert verdict.kind == kind and verdict.precise
+        assert verdict.kind == kind and verdict.precision == now
     assert "tuned in tf32, while PyTorch multiplies float32 in full" in str(verdict)
+    kernels[won.problem] = "out_of_resources: shared memory 9 > 8 bytes"
+    assert "out_of_resources" in say(dispatcher, x, w)
 
 
 def test_float32_follows_pytorchs_precision(gpu, precision, monkeypatch):
@@ -279,7 +282,7 @@ def test_float32_follows_pytorchs_precision(gpu, precision, monkeypatch):
     won = record(problem(16, 32, 64, dtype="fp32"))
     dispatcher.load([won])
     kernel, direct = loaded.Kernel(won, None, None), object()
-    dispatcher._devices[0] = device({won.problem: kernel}, direct)
+    dispatcher._devices[0] = device({won.problem: kernel}, direct, rounding=(won.problem,))
     made = []
 
     def call(given, *_):
@@ -289,15 +292,46 @@ def test_float32_follows_pytorchs_precision(gpu, precision, monkeypatch):
     monkeypatch.setattr("tritongemm.dispatch.Call", call)
     monkeypatch.setattr("tritongemm.dispatch._OFTEN", 2)
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
-    precision("tf32")
-    assert [dispatcher.run(x, w, None, None) for _ in range(3)] == ["tuned"] * 3 and made == [kernel]
+    for _ in range(3):  # and nothing is made anew
+        for now, who in (("tf32", "tuned"), ("fp32", "PyTorch's")):
+            precision(now)
+            assert [dispatcher.run(x, w, None, None) for _ in range(3)] == [who] * 3
+    assert made == [kernel, direct]
+
+
+def test_a_change_of_precision_need_not_wait(gpu, precision, monkeypatch):
+    dispatcher, empty = gpu
+    won = record(problem(16, 32, 64, dtype="fp32"))
+    dispatcher.load([won])
+    dispatcher._devices[0] = device({won.problem: loaded.Kernel(won, None, None)}, rounding=(won.problem,))
+    monkeypatch.setattr("tritongemm.dispatch.Call", lambda *_: lambda *_: "tuned")
+    x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     precision("fp32")
-    assert [dispatcher.run(x, w, None, None) for _ in range(3)] == ["PyTorch's"] * 3 and made == [kernel, direct]
+    assert dispatcher.run(x, w, None, None).shape == (16, 32)
     precision("tf32")
     assert dispatcher.run(x, w, None, None) == "tuned"
 
 
-def test_precision_is_what_pytorch_is_set_to():
+def test_a_change_of_precision_while_a_call_is_made_ready(gpu, precision, monkeypatch):
+    dispatcher, empty = gpu
+    won = record(problem(16, 32, 64, dtype="fp32"))
+    dispatcher.load([won])
+    dispatcher._devices[0] = device({won.problem: loaded.Kernel(won, None, None)}, rounding=(won.problem,))
+
+    def call(*_):
+        precision("fp32")  # another thread's doing
+        return lambda *_: "tuned"
+
+    monkeypatch.setattr("tritongemm.dispatch.Call", call)
+    x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
+    precision("tf32")
+    assert dispatcher.plan((), x, w, None, None)(x, w, None, None).shape == (16, 32)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_precision_is_what_pytorch_is_set_to(monkeypatch, old):
+    if old:
+        monkeypatch.setattr(fallback, "_precision", None)
     try:
         for name, value in (("high", "tf32"), ("highest", "fp32"), ("high", "tf32")):
             torch.set_float32_matmul_precision(name)
@@ -312,7 +346,7 @@ def test_a_capture_puts_off_the_question(gpu, monkeypatch):
     monkeypatch.setattr("tritongemm.dispatch.Call", lambda *_: lambda *_: "called directly")
     answers = [None, None, object()]
     dispatcher._devices[0] = device()
-    dispatcher._devices[0].direct.find = lambda _: answers.pop(0)
+    dispatcher._devices[0].direct.find = lambda *_: answers.pop(0)
     x, w = empty(3, 64), empty(32, 64)
     dispatcher.run(x, w, None, None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

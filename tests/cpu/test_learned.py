@@ -87,6 +87,25 @@ def test_memory_set_to_zero_is_part_of_a_call(nvidia):
     assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value == 6
 
 
+def test_what_the_driver_refuses_of_it_is_an_error(nvidia):
+    library, device, _ = nvidia
+    poke(library, "refuses", 1)
+    with pytest.raises(DriverError, match="cuMemsetD8Async"):
+        captured.Cleared(16, bytes(8)).prepare(device.api).launch(0)
+
+
+def test_memory_is_not_set_before_its_turn(nvidia):
+    library, device, fill = nvidia
+
+    def queue(at, stream):
+        fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
+        device.memset(at["c"] + 64, 0, 16, stream)
+
+    assert learned.learn(device, ("c",), queue) is not None
+    poke(library, "early", 1)
+    assert learned.learn(device, ("c",), queue) is None
+
+
 @pytest.mark.parametrize(("value", "rows"), [(7, 1), (0, 2)], ids=["to another number", "in rows"])
 def test_memory_set_otherwise_is_turned_down(nvidia, value, rows):
     library, device, fill = nvidia
@@ -99,19 +118,23 @@ def test_memory_set_otherwise_is_turned_down(nvidia, value, rows):
     assert learned.learn(device, ("c", "workspace"), queue) is None
 
 
-def test_a_cluster_of_rows_and_columns_is_repeated(nvidia):
+@pytest.mark.parametrize("cluster", [(2, 3, 1), (1, 4, 1), (1, 1, 2)])
+def test_a_cluster_along_any_axis_is_repeated(nvidia, cluster):
     library, device, fill = nvidia
     shape = (*SHAPE[0], *SHAPE[1], SHAPE[2])
 
     def queue(at, stream):
-        Prepared(device.api, fill, shape, block(at["c"], 4, 7), ((2, 3, 1), False), ()).launch(stream)
+        Prepared(device.api, fill, shape, block(at["c"], 4, 7), (cluster, False), ()).launch(stream)
 
     (found,) = learned.learn(device, ("c",), queue)
-    assert found.kernel.cluster == (2, 3, 1)
+    assert found.kernel.cluster == cluster
     bound = learned.bind(device, [found])
     bound.put("c")(device.alloc(256))
     bound.launch(1)
-    assert ctypes.c_uint.in_dll(library, "fake_cluster").value == 231
+    x, y, z = cluster
+    assert ctypes.c_uint.in_dll(library, "fake_cluster").value == 100 * x + 10 * y + z
+    poke(library, "policy", 2)
+    assert learned.learn(device, ("c",), queue) is None
 
 
 CALLS = {

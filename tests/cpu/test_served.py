@@ -223,6 +223,13 @@ def test_what_needs_another_check():
     assert served.moved(record(problem(1, 2, 3), toolchain={}))
 
 
+def test_who_rounds_float32():
+    float32 = problem(1, 2, 3, dtype="fp32")
+    assert served.rounds(record(float32)) and not served.rounds(record(problem(1, 2, 3)))
+    assert not served.rounds(record(float32, target="gfx950"))  # whose instructions take float32 whole
+    assert served.rounds(record(float32, target="gfx950", winner="blaslt"))
+
+
 def test_scratch_is_shared_by_nobody(monkeypatch):
     device, capture = Device(), 0
     monkeypatch.setattr(serving, "capture_id", lambda api, stream: capture)

@@ -44,7 +44,6 @@ class Verdict:
         kernel, served: what is launched, and the device that it is loaded on; None where PyTorch is called. Other than
             for ``exact`` it is PyTorch's own kernel.
         lasting: whether an equal call will get the same verdict until other records are loaded.
-        precision: of PyTorch's float32, which that holds for; None where it makes no difference.
     """
 
     kind: str
@@ -52,7 +51,6 @@ class Verdict:
     kernel: Bindable | None = None
     served: Served | None = None
     lasting: bool = True
-    precision: str | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
@@ -83,31 +81,8 @@ class Waiting:
         return self._plan(x, w, bias, out_dtype)(x, w, bias, out_dtype)
 
 
-class Precise:
-    """What serves a float32 call in each precision that PyTorch is set to.
-
-    Args:
-        first: the present one.
-        serve: what serves in it.
-        make: what to do in another; takes a call's arguments.
-    """
-
-    __slots__ = ("_make", "_serves")
-
-    def __init__(self, first: str, serve: Serve, make: Callable[..., tuple[Verdict, Serve]]) -> None:
-        self._serves, self._make = {first: serve}, make
-
-    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        serve = self._serves.get(precision())
-        if serve is None:
-            verdict, serve = self._make(x, w, bias, out_dtype)
-            if verdict.lasting and verdict.precision is not None:
-                self._serves[verdict.precision] = serve
-        return serve(x, w, bias, out_dtype)
-
-
 class Calls(threading.local):
-    """Ready calls of one thread, by shapes, dtypes and device."""
+    """Ready calls of one thread, by shapes, dtypes, device and, for float32, PyTorch's precision."""
 
     def __init__(self) -> None:
         self.table: dict[tuple[Any, ...], Serve] = {}
@@ -165,40 +140,30 @@ class Dispatcher:
 
     def run(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
         """x @ w.T (+ bias) for plain tensors that want no gradient. `mm` repeats these lines, to save a call."""
+        now = precision() if x.dtype is torch.float32 else None
         if bias is None:
-            key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype)
+            key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, now)
         else:
-            key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, bias.shape, bias.dtype)
-        return (self.calls.table.get(key) or self.plan(key, x, w, bias, out_dtype))(x, w, bias, out_dtype)
+            key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, now, bias.shape, bias.dtype)
+        return (self.calls.table.get(key) or self.plan(key, now, x, w, bias, out_dtype))(x, w, bias, out_dtype)
 
     def plan(
         self,
         key: tuple[Any, ...],
+        now: str | None,
         x: Tensor,
         w: Tensor,
         bias: Tensor | None,
         out_dtype: torch.dtype | None,
         often: bool = False,
     ) -> Serve:
-        """What serves calls of this key, kept for the next one; `often`: after many calls, see `Waiting`."""
+        """What serves calls of this key, kept for the next one; `now`: the precision in it; `often`: after many calls,
+        see `Waiting`."""
         calls = self.calls
-        verdict, made = self._make(x, w, bias, out_dtype, often)
-        if not often and made is plainly and verdict.kind == "fallback" and x.is_cuda:
-            made = Waiting(partial(self.plan, key, often=True))
-        if verdict.precision is not None:
-            made = Precise(verdict.precision, made, self._make)
-        if verdict.lasting and x.layout == w.layout == torch.strided:  # a dense call has the same key
-            if len(calls.table) >= _MOST_CALLS:
-                calls.table.clear()
-            calls.table[key] = made
-        return made
-
-    def _make(
-        self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None, often: bool = True
-    ) -> tuple[Verdict, Serve]:
-        """A verdict, and what serves it."""
-        verdict = self.verdict(x, w, bias, out_dtype, often)
+        verdict = self.verdict(x, w, bias, out_dtype, often, now)
         made: Serve = plainly if is_plain(x, w, out_dtype) else linear
+        if not often and made is plainly and verdict.kind == "fallback" and x.is_cuda:
+            made = Waiting(partial(self.plan, key, now, often=True))
         if verdict.kernel is not None and verdict.served is not None:
             shape = (*x.shape[:-1], w.shape[0])
             try:
@@ -206,12 +171,23 @@ class Dispatcher:
             except (TritonGemmError, LookupError):
                 if verdict.kind == "exact":
                     raise
-        return verdict, made
+        if verdict.lasting and x.layout == w.layout == torch.strided:  # a dense call has the same key
+            if len(calls.table) >= _MOST_CALLS:
+                calls.table.clear()
+            calls.table[key] = made
+        return made
 
     def verdict(
-        self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None, often: bool = True
+        self,
+        x: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        out_dtype: torch.dtype | None,
+        often: bool = True,
+        now: str | None = None,
     ) -> Verdict:
-        """Who serves calls with operands of these shapes, dtypes and devices, if there are many or else a few of them.
+        """Who serves calls with operands of these shapes, dtypes and devices, if there are many or else a few of them,
+        and if float32 is multiplied as `now` says, or as PyTorch is set.
 
         Raises:
             InputError: TRITONGEMM_CONFIG names a file that can't be read.
@@ -225,22 +201,21 @@ class Dispatcher:
             return Verdict("fallback", text, lasting=False)
         record = self.records.get((served.arch, problem))
         kernel = served.kernels.get(problem) if record else None
-        now = precision() if problem.dtype_a == "fp32" else None
-        if now == "fp32" and problem in served.rounding and not isinstance(kernel, str):
+        compute = now or precision() if problem.dtype_a == "fp32" else "fp32"
+        if compute == "fp32" and problem in served.rounding and not isinstance(kernel, str):
             kernel = "tuned in tf32, while PyTorch multiplies float32 in full (torch.backends.cuda.matmul.allow_tf32)"
         if record is None or kernel is None or isinstance(kernel, str):
             reason = kernel if isinstance(kernel, str) else None
             kind, text = self._no_kernel(problem, served.arch, record, reason)
             # A vector is another operation to PyTorch. A capture must not be the first to ask for a kernel.
             asked = x.dim() > 1 and (often or kind == "library")
-            direct = served.direct.find(problem, now or "fp32") if asked else None
+            direct = served.direct.find(problem, compute) if asked else None
             if direct is None:
-                return Verdict(kind, text, lasting=not torch.cuda.is_current_stream_capturing(), precision=now)
+                return Verdict(kind, text, lasting=not torch.cuda.is_current_stream_capturing())
             since = "" if kind == "library" else f" from call {_OFTEN} on"
-            return Verdict(kind, f"{text}; PyTorch's kernel, called directly{since}", direct, served, precision=now)
+            return Verdict(kind, f"{text}; PyTorch's kernel, called directly{since}", direct, served)
         gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
-        text = f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})"
-        return Verdict("exact", text, kernel, served, precision=now)
+        return Verdict("exact", f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})", kernel, served)
 
     def _no_kernel(self, problem: Problem, arch: str, record: Record | None, reason: str | None) -> tuple[str, str]:
         """Kind and text of a verdict without a tuned kernel."""

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from tritongemm.dispatch import Dispatcher, plainly
-from tritongemm.fallback import linear, output_dtype
+from tritongemm.fallback import linear, output_dtype, precision
 from tritongemm.record import Record
 
 DISPATCHER = Dispatcher()
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_FLOAT32 = torch.float32
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
 _compiling = torch.compiler.is_compiling
@@ -58,13 +59,14 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
         or _forward._current_level >= 0
     ):
         return _unusual(x, w, bias, out_dtype)
+    now = precision() if x.dtype is _FLOAT32 else None
     if bias is None:
-        key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype)
+        key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, now)
     else:
         if type(bias) not in _PLAIN:
             return _unusual(x, w, bias, out_dtype)
-        key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, bias.shape, bias.dtype)
-    call = DISPATCHER.calls.table.get(key) or DISPATCHER.plan(key, x, w, bias, out_dtype)
+        key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, now, bias.shape, bias.dtype)
+    call = DISPATCHER.calls.table.get(key) or DISPATCHER.plan(key, now, x, w, bias, out_dtype)
     return _linear(x, w, bias) if call is plainly else call(x, w, bias, out_dtype)
 
 

@@ -271,7 +271,7 @@ def test_kernels_tuned_in_tf32_serve_while_pytorch_is_set_to_it(gpu, precision):
         kernels = {won.problem: loaded.Kernel(won, None, None)}
         dispatcher._devices[0] = device(kernels, rounding=(won.problem,) if rounds else ())
         verdict = dispatcher.verdict(x, w, None, None)
-        assert verdict.kind == kind and verdict.precision == now
+        assert verdict.kind == kind
     assert "tuned in tf32, while PyTorch multiplies float32 in full" in str(verdict)
     kernels[won.problem] = "out_of_resources: shared memory 9 > 8 bytes"
     assert "out_of_resources" in say(dispatcher, x, w)
@@ -290,7 +290,7 @@ def test_float32_follows_pytorchs_precision(gpu, precision, monkeypatch):
         return lambda *_: "tuned" if given is kernel else "PyTorch's"
 
     monkeypatch.setattr("tritongemm.dispatch.Call", call)
-    monkeypatch.setattr("tritongemm.dispatch._OFTEN", 2)
+    monkeypatch.setattr("tritongemm.dispatch._OFTEN", 1)
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     for _ in range(3):  # and nothing is made anew
         for now, who in (("tf32", "tuned"), ("fp32", "PyTorch's")):
@@ -325,7 +325,24 @@ def test_a_change_of_precision_while_a_call_is_made_ready(gpu, precision, monkey
     monkeypatch.setattr("tritongemm.dispatch.Call", call)
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     precision("tf32")
-    assert dispatcher.plan((), x, w, None, None)(x, w, None, None).shape == (16, 32)
+    assert dispatcher.run(x, w, None, None) == "tuned"
+    assert dispatcher.run(x, w, None, None).shape == (16, 32)
+
+
+def test_mm_itself_follows_pytorchs_precision(gpu, precision, monkeypatch):
+    dispatcher, empty = gpu
+    seen = []
+    monkeypatch.setattr("tritongemm.operation.DISPATCHER", dispatcher)
+    monkeypatch.setattr("tritongemm.operation._modes", lambda: 0)  # fake tensors are one
+    monkeypatch.setattr("tritongemm.operation._PLAIN", {type(empty(1))})
+    monkeypatch.setattr(dispatcher, "plan", lambda key, now, *_: seen.append(now) or (lambda *_: None))
+    for now in ("tf32", "fp32"):
+        monkeypatch.setattr("tritongemm.operation.precision", lambda now=now: now)
+        for dtype in (torch.float32, torch.bfloat16):
+            x, w, bias = empty(3, 64, dtype=dtype), empty(32, 64, dtype=dtype), empty(32, dtype=dtype)
+            tritongemm.mm(x, w)
+            tritongemm.mm(x, w, bias)
+    assert seen == ["tf32", "tf32", None, None, "fp32", "fp32", None, None]
 
 
 @pytest.mark.parametrize("old", [False, True])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import tritongemm
 from tritongemm import dispatch
 from tritongemm.backends._blaslt_pytorch import WORKSPACE
 from tritongemm.config import Config
@@ -141,6 +142,7 @@ def test_float32_follows_pytorchs_precision(monkeypatch):
         for given in (None, bias):
             plain = functional.linear(x, w, given)
             assert torch.equal(mine.run(x, w, given, None), plain)
+            assert torch.equal(tritongemm.mm(x, w, given), plain)
             assert torch.equal(tuned.run(x, w, given, None), plain) == (given is not None or not allowed)
             results.append(plain)
     assert not torch.equal(results[0], results[2])

@@ -174,7 +174,7 @@ class Prepared:
         """Put another device address at byte `offset` of the parameter block."""
         _put_pointer(self.params, offset, address)
 
-    def set_bytes(self, offset: int, data: bytes) -> None:
+    def set_bytes(self, offset: int, data: bytes | memoryview) -> None:
         """Put other bytes, a tensor map say, at byte `offset` of the parameter block.
 
         Raises:

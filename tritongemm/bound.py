@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +12,29 @@ if TYPE_CHECKING:
     from tritongemm.hip_ext import driver
     from tritongemm.record import Record
     from tritongemm.scratch import Scratch
+
+
+WORD = 8  # bytes
+
+
+def words(block: bytearray) -> memoryview:
+    """A parameter block as whole words, to be patched: an address can have a dozen places, and this is the fastest way."""
+    return memoryview(block)[: len(block) // WORD * WORD].cast("Q")
+
+
+def patching(places: Sequence[tuple[memoryview, int, int]]) -> Callable[[int], None]:
+    """What writes an address to its places.
+
+    Args:
+        places: a block's words, the byte there, a multiple of 8, and what is added to the address.
+    """
+    found = [(block, offset // WORD, distance) for block, offset, distance in places]
+
+    def put(address: int) -> None:
+        for block, index, distance in found:
+            block[index] = address + distance
+
+    return put
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tritongemm.bound import Bound
+from tritongemm.bound import WORD, Bound, patching, words
 from tritongemm.hip_ext import captured, driver
 from tritongemm.hip_ext.captured import Captured, Cleared, Clearing
 from tritongemm.hip_ext.kernel import Prepared
 
 Queue = Callable[[Mapping[str, int], int], object]
-_WORD = 8  # bytes
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,8 @@ def _compared(
     if replace(x, params=b"") != replace(y, params=b"") or len(x.params) != len(y.params):
         return None
     places: dict[str, list[tuple[int, int]]] = {}
-    for offset in range(0, len(x.params), _WORD):
-        a, b = (int.from_bytes(k.params[offset : offset + _WORD], "little") for k in (x, y))
+    for offset in range(0, len(x.params), WORD):
+        a, b = (int.from_bytes(k.params[offset : offset + WORD], "little") for k in (x, y))
         if a != b:
             name = next((n for n in first if a - first[n] == b - second[n]), None)
             if name is None:
@@ -114,19 +113,10 @@ def bind(device: driver.Device, kernels: Sequence[Learned]) -> Bound:
     prepared = [k.kernel.prepare(device.api) for k in kernels]
     places: dict[str, list[tuple[memoryview, int, int]]] = {}
     for launch, kernel in zip(prepared, kernels, strict=True):
-        # An address can have a dozen places: a view of words takes half as long as a call for each.
-        words = memoryview(launch.params)[: len(launch.params) // _WORD * _WORD].cast("Q")
+        block = words(launch.params)
         for name, found in kernel.places.items():
-            places.setdefault(name, []).extend((words, offset // _WORD, distance) for offset, distance in found)
-    return Bound({name: _put(found) for name, found in places.items()}, _in_order(prepared))
-
-
-def _put(places: Sequence[tuple[memoryview, int, int]]) -> Callable[[int], None]:
-    def put(address: int) -> None:
-        for words, index, distance in places:
-            words[index] = address + distance
-
-    return put
+            places.setdefault(name, []).extend((block, offset, distance) for offset, distance in found)
+    return Bound({name: patching(found) for name, found in places.items()}, _in_order(prepared))
 
 
 def _in_order(prepared: Sequence[Prepared | Clearing]) -> Callable[[int], None]:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tritongemm.bound import Bound
-from tritongemm.hip_ext import driver, serving
+from tritongemm.bound import Bound, patching, words
+from tritongemm.hip_ext import driver, serving, tensor_map
+from tritongemm.hip_ext.kernel import Prepared
 from tritongemm.hip_ext.shared_object import PreparedCall
-from tritongemm.launch import HostCall, Launch
+from tritongemm.launch import HostCall, Launch, Param
 from tritongemm.record import Record
 
 if TYPE_CHECKING:
@@ -38,32 +39,41 @@ class Kernel:
 
     def bind(self, device: driver.Device) -> Bound:
         """A launch for one thread."""
-        launch = self.launch
-        maps: dict[int, serving.MovingMap] = {}
-        for index, p in enumerate(launch.params):
-            if p.kind == "tma":
-                data = device.tensor_map(_PLACE, p.elem_type, p.elem_size, p.shape, p.stride, p.box, p.swizzle)
-                maps[index] = serving.MovingMap(device.api, data)
-        offsets = launch.offsets()
-        packed = launch.pack({}, {i: bytes(m.data) for i, m in maps.items()})
+        launch, offsets = self.launch, self.launch.offsets()
+        makers = {i: _maker(device, p) for i, p in enumerate(launch.params) if p.kind == "tma"}
+        packed = launch.pack({}, {i: made(_PLACE) for i, made in makers.items()})
         prepared = self.function.prepare(
-            launch.grid, launch.block, launch.shared, packed, launch.cluster, offsets if maps else (), launch.overlap
+            launch.grid, launch.block, launch.shared, packed, launch.cluster, offsets if makers else (), launch.overlap
         )
-
-        def place(index: int) -> Callable[[int], None]:
-            offset = offsets[index]
-            if index in maps:
-                move, put_bytes = maps[index].move, prepared.set_bytes
-                return lambda address: put_bytes(offset, move(address))  # type: ignore[arg-type]
-            put = prepared.set_pointer
-            return lambda address: put(offset, address)
-
-        places: dict[str, list[Callable[[int], None]]] = {}
+        block = words(prepared.params)
+        places: dict[str, list[tuple[memoryview, int, int]]] = {}
+        puts: dict[str, list[Callable[[int], None]]] = {}
         for index, p in enumerate(launch.params):
+            name, inside = str(p.value), 0
+            if p.kind == "tma":
+                found = tensor_map.place(makers[index])
+                if found is None:
+                    moving = serving.MovingMap(device.api, makers[index](_PLACE))
+                    puts.setdefault(name, []).append(_mover(moving, prepared, offsets[index]))
+                    continue
+                inside = found
             # A missing bias stands as a second pointer to C that the kernel never reads.
-            if p.kind == "tma" or (p.kind == "pointer" and p.value and not (p.value == "c" and "c" in places)):
-                places.setdefault(str(p.value), []).append(place(index))
-        return Bound({name: _all(puts) for name, puts in places.items()}, prepared.launch)
+            elif p.kind != "pointer" or not name or (name == "c" and "c" in places):
+                continue
+            places.setdefault(name, []).append((block, offsets[index] + inside, 0))
+        for name, at in places.items():
+            puts.setdefault(name, []).append(patching(at))
+        return Bound({name: _all(each) for name, each in puts.items()}, prepared.launch)
+
+
+def _maker(device: driver.Device, p: Param) -> Callable[[int], bytes]:
+    """A tensor map for a matrix at any address."""
+    return lambda at: device.tensor_map(at, p.elem_type, p.elem_size, p.shape, p.stride, p.box, p.swizzle)
+
+
+def _mover(moving: serving.MovingMap, prepared: Prepared, offset: int) -> Callable[[int], None]:
+    """What has the driver write an address into a tensor map."""
+    return lambda address: prepared.set_bytes(offset, moving.move(address))
 
 
 def _all(puts: Sequence[Callable[[int], None]]) -> Callable[[int], None]:

@@ -21,7 +21,7 @@ from tritongemm.call import Call
 from tritongemm.compile import Cache
 from tritongemm.config import Config
 from tritongemm.errors import DriverError, ScratchError, UnavailableError
-from tritongemm.hip_ext import libraries, serving, symbols
+from tritongemm.hip_ext import libraries, serving, symbols, tensor_map
 from tritongemm.launch import Launch
 from tritongemm.problem import Problem
 from tritongemm.record import Record
@@ -165,9 +165,12 @@ def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
     assert function.offsets == ()
 
 
-def test_tensor_maps_follow_their_operands(ready, no_gpu, monkeypatch):
+@pytest.mark.parametrize("told", [True, False])
+def test_tensor_maps_follow_their_operands(told, ready, no_gpu, monkeypatch):
     """All maps of an operand, and the pointer that some kernels take beside them."""
     monkeypatch.setattr(serving, "MovingMap", Map)
+    if not told:  # where addresses stand in a map
+        monkeypatch.setattr(tensor_map, "place", lambda made: None)
     records, launches = ready[0][1:5], ready[1]
     for one, described in zip(records, ("ab", "abc", "abbcc", "aabcc"), strict=True):
         p = one.problem
@@ -187,6 +190,12 @@ def test_tensor_maps_follow_their_operands(ready, no_gpu, monkeypatch):
         assert ("b" in given) == (one.config.template == "tma") and given.get("b", w.data_ptr()) == w.data_ptr()
         if bias is not None:
             assert given["bias"] == bias.data_ptr()
+
+
+def test_where_an_address_stands_in_a_tensor_map():
+    assert tensor_map.place(lambda at: bytes(16) + struct.pack("<Q", at) + bytes(104)) == 16
+    assert tensor_map.place(lambda at: struct.pack("<Q", at >> 4) + bytes(120)) is None
+    assert tensor_map.place(lambda at: struct.pack("<2Q", at, at % 4096) + bytes(112)) is None
 
 
 def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.compiler import ASTSource
 
 from tritongemm.errors import DriverError
-from tritongemm.hip_ext import code_object, driver
+from tritongemm.hip_ext import code_object, driver, tensor_map
 from tritongemm.launch import Launch, Param
 
 VENDOR = driver.present()
@@ -254,6 +254,18 @@ def test_clusters_have_the_asked_size(device, tmp_path):
     with pytest.raises(DriverError) as caught:
         function.launch((33, 1, 1), (32, 1, 1), 0, struct.pack("<Q", 0), cluster=2)
     print(caught.value)
+
+
+@nvidia
+@pytest.mark.parametrize("shape", [(16, 64), (4096, 4096)], ids=["small", "large"])
+def test_a_tensor_map_holds_its_address_as_it_is(device, shape):
+    bf16, swizzle = 10, 3
+    place = tensor_map.place(lambda at: device.tensor_map(at, bf16, 2, shape, shape[1], (16, 64), swizzle))
+    assert place is not None
+    first, second = (device.tensor_map(at << 20, bf16, 2, shape, shape[1], (16, 64), swizzle) for at in (3, 7))
+    moved = bytearray(first)
+    struct.pack_into("<Q", moved, place, 7 << 20)
+    assert bytes(moved) == second != first
 
 
 @nvidia

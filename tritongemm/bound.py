@@ -37,6 +37,18 @@ def patching(places: Sequence[tuple[memoryview, int, int]]) -> Callable[[int], N
     return put
 
 
+def in_order(calls: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
+    """One call that passes its argument to all of these, one after the other."""
+    if len(calls) == 1:
+        return calls[0]
+
+    def call(argument: int) -> None:
+        for each in calls:
+            each(argument)
+
+    return call
+
+
 @dataclass(frozen=True)
 class Bound:
     """A launch at addresses that are still to be given.

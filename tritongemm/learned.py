@@ -13,10 +13,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tritongemm.bound import WORD, Bound, patching, words
+from tritongemm.bound import WORD, Bound, in_order, patching, words
 from tritongemm.hip_ext import captured, driver
-from tritongemm.hip_ext.captured import Captured, Cleared, Clearing
-from tritongemm.hip_ext.kernel import Prepared
+from tritongemm.hip_ext.captured import Captured, Cleared
 
 Queue = Callable[[Mapping[str, int], int], object]
 
@@ -116,16 +115,6 @@ def bind(device: driver.Device, kernels: Sequence[Learned]) -> Bound:
         block = words(launch.params)
         for name, found in kernel.places.items():
             places.setdefault(name, []).extend((block, offset, distance) for offset, distance in found)
-    return Bound({name: patching(found) for name, found in places.items()}, _in_order(prepared))
-
-
-def _in_order(prepared: Sequence[Prepared | Clearing]) -> Callable[[int], None]:
-    launches = [each.launch for each in prepared]
-    if len(launches) == 1:
-        return launches[0]
-
-    def launch(stream: int) -> None:
-        for each in launches:
-            each(stream)
-
-    return launch
+    return Bound(
+        {name: patching(found) for name, found in places.items()}, in_order([launch.launch for launch in prepared])
+    )

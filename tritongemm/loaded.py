@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tritongemm.bound import Bound, patching, words
+from tritongemm.bound import Bound, in_order, patching, words
 from tritongemm.hip_ext import driver, serving, tensor_map
 from tritongemm.hip_ext.kernel import Prepared
 from tritongemm.hip_ext.shared_object import PreparedCall
@@ -63,7 +63,7 @@ class Kernel:
             places.setdefault(name, []).append((block, offsets[index] + inside, 0))
         for name, at in places.items():
             puts.setdefault(name, []).append(patching(at))
-        return Bound({name: _all(each) for name, each in puts.items()}, prepared.launch)
+        return Bound({name: in_order(each) for name, each in puts.items()}, prepared.launch)
 
 
 def _maker(device: driver.Device, p: Param) -> Callable[[int], bytes]:
@@ -74,18 +74,6 @@ def _maker(device: driver.Device, p: Param) -> Callable[[int], bytes]:
 def _mover(moving: serving.MovingMap, prepared: Prepared, offset: int) -> Callable[[int], None]:
     """What has the driver write an address into a tensor map."""
     return lambda address: prepared.set_bytes(offset, moving.move(address))
-
-
-def _all(puts: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
-    """What gives an address to all who want it."""
-    if len(puts) == 1:
-        return puts[0]
-
-    def put(address: int) -> None:
-        for each in puts:
-            each(address)
-
-    return put
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from layers import problem
 
 from tritongemm.backends import _blaslt_pytorch
 from tritongemm.backends import blaslt as backend
@@ -19,13 +20,8 @@ from tritongemm.call import Call
 from tritongemm.direct import Direct
 from tritongemm.errors import DriverError
 from tritongemm.hip_ext import blaslt, blaslt_tables
-from tritongemm.problem import Problem
 
 MATMUL = torch.backends.cuda.matmul
-
-
-def problem(m: int, n: int, k: int, bias: str = "none", dtype: str = "bf16") -> Problem:
-    return Problem(m, n, k, dtype, dtype, dtype, row_major_b=False, bias=bias)
 
 
 @pytest.fixture

@@ -7,41 +7,28 @@ import shutil
 import struct
 import subprocess
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import triton
+from layers import problem, record
 from torch.nn import functional
 
-from tritongemm import loaded, served, settings, target
+from tritongemm import loaded, served, target
 from tritongemm.call import Call
 from tritongemm.compile import Cache
 from tritongemm.config import Config
 from tritongemm.errors import DriverError, ScratchError, UnavailableError
 from tritongemm.hip_ext import libraries, serving, symbols, tensor_map
 from tritongemm.launch import Launch
-from tritongemm.problem import Problem
-from tritongemm.record import Record
 from tritongemm.scratch import Scratch
 
-TILE = Config("tile", 16, 32, 32, split_k=2, num_warps=4, num_stages=2)
 TMA = Config("tma", 64, 64, 64, num_warps=4, num_stages=2)
 TWO_PARTS = Config("ws_tma", 64, 48, 64, num_warps=4, num_stages=2)
 SWAPPED = Config("ws_tma_swapped", 72, 64, 64, num_warps=4, num_stages=2, options=(("swap_ab", 1),))
 PERSISTENT = Config("persistent", 64, 64, 64, num_warps=4, num_stages=2)
-
-
-def problem(m: int, n: int, k: int, bias: str = "none", dtype: str = "bf16") -> Problem:
-    return Problem(m, n, k, dtype, dtype, dtype, row_major_b=False, bias=bias)
-
-
-def record(of: Problem, config: Config = TILE, **changes: object) -> Record:
-    toolchain = {"triton": settings.version("triton")}
-    made = Record(of, "sm90", config, "triton", 2e-6, 0.01, "events", toolchain=toolchain, library="torch")
-    return replace(made, library_seconds=3e-6, **changes)
 
 
 @pytest.fixture

@@ -29,10 +29,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from replay_tables import Table, read
 
-from tritongemm import rank, registry, target
-from tritongemm.config import Config
-from tritongemm.errors import TritonGemmError
-from tritongemm.space import AXES, Space, space
+from tritongemm.core.config import AXES, Config
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.plugins import registry
+from tritongemm.search.cost_model import model as cost_model
+from tritongemm.search.space import Space, space
+from tritongemm.search_spaces import loader as target_files
 
 Floats = NDArray[np.float64]
 TABLES = (Path(__file__).resolve().parent / "data" / "h200_bf16_whole.jsonl.gz",)
@@ -66,8 +68,8 @@ class Replay:
 
     @classmethod
     def of(cls, table: Table) -> Replay:
-        chip = target.load(table.target, device_name=table.device)
-        order = tuple(p.config for p in rank.rank(table.times, table.problem, chip))
+        chip = target_files.load_target(table.target, device_name=table.device)
+        order = tuple(p.config for p in cost_model.rank(table.times, table.problem, chip))
         return cls(table, _of_its_time(space(table.problem, chip), table), order)
 
     @cached_property

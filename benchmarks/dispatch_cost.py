@@ -26,12 +26,12 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tritongemm
-from tritongemm import settings
-from tritongemm.backends import blaslt
-from tritongemm.config import Config
-from tritongemm.hip_ext import driver
-from tritongemm.problem import Problem
-from tritongemm.record import Record
+from tritongemm.backends.blaslt import backend as blaslt
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.hip_ext.driver import driver
 
 M, K = 16, 256
 CONFIGS = {

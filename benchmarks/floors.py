@@ -41,13 +41,17 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tritongemm import machine, sizes
-from tritongemm.dtypes import DType
-from tritongemm.errors import TritonGemmError
-from tritongemm.hip_ext import driver
-from tritongemm.problem import Problem
-from tritongemm.target import Target
-from tritongemm.workbench import Head, Protocol, Request, Workbench
+from tritongemm.core.dtypes import DType
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.target import Target
+from tritongemm.formats import Defaults
+from tritongemm.hip_ext.driver import driver
+from tritongemm.measure.jobs import Request
+from tritongemm.measure.operand_sets import LeadInKernel, OperandSets
+from tritongemm.runtime import machine
+from tritongemm.workloads import sizes
 
 MEASURED = ("alone", "at_once", "tiles")
 ROUNDS = 11
@@ -70,7 +74,7 @@ DEPTH = 64  # of blocks that are brought in
 BLOCKS = 4  # of K, that are fetched in turn
 
 
-def moves(bench: Workbench, following: str | None) -> Iterator[Callable[[int], None]]:
+def moves(bench: OperandSets, following: str | None) -> Iterator[Callable[[int], None]]:
     """Launches that move a size's operands, by the number of the copy; `following` lets the next one begin."""
     more = {"launch_pdl": True} if following else {}
     sets = [{name: _words(t) for name, t in s.items() if name in "abc"} for s in bench.sets]
@@ -154,7 +158,7 @@ class Rates:
         return min(self.tile(problem, tile, units) for tile in all_tiles())
 
 
-def rates(bench: Workbench, problem: Problem, target: Target, head: Head) -> Rates:
+def rates(bench: OperandSets, problem: Problem, target: Target, head: LeadInKernel) -> Rates:
     """The best of `TILES` at each, with a program on every compute unit, fed by the copy engine from L2."""
     dtype, units = getattr(torch, problem.a.torch), target.compute_units
     x = torch.randn(MOST_ROWS, BLOCKS * 128, device="cuda").to(dtype)
@@ -175,7 +179,7 @@ def rates(bench: Workbench, problem: Problem, target: Target, head: Head) -> Rat
     return Rates(max(r.operations for r in found), max(r.bytes for r in found), min(r.launch for r in found))
 
 
-def clocks(problem: Problem, target: Target, head: Head) -> Iterator[str]:
+def clocks(problem: Problem, target: Target, head: LeadInKernel) -> Iterator[str]:
     """What the clock is while matrix instructions run without pause, and how many clocks they take."""
     (rows, cols, depth, warps, _), units = TILES[0], target.compute_units
     out = torch.empty(rows * cols, dtype=torch.float32, device="cuda")
@@ -193,7 +197,7 @@ def clocks(problem: Problem, target: Target, head: Head) -> Iterator[str]:
         yield f"matrix instructions, {name}: {each:.0f} operations a clock of {taken / nanos:.2f} GHz"
 
 
-def brought(bench: Workbench, problem: Problem, rate: Rates, units: int, head: Head) -> float:
+def brought(bench: OperandSets, problem: Problem, rate: Rates, units: int, head: LeadInKernel) -> float:
     """Seconds of a launch of the best tiles: they are multiplied at `rate`, and their blocks come in from memory.
 
     Of tiles whose rows are a power of two and whose columns are the sum of at most three.
@@ -209,7 +213,7 @@ def brought(bench: Workbench, problem: Problem, rate: Rates, units: int, head: H
     return min(best, least[MOST_BROUGHT][0])  # who knows what the next one's blocks take
 
 
-def bringing(bench: Workbench, problem: Problem, tile: Tile, units: int) -> Iterator[Callable[[int], None]]:
+def bringing(bench: OperandSets, problem: Problem, tile: Tile, units: int) -> Iterator[Callable[[int], None]]:
     """Launches that bring a tile's blocks in, for each number of rows of tiles walked together."""
     parts = [*tile.parts(), 0, 0][:PARTS]
     slots = min(MOST_SLOTS, RING_BYTES // ((tile.rows + tile.columns) * DEPTH * problem.a.bytes))
@@ -237,7 +241,7 @@ def _described(tensor: torch.Tensor, rows: int) -> GluonDescriptor:
     return GluonDescriptor.from_tensor(tensor, [rows, DEPTH], layout)
 
 
-def seconds(bench: Workbench, launch: Callable[[int], None], head: Head) -> float:
+def seconds(bench: OperandSets, launch: Callable[[int], None], head: LeadInKernel) -> float:
     """Of one launch."""
     count = bench.launches_for(4e-4, bench.MOST_COPIES)
     launch(0)
@@ -256,11 +260,11 @@ def measure(problem: Problem, here: machine.Machine, known: dict[DType, Rates]) 
     """Seconds of the floors ``alone`` and ``at_once``, and of the best ``tiles`` beside what moves; `known`: rates by type."""
     device = driver.open(here.vendor).device(here.devices[0])
     stream, following = torch.cuda.Stream(), here.target.overlap.get("next")
-    request = Request("screen", problem, here.target, Protocol(), here.vendor, here.devices[0], ())
+    request = Request("screen", problem, here.target, MeasureProtocol(), here.vendor, here.devices[0], ())
     with torch.cuda.stream(stream):
-        bench = Workbench(request, device, stream.cuda_stream)
+        bench = OperandSets(request, device, stream.cuda_stream)
         torch.cuda.synchronize()
-        head = Head(bench.sets[0]["a"].device)
+        head = LeadInKernel(bench.sets[0]["a"].device)
         units = here.target.compute_units
         if problem.a not in known:
             rate = known[problem.a] = rates(bench, problem, here.target, head)
@@ -305,7 +309,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures there too")
     args = parser.parse_args()
     try:
-        records = [r.record for r in sizes.from_file(args.results, sizes.Defaults()) if r.record]
+        records = [r.record for r in sizes.from_file(args.results, Defaults()) if r.record]
         here = machine.find(None, None)
     except TritonGemmError as error:
         parser.error(str(error))

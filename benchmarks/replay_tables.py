@@ -22,12 +22,13 @@ from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tritongemm import prune, target
-from tritongemm.config import Config
-from tritongemm.errors import InputError
-from tritongemm.problem import Problem
-from tritongemm.space import space
-from tritongemm.trial import STATUSES, Trial
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.trial import STATUSES, Trial
+from tritongemm.search.pruning import prune
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
 
 VERSION = 1
 
@@ -123,7 +124,7 @@ def _open(path: Path, mode: str) -> IO[str]:
 
 def record(problem: Problem, trials: Iterable[Trial], arch: str, device: str) -> Table:
     """The table of one problem's screening."""
-    chip = target.load(arch, device_name=device)
+    chip = target_files.load_target(arch, device_name=device)
     kept = len(prune.prune(space(problem, chip), problem, chip).kept)
     times: dict[Config, float | str] = {}
     for trial in trials:

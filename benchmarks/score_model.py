@@ -23,14 +23,15 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tritongemm import target as targets
-from tritongemm.config import Config
-from tritongemm.dtypes import dtype
-from tritongemm.problem import Problem
-from tritongemm.prune import TUNE_GEMM_RULES, prune
-from tritongemm.rank import rank
-from tritongemm.space import AXES, space
-from tritongemm.target import Target
+from tritongemm.core.config import AXES, Config
+from tritongemm.core.dtypes import dtype
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.search.cost_model.model import rank
+from tritongemm.search.pruning.prune import prune
+from tritongemm.search.pruning.rules_tune_gemm import TUNE_GEMM_RULES
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
 
 TOPS = (1, 5, 10, 20)
 SPLIT_RULES = tuple(r for r in TUNE_GEMM_RULES if r.name.startswith("split_"))
@@ -135,7 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cold", action="store_true", help="all operands come from memory")
     parser.add_argument("--any_split", action="store_true", help="rank split-K factors that tune_gemm never tries, too")
     args = parser.parse_args(argv)
-    target = targets.load(args.target)
+    target = target_files.load_target(args.target)
     scores = score(read(args.file, target.fp8), target, not args.any_split, not args.cold)
     print(f"{'sqrt(MN)':<10} {'rows':>5}" + "".join(f"{f'top-{k}':>8}" for k in TOPS))
     for name, part in by_size(scores).items():

@@ -31,12 +31,17 @@ import contenders
 from contenders import BASELINE, NAMES, Setting, _board, _hold, _race
 from contenders._tuned import Tuned, recorded, tuned
 
-from tritongemm import machine, settings, sizes
-from tritongemm.errors import InputError, TritonGemmError
-from tritongemm.generate import write_text
-from tritongemm.machine import Machine
-from tritongemm.problem import Problem
-from tritongemm.workbench import Protocol, Request, Workbench
+from tritongemm.core import settings
+from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.files import atomic_write
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.formats import Defaults
+from tritongemm.measure.jobs import Request
+from tritongemm.measure.operand_sets import OperandSets
+from tritongemm.runtime import machine
+from tritongemm.runtime.machine import Machine
+from tritongemm.workloads import sizes
 
 SIZES = Path(__file__).resolve().parent / "sizes_48.yaml"
 
@@ -51,7 +56,7 @@ def problems(path: Path) -> list[Problem]:
     Raises:
         InputError: a size that is no plain linear layer.
     """
-    found = [row.problem for row in sizes.from_file(path, sizes.Defaults("bf16", row_major_b=False))]
+    found = [row.problem for row in sizes.from_file(path, Defaults("bf16", row_major_b=False))]
     for problem in found:
         plain = Problem(problem.m, problem.n, problem.k, *[problem.dtype_a] * 3, row_major_b=False)
         if problem != plain or problem.dtype_a not in ("bf16", "fp16"):
@@ -67,7 +72,7 @@ def measure(problem: Problem, here: Machine, folder: Path, ours: Tuned, args: ar
     """
     import torch
 
-    from tritongemm.hip_ext import driver
+    from tritongemm.hip_ext.driver import driver
 
     target, index = here.target, here.devices[0]
     roof = target.roofline_seconds(problem.flops, problem.bytes, problem.a)
@@ -78,8 +83,8 @@ def measure(problem: Problem, here: Machine, folder: Path, ours: Tuned, args: ar
     entries: dict[str, _race.Entry] = {}
     with torch.cuda.stream(stream), torch.no_grad():
         device = driver.open(here.vendor).device(index)
-        request = Request("final", problem, target, Protocol(), here.vendor, index, ())
-        bench = Workbench(request, device, stream.cuda_stream)
+        request = Request("final", problem, target, MeasureProtocol(), here.vendor, index, ())
+        bench = OperandSets(request, device, stream.cuda_stream)
         row |= {"copies": bench.copies, "cold": bench.cold}
         for name in args.contenders:
             setting = Setting(problem, target, bench, folder, args.autotune_configs, ours, tuple(entries))
@@ -197,7 +202,7 @@ def compare(args: argparse.Namespace) -> int:
 def _write(out: Path | None, document: dict[str, Any], names: Sequence[str]) -> None:
     if out:
         document["summary"] = _board.summary(document["rows"], names)
-        write_text(out, json.dumps(document, indent=1) + "\n")
+        atomic_write(out, json.dumps(document, indent=1) + "\n")
 
 
 def recheck(args: argparse.Namespace) -> int:
@@ -222,7 +227,7 @@ def recheck(args: argparse.Namespace) -> int:
         f"do not fall by more; median difference {found['median_move']:+.2%}"
     )
     if args.json:
-        write_text(Path(args.json), json.dumps({"device": here.product, **found, "rows": rows}, indent=1) + "\n")
+        atomic_write(Path(args.json), json.dumps({"device": here.product, **found, "rows": rows}, indent=1) + "\n")
     return 0 if found["within"] >= 0.95 or not rows else 1
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tritongemm.alike import Alike
-from tritongemm.codegen.kernels import (
+from tritongemm.codegen.template_facts import (
     TEMPLATES,
     arguments,
     compiler_options,
@@ -18,17 +17,19 @@ from tritongemm.codegen.kernels import (
     operand_of,
     operands,
 )
-from tritongemm.config import Config
-from tritongemm.dtypes import DTYPES, DType
-from tritongemm.operands import Operand, extras
-from tritongemm.problem import Problem
-from tritongemm.target import Target
+from tritongemm.core.config import Config
+from tritongemm.core.config_memo import ConfigMemo
+from tritongemm.core.dtypes import DTYPES, DType
+from tritongemm.core.operands import OperandSpec
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.numerics.lookup import extras
 
 TL = {"fp16": "tl.float16", "bf16": "tl.bfloat16", "fp32": "tl.float32", "int8": "tl.int8"}
 
 
 @dataclass(frozen=True)
-class Facts:
+class KernelFacts:
     """What kernel text depends on beside the layouts.
 
     Attributes:
@@ -55,7 +56,7 @@ class Facts:
 
     acc: str
     total: str
-    extras: tuple[Operand, ...]
+    extras: tuple[OperandSpec, ...]
     arguments: tuple[str, ...]
     casts: bool
     compute: str
@@ -90,7 +91,7 @@ def common_type(a: DType, b: DType) -> DType:
     return wide[0] if wide else DTYPES["fp16"]
 
 
-def facts(problem: Problem, target: Target) -> Facts:
+def facts(problem: Problem, target: Target) -> KernelFacts:
     """Derived facts of a problem's kernels on one target."""
     compute = common_type(problem.a, problem.b)
     integer = compute.is_integer
@@ -112,7 +113,7 @@ def facts(problem: Problem, target: Target) -> Facts:
     apart = target.xcds > 1
     publish, observe = (', cache_modifier=".wt"', ', cache_modifier=".cv"') if apart else ("", ', cache_modifier=".cg"')
     zero = "0" if integer else "0.0"
-    return Facts(
+    return KernelFacts(
         acc,
         total,
         applied,
@@ -165,7 +166,7 @@ def _rows(configs: list[Config]) -> Iterator[str]:
         constants = {option.upper(): template.value(config, option) for option in template.constexprs}
         return " ".join(f"{k}={v}" for k, v in (constants | compiler_options(config)).items())
 
-    for c, rest in zip(configs, Alike(configs).ask(pairs), strict=True):
+    for c, rest in zip(configs, ConfigMemo(configs).ask(pairs), strict=True):
         blocks = f"BLOCK_M={c.block_m} BLOCK_N={c.block_n} BLOCK_K={c.block_k} GROUP_M={c.group_m} SPLIT_K={c.split_k}"
         yield f"{c.name} {blocks} {rest}"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from tritongemm.errors import UnavailableError
+from tritongemm.core.errors import UnavailableError
 
 
 def load(what: str, names: tuple[str, ...], folders: Iterable[Path] = ()) -> ctypes.CDLL:

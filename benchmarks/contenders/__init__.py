@@ -19,12 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tritongemm.problem import Problem
-from tritongemm.target import Target
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
 
 if TYPE_CHECKING:
     from contenders._tuned import Tuned
-    from tritongemm.workbench import Workbench
+    from tritongemm.measure.operand_sets import OperandSets
 
 BASELINE = "torch"
 NAMES = (BASELINE, "inductor", "tunableop", "autotune", "ours", "ours_triton")
@@ -49,7 +49,7 @@ class Setting:
 
     problem: Problem
     target: Target
-    bench: Workbench
+    bench: OperandSets
     folder: Path
     autotune_configs: int
     tuned: Tuned

@@ -8,13 +8,13 @@ from statistics import median
 from typing import Any
 
 from contenders._tuned import compiled
-from tritongemm import choose
-from tritongemm.errors import TritonGemmError
-from tritongemm.machine import Machine
-from tritongemm.record import Record
-from tritongemm.timing import Gpu
-from tritongemm.trial import Built
-from tritongemm.workbench import Protocol
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.record import Record
+from tritongemm.measure import choose
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.runtime.machine import Machine
 
 NEAR = 0.02
 
@@ -28,24 +28,24 @@ def again(records: Sequence[Record], here: Machine, folder: Path) -> Iterator[di
     """Each record's gain then and now, by the tuner's own protocol; or why it could not be timed."""
     target, device = here.target, here.devices[0]
     built = compiled(((r.problem, r.config) for r in records), target, folder)
-    gpu = Gpu(target, here.vendor, device, Protocol(), 60.0)
+    gpu = GpuEvaluator(target, here.vendor, device, MeasureProtocol(), 60.0)
     try:
         for record in records:
             row: dict[str, Any] = {"key": record.problem.key, "config": record.config.name, "then": record.speedup}
-            one = built.get((record.problem, record.config), Built(record.config, ""))
+            one = built.get((record.problem, record.config), Artifact(record.config, ""))
             yield row | _now(gpu, record, one)
     finally:
         gpu.close()
 
 
-def _now(gpu: Gpu, record: Record, built: Built) -> dict[str, Any]:
+def _now(gpu: GpuEvaluator, record: Record, built: Artifact) -> dict[str, Any]:
     if built.status != "ok":
         return {"reason": f"{built.status}: {built.reason}"}
     try:
         final = gpu.final(record.problem, [built], record.library)
     except TritonGemmError as error:
         return {"reason": str(error)}
-    ours, library = final.samples.get(record.config.name), final.samples.get(choose.LIBRARY)
+    ours, library = final.samples.get(record.config.name), final.samples.get(choose.BASELINE_ENTRY)
     if not ours or not library:
         return {"reason": next((t.reason for t in final.trials if t.reason), "no samples")}
     return {"now": median(library) / median(ours), "us": median(ours) * 1e6, "library_us": median(library) * 1e6}

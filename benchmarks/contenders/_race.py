@@ -11,8 +11,8 @@ from math import ceil
 from typing import Any
 
 from contenders import Ready, Refused, Setting
-from tritongemm import verify
-from tritongemm.workbench import Head, Workbench
+from tritongemm.measure.operand_sets import LeadInKernel, OperandSets
+from tritongemm.numerics import verify
 
 WARMUP = 3
 HEAD_CLOCKS = 150_000  # the device waits this long before a sample, so that the host is never late
@@ -75,7 +75,7 @@ def enter(setting: Setting, name: str, ready: Ready, seconds: float) -> Entry:
         Refused: its result is wrong.
     """
     bench = setting.bench
-    launches = bench.copies * ceil(bench.launches_for(seconds, Workbench.MOST_COPIES) / bench.copies)
+    launches = bench.copies * ceil(bench.launches_for(seconds, OperandSets.MOST_COPIES) / bench.copies)
     try:
         with ready.scope():
             found = verified(setting, ready.calls[0])
@@ -88,7 +88,7 @@ def enter(setting: Setting, name: str, ready: Ready, seconds: float) -> Entry:
     return Entry(name, ready, graph, launches, how, found.error, found.tolerance, pool)
 
 
-def verified(setting: Setting, call: Callable[[], object]) -> verify.Verdict:
+def verified(setting: Setting, call: Callable[[], object]) -> verify.VerifyResult:
     """A call's error against float64."""
     import torch
 
@@ -103,7 +103,7 @@ def verified(setting: Setting, call: Callable[[], object]) -> verify.Verdict:
     return verify.verify(setting.problem, setting.bench.family, run, c, setting.bench.exact)
 
 
-def captured(bench: Workbench, calls: Sequence[Callable[[], object]], launches: int) -> tuple[Any, str, Any]:
+def captured(bench: OperandSets, calls: Sequence[Callable[[], object]], launches: int) -> tuple[Any, str, Any]:
     """A graph of so many launches, going round the copies; a stand-in and the reason where that fails."""
     import torch
 
@@ -130,11 +130,11 @@ def captured(bench: Workbench, calls: Sequence[Callable[[], object]], launches: 
         return Eager(repeated), f"events: not captured: {reason(error)}", None
 
 
-def race(bench: Workbench, entries: Sequence[Entry], rounds: int, seed: int) -> None:
+def race(bench: OperandSets, entries: Sequence[Entry], rounds: int, seed: int) -> None:
     """Time the entries, in rounds of a new random order each."""
     import torch
 
-    order, head = random.Random(seed), Head(bench.sets[0]["a"].device)
+    order, head = random.Random(seed), LeadInKernel(bench.sets[0]["a"].device)
     for round_ in range(-WARMUP, rounds):
         for entry in order.sample(list(entries), len(entries)):
             with entry.ready.scope():

@@ -12,14 +12,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from contenders import Refused
-from tritongemm import generate, registry, sizes
-from tritongemm.compile import Cache, Compiler
-from tritongemm.config import Config
-from tritongemm.launch import Launch
-from tritongemm.problem import Problem
-from tritongemm.record import Record
-from tritongemm.target import Target
-from tritongemm.trial import Built, Trial
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.codegen import modules
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.launch import Launch
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.target import Target
+from tritongemm.core.trial import Trial
+from tritongemm.formats import Defaults
+from tritongemm.plugins import registry
+from tritongemm.workloads import sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +44,7 @@ class Tuned:
     records: Mapping[Problem, Record] = field(default_factory=dict)
     triton: Mapping[Problem, Config] = field(default_factory=dict)
     seconds: Mapping[Problem, float] = field(default_factory=dict)
-    built: Mapping[tuple[Problem, Config], Built] = field(default_factory=dict)
+    built: Mapping[tuple[Problem, Config], Artifact] = field(default_factory=dict)
     failure: str = ""
 
     def missing(self, problem: Problem) -> str:
@@ -93,7 +98,7 @@ def recorded(output: Path, target: Target) -> dict[Problem, Record]:
     """Measured records of a results file for one target; none where there is no file."""
     if not output.is_file():
         return {}
-    records = [row.record for row in sizes.from_file(output, sizes.Defaults()) if row.record]
+    records = [row.record for row in sizes.from_file(output, Defaults()) if row.record]
     return {r.problem: r for r in records if r.target == target.name and r.timer != "model"}
 
 
@@ -117,7 +122,7 @@ def best_triton(journal: Path) -> dict[Problem, Config]:
 
 def compiled(
     wanted: Iterable[tuple[Problem, Config]], target: Target, folder: Path
-) -> dict[tuple[Problem, Config], Built]:
+) -> dict[tuple[Problem, Config], Artifact]:
     """Compile configs, in parallel; libraries' own kernels need none."""
     by_problem: dict[Problem, list[Config]] = {}
     for problem, config in dict.fromkeys(wanted):
@@ -127,10 +132,10 @@ def compiled(
     for problem, configs in by_problem.items():
         # A compiler process reads a module once: all configs of a problem must be in it.
         ours = [c for c in configs if c.backend == "triton"]
-        module = str(generate.module(problem, ours, target, folder / "winners")) if ours else ""
+        module = str(modules.write_candidates(problem, ours, target, folder / "winners")) if ours else ""
         for config in configs:
             jobs[problem, config] = registry.load("backends", config.backend).job(config, problem, target, module)
-    compiler = Compiler(Cache(folder / "cache"))
+    compiler = BuildPool(ArtifactCache(folder / "cache"))
     try:
         built = {b.digest: b for b in compiler.stream(jobs.values())}
     finally:
@@ -151,7 +156,7 @@ def _tune(problems: Sequence[Problem], output: Path, folder: Path, strategy: str
     """Run the command; its seconds, and its last words if it did not end well."""
     listed = folder / "sizes.yaml"
     listed.write_text(sizes_text(problems))
-    command = [sys.executable, "-m", "tritongemm.tune", "--gemm-size-file", str(listed), "-o", str(output)]
+    command = [sys.executable, "-m", "tritongemm.cli.tune", "--gemm-size-file", str(listed), "-o", str(output)]
     command += ["--gpu-ids", str(device)] + (["--strategy", strategy] if strategy else [])
     path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
     environment = {**os.environ, "PYTHONPATH": path, "TRITONGEMM_CACHE": str(folder / "cache")}

@@ -8,11 +8,12 @@ from functools import partial
 from types import ModuleType
 
 from contenders import Ready, Refused, Setting
-from tritongemm import generate, prune, rank
-from tritongemm.backends import triton as backend
-from tritongemm.codegen import kernels
-from tritongemm.config import Config
-from tritongemm.space import space
+from tritongemm.backends.triton import backend as triton_backend
+from tritongemm.codegen import geometry, modules, template_facts
+from tritongemm.core.config import Config
+from tritongemm.search.cost_model import model as cost_model
+from tritongemm.search.pruning import prune
+from tritongemm.search.space import space
 
 NOTE = "triton.autotune over our `tile` kernel"
 TEMPLATE = "tile"
@@ -22,7 +23,7 @@ def kept(setting: Setting) -> list[Config]:
     """Configs of the template that our rules keep, the best-predicted first."""
     whole = space(setting.problem, setting.target, templates=(TEMPLATE,))
     survivors = prune.prune(whole, setting.problem, setting.target).kept
-    return [p.config for p in rank.rank(survivors, setting.problem, setting.target)]
+    return [p.config for p in cost_model.rank(survivors, setting.problem, setting.target)]
 
 
 def prepare(setting: Setting) -> Ready:
@@ -35,20 +36,20 @@ def prepare(setting: Setting) -> Ready:
     if not tried:
         raise Refused(f"no `{TEMPLATE}` config is kept")
     module = _imported(setting, tried)
-    shapes = {c.name: kernels.geometry(c, problem, setting.target.compute_units) for c in tried}
+    shapes = {c.name: geometry.geometry(c, problem, setting.target.compute_units) for c in tried}
     configs = []
     for config in tried:
-        options = kernels.compiler_options(config)
+        options = template_facts.compiler_options(config)
         warps, stages = options.pop("num_warps"), options.pop("num_stages")
         own = {"CONFIG": config.name, "GROUP_M": config.group_m}
-        values = {**kernels.constants(config, problem), **own, **options}
+        values = {**geometry.constants(config, problem), **own, **options}
         configs.append(triton.Config(values, num_warps=warps, num_stages=stages))
     tuner = triton.autotune(configs, key=["M", "N", "K"])(getattr(module, TEMPLATE))
     place = bench.sets[0]["a"].device
     partial_sums = torch.empty(max(1, *(s.workspace_bytes for s in shapes.values())), dtype=torch.uint8, device=place)
     counters = torch.zeros(max(1, *(s.semaphore_bytes // 4 for s in shapes.values())), dtype=torch.int32, device=place)
     scratch = partial_sums[: partial_sums.numel() // 4 * 4].view(torch.float32), counters
-    sizes = (problem.m, problem.n, problem.k, *backend.strides(problem))
+    sizes = (problem.m, problem.n, problem.k, *triton_backend.strides(problem))
     kernel = tuner[lambda meta: shapes[meta["CONFIG"]].grid]
     calls = [partial(kernel, s["a"], s["b"], s["c"], s["c"], *scratch, *sizes) for s in bench.sets]
     started = time.perf_counter()
@@ -61,7 +62,7 @@ def prepare(setting: Setting) -> Ready:
 
 
 def _imported(setting: Setting, configs: list[Config]) -> ModuleType:
-    path = generate.module(setting.problem, configs, setting.target, setting.folder / "autotune")
+    path = modules.write_candidates(setting.problem, configs, setting.target, setting.folder / "autotune")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

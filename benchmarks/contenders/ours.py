@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contenders import BASELINE, Ready, Refused, Setting
-from tritongemm.config import Config
+from tritongemm.core.config import Config
 
 NOTE = "the winner that our tuner recorded; where that is the library, its call, at a ratio of 1 by construction"
 

@@ -16,8 +16,9 @@ import triton
 from lent import LentChild
 from racing import Drop
 
-from tritongemm import compile
-from tritongemm.hip_ext import driver, libraries
+from tritongemm.build import pool
+from tritongemm.hip_ext import libraries
+from tritongemm.hip_ext.driver import driver
 
 # Worked examples from the field, where a checkout has them next to it; they are no part of the repository.
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -38,7 +39,7 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def lent_compilers() -> Iterator[None]:
     """Compiler processes of a test go on to the next."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compile, "Child", LentChild)
+        patch.setattr(pool, "WorkerProcess", LentChild)
         yield
         LentChild.end()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm import settings
+from tritongemm.core import settings
 
 EMULATOR = Path(__file__).parents[3] / "shared/tools/amd_emulator"
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch.overrides import TorchFunctionMode
 
-from tritongemm.errors import DriverError
+from tritongemm.core.errors import DriverError
 
 LIBRARY_SECONDS = 4e-6
 # microseconds of a launch, by what the kernel does

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tritongemm import target as targets
-from tritongemm.config import Config
+from tritongemm.core.config import Config
+from tritongemm.search_spaces import loader as target_files
 
-GFX942, SM90 = targets.load("gfx942"), targets.load("sm90")
+GFX942, SM90 = target_files.load_target("gfx942"), target_files.load_target("sm90")
 PLAIN = Config("tile", 16, 16, 16, num_warps=1)
 SPLIT = Config("tile", 16, 32, 16, 4, 3, options=(("xcds", 8),))
 POLLED = Config("tile", 16, 32, 16, split_k=3, options=(("poll", 1),))

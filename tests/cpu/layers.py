@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tritongemm import settings
-from tritongemm.config import Config
-from tritongemm.problem import Problem
-from tritongemm.record import Record
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
 
 TILE = Config("tile", 16, 32, 32, split_k=2, num_warps=4, num_stages=2)
 

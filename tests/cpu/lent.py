@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from tritongemm.worker import Child, ChildError
+from tritongemm.workers.child_process import WorkerError, WorkerProcess
 
 
-class LentChild(Child):
+class LentChild(WorkerProcess):
     """A child that is given back when it would be killed in good health, and lent again to who has the same surroundings."""
 
     idle: ClassVar[list[LentChild]] = []
@@ -37,7 +37,7 @@ class LentChild(Child):
         self._busy = True
         try:
             yield from super().ask(request, timeout)
-        except ChildError:
+        except WorkerError:
             self._busy = False
             raise
         self._busy = False
@@ -59,4 +59,4 @@ class LentChild(Child):
     def end(cls) -> None:
         """End those that nobody has."""
         while cls.idle:
-            Child.kill(cls.idle.pop())
+            WorkerProcess.kill(cls.idle.pop())

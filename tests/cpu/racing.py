@@ -8,26 +8,30 @@ from contextlib import closing, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from tritongemm import registry, settings, target
-from tritongemm.compile import Cache, Compiler, Job
-from tritongemm.config import Config
-from tritongemm.errors import TritonGemmError
-from tritongemm.pipeline import Pipeline
-from tritongemm.problem import Problem
-from tritongemm.report import Reporter
-from tritongemm.store import Store
-from tritongemm.task import Plan
-from tritongemm.timing import Final
-from tritongemm.trial import Built, Trial
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.core import settings
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import RaceResult
+from tritongemm.core.trial import Trial
+from tritongemm.core.tuning_options import TuningOptions
+from tritongemm.plugins import registry
+from tritongemm.report.console import Reporter
+from tritongemm.results.store import Store
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.tuning.run import TuningRun
 
 SIZE = Problem(16, 16, 32)
 Drop = Callable[[str, str], None]  # puts a backend of a name and a text beside those that are there
 
 CODE = """
-from tritongemm.compile import Job
-from tritongemm.config import Config
-from tritongemm.errors import InputError
-from tritongemm.trial import Built
+from tritongemm.core.artifact import CompileJob as Job
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.artifact import Artifact as Built
 COMPILE_SECONDS = 100.0
 def configs(problem, target):
     return [Config("toy", n, n, n, backend="toycode") for n in (1, 2, 3)]
@@ -52,13 +56,13 @@ class Judge:
     """Stands in for a GPU: a candidate takes as many microseconds as its tile has rows, one of Triton's a little more."""
 
     def __init__(self, arch: str = "gfx942") -> None:
-        self.target = target.load(arch)
+        self.target = target_files.load_target(arch)
         self.raced: list[Config] = []
 
     def start(self) -> None:
         pass
 
-    def screen(self, problem: Problem, built: list[Built], best: float) -> Iterator[Trial]:
+    def screen(self, problem: Problem, built: list[Artifact], best: float) -> Iterator[Trial]:
         for one in built:
             registry.load("backends", one.config.backend).launch(one, problem, self.target)
             yield Trial(one.config, "ok", samples=(seconds(one.config),), timer="sundial")
@@ -66,10 +70,10 @@ class Judge:
     def enumerate(self, problem: Problem, backend: str, most: int) -> list[Config]:
         raise TritonGemmError(f"{backend} lacks a symbol")
 
-    def final(self, problem: Problem, built: list[Built], library: str) -> Final:
+    def final(self, problem: Problem, built: list[Artifact], library: str) -> RaceResult:
         self.raced = [b.config for b in built]
         trials = [Trial(c, "ok", "", (seconds(c),), "sundial", "final", 0.0, 0.1) for c in self.raced]
-        return Final(tuple(trials), {t.config.name: t.samples for t in trials}, True)
+        return RaceResult(tuple(trials), {t.config.name: t.samples for t in trials}, True)
 
     def describe(self, problem: Problem, config: Config) -> str:
         return "by eye"
@@ -82,29 +86,31 @@ def race(
     folder: Path,
     backends: tuple[str, ...],
     judge: Judge | None = None,
-    build: Callable[[Job], None] = lambda job: None,
+    build: Callable[[CompileJob], None] = lambda job: None,
     **plan: Any,
 ) -> tuple[Any, Store, str]:
     """A run's failures, its store and what it said; `build` is called before a toy is built, `plan` goes to the Plan."""
-    compiler, judge = Compiler(Cache(settings.cache_folder()), jobs=1), judge or Judge()
+    compiler, judge = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1), judge or Judge()
     builds = compiler.build
 
-    def built(job: Job) -> Built:
+    def built(job: CompileJob) -> Artifact:
         """Toys are built here: no other process finds them."""
         if not job.config.backend.startswith("toy"):
             return builds(job)
         build(job)
         try:
-            one: Built = registry.load("backends", job.config.backend).build(job)[0]
+            one: Artifact = registry.load("backends", job.config.backend).build(job)[0]
             return one
         except TritonGemmError as error:
-            return Built(job.config, job.digest, status="compile_failed", reason=str(error))
+            return Artifact(job.config, job.digest, status="compile_failed", reason=str(error))
 
     compiler.build = built  # type: ignore[method-assign]
     opened = Store.open(folder / "out.yaml", judge.target.name, {}, {})
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(out), opened as store, closing(compiler):
-        what = Plan(folder, **{"strategy": "exhaustive", "budget": 1, "library": "", "backends": backends, **plan})
-        failures = Pipeline([judge], compiler, store, what, Reporter(verbose=True)).tune([SIZE])
+        what = TuningOptions(
+            folder, **{"strategy": "exhaustive", "budget": 1, "library": "", "backends": backends, **plan}
+        )
+        failures = TuningRun([judge], compiler, store, what, Reporter(verbose=True)).tune([SIZE])
         store.merge()
     return failures, store, out.getvalue()
 

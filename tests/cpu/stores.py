@@ -6,12 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from tritongemm import sizes
-from tritongemm.config import Config
-from tritongemm.problem import Problem
-from tritongemm.record import Record
-from tritongemm.store import Store
-from tritongemm.trial import Trial
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.trial import Trial
+from tritongemm.formats import Defaults
+from tritongemm.results.store import Store
+from tritongemm.workloads import sizes
 
 TOOLS = {"triton": "3.6.0", "torch": "2.9.0"}
 
@@ -64,4 +65,4 @@ def written(path: Path) -> bytes:
 
 
 def rows(path: Path) -> list[Record | None]:
-    return [r.record for r in sizes.from_file(path, sizes.Defaults())]
+    return [r.record for r in sizes.from_file(path, Defaults())]

@@ -10,26 +10,27 @@ import emulated
 import pytest
 import torch
 
-from tritongemm import launch_plan, plans, settings
-from tritongemm import target as targets
-from tritongemm.backends import ck
-from tritongemm.config import Config
-from tritongemm.errors import InputError
-from tritongemm.families import a4w4_blockscale as family
-from tritongemm.families import dense
-from tritongemm.interop import Defaults
-from tritongemm.operands import extras
-from tritongemm.problem import Problem
-from tritongemm.space import space
+from tritongemm.backends.ck import backend as ck
+from tritongemm.cli import launch_plan
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.export import launch_plans
+from tritongemm.formats import Defaults
+from tritongemm.numerics.families import a4w4_blockscale, dense
+from tritongemm.numerics.lookup import extras
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
 
-GFX942, GFX950 = targets.load("gfx942"), targets.load("gfx950")
+GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
 FP4 = Problem(33, 64, 512, "fp4e2m1", "fp4e2m1", "bf16", True, False, family="a4w4_blockscale")
 SMALL = "ck.mx__bm32__bn64__bk256__gm1__sk1__w2__s2__pipeline1__wave_m1"
 VALUES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 
 
 def test_what_it_is_for() -> None:
-    assert family.unsupported(FP4, GFX950) is None
+    assert a4w4_blockscale.unsupported(FP4, GFX950) is None
     for problem, target, reason in (
         (FP4, GFX942, "gfx942 has no matrix instruction for fp4"),
         (replace(FP4, row_major_b=True), GFX950, "column-major"),
@@ -38,7 +39,7 @@ def test_what_it_is_for() -> None:
         (replace(FP4, dtype_c="fp32"), GFX950, "bf16 or fp16, not fp32"),
         (replace(FP4, dtype_a="int8"), GFX950, "not int8 by fp4e2m1"),
     ):
-        assert reason in str(family.unsupported(problem, target))
+        assert reason in str(a4w4_blockscale.unsupported(problem, target))
     assert "--family a4w4_blockscale" in str(dense.unsupported(replace(FP4, family="dense"), GFX950))
     assert Defaults(family="a4w4_blockscale", row_major_b=False).problem(33, 64, 512) == FP4
     assert not space(FP4, GFX950).axes, "Triton's epilogues can't apply such scales"
@@ -46,9 +47,12 @@ def test_what_it_is_for() -> None:
 
 def test_the_reference_is_what_the_format_says() -> None:
     problem = replace(FP4, k=96)
-    operands = family.inputs(problem, "cpu")
+    operands = a4w4_blockscale.inputs(problem, "cpu")
     assert operands["a"].shape == (33, 48) and operands["b"].shape == (48, 64) and operands["b"].stride() == (1, 48)
-    exact, scales = family.reference(problem, operands), {n: family.plain(operands[n]) for n in ("scale_a", "scale_b")}
+    exact, scales = (
+        a4w4_blockscale.reference(problem, operands),
+        {n: a4w4_blockscale.plain(operands[n]) for n in ("scale_a", "scale_b")},
+    )
 
     def number(packed: torch.Tensor, scale: torch.Tensor, row: int, k: int) -> float:
         nibble = int(packed[row, k // 2]) >> 4 * (k % 2) & 15
@@ -60,15 +64,20 @@ def test_the_reference_is_what_the_format_says() -> None:
             for k in range(96)
         )
         assert float(exact[i, j]) == sum(terms)
-    assert family.deviation(exact.bfloat16(), exact) < family.tolerance(problem)
-    assert family.reference(FP4, family.inputs(FP4, "cpu", "zeros")).eq(0).all()
-    assert family.reference(replace(FP4, k=16384), family.inputs(replace(FP4, k=16384), "cpu")).abs().max() < 65504
+    assert a4w4_blockscale.deviation(exact.bfloat16(), exact) < a4w4_blockscale.tolerance(problem)
+    assert a4w4_blockscale.reference(FP4, a4w4_blockscale.inputs(FP4, "cpu", "zeros")).eq(0).all()
+    assert (
+        a4w4_blockscale.reference(replace(FP4, k=16384), a4w4_blockscale.inputs(replace(FP4, k=16384), "cpu"))
+        .abs()
+        .max()
+        < 65504
+    )
 
 
 def test_the_order_of_scales_is_its_own_inverse_and_aiters() -> None:
     scales = torch.arange(64 * 16).reshape(64, 16)
-    mixed = family.shuffled(scales)
-    assert torch.equal(family.plain(mixed), scales)
+    mixed = a4w4_blockscale.shuffled(scales)
+    assert torch.equal(a4w4_blockscale.plain(mixed), scales)
     # A word of four: two rows 16 apart, of two groups 4 apart; 16 rows, then 4 groups, then blocks along K follow.
     assert mixed.reshape(-1)[:8].tolist() == [0, 16 * 16, 4, 16 * 16 + 4, 16, 17 * 16, 20, 17 * 16 + 4]
     assert int(mixed.reshape(-1)[64]) == 1 and int(mixed.reshape(-1)[256]) == 8 and int(mixed.reshape(-1)[512]) == 512
@@ -76,7 +85,7 @@ def test_the_order_of_scales_is_its_own_inverse_and_aiters() -> None:
 
 def test_operands_of_half_bytes() -> None:
     assert FP4.bytes == 33 * 256 + 64 * 256 + 33 * 64 * 2
-    known = plans.operands(FP4)
+    known = launch_plans.operands(FP4)
     assert {n: (known[n]["bytes"], known[n]["dtype"], known[n]["shape"]) for n in ("a", "b", "scale_a", "scale_b")} == {
         "a": (33 * 256, "fp4e2m1", [33, 512]),
         "b": (64 * 256, "fp4e2m1", [512, 64]),
@@ -84,7 +93,7 @@ def test_operands_of_half_bytes() -> None:
         "scale_b": (64 * 16, "e8m0", [64, 16]),
     }
     assert known["scale_a"]["strides"] == [16, 1]
-    tensors = family.inputs(FP4, "cpu")
+    tensors = a4w4_blockscale.inputs(FP4, "cpu")
     assert {e.name: tuple(tensors[e.name].shape) for e in extras(FP4)} == {"scale_a": (64, 16), "scale_b": (64, 16)}
 
 

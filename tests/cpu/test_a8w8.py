@@ -11,26 +11,32 @@ import emulated
 import pytest
 import torch
 
-from tritongemm import export, generate, interop, launch_plan, prune, served, settings
-from tritongemm import target as targets
-from tritongemm.backends import asm, ck, cutlass
-from tritongemm.backends import torch as torch_backend
-from tritongemm.codegen import kernels, render
-from tritongemm.compile import Cache
-from tritongemm.config import Config
-from tritongemm.errors import InputError
-from tritongemm.families import a8w8
-from tritongemm.interop import Defaults, tune_gemm
-from tritongemm.machine import Machine
-from tritongemm.offline import Check
-from tritongemm.operands import extras
-from tritongemm.problem import Problem
-from tritongemm.record import Record
-from tritongemm.space import space
-from tritongemm.target import Target
-from tritongemm.worker import Child
+from tritongemm.backends.asm import backend as asm
+from tritongemm.backends.ck import backend as ck
+from tritongemm.backends.cutlass import backend as cutlass
+from tritongemm.backends.torch import backend as torch_backend
+from tritongemm.build import prepare
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.cli import launch_plan
+from tritongemm.codegen import modules, render, template_facts
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.target import Target
+from tritongemm.export import kernel_manifest
+from tritongemm.formats import Defaults, FormatRow, tune_gemm
+from tritongemm.measure.offline_evaluator import InterpreterJob
+from tritongemm.numerics.families import a8w8
+from tritongemm.numerics.lookup import extras
+from tritongemm.runtime.machine import Machine
+from tritongemm.search.pruning import prune
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.workers.child_process import WorkerProcess
 
-GFX942, GFX950, SM90 = map(targets.load, ("gfx942", "gfx950", "sm90"))
+GFX942, GFX950, SM90 = map(target_files.load_target, ("gfx942", "gfx950", "sm90"))
 NUZ, OCP = "fp8e4m3fnuz", "fp8e4m3fn"
 FP8 = Problem(33, 48, 80, NUZ, NUZ, "bf16", bias="n", family="a8w8")
 INT8 = replace(FP8, dtype_a="int8", dtype_b="int8", dtype_c="fp16", row_major_b=False, bias="m")
@@ -47,8 +53,8 @@ CONFIGS = (
 
 
 @pytest.fixture(scope="module")
-def interpreter() -> Iterator[Child]:
-    child = Child("tritongemm.offline:Interpreter", {"TRITON_INTERPRET": "1"})
+def interpreter() -> Iterator[WorkerProcess]:
+    child = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
     yield child
     child.kill()
 
@@ -94,14 +100,16 @@ def test_the_reference_is_scaled_by_rows_and_columns(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize("problem", [FP8, INT8], ids=["fp8", "int8"])
-def test_every_template_applies_the_scales(interpreter: Child, tmp_path: Path, problem: Problem) -> None:
+def test_every_template_applies_the_scales(interpreter: WorkerProcess, tmp_path: Path, problem: Problem) -> None:
     if problem.a.is_fp8:
         problem = replace(problem, dtype_a=OCP, dtype_b=OCP)
-    missing = {t for t in kernels.names() if kernels.kernel_template(t).interpreted} - {c.template for c in CONFIGS}
+    missing = {t for t in template_facts.names() if template_facts.kernel_template(t).interpreted} - {
+        c.template for c in CONFIGS
+    }
     assert not missing
-    path = generate.module(problem, CONFIGS, SM90, tmp_path)
+    path = modules.write_candidates(problem, CONFIGS, SM90, tmp_path)
     for config in CONFIGS:
-        ((error, tolerance),) = interpreter.ask(Check(problem, config, str(path)), 60)
+        ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, config, str(path)), 60)
         assert error <= tolerance, config.name
 
 
@@ -134,7 +142,7 @@ def test_what_nobody_says() -> None:
     record = Record(INT8, "gfx942", SPLIT, "triton", 1e-6, 0.0, "model")
     (back,) = tune_gemm.read(Path("x.yaml"), tune_gemm.write([record]), Defaults())
     assert back.record == record
-    assert isinstance(back, interop.Row)
+    assert isinstance(back, FormatRow)
 
 
 def plan(folder: Path, *options: str, arch: str = "gfx942") -> Path:
@@ -158,14 +166,14 @@ def test_a_plan_has_the_scales_and_runs(tmp_path: Path, arch: str, dtype: str) -
 def test_exported_kernels_are_told_apart_from_those_without_scales(tmp_path: Path, monkeypatch) -> None:
     scaled = replace(INT8, bias="none", dtype_c="bf16", k=128)
     record = Record(scaled, "gfx942", SPLIT, "triton", 1e-6, 0.0, "events")
-    (path,), refused = export.export([record], tmp_path, Machine(GFX942, "", (), "", ""))
+    (path,), refused = kernel_manifest.export([record], tmp_path, Machine(GFX942, "", (), "", ""))
     assert not refused
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
     (config,) = asm.configs(scaled, GFX942)
     assert asm.configs(replace(scaled, family="dense"), GFX942) == []
     built, _, _ = asm.build(asm.job(config, scaled, GFX942, ""))
     launch = asm.launch(replace(built, path="x"), scaled, GFX942)
-    ours = served.launches([record], GFX942, Cache(settings.cache_folder()))[scaled]
+    ours = prepare.launches([record], GFX942, ArtifactCache(settings.cache_folder()))[scaled]
     assert not isinstance(ours, str)
     assert launch.buffers == ours.buffers
     addresses = dict(zip(("a", "b", "scale_a", "scale_b", "workspace", "semaphore"), range(1, 7), strict=True))

@@ -11,17 +11,22 @@ from pathlib import Path
 import emulated
 import pytest
 
-from tritongemm import generate, launch_plan, manifest, settings, target
-from tritongemm.backends import _asm_layout, asm
-from tritongemm.backends import triton as generated
-from tritongemm.compile import Job
-from tritongemm.config import Config
-from tritongemm.errors import InputError, UnavailableError
-from tritongemm.hip_ext import assemble, code_object
-from tritongemm.hip_ext.code_object import Kernel
-from tritongemm.problem import Problem
+from tritongemm.backends.asm import backend as asm
+from tritongemm.backends.asm import manifest, param_layout
+from tritongemm.backends.triton import backend as triton_backend
+from tritongemm.cli import launch_plan
+from tritongemm.codegen import modules
+from tritongemm.core import settings
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.hip_ext.binaries import code_object
+from tritongemm.hip_ext.binaries.code_object import KernelInfo
+from tritongemm.hip_ext.compilers import assemble
+from tritongemm.search_spaces import loader as target_files
 
-GFX942, GFX950 = target.load("gfx942"), target.load("gfx950")
+GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
 BF16 = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
 PLAIN = "_ZN5aiter37bf16gemm_fp32bf16_tn_32x64_pf3_splitkE"
 CLEAN = "_ZN5aiter39bf16gemm_fp32bf16_tn_48x64_splitk_cleanE"
@@ -35,15 +40,15 @@ def write(folder: Path, text: str) -> Path:
     return folder / "kernels.csv"
 
 
-def kernel(nbytes: int, args=()) -> Kernel:
-    return Kernel("k", 512, 0, 65536, 64, nbytes, 256, args)
+def kernel(nbytes: int, args=()) -> KernelInfo:
+    return KernelInfo("k", 512, 0, 65536, 64, nbytes, 256, args)
 
 
 def built(config: Config, layout: str, nbytes: int):
-    fields = _asm_layout.fields(_asm_layout.LAYOUTS[layout], kernel(nbytes))
+    fields = param_layout.fields(param_layout.LAYOUTS[layout], kernel(nbytes))
     grid = {"i8": "nk,m", "fp8_blockscale": "nk,m"}.get(layout, "n,m,k")
     facts = {"layout": layout, "fields": [[f.name, f.offset] for f in fields], "parameter_bytes": nbytes, "grid": grid}
-    return asm.Built(config, "", "k.co", config.template, threads=256, launch={**facts, "dynamic_shared": 0})
+    return Artifact(config, "", "k.co", config.template, threads=256, launch={**facts, "dynamic_shared": 0})
 
 
 def numbers(block: bytes) -> list[int]:
@@ -90,16 +95,16 @@ def test_scaled_blocks():
         assert numbers(block)[23:] == ([2] if nbytes == 384 else [])  # log2 of the splits
 
 
-@pytest.mark.parametrize("layout", _asm_layout.LAYOUTS)
+@pytest.mark.parametrize("layout", param_layout.LAYOUTS)
 def test_wrong_parameter_size_is_named(layout):
     with pytest.raises(InputError, match=rf"takes 200 bytes of parameters, layout {layout} has \d+"):
-        _asm_layout.fields(_asm_layout.LAYOUTS[layout], kernel(200))
+        param_layout.fields(param_layout.LAYOUTS[layout], kernel(200))
 
 
 def test_kinds_are_checked_against_the_object():
     arguments = [code_object.Argument(16 * i, 4, "value") for i in range(13)]
     with pytest.raises(InputError, match="parameter c at byte 0 is 4 bytes"):
-        _asm_layout.fields(_asm_layout.LAYOUTS["i8"], kernel(208, tuple(arguments)))
+        param_layout.fields(param_layout.LAYOUTS["i8"], kernel(208, tuple(arguments)))
 
 
 @pytest.mark.parametrize(
@@ -141,28 +146,30 @@ def kernels(tmp_path_factory) -> dict[str, tuple]:
     """One of our own kernels for each architecture: its Built, its Launch, a manifest that describes it."""
     made = {}
     for name, options in (("gfx942", "__kpack1__matrix_instr_nonkdim16__waves_per_eu0"), ("sm90", "")):
-        facts, folder = target.load(name), tmp_path_factory.mktemp(name)
+        facts, folder = target_files.load_target(name), tmp_path_factory.mktemp(name)
         config = Config.parse(TILE + options)
-        job = generated.job(config, SIZE, facts, str(generate.module(SIZE, [config], facts, folder)))
-        one, code, file = generated.build(job)
+        job = triton_backend.job(config, SIZE, facts, str(modules.write_candidates(SIZE, [config], facts, folder)))
+        one, code, file = triton_backend.build(job)
         (folder / file).write_bytes(code)
-        launch = generated.launch(one, SIZE, facts)
+        launch = triton_backend.launch(one, SIZE, facts)
         text = "knl_name,co_name,tile_m,tile_n,layout,grid,lds,threads,split,dtypes,trans\n"
         text += f'{one.symbol},{file},16,32,{OWN},"mn,k",{launch.shared},{one.threads},2,fp16,TT\n'
         made[name] = (code, launch, write(folder, text))
     return made
 
 
-def job(path: Path, symbol: str, name: str = "gfx942") -> Job:
-    return asm.job(Config(symbol, 16, 32, 64, 1, 2, 2, 2, backend="asm"), SIZE, target.load(name), str(path))
+def job(path: Path, symbol: str, name: str = "gfx942") -> CompileJob:
+    return asm.job(
+        Config(symbol, 16, 32, 64, 1, 2, 2, 2, backend="asm"), SIZE, target_files.load_target(name), str(path)
+    )
 
 
 @pytest.mark.parametrize("name", ["gfx942", "sm90"])
 def test_own_kernels_launch_as_the_backend_that_made_them(kernels, name):
     _, expected, path = kernels[name]
-    (config,) = asm.configs(SIZE, target.load(name), [path])
-    one, code, _ = asm.build(asm.job(config, SIZE, target.load(name), str(path)))
-    launch = asm.launch(one, SIZE, target.load(name))
+    (config,) = asm.configs(SIZE, target_files.load_target(name), [path])
+    one, code, _ = asm.build(asm.job(config, SIZE, target_files.load_target(name), str(path)))
+    launch = asm.launch(one, SIZE, target_files.load_target(name))
     addresses = {"a": 1, "b": 2, "c": 3, "workspace": 4, "semaphore": 5}
     assert launch.pack({**addresses, "bias": 3})[:96] == expected.pack({**addresses, "bias": 3})[:96].replace(
         struct.pack("<QQQQ", 1, 2, 3, 3), struct.pack("<QQQQ", 1, 2, 3, 0)
@@ -287,7 +294,7 @@ def test_plan_says_why_no_kernel_fits(kernels, tmp_path, capsys, monkeypatch):
 def test_kernels_of_the_environment_agree_with_their_manifests_or_say_why_not():
     agree, refused = 0, []
     for path in settings.asm_manifests():
-        facts = target.load(next((p for p in path.parts if p in target.names()), "gfx942"))
+        facts = target_files.load_target(next((p for p in path.parts if p in target_files.target_names()), "gfx942"))
         for row in manifest.read(path):
             try:
                 asm.inspect(row, row.path.read_bytes(), facts.name, facts.wave_size, facts.lds_bytes)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm import options, settings, tune
-from tritongemm.errors import UnavailableError
+from tritongemm.cli import options, tune
+from tritongemm.core import settings
+from tritongemm.core.errors import UnavailableError
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 

@@ -9,23 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm import generate
-from tritongemm import target as targets
-from tritongemm.backends import triton
-from tritongemm.compile import Cache, Compiler
-from tritongemm.config import Config
-from tritongemm.problem import Problem
+from tritongemm.backends.triton import backend as triton_backend
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.codegen import modules
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.search_spaces import loader as target_files
 
 
 def test_sizes_are_run_time_arguments() -> None:
     """48 sizes of one alignment have one binary for each config: M, N and K are in none of them."""
-    target = targets.load("gfx942")
+    target = target_files.load_target("gfx942")
     configs = [Config("tile", 16, 16, 16), Config("tile", 32, 16, 16, 1, 2), Config("stream_k", 16, 16, 16)]
     sizes = [Problem(m, 16 * n, 16 * k) for m in (1, 7, 16, 100) for n in (1, 5, 9, 300) for k in (1, 2, 77)]
     assert len(sizes) == 48
-    digests = {triton.job(c, p, target, "").digest for c in configs for p in sizes}
+    digests = {triton_backend.job(c, p, target, "").digest for c in configs for p in sizes}
     assert len(digests) == len(configs)
-    one = triton.job(configs[0], sizes[0], target, "")
+    one = triton_backend.job(configs[0], sizes[0], target, "")
     assert not {"M", "N", "K"} & one.identity["constants"].keys()
     assert {"M", "N", "K"} <= one.identity["signature"].keys()
 
@@ -41,10 +42,10 @@ def test_sizes_are_run_time_arguments() -> None:
     ],
 )
 def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, object]) -> None:
-    target, config, problem = targets.load("gfx942"), Config("tile", 16, 16, 16), Problem(16, 16, 16)
-    digest = triton.job(config, problem, target, "").digest
-    assert triton.job(config, replace(problem, **other), target, "").digest != digest
-    assert triton.job(config, problem, target, "/elsewhere").digest == digest
+    target, config, problem = target_files.load_target("gfx942"), Config("tile", 16, 16, 16), Problem(16, 16, 16)
+    digest = triton_backend.job(config, problem, target, "").digest
+    assert triton_backend.job(config, replace(problem, **other), target, "").digest != digest
+    assert triton_backend.job(config, problem, target, "/elsewhere").digest == digest
 
 
 def words(code: bytes) -> Iterable[int]:
@@ -56,15 +57,15 @@ def test_a_load_of_less_than_2_gib_is_masked_without_a_branch(tmp_path: Path) ->
     """By a buffer instruction, whose offset has 32 bits, where the target has any."""
     config = Config("tile", 32, 32, 32, 1, 1, 4, 2)
     under, over = Problem(64, 2**15 - 16, 2**15), Problem(64, 2**15, 2**15)
-    gfx, sm = targets.load("gfx942"), targets.load("sm90")
+    gfx, sm = target_files.load_target("gfx942"), target_files.load_target("sm90")
     pointers = ["a_ptr", "b_ptr", "c_ptr", "bias_ptr", "workspace_ptr", "semaphore_ptr"]
-    assert triton.small(config, under, gfx) == pointers
-    assert triton.small(config, over, gfx) == [p for p in pointers if p != "b_ptr"]
-    assert triton.small(config, under, sm) == []
+    assert triton_backend.small(config, under, gfx) == pointers
+    assert triton_backend.small(config, over, gfx) == [p for p in pointers if p != "b_ptr"]
+    assert triton_backend.small(config, under, sm) == []
     branches = []
     for problem in (under, over):
-        module = generate.module(problem, [config], gfx, tmp_path)
-        code = triton.build(triton.job(config, problem, gfx, str(module)))[1]
+        module = modules.write_candidates(problem, [config], gfx, tmp_path)
+        code = triton_backend.build(triton_backend.job(config, problem, gfx, str(module)))[1]
         branches.append(sum(w >> 16 == 0xBF88 for w in words(code)))  # s_cbranch_execz
     assert branches[0] < branches[1]
 
@@ -75,55 +76,66 @@ def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str, 
     config, problem, target = (
         Config("tile", 16, 16, 64, 1, 1, 1, 2),
         Problem(16, 16, 64, dtype_c=dtype),
-        targets.load(arch),
+        target_files.load_target(arch),
     )
     changes = []
     for how in (target, replace(target, narrow={})):
-        module = generate.module(problem, [config], how, tmp_path)
-        code = triton.build(triton.job(config, problem, how, str(module)))[1]
+        module = modules.write_candidates(problem, [config], how, tmp_path)
+        code = triton_backend.build(triton_backend.job(config, problem, how, str(module)))[1]
         changes.append(sum(w >> 23 == 0x174 for w in words(code)))  # s_setreg_imm32_b32
-        triton._import.cache_clear()
+        triton_backend._import.cache_clear()
     assert changes[0] == 0 < changes[1]
 
 
 def test_rows_that_start_at_16_bytes_are_read_so(tmp_path: Path) -> None:
     """1000 is no multiple of 16, but rows of 1000 halves start at multiples of 16 bytes: loads are as wide as they get."""
-    assert triton.divisors(Problem(3, 200, 1000)) == {"N": 8, "K": 8, "stride_a": 8, "stride_b": 8, "stride_c": 8}
-    assert triton.divisors(Problem(6, 33, 1001, row_major_a=False)) == {"M": 2, "stride_a": 2}
-    target, config, wide = targets.load("gfx942"), Config("tile", 64, 64, 64), {}
+    assert triton_backend.divisors(Problem(3, 200, 1000)) == {
+        "N": 8,
+        "K": 8,
+        "stride_a": 8,
+        "stride_b": 8,
+        "stride_c": 8,
+    }
+    assert triton_backend.divisors(Problem(6, 33, 1001, row_major_a=False)) == {"M": 2, "stride_a": 2}
+    target, config, wide = target_files.load_target("gfx942"), Config("tile", 64, 64, 64), {}
     for k in (1024, 1000, 1001):
         problem = Problem(64, 64, k, row_major_b=False)
-        module = generate.module(problem, [config], target, tmp_path)
-        code = triton.build(triton.job(config, problem, target, str(module)))[1]
+        module = modules.write_candidates(problem, [config], target, tmp_path)
+        code = triton_backend.build(triton_backend.job(config, problem, target, str(module)))[1]
         wide[k] = sum(w >> 26 == 0x38 and w >> 18 & 0x7F == 0x17 for w in words(code))  # buffer_load_dwordx4
     assert wide[1000] == wide[1024] > 0 == wide[1001]
 
 
 def test_so_is_the_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
     config, problem = Config("tile", 16, 16, 16), Problem(16, 16, 16)
-    digest = triton.job(config, problem, targets.load("gfx942"), "").digest
-    assert triton.job(config, problem, targets.load("gfx950"), "").digest != digest
-    assert triton.job(replace(config, num_warps=1), problem, targets.load("gfx942"), "").digest != digest
-    monkeypatch.setattr("tritongemm.settings.version", lambda _: "99")
-    assert triton.job(config, problem, targets.load("gfx942"), "").digest != digest
+    digest = triton_backend.job(config, problem, target_files.load_target("gfx942"), "").digest
+    assert triton_backend.job(config, problem, target_files.load_target("gfx950"), "").digest != digest
+    assert (
+        triton_backend.job(replace(config, num_warps=1), problem, target_files.load_target("gfx942"), "").digest
+        != digest
+    )
+    monkeypatch.setattr("tritongemm.core.settings.version", lambda _: "99")
+    assert triton_backend.job(config, problem, target_files.load_target("gfx942"), "").digest != digest
 
 
 def test_triton_compiles_without_a_gpu_and_only_once(tmp_path: Path, session_cache: Path) -> None:
     """A real compile: another size finds the binary, what does not fit LDS says so, and nobody saw the sizes."""
-    target, problem = targets.load("gfx942"), Problem(24, 16, 32)
+    target, problem = target_files.load_target("gfx942"), Problem(24, 16, 32)
     good, large = Config("tile", 16, 16, 16, num_warps=1), Config("tile", 16, 16, 2048, num_warps=4)
-    module = generate.module(problem, [good, large], target, tmp_path)
-    made = Compiler(Cache(session_cache), jobs=1)
+    module = modules.write_candidates(problem, [good, large], target, tmp_path)
+    made = BuildPool(ArtifactCache(session_cache), jobs=1)
     try:
-        found = {b.config: b for b in made.stream(triton.job(c, problem, target, str(module)) for c in (good, large))}
+        found = {
+            b.config: b for b in made.stream(triton_backend.job(c, problem, target, str(module)) for c in (good, large))
+        }
         assert found[good].status == "ok", found[good].reason
         assert (found[good].symbol, found[good].threads) == (good.kernel_name, 64)
         assert found[good].registers > 0 and os.path.getsize(found[good].path) > 1000
         assert (found[large].status, found[large].path) == ("out_of_resources", "")
         assert "shared memory" in found[large].reason and "> 65536 bytes" in found[large].reason
         other = Problem(400, 48, 64)
-        (again,) = made.stream([triton.job(good, other, target, "a module that is not read")])
+        (again,) = made.stream([triton_backend.job(good, other, target, "a module that is not read")])
         assert (again.path, again.seconds) == (found[good].path, 0.0)
-        assert triton.launch(again, other, target).grid == (25 * 3, 1, 1)
+        assert triton_backend.launch(again, other, target).grid == (25 * 3, 1, 1)
     finally:
         made.close()

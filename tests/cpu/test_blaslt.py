@@ -14,16 +14,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tritongemm import registry
-from tritongemm.backends import _blaslt_served
-from tritongemm.backends import blaslt as backend
-from tritongemm.config import Config
-from tritongemm.errors import DriverError, UnavailableError
-from tritongemm.families import a8w8
-from tritongemm.hip_ext import blaslt, blaslt_tables, blaslt_variants, driver
-from tritongemm.hip_ext.blaslt import Matmul, Matrix
-from tritongemm.hip_ext.blaslt_plan import Plan
-from tritongemm.problem import Problem
+from tritongemm.backends.blaslt import backend as blaslt
+from tritongemm.backends.blaslt import served_algorithm
+from tritongemm.core.config import Config
+from tritongemm.core.errors import DriverError, UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.hip_ext.blaslt import library as blaslt_library
+from tritongemm.hip_ext.blaslt import tables as blaslt_tables
+from tritongemm.hip_ext.blaslt import variants as blaslt_variants
+from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
+from tritongemm.hip_ext.blaslt.types import Matmul, Matrix
+from tritongemm.hip_ext.driver import driver
+from tritongemm.numerics.families import a8w8
+from tritongemm.plugins import registry
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -45,20 +48,20 @@ def built(tmp_path_factory):
 @pytest.fixture(params=["nvidia", "amd"])
 def library(request, built, tmp_path, monkeypatch):
     copy = shutil.copy(built / f"{request.param}.so", tmp_path / "blaslt.so")  # its state starts afresh
-    found = blaslt.Library(blaslt_tables.TABLES[request.param], ctypes.CDLL(str(copy)))
-    monkeypatch.setattr(backend, "library", lambda: found)
-    monkeypatch.setattr(backend, "_vendor", lambda: request.param)
-    monkeypatch.setattr(backend, "_stream", lambda device: 0)
+    found = blaslt_library.Library(blaslt_tables.TABLES[request.param], ctypes.CDLL(str(copy)))
+    monkeypatch.setattr(blaslt, "library", lambda: found)
+    monkeypatch.setattr(blaslt, "_vendor", lambda: request.param)
+    monkeypatch.setattr(blaslt, "_stream", lambda device: 0)
     yield found
-    backend._plan.cache_clear()
-    backend._workspace.cache_clear()
+    blaslt._plan.cache_clear()
+    blaslt._workspace.cache_clear()
 
 
-def poke(library: blaslt.Library, name: str, value: int) -> None:
+def poke(library: blaslt_library.Library, name: str, value: int) -> None:
     ctypes.c_int.in_dll(library._library, f"fake_{name}").value = value
 
 
-def peek(library: blaslt.Library, name: str) -> int:
+def peek(library: blaslt_library.Library, name: str) -> int:
     return ctypes.c_int.in_dll(library._library, f"fake_{name}").value
 
 
@@ -88,7 +91,7 @@ def named(a, b, bias, c):
 def test_every_layout_and_bias(library, row_a, row_b, bias):
     problem = Problem(5, 7, 3, **F32, row_major_a=row_a, row_major_b=row_b, bias=bias)
     a, b, vector, c = operands(problem)
-    call = backend.operation(problem, named(a, b, vector, c))
+    call = blaslt.operation(problem, named(a, b, vector, c))
     for _ in range(2):
         c.fill_(float("nan"))
         call()
@@ -100,31 +103,31 @@ def test_rows_further_apart_and_batches(library):
     problem = Problem(4, 6, 5, **F32, row_major_b=False)
     a, b = torch.randn(4, 9)[:, :5], torch.randn(6, 11)[:, :5].T
     c = torch.zeros(4, 8)
-    backend.operation(problem, named(a, b, None, c[:, :6]))()
+    blaslt.operation(problem, named(a, b, None, c[:, :6]))()
     torch.testing.assert_close(c, torch.nn.functional.pad(a @ b, (0, 2)))
     problem = Problem(4, 6, 5, **F32, batch=3, row_major_a=False)
     a, b, _, c = operands(problem)
-    backend.operation(problem, named(a, b, None, c))()
+    blaslt.operation(problem, named(a, b, None, c))()
     torch.testing.assert_close(c, a @ b)
-    assert backend.operation(problem, named(torch.randn(3, 8, 5)[:, ::2], b, None, c)) is None
+    assert blaslt.operation(problem, named(torch.randn(3, 8, 5)[:, ::2], b, None, c)) is None
 
 
 def test_one_row_whose_stride_says_nothing(library):
     problem = Problem(1, 6, 5, **F32)
     a, b, _, c = operands(problem)
-    backend.operation(problem, named(a.as_strided((1, 5), (1, 1)), b, None, c))()
+    blaslt.operation(problem, named(a.as_strided((1, 5), (1, 1)), b, None, c))()
     torch.testing.assert_close(c, a @ b)
 
 
 def test_algorithms_become_configs_that_find_their_way_back(library):
     problem = Problem(5, 7, 3, **F32, bias="n")
     a, b, bias, c = operands(problem)
-    configs = backend.enumerate(problem, named(a, b, bias, c))
+    configs = blaslt.enumerate(problem, named(a, b, bias, c))
     # neither the one that failed, nor the one that needs too much, nor one twice; hipBLASLt's C++ side knows more
     amd = library.table.vendor == "amd"
     assert [x.option("index") for x in configs] == ([1, 2, 0, 4, 5] if amd else list(range(len(configs))))
-    assert len({backend.identity(x) for x in configs}) == len(configs)
-    assert backend.enumerate(problem, named(a, b, bias, c), 2) == configs[:2]
+    assert len({blaslt.identity(x) for x in configs}) == len(configs)
+    assert blaslt.enumerate(problem, named(a, b, bias, c), 2) == configs[:2]
     assert all(Config.parse(x.name) == x for x in configs)
     if amd:
         assert configs[0].template == "Cijk_third" and configs[4].template == "heuristic"
@@ -141,7 +144,7 @@ def test_algorithms_become_configs_that_find_their_way_back(library):
         assert pairs == {(1, 15), (1, 21), (1, 22), (2, 15), (2, 21), (2, 22)}
     for config in configs:
         c.fill_(float("nan"))
-        backend.operation(problem, named(a, b, bias, c), config)()
+        blaslt.operation(problem, named(a, b, bias, c), config)()
         torch.testing.assert_close(c, expected(problem, a, b, bias))
 
 
@@ -149,8 +152,8 @@ def test_algorithms_become_configs_that_find_their_way_back(library):
 def test_an_algorithm_serves_operands_that_move(library, bias, monkeypatch):
     problem = Problem(5, 7, 3, **F32, bias=bias, row_major_b=False)
     a, b, given, c = operands(problem)
-    config = backend.enumerate(problem, named(a, b, given, c))[-1]
-    solution = _blaslt_served.tuned(problem, config, 0, NO_CAPTURE)
+    config = blaslt.enumerate(problem, named(a, b, given, c))[-1]
+    solution = served_algorithm.tuned_algorithm(problem, config, 0, NO_CAPTURE)
     first, second = solution.bind(NO_CAPTURE), solution.bind(NO_CAPTURE)
     scratch = torch.empty(max(solution.bytes("workspace"), 1), dtype=torch.uint8)
     for bound, scale in ((first, 1), (second, 2), (first, 3)):
@@ -160,51 +163,51 @@ def test_an_algorithm_serves_operands_that_move(library, bias, monkeypatch):
             bound.put(name)(0 if tensor is None else tensor.data_ptr())
         bound.launch(0)
         torch.testing.assert_close(out, expected(problem, x, w.T, added))
-    monkeypatch.setattr(backend, "_listed", lambda problem: [config])
+    monkeypatch.setattr(blaslt, "_listed", lambda problem: [config])
     stale = replace(config, template="no_such_kernel", options=(("algo", 999), ("index", 10**6), ("version", 1)))
     with pytest.raises(LookupError, match="not in this version"):
-        _blaslt_served.tuned(problem, stale, 0, NO_CAPTURE)
+        served_algorithm.tuned_algorithm(problem, stale, 0, NO_CAPTURE)
 
 
 def test_a_config_the_heuristics_do_not_know_is_rebuilt_or_refused(library):
     problem = Problem(5, 7, 3, **F32)
     a, b, _, c = operands(problem)
-    config = backend.enumerate(problem, named(a, b, None, c))[-1]
+    config = blaslt.enumerate(problem, named(a, b, None, c))[-1]
     if library.table.vendor == "nvidia":
         other = dict(config.options) | {"tile": 15, "index": 99}
         config = Config("heuristic", 64, 64, 64, options=tuple(other.items()), backend="blaslt", num_warps=0)
-        backend.operation(problem, named(a, b, None, c), config)()
+        blaslt.operation(problem, named(a, b, None, c), config)()
         torch.testing.assert_close(c, a @ b)
         other["algo"] = 50
     else:
         other = dict(config.options) | {"index": 3}
     gone = Config("heuristic", 0, 0, 0, options=tuple(other.items()), backend="blaslt", num_warps=0, num_stages=0)
-    assert backend.operation(problem, named(a, b, None, c), gone) is None
+    assert blaslt.operation(problem, named(a, b, None, c), gone) is None
 
 
 def test_stored_rows_follow_the_library(library, caplog):
     problem = Problem(5, 7, 3, **F32)
     a, b, _, c = operands(problem)
-    stored = backend.enumerate(problem, named(a, b, None, c))
-    version = backend.version()
-    assert backend.resolve(stored[0], problem, version) is stored[0]
+    stored = blaslt.enumerate(problem, named(a, b, None, c))
+    version = blaslt.version()
+    assert blaslt.resolve(stored[0], problem, version) is stored[0]
     if library.table.vendor == "amd":
         assert version == (100000 << 32) + 0x8D1AE90E
         poke(library, "revision", 2)
-        backend._plan.cache_clear()
-        found, now = backend.enumerate(problem, named(a, b, None, c)), backend.version()
+        blaslt._plan.cache_clear()
+        found, now = blaslt.enumerate(problem, named(a, b, None, c)), blaslt.version()
         # the kernels moved to other indices
-        moved = backend.resolve(stored[0], problem, now, found)
+        moved = blaslt.resolve(stored[0], problem, now, found)
         assert moved.template == stored[0].template and moved.option("index") != stored[0].option("index")
-        assert backend.operation(problem, named(a, b, None, c), stored[0]) is not None  # searched by name
+        assert blaslt.operation(problem, named(a, b, None, c), stored[0]) is not None  # searched by name
         lost = stored[4]  # it had no name
-        assert backend.operation(problem, named(a, b, None, c), lost) is None
+        assert blaslt.operation(problem, named(a, b, None, c), lost) is None
     else:
         found, now = [x for x in stored if x is not stored[1]], 140000
-        assert backend.resolve(stored[0], problem, now, found) is stored[0]
+        assert blaslt.resolve(stored[0], problem, now, found) is stored[0]
         lost = stored[1]
     with caplog.at_level(logging.WARNING):
-        assert backend.resolve(lost, problem, now, found) is None
+        assert blaslt.resolve(lost, problem, now, found) is None
     assert len(caplog.records) == 1
     assert "5x7x3_fp32_TT" in caplog.text and "stale" in caplog.text and str(now) in caplog.text
 
@@ -214,30 +217,30 @@ def test_an_index_that_means_another_kernel_is_not_used(library):
         pytest.skip("cuBLASLt's algorithms are compared by their attributes")
     problem = Problem(5, 7, 3, **F32)
     a, b, _, c = operands(problem)
-    first, second, *_ = backend.enumerate(problem, named(a, b, None, c))
+    first, second, *_ = blaslt.enumerate(problem, named(a, b, None, c))
     swapped = Config(first.template, 0, 0, 0, options=second.options, backend="blaslt")
-    plan, _ = backend._prepared(problem, named(a, b, None, c), False)
-    assert dict(backend.find(plan, swapped, backend.version()).values)["solution"] == first.option("index")
+    plan, _ = blaslt._prepared(problem, named(a, b, None, c), False)
+    assert dict(blaslt.find(plan, swapped, blaslt.version()).values)["solution"] == first.option("index")
 
 
 def test_what_the_library_lacks_is_none_and_what_fails_is_named(library):
     problem = Problem(5, 7, 3, **F32)
     a, b, _, c = operands(problem)
-    call = backend.operation(problem, named(a, b, None, c))
+    call = blaslt.operation(problem, named(a, b, None, c))
     poke(library, "fail", 13 if library.table.vendor == "nvidia" else 5)
     with pytest.raises(DriverError, match=r"blasLtMatmul failed: .*STATUS_EXECUTION_FAILED"):
         call()
     poke(library, "none", 1)
-    backend._plan.cache_clear()
+    blaslt._plan.cache_clear()
     if library.table.vendor == "nvidia":
         assert (
-            backend.operation(problem, named(a, b, None, c)) is None
-            and backend.enumerate(problem, named(a, b, None, c)) == []
+            blaslt.operation(problem, named(a, b, None, c)) is None
+            and blaslt.enumerate(problem, named(a, b, None, c)) == []
         )
         fnuz = Problem(5, 7, 3, "fp8e4m3fnuz", "fp8e4m3fnuz", "fp16")
-        assert backend.operation(fnuz, named(a, b, None, c)) is None
+        assert blaslt.operation(fnuz, named(a, b, None, c)) is None
     else:  # the C++ side still has some
-        assert [x.option("index") for x in backend.enumerate(problem, named(a, b, None, c))] == [0, 1, 2, 4, 5]
+        assert [x.option("index") for x in blaslt.enumerate(problem, named(a, b, None, c))] == [0, 1, 2, 4, 5]
 
 
 def test_scales_reach_the_library_and_descriptors_are_given_back(library):
@@ -247,7 +250,7 @@ def test_scales_reach_the_library_and_descriptors_are_given_back(library):
         Matrix("fp32", 2, 3, 2), Matrix("fp32", 3, 2, 3), Matrix("fp32", 2, 2, 2), Matrix("fp32", 2, 2, 2),
         scales=(scale_a.data_ptr(), scale_b.data_ptr(), 0),
     )  # fmt: skip
-    plan = Plan(library, matmul, 0, 1 << 20, 10)
+    plan = PreparedMatmul(library, matmul, 0, 1 << 20, 10)
     start = plan.prepare(plan.algorithms[0], a.data_ptr(), b.data_ptr(), d.data_ptr(), d.data_ptr())
     scratch = torch.zeros(16)
     start(scratch.data_ptr(), 0)
@@ -269,7 +272,7 @@ def test_scales_for_each_row_and_column(library):
         Matrix("fp32", 2, 3, 2), Matrix("fp32", 3, 4, 3), Matrix("fp32", 2, 4, 2), Matrix("fp32", 2, 4, 2),
         scales=(scale_a.data_ptr(), scale_b.data_ptr(), 0), scale_modes=("outer_vec", "outer_vec"),
     )  # fmt: skip
-    plan = Plan(library, matmul, 0, 1 << 20, 10)
+    plan = PreparedMatmul(library, matmul, 0, 1 << 20, 10)
     scratch = torch.zeros(16)
     plan.prepare(plan.algorithms[0], a.data_ptr(), b.data_ptr(), d.data_ptr(), d.data_ptr())(scratch.data_ptr(), 0)
     torch.testing.assert_close(d, b @ a * scale_b[:, None] * scale_a[None, :])
@@ -280,9 +283,9 @@ def test_a_scaled_problem_gives_each_of_the_librarys_operands_its_own_scale(libr
     problem = Problem(5, 7, 3, encoding, encoding, "bf16", row_major_b=False, bias="n", family="a8w8")
     asked = []
     nothing = SimpleNamespace(algorithms=())
-    monkeypatch.setattr(backend, "Plan", lambda library, matmul, *rest: asked.append(matmul) or nothing)
+    monkeypatch.setattr(blaslt, "PreparedMatmul", lambda library, matmul, *rest: asked.append(matmul) or nothing)
     tensors = a8w8.inputs(problem, "cpu") | {"c": torch.zeros(5, 7, dtype=torch.bfloat16)}
-    assert backend.enumerate(problem, tensors) == []
+    assert blaslt.enumerate(problem, tensors) == []
     assert len(asked) == (2 if library.table.vendor == "amd" else 4)  # with the bias and without, fast or not
     for matmul in asked:  # its A is our B
         assert matmul.scales == (tensors["scale_b"].data_ptr(), tensors["scale_a"].data_ptr(), 0)
@@ -291,33 +294,33 @@ def test_a_scaled_problem_gives_each_of_the_librarys_operands_its_own_scale(libr
     asked.clear()
     integers = Problem(5, 7, 3, "int8", "int8", "bf16", row_major_b=False, family="a8w8")
     tensors = a8w8.inputs(integers, "cpu") | {"c": torch.zeros(5, 7, dtype=torch.bfloat16)}
-    assert backend.operation(integers, tensors) is None
+    assert blaslt.operation(integers, tensors) is None
     assert asked == []
 
 
 def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations():
     problem = Problem(16, 32, 64, *["fp8e4m3fn"] * 3, row_major_b=False)
-    matmul = backend.described(problem, (64, 64, 32), (0, 0, 0), 16, "nvidia")
+    matmul = blaslt.to_matmul(problem, (64, 64, 32), (0, 0, 0), 16, "nvidia")
     assert (matmul.trans, matmul.c.dtype, matmul.d.dtype) == ("TN", "fp16", "fp8e4m3fn")
-    assert backend.described(problem, (64, 64, 32), (0, 0, 0), 16, "amd").c.dtype == "fp8e4m3fn"
-    whole = backend.described(Problem(16, 32, 64, "int8", "int8", "int32"), (64, 32, 32), (0, 0, 0), 16, "amd")
+    assert blaslt.to_matmul(problem, (64, 64, 32), (0, 0, 0), 16, "amd").c.dtype == "fp8e4m3fn"
+    whole = blaslt.to_matmul(Problem(16, 32, 64, "int8", "int8", "int32"), (64, 32, 32), (0, 0, 0), 16, "amd")
     assert (whole.compute, whole.scale, whole.trans) == ("int32", "int32", "NN")
 
 
 def test_without_a_gpu_or_a_library_it_says_so(monkeypatch, tmp_path):
     if driver.present() is None:
         assert "no CUDA or HIP driver" in registry.unavailable("backends", "blaslt")
-    blaslt.open.cache_clear()
+    blaslt_library.open.cache_clear()
     with monkeypatch.context() as patch:
         patch.setitem(
             blaslt_tables.TABLES, "amd",
             blaslt_tables.Table(**{**blaslt_tables.AMD.__dict__, "files": ("libnohipblaslt.so",), "folders": ()}),
         )  # fmt: skip
         with pytest.raises(UnavailableError, match=r"hipblaslt: no library found; looked for libnohipblaslt\.so"):
-            blaslt.open("amd")
+            blaslt_library.open("amd")
     for vendor, label in (("amd", "hipblaslt"), ("nvidia", "cublaslt"), (None, "cublaslt")):
-        monkeypatch.setattr(backend, "_vendor", lambda vendor=vendor: vendor)
-        assert label == backend.LABEL
+        monkeypatch.setattr(blaslt, "_vendor", lambda vendor=vendor: vendor)
+        assert label == blaslt.LABEL
 
 
 def test_a_library_that_lacks_a_symbol_is_refused_by_name(tmp_path):
@@ -325,4 +328,4 @@ def test_a_library_that_lacks_a_symbol_is_refused_by_name(tmp_path):
     path = tmp_path / "empty.so"
     subprocess.run(["c++", "-shared", "-fPIC", str(tmp_path / "empty.c"), "-o", str(path)], check=True, timeout=60)
     with pytest.raises(UnavailableError, match=r"empty\.so has no cublasLtCreate"):
-        blaslt.Library(blaslt_tables.NVIDIA, ctypes.CDLL(str(path)))
+        blaslt_library.Library(blaslt_tables.NVIDIA, ctypes.CDLL(str(path)))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from types import SimpleNamespace
 
-from tritongemm.hip_ext import blaslt, blaslt_tables, blaslt_variants
-from tritongemm.hip_ext.blaslt import Matrix
+from tritongemm.hip_ext.blaslt import tables as blaslt_tables
+from tritongemm.hip_ext.blaslt import types
+from tritongemm.hip_ext.blaslt import variants as blaslt_variants
+from tritongemm.hip_ext.blaslt.types import Matrix
 
 
 def test_the_tables_agree_with_the_headers():
@@ -25,7 +27,7 @@ def test_tiles_that_fill_the_device_come_first(monkeypatch):
     capable = {"one": [of[256, 128], of[128, 128], of[224, 128]], "other": [of[224, 128], of[64, 64], 10_000]}
     monkeypatch.setattr(blaslt_variants, "numbers", lambda plan, seed, _: capable[dict(seed.values)["name"]])
     plan = SimpleNamespace(matmul=SimpleNamespace(d=Matrix("bf16", 28672, 256, 28672)))
-    seeds = [blaslt.Algorithm(b"", 0, (("name", name), ("tile", 1))) for name in capable]
+    seeds = [types.Algorithm(b"", 0, (("name", name), ("tile", 1))) for name in capable]
     found = [(v["name"], blaslt_tables.tiles()[v["tile"]]) for v in blaslt_variants.retiled(plan, seeds, 132)]
     assert found == [
         ("one", (224, 128)),

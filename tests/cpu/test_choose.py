@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tritongemm.choose import LIBRARY, MARGIN, Choice, beaten, choose, decided, faster, still_racing
+from tritongemm.measure.choose import BASELINE_ENTRY, MARGIN, Choice, beaten, choose, decided, faster, still_racing
 
 ROUNDS = 40
 
@@ -19,7 +19,9 @@ def race(
     rng = np.random.default_rng(seed)
     slower = 1 + drift * np.arange(rounds) / rounds
     return {
-        LIBRARY if name == "library" else name: list(time * slower * (1 + noise * np.abs(rng.standard_normal(rounds))))
+        BASELINE_ENTRY if name == "library" else name: list(
+            time * slower * (1 + noise * np.abs(rng.standard_normal(rounds)))
+        )
         for name, time in truth.items()
     }
 
@@ -39,13 +41,13 @@ def test_equal_times_are_a_tie_and_go_to_the_library(seed: int) -> None:
 
 
 def test_identical_samples_are_a_tie() -> None:
-    assert choose({"a": [1e-5] * 20, LIBRARY: [1e-5] * 20}) == Choice("a", library_won=True, tie=True)
+    assert choose({"a": [1e-5] * 20, BASELINE_ENTRY: [1e-5] * 20}) == Choice("a", library_won=True, tie=True)
 
 
 def test_a_gain_within_the_margin_is_not_worth_it() -> None:
     """Told from the noise without doubt, but by less than the margin: kept with the library, as a tie."""
     samples = race(noise=1e-6, ours=1e-5, library=1e-5 * (1 + MARGIN / 2))
-    assert faster(samples["ours"], samples[LIBRARY])
+    assert faster(samples["ours"], samples[BASELINE_ENTRY])
     assert choose(samples) == Choice("ours", library_won=True, tie=True)
     assert choose(samples, margin=0.0) == Choice("ours", library_won=False, tie=False)
     assert choose(race(noise=1e-6, ours=1e-5, library=1.2e-5), margin=0.5).library_won
@@ -56,7 +58,7 @@ def test_without_a_library_the_fastest_wins() -> None:
 
 
 def test_one_lucky_sample_wins_nothing() -> None:
-    samples = {"a": [1e-5] * 19 + [1e-7], LIBRARY: [1e-5] * 20}
+    samples = {"a": [1e-5] * 19 + [1e-7], BASELINE_ENTRY: [1e-5] * 20}
     assert choose(samples).library_won
 
 
@@ -68,9 +70,9 @@ def test_few_rounds_prove_nothing() -> None:
 def test_drift_meets_both() -> None:
     """Clocks that slow by half during the race hide a 2 % gain from unpaired samples, not from paired ones."""
     samples = race(noise=0.005, drift=0.5, ours=1e-5, library=1.02e-5)
-    assert max(samples["ours"]) > 1.4 * min(samples[LIBRARY])
+    assert max(samples["ours"]) > 1.4 * min(samples[BASELINE_ENTRY])
     assert choose(samples) == Choice("ours", library_won=False, tie=False)
-    shuffled = {**samples, LIBRARY: samples[LIBRARY][::-1]}
+    shuffled = {**samples, BASELINE_ENTRY: samples[BASELINE_ENTRY][::-1]}
     assert choose(shuffled).tie, "the same samples in other rounds tell nothing"
 
 
@@ -95,9 +97,9 @@ def test_all_at_once_is_one_by_one(rounds: int) -> None:
 
 def test_who_stays_in_the_race() -> None:
     samples = race(best=1e-5, close=1e-5, equal=1e-5, slow=1.2e-5, library=5e-5, seed=1)
-    assert still_racing(samples) == {"best", "close", "equal", LIBRARY}
+    assert still_racing(samples) == {"best", "close", "equal", BASELINE_ENTRY}
     assert still_racing(race(best=1e-5, slow=2e-5, slower=3e-5)) == {"best", "slow"}, "two of ours always"
-    assert still_racing({LIBRARY: [1e-5] * 9}) == {LIBRARY}
+    assert still_racing({BASELINE_ENTRY: [1e-5] * 9}) == {BASELINE_ENTRY}
 
 
 def test_when_more_rounds_change_nothing() -> None:
@@ -105,21 +107,23 @@ def test_when_more_rounds_change_nothing() -> None:
     assert decided(race(best=1e-5, next=1.2e-5, library=5e-6)), "told from the library on either side"
     assert not decided(race(1, best=1e-5, next=1e-5, library=2e-5))
     assert not decided(race(best=1e-5, next=1.2e-5, library=1e-5))
-    assert decided(race(best=1e-5)) and decided({LIBRARY: [1e-5] * 9})
+    assert decided(race(best=1e-5)) and decided({BASELINE_ENTRY: [1e-5] * 9})
     assert not decided(race(rounds=3, best=1e-5, next=2e-5)), "too early to tell"
 
 
 @settings(deadline=None)  # the first to ask imports scipy
 @given(
-    st.dictionaries(st.sampled_from(["a", "b", "c", LIBRARY]), st.lists(st.floats(1e-7, 1e-3), min_size=1, max_size=12))
+    st.dictionaries(
+        st.sampled_from(["a", "b", "c", BASELINE_ENTRY]), st.lists(st.floats(1e-7, 1e-3), min_size=1, max_size=12)
+    )
 )
 def test_any_samples_have_an_outcome(samples: dict[str, list[float]]) -> None:
     """Never both won and tied; the name is one of ours; races of uneven length are compared where they overlap."""
-    ours = samples.keys() - {LIBRARY}
+    ours = samples.keys() - {BASELINE_ENTRY}
     assert still_racing(samples) <= samples.keys()
     decided(samples)
     if ours:
         choice = choose(samples)
         assert choice.name in ours and choice.name in still_racing(samples)
         assert not choice.tie or choice.library_won
-        assert LIBRARY in samples or not choice.library_won
+        assert BASELINE_ENTRY in samples or not choice.library_won

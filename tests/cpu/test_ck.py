@@ -11,15 +11,21 @@ from pathlib import Path
 import emulated
 import pytest
 
-from tritongemm import launch_plan, target
-from tritongemm.backends import _ck_shape, _instances, ck
-from tritongemm.compile import Cache, Compiler
-from tritongemm.config import Config
-from tritongemm.errors import InputError, UnavailableError
-from tritongemm.hip_ext import hip_compiler, offload_bundle
-from tritongemm.problem import Problem
+from tritongemm.backends import _cpp_instances
+from tritongemm.backends.ck import backend as ck
+from tritongemm.backends.ck import instances as ck_instances
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.cli import launch_plan
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.hip_ext.binaries import offload_bundle
+from tritongemm.hip_ext.compilers import hip_compiler
+from tritongemm.search_spaces import loader as target_files
 
-GFX942, GFX950 = target.load("gfx942"), target.load("gfx950")
+GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
 SMALL = "ck.universal__bm32__bn32__bk64__gm1__sk1__w4__s2__interwave0__pipeline1__wave_m2__xdl16"
 BF16 = Problem(1024, 4096, 4096, "bf16", "bf16", "bf16", True, False)
 needs_ck = pytest.mark.skipif(ck.unavailable() is not None, reason=str(ck.unavailable()))
@@ -57,9 +63,9 @@ def test_every_size_has_instances_that_render(facts, layout, size):
 
 
 def test_few_instances_are_compiled_for_a_size():
-    section = target.space_file("gfx942")["ck"]
+    section = target_files.space_file("gfx942")["ck"]
     configs = ck.configs(BF16, GFX942)
-    instances = {_instances.at_run_time(c, section["run_time"]) for c in configs}
+    instances = {_cpp_instances.at_run_time(c, section["run_time"]) for c in configs}
     assert len(instances) == section["limit"]
     tiles = [i.tile for i in instances]
     assert max(map(tiles.count, tiles)) <= section["alike"]
@@ -71,7 +77,7 @@ def test_threads_share_the_tiles():
     for layout in ((True, False), (False, True)):
         problem = replace(BF16, row_major_a=layout[0], row_major_b=layout[1], m=1000, n=1004, k=1006)
         for config in ck.configs(problem, GFX942, everything=True)[::25]:
-            shape = _ck_shape.shape(config, problem)
+            shape = ck_instances.shape(config, problem)
             for side, block, size in (("a", config.block_m, problem.m), ("b", config.block_n, problem.n)):
                 part = shape[side]
                 columns, rows, _ = part["threads"]
@@ -117,7 +123,7 @@ def test_reasons(change, reason):
 @pytest.mark.parametrize(
     ("problem", "facts", "reason"),
     [
-        (BF16, target.load("sm90"), "not sm90"),
+        (BF16, target_files.load_target("sm90"), "not sm90"),
         (replace(BF16, batch=2), GFX942, "a single GEMM of family dense or a8w8"),
         (replace(BF16, dtype_b="fp16"), GFX942, "of one type"),
         (replace(BF16, dtype_c="fp16"), GFX942, "bf16 operands give bf16 here"),
@@ -172,7 +178,7 @@ def test_the_call_has_sizes_strides_and_splits():
         Config.parse(SMALL.replace("sk1", "sk4")),
         Problem(5, 64, 4096, "bf16", "bf16", "bf16", True, False),
     )
-    built = ck.Built(config, "", "kernel.so", launch={"parameters": [list(p) for p in ck._parameters(problem)]})
+    built = Artifact(config, "", "kernel.so", launch={"parameters": [list(p) for p in ck._parameters(problem)]})
     call = ck.launch(built, problem, GFX942)
     values = {n: p.value for (n, _), p in zip(ck._parameters(problem), call.params, strict=True)}
     assert values | {"M": 5, "N": 64, "K": 4096, "lda": 4096, "ldb": 4096, "ldc": 64, "splits": 4} == values
@@ -210,7 +216,7 @@ def test_a_compile_error_is_a_value(tmp_path, headers):
         hip_compiler.compiler("gfx942")
     except UnavailableError as missing:
         pytest.skip(str(missing))
-    compiler = Compiler(Cache(tmp_path / "cache"), 1)
+    compiler = BuildPool(ArtifactCache(tmp_path / "cache"), 1)
     try:
         built = compiler.build(ck.job(Config.parse(SMALL), BF16, GFX942, ""))
     finally:

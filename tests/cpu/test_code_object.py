@@ -16,8 +16,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tritongemm.errors import InputError
-from tritongemm.hip_ext import code_object
+from tritongemm.core.errors import InputError
+from tritongemm.hip_ext.binaries import code_object
 
 NVIDIA_BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
 TARGETS = {

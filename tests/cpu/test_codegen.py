@@ -17,22 +17,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import DESCRIBED, GEMV, GFX942, GLUON, PLAIN, POINTERS, SM90, SPLIT, STREAM, TMA_SWAPPED
 
-from tritongemm import generate
-from tritongemm import target as targets
-from tritongemm.backends import triton
-from tritongemm.codegen import kernels, render
-from tritongemm.compile import Cache, Compiler
-from tritongemm.config import Config
-from tritongemm.errors import InputError
-from tritongemm.hip_ext import code_object
-from tritongemm.problem import Problem
-from tritongemm.record import Record
-from tritongemm.space import space
+from tritongemm.backends.triton import backend as triton_backend
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.codegen import geometry, modules, render, template_facts
+from tritongemm.core import target
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.hip_ext.binaries import code_object
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
 
 FAMILY = types.SimpleNamespace(tolerance=0.01, scale=1.0)
 
 
-def text_of(problem: Problem, configs: list[Config], target: targets.Target = GFX942) -> str:
+def text_of(problem: Problem, configs: list[Config], target: target.Target = GFX942) -> str:
     return render.module(problem, configs, target, FAMILY.tolerance, FAMILY.scale)
 
 
@@ -42,13 +43,13 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def test_every_template_is_tried_here() -> None:
-    assert {c.template for c in (*POINTERS, *DESCRIBED, *GLUON)} == set(kernels.names())
+    assert {c.template for c in (*POINTERS, *DESCRIBED, *GLUON)} == set(template_facts.names())
 
 
 @pytest.mark.parametrize("target", ["gfx942", "gfx950", "sm80", "sm90"])
 def test_modules_of_all_kinds_are_python(target: str) -> None:
     """Every dtype, layout and bias renders to a module that parses, has no blank holes, and names its problem."""
-    facts = targets.load(target)
+    facts = target_files.load_target(target)
     configs = [*POINTERS, *((*DESCRIBED, *GLUON) if facts.has("tma") else ())]
     for dtypes in (("fp16",) * 3, ("bf16", "bf16", "fp32"), ("fp32",) * 3, ("int8", "int8", "int32"), ("int8",) * 3):
         for row_a, bias in ((True, "none"), (False, "m"), (True, "n")):
@@ -103,9 +104,9 @@ sizes = st.integers(1, 5000)
 def test_a_grid_is_written_down_once(m: int, n: int, k: int, config: Config) -> None:
     """What the pipeline launches is what the module launches."""
     problem = Problem(m, n, k)
-    ours = kernels.geometry(config, problem, SM90.compute_units)
+    ours = geometry.geometry(config, problem, SM90.compute_units)
     scope = geometries()
-    constants = {k: v for k, v in kernels.constants(config, problem).items() if k not in ("CONFIG", "EVEN_K")}
+    constants = {k: v for k, v in geometry.constants(config, problem).items() if k not in ("CONFIG", "EVEN_K")}
     constants["GROUP_M"] = config.group_m
     grid, workspace, semaphores = scope[f"geometry_{config.template}"](m, n, k, **constants)
     assert (tuple(grid), 4 * workspace, 4 * semaphores) == (ours.grid, ours.workspace_bytes, ours.semaphore_bytes)
@@ -158,14 +159,14 @@ runpy.run_path({folder!r} + "/spoiled.py", run_name="__main__")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("modules")
     problem = Problem(33, 20, 40, bias="n", row_major_b=False)
-    module = generate.module(problem, [PLAIN, SPLIT, STREAM], GFX942, folder)
+    module = modules.write_candidates(problem, [PLAIN, SPLIT, STREAM], GFX942, folder)
     text = module.read_text()
     spoiled = text.replace("acc = tl.dot(a, b, acc)", "acc = tl.dot(a, b, acc) + 1")
     assert spoiled != text
     (folder / "spoiled.py").write_text(spoiled)
     (folder / "refused.py").write_text(text.replace("acc = tl.dot(a, b, acc)", "acc = tl.dot(a, b, acc) + unknown"))
     record = Record(problem, "gfx942", SPLIT, "triton", 1.25e-5, 0.0, "model")
-    winner = generate.winner(record, GFX942, folder)
+    winner = modules.write_winner(record, GFX942, folder)
     many = list(itertools.islice(space(Problem(4096, 4096, 4096), GFX942), 5000))
     (folder / "many.py").write_text(text_of(Problem(4096, 4096, 4096), many))
     timed = "import time; t = time.perf_counter(); import many; print(time.perf_counter() - t, len(many.CONFIGS))"
@@ -233,14 +234,14 @@ def test_thousands_of_configs_import_quickly(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("target", [GFX942, SM90], ids=["gfx942", "sm90"])
-def test_every_config_has_its_own_kernel_name(target: targets.Target, tmp_path: Path, session_cache: Path) -> None:
+def test_every_config_has_its_own_kernel_name(target: target.Target, tmp_path: Path, session_cache: Path) -> None:
     """A profiler's trace tells binaries apart: the symbol is the config's name, less what is a run-time argument."""
     problem = Problem(64, 64, 64)
     configs = [PLAIN, replace(PLAIN, num_warps=8), TMA_SWAPPED if target.has("tma") else GEMV]
-    module = generate.module(problem, configs, target, tmp_path)
-    compiler = Compiler(Cache(session_cache), jobs=1)
+    module = modules.write_candidates(problem, configs, target, tmp_path)
+    compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
     try:
-        built = list(compiler.stream(triton.job(c, problem, target, str(module)) for c in configs))
+        built = list(compiler.stream(triton_backend.job(c, problem, target, str(module)) for c in configs))
     finally:
         compiler.close()
     assert [b.status for b in built] == ["ok"] * 3, [b.reason for b in built]
@@ -249,7 +250,7 @@ def test_every_config_has_its_own_kernel_name(target: targets.Target, tmp_path: 
         assert code_object.arch(code) == target.name
         assert [k.symbol for k in code_object.read(code)] == [one.config.kernel_name] == [one.symbol]
     other = replace(PLAIN, group_m=4)
-    jobs = [triton.job(c, problem, target, str(module)) for c in (PLAIN, other)]
+    jobs = [triton_backend.job(c, problem, target, str(module)) for c in (PLAIN, other)]
     assert jobs[0].digest == jobs[1].digest
-    launched = [triton.launch(replace(built[0], config=c), problem, target) for c in (PLAIN, other)]
+    launched = [triton_backend.launch(replace(built[0], config=c), problem, target) for c in (PLAIN, other)]
     assert [launch.params[12].value for launch in launched] == [PLAIN.group_m, 4]

@@ -14,16 +14,17 @@ from pathlib import Path
 import pytest
 
 from tritongemm import backends
-from tritongemm.compile import Cache, Compiler, Job
-from tritongemm.config import Config
-from tritongemm.errors import OutputError
-from tritongemm.trial import Built
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.errors import OutputError
 
 TOY = """
 import os, signal, time
 from pathlib import Path
-from tritongemm.compile import Job
-from tritongemm.trial import Built
+from tritongemm.core.artifact import CompileJob as Job
+from tritongemm.core.artifact import Artifact as Built
 
 def build(job):
     what = job.payload.get("what", "build")
@@ -60,7 +61,7 @@ def toy_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     (folder / "toycompiler.py").write_text(TOY)
     hook = tmp_path_factory.mktemp("site")
     (hook / "toy_site.py").write_text(f"import tritongemm.backends as b\nb.__path__.append({str(folder)!r})\n")
-    (hook / "toy_roles.py").write_text("import toy_site\nfrom tritongemm.compile import Builder\n")
+    (hook / "toy_roles.py").write_text("import toy_site\nfrom tritongemm.build.pool import CompilerWorker\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends, "__path__", [*backends.__path__, str(folder)])
         patch.syspath_prepend(str(hook))
@@ -68,17 +69,17 @@ def toy_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     sys.modules.pop("tritongemm.backends.toycompiler", None)
 
 
-def compiler(folder: Path, jobs: int = 2, timeout: float = 60.0) -> Compiler:
+def compiler(folder: Path, jobs: int = 2, timeout: float = 60.0) -> BuildPool:
     """A compiler whose processes know the toy backend."""
-    made = Compiler(Cache(folder), jobs, timeout)
+    made = BuildPool(ArtifactCache(folder), jobs, timeout)
     for child in made._children:
-        child.role = "toy_roles:Builder"
+        child.role = "toy_roles:CompilerWorker"
     return made
 
 
-def job(number: int, what: str = "build", **payload: str) -> Job:
+def job(number: int, what: str = "build", **payload: str) -> CompileJob:
     config = Config("toy", 16, 16, 16, group_m=number, backend="toycompiler")
-    return Job(config, {"toy": config.name}, {"what": what, **payload})
+    return CompileJob(config, {"toy": config.name}, {"what": what, **payload})
 
 
 def test_one_bad_config_costs_itself(tmp_path: Path) -> None:
@@ -144,10 +145,10 @@ def test_failures_are_not_cached(tmp_path: Path) -> None:
         made.close()
 
 
-def put(cache: Cache, number: int = 0) -> Built:
+def put(cache: ArtifactCache, number: int = 0) -> Artifact:
     one = job(number)
     return cache.put(
-        Built(one.config, one.digest, symbol="toy", launch={"offsets": [0, 8]}), b"machine code", "kernel.toy"
+        Artifact(one.config, one.digest, symbol="toy", launch={"offsets": [0, 8]}), b"machine code", "kernel.toy"
     )
 
 
@@ -175,7 +176,7 @@ def damaged(place: Path) -> Iterator[str]:
 
 
 def test_a_damaged_entry_is_rebuilt(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
+    cache = ArtifactCache(tmp_path)
     whole = put(cache)
     assert cache.get(whole.digest) == replace(whole, launch={"offsets": [0, 8], "bytes": 12})
     place = cache.path(whole.digest)
@@ -188,18 +189,18 @@ def test_a_damaged_entry_is_rebuilt(tmp_path: Path) -> None:
 
 def test_no_damage_to_the_facts_is_an_exception(tmp_path: Path) -> None:
     """Whatever byte turns over, the cache answers: a Built, or None."""
-    cache = Cache(tmp_path)
+    cache = ArtifactCache(tmp_path)
     facts = cache.path(put(cache).digest) / "built.json"
     text, rng = facts.read_bytes(), random.Random(1)
     for _ in range(200):
         at = rng.randrange(len(text))
         facts.write_bytes(text[:at] + bytes([rng.randrange(256)]) + text[at + 1 :])
         found = cache.get(job(0).digest)
-        assert found is None or isinstance(found, Built)
+        assert found is None or isinstance(found, Artifact)
 
 
 def test_many_writers_of_one_entry(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
+    cache = ArtifactCache(tmp_path)
     with ThreadPoolExecutor(8) as pool:
         assert len({b.path for b in pool.map(lambda _: put(cache), range(32))}) == 1
     place = cache.path(job(0).digest)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import triton
 
-from tritongemm.errors import DriverError, UnavailableError
-from tritongemm.hip_ext import cupti, libraries
-from tritongemm.hip_ext.trace import KernelRecord, KernelTrace, TraceError
+from tritongemm.core.errors import DriverError, UnavailableError
+from tritongemm.hip_ext import libraries
+from tritongemm.hip_ext.profilers import cupti
+from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, TraceError
 
 INCLUDE = Path(triton.__file__).parent / "backends/nvidia/include"
 

@@ -9,20 +9,24 @@ from dataclasses import replace
 
 import pytest
 
-from tritongemm import target
-from tritongemm.backends import _cutlass_shape, _instances, cutlass
-from tritongemm.compile import Cache, Compiler
-from tritongemm.config import Config
-from tritongemm.errors import DriverError, UnavailableError
-from tritongemm.hip_ext import toolchain
-from tritongemm.hip_ext.shared_object import PreparedCall
-from tritongemm.launch import Buffer, HostCall, Param
-from tritongemm.loaded import Hosted
-from tritongemm.problem import Problem
-from tritongemm.record import Record
-from tritongemm.served import is_kernel
+from tritongemm.backends import _cpp_instances
+from tritongemm.backends.cutlass import backend as cutlass
+from tritongemm.backends.cutlass import instances as cutlass_instances
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.errors import DriverError, UnavailableError
+from tritongemm.core.launch import Buffer, HostLaunch, Param
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.hip_ext.compilers import toolchain
+from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
+from tritongemm.runtime.loaded_kernels import HostLaunchedKernel
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.serve.device_kernels import is_kernel
 
-SM90 = target.load("sm90")
+SM90 = target_files.load_target("sm90")
 BF16 = Problem(1024, 4096, 4096, "bf16", "bf16", "bf16", True, False)
 NAME = "cutlass.pingpong__bm128__bn128__bk64__gm1__sk1__w12__s6__cluster_m2__cluster_n1__raster0__swap_ab0"
 SWAPPED = "cutlass.single__bm16__bn64__bk128__gm1__sk1__w8__s8__cluster_m1__cluster_n2__raster0__swap_ab1"
@@ -59,13 +63,13 @@ def test_every_size_has_instances_that_render(layout, size):
     problem = Problem(m, *size[1:], "bf16", "bf16", "bf16", rows, not rows)
     configs = cutlass.configs(problem, SM90)
     assert configs
-    section = target.space_file("sm90")["cutlass"]
-    assert len({_instances.at_run_time(c, section["run_time"]) for c in configs}) <= section["limit"]
+    section = target_files.space_file("sm90")["cutlass"]
+    assert len({_cpp_instances.at_run_time(c, section["run_time"]) for c in configs}) <= section["limit"]
     for config in configs:
         assert Config.parse(config.name) == config
         assert cutlass.check(config, problem, SM90) is None
-        used = config.num_stages * _cutlass_shape.stage_bytes(config, problem)
-        assert used + _cutlass_shape.epilogue_bytes(config, problem) <= SM90.lds_bytes
+        used = config.num_stages * cutlass_instances.stage_bytes(config, problem)
+        assert used + cutlass_instances.epilogue_bytes(config, problem) <= SM90.lds_bytes
         assert f"StageCount<{config.num_stages}>" in cutlass.source(config, problem, SM90)
 
 
@@ -95,8 +99,8 @@ def test_a_swapped_kernel_computes_the_transpose():
 @pytest.mark.parametrize(
     ("problem", "facts", "reason"),
     [
-        (BF16, target.load("gfx942"), "not gfx942"),
-        (BF16, target.load("sm100"), "not sm100"),
+        (BF16, target_files.load_target("gfx942"), "not gfx942"),
+        (BF16, target_files.load_target("sm100"), "not sm100"),
         (replace(BF16, k=4095), SM90, "lda 4095: rows must start at multiples of 16 bytes"),
         (replace(BF16, n=4095), SM90, "ldc 4095"),
         (replace(BF16, dtype_c="fp16"), SM90, "bf16 or fp32 here, not fp16"),
@@ -140,7 +144,7 @@ def test_what_a_binary_depends_on(tools):
 
 def test_the_call_names_its_choices():
     config = replace(Config.parse(NAME), template="stream_k", split_k=3, group_m=1)
-    built = cutlass.Built(config, "", "k.so", launch={"parameters": [list(p) for p in cutlass._PARAMETERS]})
+    built = Artifact(config, "", "k.so", launch={"parameters": [list(p) for p in cutlass._PARAMETERS]})
     call = cutlass.launch(built, replace(BF16, m=130, n=264), SM90)
     values = {n: p.value for (n, _), p in zip(cutlass._PARAMETERS, call.params, strict=True)}
     assert (values["splits"], values["swizzle"], values["sm_count"], values["ldb"]) == (3, 1, 132, 4096)
@@ -156,7 +160,7 @@ def test_missing_tools_are_named(tools, tmp_path, monkeypatch):
 
 
 def test_a_compile_error_is_a_value(tools, tmp_path):
-    compiler = Compiler(Cache(tmp_path / "cache"), 1)
+    compiler = BuildPool(ArtifactCache(tmp_path / "cache"), 1)
     try:
         built = compiler.build(cutlass.job(Config.parse(NAME), BF16, SM90, ""))
     finally:
@@ -195,7 +199,7 @@ def library(tmp_path_factory) -> str:
     return str(folder / "l.so")
 
 
-def call(path: str, symbol: str = "run", runtime: str = "") -> HostCall:
+def call(path: str, symbol: str = "run", runtime: str = "") -> HostLaunch:
     params = (
         Param("pointer", "a"),
         Param("i32", 5),
@@ -203,7 +207,7 @@ def call(path: str, symbol: str = "run", runtime: str = "") -> HostCall:
         Param("pointer", "stream"),
         Param("f32", 0.25),
     )
-    return HostCall(path, symbol, params, (), runtime)
+    return HostLaunch(path, symbol, params, (), runtime)
 
 
 def test_host_calls_pass_their_arguments(library):
@@ -232,7 +236,7 @@ def test_what_a_host_call_refuses_is_named(library, tmp_path):
 
 def test_a_served_host_call_takes_new_addresses(library):
     record = Record(BF16, "sm90", Config.parse(NAME), "cutlass", 1e-6, 0.0, "events")
-    bound = Hosted(record, call(library)).bind(None)  # type: ignore[arg-type]
+    bound = HostLaunchedKernel(record, call(library)).bind(None)  # type: ignore[arg-type]
     last = ctypes.CDLL(library).last
     last.restype = ctypes.POINTER(ctypes.c_longlong)
     bound.put("a")(0x3000)

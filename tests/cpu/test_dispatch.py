@@ -15,10 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 import tritongemm
-from tritongemm.dispatch import Dispatcher, records_of, servable
-from tritongemm.errors import InputError
-from tritongemm.fallback import linear
-from tritongemm.operation import DISPATCHER
+from tritongemm.core.errors import InputError
+from tritongemm.serve.api import DISPATCHER
+from tritongemm.serve.dispatcher import Dispatcher, records_of, servable
+from tritongemm.serve.torch_fallback import linear
 
 
 @pytest.mark.parametrize("lead", [(), (7,), (2, 3)])
@@ -154,7 +154,7 @@ def test_which_records_serve(tmp_path):
     wrong = ({"row_major_b": True}, {"row_major_a": False}, {"bias": "m"}, {"batch": 2}, {"family": "other"})
     assert not any(servable(replace(problem(1, 2, 3), **change)) for change in wrong)
     file = tmp_path / "tuned.yaml"
-    from tritongemm.interop import tune_gemm
+    from tritongemm.formats import tune_gemm
 
     records = [record(problem(16, 32, 64)), record(problem(16, 32, 64), target="gfx942")]
     file.write_text(tune_gemm.write(records))
@@ -174,7 +174,7 @@ def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch):
     thread.start()
     thread.join()
     assert sizes == [0]
-    monkeypatch.setattr("tritongemm.dispatch._MOST_CALLS", 4)
+    monkeypatch.setattr("tritongemm.serve.dispatcher._MOST_CALLS", 4)
     for rows in range(1, 20):
         dispatcher.run(torch.randn(rows, 8), w, None, None)
     assert len(dispatcher.calls.table) <= 4

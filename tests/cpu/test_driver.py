@@ -8,8 +8,9 @@ import timeit
 
 import pytest
 
-from tritongemm.errors import DriverError, InputError, TargetError, UnavailableError
-from tritongemm.hip_ext import driver, libraries
+from tritongemm.core.errors import DriverError, InputError, TargetError, UnavailableError
+from tritongemm.hip_ext import libraries
+from tritongemm.hip_ext.driver import driver
 
 CODE = b"co\0de and more"
 BOTH = pytest.mark.parametrize("vendor", ["nvidia", "amd"])

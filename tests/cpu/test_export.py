@@ -7,21 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm import export, registry, served, settings, target
-from tritongemm.backends import asm
-from tritongemm.compile import Cache
-from tritongemm.config import Config
-from tritongemm.launch import Launch
-from tritongemm.machine import Machine
-from tritongemm.problem import Problem
-from tritongemm.record import Record
-from tritongemm.store import Store
+from tritongemm.backends.asm import backend as asm
+from tritongemm.build import prepare
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.cli import export
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.launch import Launch
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.export import kernel_manifest
+from tritongemm.plugins import registry
+from tritongemm.results.store import Store
+from tritongemm.runtime.machine import Machine
+from tritongemm.search_spaces import loader as target_files
 
 TILE = Config("tile", 16, 32, 32, 4, 2, 2, 2)
 TMA = Config("tma", 64, 64, 64, num_warps=4)
 STREAM = Config("stream_k", 64, 64, 64, num_warps=4, options=(("num_sms", 8),))
 SIZE = Problem(20, 48, 160, "bf16", "bf16", "bf16", row_major_b=False)
-SM90 = Machine(target.load("sm90"), "", (), "H200", "")
+SM90 = Machine(target_files.load_target("sm90"), "", (), "H200", "")
 
 
 def record(problem: Problem, config: Config = TILE, arch: str = "sm90") -> Record:
@@ -40,7 +45,7 @@ def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for one in sized[:4]:
             store.add_record(one)
         store.merge()
-    monkeypatch.setattr(export.machine, "find", lambda _: SM90)
+    monkeypatch.setattr(kernel_manifest.machine, "find", lambda _: SM90)
     assert export.main([str(results), "-o", str(tmp_path / "out")]) == 0
     paths = sorted((tmp_path / "out").glob("*.csv"))
     assert [p.name for p in paths] == ["kernels.csv", "kernels_2.csv"]
@@ -50,7 +55,7 @@ def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert (config.tile, config.group_m, config.split_k) == (TILE.tile, 4, 2)
         built, code, _ = asm.build(asm.job(config, one.problem, SM90.target, ""))
         launch = asm.launch(replace(built, path="x"), one.problem, SM90.target)
-        expected = served.launches([one], SM90.target, Cache(settings.cache_folder()))[one.problem]
+        expected = prepare.launches([one], SM90.target, ArtifactCache(settings.cache_folder()))[one.problem]
         assert isinstance(expected, Launch) and Path(expected.path).read_bytes() == code
         for field in ("symbol", "grid", "block", "shared", "buffers"):
             assert getattr(launch, field) == getattr(expected, field), field
@@ -64,7 +69,7 @@ def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_sizes_share_what_the_compiler_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel whose rows start at multiples of 16 bytes must not get rows that do not."""
     tuned = replace(SIZE, n=40, k=168)
-    (path,), _ = export.export([record(tuned)], tmp_path, SM90)
+    (path,), _ = kernel_manifest.export([record(tuned)], tmp_path, SM90)
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
     assert asm.configs(replace(tuned, n=72, k=24), SM90.target)
     for other in (replace(tuned, n=44), replace(tuned, k=164)):
@@ -73,8 +78,8 @@ def test_sizes_share_what_the_compiler_was_told(tmp_path: Path, monkeypatch: pyt
 
 def test_offsets_reach_what_the_compiler_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffer instructions of AMD have offsets of 32 bits: a kernel for small operands must not get large ones."""
-    gfx942 = Machine(target.load("gfx942"), "", (), "MI300X", "")
-    (path,), _ = export.export([record(SIZE, arch="gfx942")], tmp_path, gfx942)
+    gfx942 = Machine(target_files.load_target("gfx942"), "", (), "MI300X", "")
+    (path,), _ = kernel_manifest.export([record(SIZE, arch="gfx942")], tmp_path, gfx942)
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
     assert asm.configs(replace(SIZE, m=2**21), gfx942.target)
     for large, what in (
@@ -88,11 +93,11 @@ def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_p
     bias = replace(SIZE, bias="m")
     wide = replace(SIZE, m=128, n=128, k=128)
     records = [record(SIZE), record(bias), record(wide, TMA), record(replace(wide, m=64), STREAM)]
-    paths, refused = export.export(records, tmp_path, SM90)
+    paths, refused = kernel_manifest.export(records, tmp_path, SM90)
     assert len(paths) == 1 and len(refused) == 3
     assert "bias along M" in refused[0] and "tensor maps" in refused[1] and "template stream_k" in refused[2]
-    with pytest.raises(export.InputError, match="no kernel to export for sm90: no result is for it"):
-        export.export([record(SIZE, arch="gfx942")], tmp_path, SM90)
+    with pytest.raises(kernel_manifest.InputError, match="no kernel to export for sm90: no result is for it"):
+        kernel_manifest.export([record(SIZE, arch="gfx942")], tmp_path, SM90)
     (tmp_path / "sizes.yaml").write_text("- {M: 1, N: 1, K: 1}\n")
     assert export.main([str(tmp_path / "sizes.yaml"), "-o", str(tmp_path)]) == 2
     assert "no kernel to export" in capsys.readouterr().err

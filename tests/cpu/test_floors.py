@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from tritongemm.problem import Problem
+from tritongemm.core.problem import Problem
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritongemm import target as targets
-from tritongemm.config import Config
-from tritongemm.dtypes import DTYPES
-from tritongemm.errors import InputError
-from tritongemm.interop import Defaults, tune_gemm
-from tritongemm.problem import Problem
-from tritongemm.prune import prune
-from tritongemm.record import Record
-from tritongemm.space import space
+from tritongemm.core.config import Config
+from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import Defaults, tune_gemm
+from tritongemm.search.pruning.prune import prune
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
 
 DATA = Path(__file__).parent / "data"
 FIELD = Path(__file__).parents[3] / "shared" / "data" / "tune_gemm"
@@ -70,7 +70,7 @@ def test_every_form_of_a_result() -> None:
 @pytest.mark.parametrize(("arch", "m", "templates"), [("sm90", 777, 6), ("sm90", 1, 5), ("gfx950", 777, 2)])
 def test_a_result_of_every_tile_that_can_win_is_read_again(arch: str, m: int, templates: int) -> None:
     """What is written must be served, timed and checked by whoever comes later; some tiles are no powers of two."""
-    problem, target = Problem(m, 6144, 4096, "bf16", "bf16", "bf16", row_major_b=False), targets.load(arch)
+    problem, target = Problem(m, 6144, 4096, "bf16", "bf16", "bf16", row_major_b=False), target_files.load_target(arch)
     kept = prune(space(problem, target), problem, target).kept
     configs = {(c.template, *c.tile): c for c in kept}.values()
     assert len({c.template for c in configs}) >= templates

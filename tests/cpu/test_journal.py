@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from stores import ONE, THREE, TWO, known, record, rows, take, trial, written
 
-from tritongemm.errors import OutputError
+from tritongemm.core.errors import OutputError
 
 
 def test_a_line_is_on_disk_when_the_call_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

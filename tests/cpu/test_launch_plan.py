@@ -9,9 +9,10 @@ from pathlib import Path
 import emulated
 import pytest
 
-from tritongemm import launch_plan, plans
-from tritongemm.config import Config
-from tritongemm.hip_ext import code_object
+from tritongemm.cli import launch_plan
+from tritongemm.core.config import Config
+from tritongemm.export import launch_plans
+from tritongemm.hip_ext.binaries import code_object
 
 LDS = {"gfx942": 65536, "gfx950": 163840}
 M, N, K = 33, 100, 77
@@ -104,9 +105,9 @@ def test_stream_k_has_room_for_the_parts_of_its_programs(tmp_path):
 
 
 def test_column_bias_is_broadcast_along_rows():
-    from tritongemm.problem import Problem
+    from tritongemm.core.problem import Problem
 
-    bias = plans.operands(Problem(M, N, K, dtype_c="fp16", bias="m"))["bias"]
+    bias = launch_plans.operands(Problem(M, N, K, dtype_c="fp16", bias="m"))["bias"]
     assert (bias["shape"], bias["bytes"]) == ([M, 1], M * 2)
 
 

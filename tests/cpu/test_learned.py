@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from tritongemm import learned
-from tritongemm.errors import DriverError
-from tritongemm.hip_ext import captured
-from tritongemm.hip_ext.captured import Captured
-from tritongemm.hip_ext.kernel import Prepared
-from tritongemm.learned import Learned
+from tritongemm.core.errors import DriverError
+from tritongemm.hip_ext.driver import graph_capture
+from tritongemm.hip_ext.driver.graph_capture import Captured
+from tritongemm.hip_ext.driver.module import PreparedLaunch
+from tritongemm.runtime import captured_launch
+from tritongemm.runtime.captured_launch import CapturedKernel
 
 CODE = b"co\0de and more"
 SHAPE = (4, 1, 1), (128, 1, 1), 64
@@ -44,7 +44,7 @@ def test_a_call_of_two_kernels_is_repeated_elsewhere(nvidia, offsets):
         second = fill.prepare(*SHAPE, block(at["workspace"], 2, 9), cluster=2, offsets=offsets, overlap=True)
         second.launch(stream)
 
-    found = learned.learn(device, ("a", "c", "workspace"), queue)
+    found = captured_launch.capture_launches(device, ("a", "c", "workspace"), queue)
     assert [k.places for k in found] == [{"c": ((0, 64),)}, {"workspace": ((0, 0),)}]
     assert [(k.kernel.cluster, k.kernel.overlap, k.kernel.offsets) for k in found] == [
         ((1, 1, 1), False, offsets),
@@ -53,7 +53,7 @@ def test_a_call_of_two_kernels_is_repeated_elsewhere(nvidia, offsets):
     c, workspace = device.alloc(256), device.alloc(256)
     for address in (c, workspace):
         device.memset(address, 0, 256)
-    bound = learned.bind(device, found)
+    bound = captured_launch.bind(device, found)
     assert bound.places.keys() == {"c", "workspace"}
     bound.put("a")(1 << 20)
     bound.put("c")(c)
@@ -74,11 +74,11 @@ def test_memory_set_to_zero_is_part_of_a_call(nvidia):
         device.memset(at["workspace"] + 32, 0, 16, stream)
         fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
 
-    found = learned.learn(device, ("c", "workspace"), queue)
+    found = captured_launch.capture_launches(device, ("c", "workspace"), queue)
     assert [k.places for k in found] == [{"workspace": ((0, 32),)}, {"c": ((0, 0),)}]
     c, workspace = device.alloc(256), device.alloc(256)
     device.memset(workspace, 9, 256)
-    bound = learned.bind(device, found)
+    bound = captured_launch.bind(device, found)
     bound.put("c")(c)
     bound.put("workspace")(workspace)
     bound.launch(6)
@@ -91,7 +91,7 @@ def test_what_the_driver_refuses_of_it_is_an_error(nvidia):
     library, device, _ = nvidia
     poke(library, "refuses", 1)
     with pytest.raises(DriverError, match="cuMemsetD8Async"):
-        captured.Cleared(16, bytes(8)).prepare(device.api).launch(0)
+        graph_capture.Cleared(16, bytes(8)).prepare(device.api).launch(0)
 
 
 def test_memory_is_not_set_before_its_turn(nvidia):
@@ -101,9 +101,9 @@ def test_memory_is_not_set_before_its_turn(nvidia):
         fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
         device.memset(at["c"] + 64, 0, 16, stream)
 
-    assert learned.learn(device, ("c",), queue) is not None
+    assert captured_launch.capture_launches(device, ("c",), queue) is not None
     poke(library, "early", 1)
-    assert learned.learn(device, ("c",), queue) is None
+    assert captured_launch.capture_launches(device, ("c",), queue) is None
 
 
 @pytest.mark.parametrize(("value", "rows"), [(7, 1), (0, 2)], ids=["to another number", "in rows"])
@@ -115,7 +115,7 @@ def test_memory_set_otherwise_is_turned_down(nvidia, value, rows):
         fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
 
     poke(library, "rows", rows)
-    assert learned.learn(device, ("c", "workspace"), queue) is None
+    assert captured_launch.capture_launches(device, ("c", "workspace"), queue) is None
 
 
 @pytest.mark.parametrize("cluster", [(2, 3, 1), (1, 4, 1), (1, 1, 2)])
@@ -124,17 +124,17 @@ def test_a_cluster_along_any_axis_is_repeated(nvidia, cluster):
     shape = (*SHAPE[0], *SHAPE[1], SHAPE[2])
 
     def queue(at, stream):
-        Prepared(device.api, fill, shape, block(at["c"], 4, 7), (cluster, False), ()).launch(stream)
+        PreparedLaunch(device.api, fill, shape, block(at["c"], 4, 7), (cluster, False), ()).launch(stream)
 
-    (found,) = learned.learn(device, ("c",), queue)
+    (found,) = captured_launch.capture_launches(device, ("c",), queue)
     assert found.kernel.cluster == cluster
-    bound = learned.bind(device, [found])
+    bound = captured_launch.bind(device, [found])
     bound.put("c")(device.alloc(256))
     bound.launch(1)
     x, y, z = cluster
     assert ctypes.c_uint.in_dll(library, "fake_cluster").value == 100 * x + 10 * y + z
     poke(library, "policy", 2)
-    assert learned.learn(device, ("c",), queue) is None
+    assert captured_launch.capture_launches(device, ("c",), queue) is None
 
 
 CALLS = {
@@ -152,7 +152,7 @@ def test_what_follows_no_address_is_turned_down(nvidia, call):
     def queue(at, stream):
         fill.launch(*SHAPE, CALLS[call](at), stream)
 
-    assert learned.learn(device, ("a", "c"), queue) is None
+    assert captured_launch.capture_launches(device, ("a", "c"), queue) is None
 
 
 @pytest.mark.parametrize("trial", [1, 2, 3])
@@ -166,7 +166,7 @@ def test_another_number_of_kernels_is_turned_down(nvidia, trial):
         if len(calls) != trial:
             fill.launch(*SHAPE, block(at["c"], len(calls), 7), stream)  # and no two of these are alike
 
-    assert learned.learn(device, ("c",), queue) is None
+    assert captured_launch.capture_launches(device, ("c",), queue) is None
 
 
 def test_another_shape_is_turned_down(nvidia):
@@ -175,7 +175,7 @@ def test_another_shape_is_turned_down(nvidia):
     def queue(at, stream):
         fill.launch((at["c"] >> 40, 1, 1), *SHAPE[1:], block(at["c"], 4, 7), stream)
 
-    assert learned.learn(device, ("c",), queue) is None
+    assert captured_launch.capture_launches(device, ("c",), queue) is None
 
 
 def twice(fill):
@@ -193,26 +193,26 @@ def twice(fill):
 )
 def test_more_than_kernels_in_order_is_turned_down(nvidia, name, value):
     library, device, fill = nvidia
-    assert learned.learn(device, ("c",), twice(fill)) is not None
+    assert captured_launch.capture_launches(device, ("c",), twice(fill)) is not None
     poke(library, name, value)
-    assert learned.learn(device, ("c",), twice(fill)) is None
+    assert captured_launch.capture_launches(device, ("c",), twice(fill)) is None
 
 
 def test_what_fails_gives_everything_back(nvidia):
     library, device, _ = nvidia
     before = ctypes.c_int.in_dll(library, "fake_destroyed").value
     with pytest.raises(DriverError):  # nothing was queued
-        learned.learn(device, ("c",), lambda at, stream: None)
+        captured_launch.capture_launches(device, ("c",), lambda at, stream: None)
     assert ctypes.c_int.in_dll(library, "fake_destroyed").value == before + 2
 
 
 def test_a_driver_that_does_not_tell(stand_in_driver):
     device = stand_in_driver("amd")[1].device()
-    assert not captured.available(device.api)
-    assert learned.learn(device, ("c",), lambda at, stream: pytest.fail("called")) is None
+    assert not graph_capture.available(device.api)
+    assert captured_launch.capture_launches(device, ("c",), lambda at, stream: pytest.fail("called")) is None
 
 
 def test_what_was_learned_says_where_it_would_be():
     kernel = Captured(77, (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, bytes(24), ())
-    known = Learned(kernel, {"a": ((0, 0), (16, 128)), "b": ((8, 0),)})
+    known = CapturedKernel(kernel, {"a": ((0, 0), (16, 128)), "b": ((8, 0),)})
     assert known.at({"a": 1 << 20, "b": 3}) == replace(kernel, params=struct.pack("<3Q", 1 << 20, 3, (1 << 20) + 128))

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tritongemm.errors import UnavailableError
+from tritongemm.core.errors import UnavailableError
 from tritongemm.hip_ext import libraries
 
 

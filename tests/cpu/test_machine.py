@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm import machine, tune
-from tritongemm.errors import TargetError
-from tritongemm.hip_ext import driver
-from tritongemm.target import Target
-from tritongemm.task import Plan
+from tritongemm.cli import tune
+from tritongemm.core.errors import TargetError
+from tritongemm.core.target import Target
+from tritongemm.core.tuning_options import TuningOptions
+from tritongemm.hip_ext.driver import driver
+from tritongemm.runtime import machine
 
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
@@ -49,8 +50,8 @@ def test_the_machine_corrects_the_target(two_gpus: None) -> None:
 
 def test_what_is_tried_on_a_gpu(two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guided search, unless the run ends before anything could guide it; a budget of configs or of seconds."""
-    plans: list[Plan] = []
-    monkeypatch.setattr(tune.Pipeline, "tune", lambda self, problems: plans.append(self.plan) or {})
+    plans: list[TuningOptions] = []
+    monkeypatch.setattr(tune.TuningRun, "tune", lambda self, problems: plans.append(self.plan) or {})
     argv = [
         *SIZE,
         "--libtype",

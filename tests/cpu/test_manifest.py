@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm import manifest
-from tritongemm.backends import _asm_layout
-from tritongemm.errors import InputError
+from tritongemm.backends.asm import manifest, param_layout
+from tritongemm.core.errors import InputError
 
 FIELD = Path(__file__).parents[3] / "shared/data/aiter/hsa"
 BF16 = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
@@ -65,4 +64,4 @@ def test_field_manifests():
     }
     for file in FIELD.rglob("*.csv"):
         for row in manifest.read(file):
-            assert isinstance(_asm_layout.declared(row.layout, row.symbol), _asm_layout.Layout)
+            assert isinstance(param_layout.declared(row.layout, row.symbol), param_layout.Layout)

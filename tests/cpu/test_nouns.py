@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritongemm import target as targets
-from tritongemm.config import Config
-from tritongemm.dtypes import ALIASES, BY_ENCODING, DTYPES, dtype
-from tritongemm.errors import InputError, TargetError, TritonGemmError
-from tritongemm.launch import Buffer, Launch, Param
-from tritongemm.problem import MAX_DIM, Problem
-from tritongemm.record import Record
-from tritongemm.trial import STATUSES, Built, Trial
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.dtypes import ALIASES, BY_ENCODING, DTYPES, dtype
+from tritongemm.core.errors import InputError, TargetError, TritonGemmError
+from tritongemm.core.launch import Buffer, Launch, Param
+from tritongemm.core.problem import MAX_DIM, Problem
+from tritongemm.core.record import Record
+from tritongemm.core.trial import STATUSES, Trial
+from tritongemm.search_spaces import loader as target_files
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 IDENTIFIERS = st.from_regex(r"[a-z]+(_[a-z0-9]*[a-z])*", fullmatch=True)
@@ -55,7 +56,7 @@ TRIALS = st.builds(
     tolerance=st.none() | st.floats(0, 1),
 )
 BUILTS = st.builds(
-    Built,
+    Artifact,
     config=CONFIGS,
     digest=WORDS,
     path=WORDS,
@@ -209,10 +210,10 @@ def test_records_have_rates() -> None:
     assert Record.from_json({**record.to_json(), "library_seconds": 2e-3}).speedup == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("name", targets.names())
+@pytest.mark.parametrize("name", target_files.target_names())
 def test_every_target_can_be_read(name: str) -> None:
     """Facts are of the right kind and plausible; a space is there for each."""
-    target = targets.load(name)
+    target = target_files.load_target(name)
     assert target.vendor == ("nvidia" if name.startswith("sm") else "amd")
     assert target.wave_size == (32 if target.vendor == "nvidia" or name == "gfx1100" else 64)
     for field in ("compute_units", "lds_bytes", "registers_per_cu", "l2_bytes", "hbm_gbps", "clock_ghz", "launch_us"):
@@ -221,7 +222,7 @@ def test_every_target_can_be_read(name: str) -> None:
     assert target.fp8 in ("fn", "fnuz", "none") and (target.fp8 != "none") == ("fp8" in target.peak_tflops)
     assert target.supports(DTYPES["fp16"]) and target.tflops(DTYPES["fp16"]) > 10
     assert target.has(next(iter(target.features))) and not target.has("antigravity")
-    sections = targets.space_file(name)["templates"]
+    sections = target_files.space_file(name)["templates"]
     assert "tile" in sections
     for template, section in sections.items():
         for axis, values in {**section["axes"], **section.get("options", {})}.items():
@@ -229,25 +230,28 @@ def test_every_target_can_be_read(name: str) -> None:
 
 
 def test_targets_named_in_the_issue_are_there() -> None:
-    assert {"gfx942", "gfx950", "gfx90a", "gfx1100", "sm80", "sm90", "sm100"} <= set(targets.names())
-    assert (targets.load("gfx942").fp8, targets.load("gfx950").fp8) == ("fnuz", "fn")
+    assert {"gfx942", "gfx950", "gfx90a", "gfx1100", "sm80", "sm90", "sm100"} <= set(target_files.target_names())
+    assert (target_files.load_target("gfx942").fp8, target_files.load_target("gfx950").fp8) == ("fnuz", "fn")
 
 
 def test_targets_that_are_not_there() -> None:
     with pytest.raises(TargetError, match=r"unknown target 'gfx1'; there are: gfx1100, .*sm90"):
-        targets.load("gfx1")
+        target_files.load_target("gfx1")
     with pytest.raises(TargetError, match="gfx90a has no matrix instruction for fp8e4m3fn"):
-        targets.load("gfx90a").tflops(DTYPES["fp8e4m3fn"])
+        target_files.load_target("gfx90a").tflops(DTYPES["fp8e4m3fn"])
 
 
 def test_siblings_and_measured_facts_override_the_file() -> None:
-    plain, sibling = targets.load("sm90"), targets.load("sm90", "NVIDIA H200", compute_units=100)
+    plain, sibling = (
+        target_files.load_target("sm90"),
+        target_files.load_target("sm90", "NVIDIA H200", compute_units=100),
+    )
     assert (sibling.compute_units, sibling.product) == (100, "H200")
     assert sibling.hbm_gbps > plain.hbm_gbps and sibling.clock_ghz == plain.clock_ghz
 
 
 def test_every_error_is_the_users() -> None:
-    from tritongemm import errors
+    from tritongemm.core import errors
 
     kinds = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, Exception)]
     assert len(kinds) == 7 and all(issubclass(e, TritonGemmError) for e in kinds)

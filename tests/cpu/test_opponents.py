@@ -7,15 +7,25 @@ from pathlib import Path
 import pytest
 from racing import CODE, SIZE, Drop, Judge, race
 
-from tritongemm import generate, opponents, registry, served, settings, sizes, target, tune
-from tritongemm.backends import triton as generated
-from tritongemm.compile import Cache
-from tritongemm.config import Config
-from tritongemm.errors import InputError
-from tritongemm.hip_ext import driver
-from tritongemm.opponents import chosen, finalists
-from tritongemm.problem import Problem
-from tritongemm.trial import Built, Trial
+from tritongemm.backends.triton import backend as triton_backend
+from tritongemm.build import prepare
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.cli import tune
+from tritongemm.codegen import modules
+from tritongemm.core import settings
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.trial import Trial
+from tritongemm.formats import Defaults
+from tritongemm.hip_ext.driver import driver
+from tritongemm.plugins import registry
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.tuning import roster
+from tritongemm.tuning.finalists import LIBRARY_PLACES, finalists
+from tritongemm.tuning.roster import choose_roster
+from tritongemm.workloads import sizes
 
 OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
 
@@ -24,14 +34,14 @@ def test_all_that_can_race_and_why_the_others_can_not(drop: Drop, monkeypatch: p
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
     monkeypatch.setattr(driver, "present", lambda: None)
     drop("toycode", CODE)
-    everybody = chosen("all", runs=True)
+    everybody = choose_roster("all", runs=True)
     assert {"triton", "toycode"} <= set(everybody.backends) and "torch" not in everybody.backends
     assert "TRITONGEMM_ASM_MANIFESTS names none" in everybody.left_out["asm"]
     assert "no CUDA or HIP driver" in everybody.left_out["blaslt"]
-    quick = chosen(None, runs=True)
+    quick = choose_roster(None, runs=True)
     assert "toycode" not in quick.backends and "--libtype all" in quick.left_out["toycode"]
-    assert "toycode" not in chosen("all", runs=False).backends, "nothing could check its results"
-    assert "toycode" in chosen("all", runs=False, builds_only=True).backends
+    assert "toycode" not in choose_roster("all", runs=False).backends, "nothing could check its results"
+    assert "toycode" in choose_roster("all", runs=False, builds_only=True).backends
 
 
 def test_who_asks_for_all_is_told_who_is_missing(
@@ -50,27 +60,27 @@ def test_every_backend_says_how_its_candidates_are_launched(name: str) -> None:
     """Those who are asked for candidates too: they answer that they launch by themselves."""
     plugin = registry.load("backends", name)
     assert callable(plugin.launch)
-    if opponents.is_library(name):
+    if roster.is_library(name):
         config = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend=name)
-        assert plugin.launch(Built(config, ""), Problem(16, 16, 16), target.load("sm90")) is None
+        assert plugin.launch(Artifact(config, ""), Problem(16, 16, 16), target_files.load_target("sm90")) is None
 
 
 def test_names_on_the_command_line(drop: Drop, monkeypatch: pytest.MonkeyPatch) -> None:
     drop("toycode", CODE)
     drop("toyabsent", "def unavailable():\n    return 'its headers are absent'\n")
     monkeypatch.setattr(registry.load("backends", "blaslt"), "unavailable", lambda: None)
-    assert chosen("hipblaslt, triton,cublaslt,torch", runs=True).backends == ("blaslt", "triton")
-    assert chosen("torch", runs=True).backends == ("torch",)
-    assert chosen("toycode", runs=True).backends == ("toycode",)
+    assert choose_roster("hipblaslt, triton,cublaslt,torch", runs=True).backends == ("blaslt", "triton")
+    assert choose_roster("torch", runs=True).backends == ("torch",)
+    assert choose_roster("toycode", runs=True).backends == ("toycode",)
     for name, complaint in (
         ("triton,abacus", r"no backend is called 'abacus'; there are: all, .*triton.*hipblaslt"),
         ("toyabsent", "--libtype toyabsent: its headers are absent"),
     ):
         with pytest.raises(InputError, match=complaint):
-            chosen(name, runs=True)
+            choose_roster(name, runs=True)
     for name, complaint in (("torch", "on its GPU only"), ("toycode", r"only be compiled \(--compile_only\)")):
         with pytest.raises(InputError, match=complaint):
-            chosen(name, runs=False)
+            choose_roster(name, runs=False)
 
 
 def trial(backend: str, index: int, us: float) -> Trial:
@@ -101,7 +111,7 @@ def test_who_cannot_win_is_represented_by_a_few() -> None:
 def test_a_librarys_best_and_its_own_choice_race() -> None:
     alike = [trial("blaslt", i, 1 + i / 10000) for i in range(50)]
     first, _ = finalists(alike, 12)
-    assert first == alike[: opponents.LIBRARY_PLACES]
+    assert first == alike[:LIBRARY_PLACES]
     favourite, *others = [trial("blaslt", 0, 100), *(trial("blaslt", i, 1 + i) for i in range(1, 9))]
     first, _ = finalists([favourite, *others], 12)
     assert set(first) == {favourite, *others[:3]}
@@ -145,10 +155,10 @@ def test_without_triton_its_space_is_not_searched(drop: Drop, tmp_path: Path) ->
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A kernel of ours as an assembly kernel, in a manifest whose other rows are wrong in one way each."""
-    facts, folder = target.load("gfx942"), tmp_path_factory.mktemp("asm")
+    facts, folder = target_files.load_target("gfx942"), tmp_path_factory.mktemp("asm")
     config = Config.parse("tile__bm16__bn16__bk32__gm1__sk1__w1__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0")
-    job = generated.job(config, SIZE, facts, str(generate.module(SIZE, [config], facts, folder)))
-    built, code, name = generated.build(job)
+    job = triton_backend.job(config, SIZE, facts, str(modules.write_candidates(SIZE, [config], facts, folder)))
+    built, code, name = triton_backend.build(job)
     (folder / name).write_bytes(code)
     (folder / "short.co").write_bytes(code[: len(code) // 2])
     rest = f"mn,{built.launch['dynamic_shared']},{built.threads},fp16,TT"
@@ -173,21 +183,21 @@ def test_bad_rows_of_a_manifest_cost_themselves(
     assert "holds tile__" in reasons["absent_symbol"]
     record = store.record(SIZE)
     assert record and record.winner == record.config.backend == "asm"
-    (row,) = sizes.from_file(tmp_path / "out.yaml", sizes.Defaults())
+    (row,) = sizes.from_file(tmp_path / "out.yaml", Defaults())
     assert row.record == record
     # What can't be checked without a GPU says so; a kernel that no manifest has any more costs its row.
     monkeypatch.setattr(driver, "present", lambda: None)
     argv = ["--gemm_size_file", str(tmp_path / "out.yaml"), "--compare_wo_tuning", "--num_threads", "1"]
     assert tune.main(argv) == 1
     assert "only a GPU can check a kernel of asm" in capsys.readouterr().out
-    found = served.launches([record], target.load("gfx942"), Cache(settings.cache_folder()))
+    found = prepare.launches([record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder()))
     launch = found[SIZE]
     assert not isinstance(launch, str) and launch.symbol == record.config.template
     assert Path(launch.path).read_bytes() == (manifest.parent / "kernel.hsaco").read_bytes()
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", "")
     assert tune.main(argv) == 1
     assert "no manifest holds this kernel" in capsys.readouterr().out
-    found = served.launches([record], target.load("gfx942"), Cache(settings.cache_folder()))
+    found = prepare.launches([record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder()))
     assert "no manifest holds this kernel" in str(found[SIZE])
 
 

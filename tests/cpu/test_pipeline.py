@@ -14,20 +14,22 @@ import pytest
 from racing import CODE, SIZE, Drop, Judge, race
 from stores import record, take
 
-from tritongemm.compile import Cache, Compiler
-from tritongemm.config import Config
-from tritongemm.errors import OutputError
-from tritongemm.lane import Lane
-from tritongemm.pipeline import Pipeline
-from tritongemm.problem import Problem
-from tritongemm.prune import prune
-from tritongemm.rank import rank
-from tritongemm.report import Reporter
-from tritongemm.space import Space, space
-from tritongemm.store import Store
-from tritongemm.strategies import exhaustive
-from tritongemm.task import Plan
-from tritongemm.trial import Built, Trial
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.errors import OutputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.trial import Trial
+from tritongemm.core.tuning_options import TuningOptions
+from tritongemm.report.console import Reporter
+from tritongemm.results.store import Store
+from tritongemm.search.cost_model.model import rank
+from tritongemm.search.pruning.prune import prune
+from tritongemm.search.space import Space, space
+from tritongemm.search.strategies import exhaustive
+from tritongemm.tuning.run import TuningRun
+from tritongemm.workers.work_queue import WorkQueue
 
 
 class Counting(Judge):
@@ -37,7 +39,7 @@ class Counting(Judge):
         super().__init__()
         self.left, self.reached = enough, threading.Event()
 
-    def screen(self, problem: Problem, built: list[Built], best: float) -> Iterator[Trial]:
+    def screen(self, problem: Problem, built: list[Artifact], best: float) -> Iterator[Trial]:
         for trial in super().screen(problem, built, best):
             yield trial
             self.left -= trial.config.backend == "triton"
@@ -116,9 +118,9 @@ def test_a_resumed_run_asks_for_what_the_first_did(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(exhaustive, "search", watched)
 
     def run(store: Store) -> None:
-        plan = Plan(tmp_path, "exhaustive", budget=100, stop="generate")
-        with closing(Compiler(Cache(tmp_path / "cache"), jobs=1)) as compiler:
-            Pipeline([Judge()], compiler, store, plan, Reporter()).tune([small, other, large])
+        plan = TuningOptions(tmp_path, "exhaustive", budget=100, stop="generate")
+        with closing(BuildPool(ArtifactCache(tmp_path / "cache"), jobs=1)) as compiler:
+            TuningRun([Judge()], compiler, store, plan, Reporter()).tune([small, other, large])
 
     with take(tmp_path / "out.yaml") as store:
         run(store)
@@ -140,7 +142,7 @@ def test_a_lane_that_ended_takes_no_more() -> None:
     def work(things: list[int]) -> None:
         raise OutputError("disk full")
 
-    lane = Lane(work)
+    lane = WorkQueue(work)
     lane.put(1)
     lane._thread.join(10)
     with pytest.raises(OutputError, match="disk full"):
@@ -158,7 +160,7 @@ def test_a_lane_does_last_what_can_wait() -> None:
         go.wait(10)
         done.append(things)
 
-    lane = Lane(work)
+    lane = WorkQueue(work)
     lane.put(0)
     begun.wait(10)  # the rest is queued while it works
     lane.put(10, later=True)
@@ -175,7 +177,7 @@ def test_a_lane_does_last_what_can_wait() -> None:
 def test_what_ends_while_it_is_asked_for_is_not_lost() -> None:
     """A slow compile may end between any two looks at it."""
 
-    class Ending(Future[Built]):
+    class Ending(Future[Artifact]):
         looks = 0
 
         def done(self) -> bool:
@@ -183,9 +185,9 @@ def test_what_ends_while_it_is_asked_for_is_not_lost() -> None:
             return self.looks > 1
 
     config, future, taken = Config("toy", 1, 1, 1, backend="toycode"), Ending(), list[Any]()
-    future.set_result(Built(config, "digest"))
+    future.set_result(Artifact(config, "digest"))
     watcher = SimpleNamespace(step=lambda *_: None)
-    line: Any = Pipeline([], SimpleNamespace(), SimpleNamespace(), SimpleNamespace(), watcher)  # type: ignore[arg-type]
+    line: Any = TuningRun([], SimpleNamespace(), SimpleNamespace(), SimpleNamespace(), watcher)  # type: ignore[arg-type]
     task: Any = SimpleNamespace(slow=[(config, future)], failure="", judge=None)
     line._lanes[id(None)] = SimpleNamespace(put=lambda item, later: taken.append(item))
     for _ in range(2):

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from tritongemm import profile_file, tune
-from tritongemm.config import Config
-from tritongemm.errors import OutputError
-from tritongemm.hip_ext import driver
-from tritongemm.offline import Offline
-from tritongemm.problem import Problem
-from tritongemm.record import Record
-from tritongemm.store import Store
-from tritongemm.trial import Trial
+from tritongemm.cli import tune
+from tritongemm.core.config import Config
+from tritongemm.core.errors import OutputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.trial import Trial
+from tritongemm.hip_ext.driver import driver
+from tritongemm.measure.offline_evaluator import OfflineEvaluator
+from tritongemm.report import candidates_csv
+from tritongemm.results.store import Store
 
 SIZE = Problem(16, 32, 64, "bf16", "bf16", "fp32", row_major_b=False)
 OURS = Config("tile", 16, 32, 32, 1, 2, 4, 2)
@@ -39,14 +40,14 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_a_row_for_each_candidate(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "all.csv"
-    profile_file.check(path)
+    candidates_csv.check(path)
     with Store.open(tmp_path / "out.yaml", "gfx942", {}, {}) as store:
         store.add_trials(SIZE, TRIALS)
         store.add_record(RECORD)
         late = Trial(Config("tile", 64, 64, 64), "timeout", "compile took more than 1 s")
-        assert profile_file.write(path, store, [SIZE, Problem(1, 1, 1)], {SIZE: [late]}) == 5
+        assert candidates_csv.write(path, store, [SIZE, Problem(1, 1, 1)], {SIZE: [late]}) == 5
     found = rows(path)
-    assert list(found[0]) == list(profile_file.COLUMNS)
+    assert list(found[0]) == list(candidates_csv.COLUMNS)
     torch, ours, *others = found
     assert (torch["backend"], torch["us"], torch["winner"]) == ("torch", "4.0", "0")
     assert {k: ours[k] for k in ("size", "M", "layout", "backend", "splitK", "status", "stage", "screen_us", "us", "winner")} == {
@@ -67,7 +68,7 @@ def test_places_that_can_not_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "x.csv"):
         with pytest.raises(OutputError, match="--profile_file"):
-            profile_file.check(path)
+            candidates_csv.check(path)
 
 
 def test_a_resumed_run_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +78,7 @@ def test_a_resumed_run_writes_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     def passed(self: Any, problem: Problem, config: Config, path: Path) -> Trial:
         return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)
 
-    monkeypatch.setattr(Offline, "_checked", passed)
+    monkeypatch.setattr(OfflineEvaluator, "_checked", passed)
     path = tmp_path / "all.csv"
     size = ["-m", "16", "-n", "16", "-k", "16", "--target", "gfx1100", "--budget", "2", "--num_threads", "1"]
     argv = [*size, "-o", str(tmp_path / "out.yaml"), "--profile_file", str(path)]

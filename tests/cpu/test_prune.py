@@ -7,14 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from tritongemm import target as targets
-from tritongemm.config import Config
-from tritongemm.problem import Problem
-from tritongemm.prune import RULES, TUNE_GEMM_RULES, Rule, prune
-from tritongemm.rank import rank
-from tritongemm.space import AXES, Axes, Space, space
+from tritongemm.core import target
+from tritongemm.core.config import AXES, Config
+from tritongemm.core.problem import Problem
+from tritongemm.search.cost_model.model import rank
+from tritongemm.search.pruning.prune import prune
+from tritongemm.search.pruning.rules import RULES, Rule
+from tritongemm.search.pruning.rules_tune_gemm import TUNE_GEMM_RULES
+from tritongemm.search.space import Space, TemplateSpace, space
+from tritongemm.search_spaces import loader as target_files
 
-GFX942, SM90 = targets.load("gfx942"), targets.load("sm90")
+GFX942, SM90 = target_files.load_target("gfx942"), target_files.load_target("sm90")
 ODD = [(4097, 4097, 4096), (2050, 2050, 512), (1, 8192, 28672), (64, 64, 70), (1, 1, 1), (16, 16, 16), (1000, 1, 333)]
 
 
@@ -24,7 +27,7 @@ def wide() -> Space:
     return space(Problem(1, 1, 1), GFX942, "tune_gemm", ("tile",))
 
 
-def reasons(config: Config, problem: Problem, target: targets.Target) -> dict[str, str]:
+def reasons(config: Config, problem: Problem, target: target.Target) -> dict[str, str]:
     applies = [r for r in RULES if not r.templates or config.template in r.templates]
     return {r.name: why for r in applies if (why := r.check(config, problem, target))}
 
@@ -57,20 +60,20 @@ def test_guard_skips_the_rule_that_would_leave_nothing(wide: Space) -> None:
     assert prune([], problem, GFX942).kept == ()
 
 
-@pytest.mark.parametrize("name", targets.names())
+@pytest.mark.parametrize("name", target_files.target_names())
 @pytest.mark.parametrize("size", ODD)
 def test_odd_sizes_keep_candidates_unaided(name: str, size: tuple[int, int, int]) -> None:
-    target, problem = targets.load(name), Problem(*size)
+    target, problem = target_files.load_target(name), Problem(*size)
     whole = space(problem, target, templates=("tile",))
     # A corner of the space (one group_m, split_k and value of each option) is enough: what is kept there is kept.
     short = ("group_m", "split_k")
     axes = [(n, v[:1] if n in short or n not in AXES else v) for n, v in whole.axes[0].values]
-    pruned = prune(replace(whole, axes=(Axes("tile", tuple(axes)),)), problem, target)
+    pruned = prune(replace(whole, axes=(TemplateSpace("tile", tuple(axes)),)), problem, target)
     assert pruned.kept and not pruned.skipped
 
 
 def test_counts_stay_in_hand() -> None:
-    def kept(target: targets.Target, *size: int) -> int:
+    def kept(target: target.Target, *size: int) -> int:
         problem = Problem(*size)
         return len(prune(space(problem, target, templates=("tile",)), problem, target).kept)
 
@@ -147,8 +150,8 @@ def test_on_hopper(rule: str, m: int, kept: list[Config], dropped: list[Config])
 def test_hopper_reads_128_bytes_of_a_row_where_both_operands_lie_along_k() -> None:
     short, linear = Config("tile", 128, 128, 32, num_warps=8), Problem(4096, 4096, 4096, row_major_b=False)
     assert reasons(short, linear, SM90)["short_rows"] == "64 B of a row of K < 128 B"
-    for problem, target in ((linear, GFX942), (Problem(4096, 4096, 4096), SM90), (replace(linear, k=32), SM90)):
-        assert "short_rows" not in reasons(short, problem, target)
+    for problem, other in ((linear, GFX942), (Problem(4096, 4096, 4096), SM90), (replace(linear, k=32), SM90)):
+        assert "short_rows" not in reasons(short, problem, other)
     fp8 = replace(linear, dtype_a="fp8e4m3fn", dtype_b="fp8e4m3fn")
     assert "short_rows" not in reasons(replace(short, block_k=64), fp8, SM90)
 
@@ -163,7 +166,7 @@ def test_skinny_winners_stay() -> None:
 
 @pytest.mark.parametrize(("name", "size"), [("gfx942", (5120, 4096, 4096)), ("gfx950", (4864, 4096, 4096))])
 def test_stream_k_is_tried_first_where_a_round_would_be_nearly_empty(name: str, size: tuple[int, int, int]) -> None:
-    target, problem = targets.load(name), Problem(*size)
+    target, problem = target_files.load_target(name), Problem(*size)
     kept = prune(space(problem, target), problem, target).kept
     assert rank(kept, problem, target)[0].config.template == "stream_k"
     assert sum(c.template == "stream_k" for c in kept) < len(kept) / 4
@@ -179,7 +182,7 @@ def test_fp8_needs_longer_k() -> None:
 def test_a_space_is_pruned_as_its_configs_are_one_by_one(
     name: str, rules: tuple[Rule, ...], size: tuple[int, int, int]
 ) -> None:
-    target, problem = targets.load(name), Problem(*size)
+    target, problem = target_files.load_target(name), Problem(*size)
     whole = space(problem, target)
     thin = tuple(replace(a, values=tuple((n, v[:: 1 + len(v) // 3]) for n, v in a.values)) for a in whole.axes)
     whole = replace(whole, axes=thin)
@@ -189,7 +192,7 @@ def test_a_space_is_pruned_as_its_configs_are_one_by_one(
 def test_a_rule_is_asked_once_for_all_that_agree_in_what_it_reads(wide: Space) -> None:
     asked: list[tuple[int, int]] = []
 
-    def odd_split(config: Config, problem: Problem, target: targets.Target) -> str | None:
+    def odd_split(config: Config, problem: Problem, target: target.Target) -> str | None:
         few = config.split_k <= 2
         asked.append((config.split_k, 0 if few else config.option("kpack")))
         return None if few or config.option("kpack") == 1 else f"kpack 2 with split-K {config.split_k}"

@@ -7,21 +7,22 @@ from itertools import pairwise
 
 import pytest
 
-from tritongemm import occupancy
-from tritongemm import target as targets
-from tritongemm.config import Config
-from tritongemm.problem import Problem
-from tritongemm.prune import prune
-from tritongemm.rank import predict, rank
-from tritongemm.space import space
-from tritongemm.trial import Built
+from tritongemm.core import target
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.search.cost_model import occupancy
+from tritongemm.search.cost_model.model import predict, rank
+from tritongemm.search.pruning.prune import prune
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
 
-GFX942, SM90 = targets.load("gfx942"), targets.load("sm90")
+GFX942, SM90 = target_files.load_target("gfx942"), target_files.load_target("sm90")
 LARGE = Problem(4096, 4096, 4096, row_major_b=False)
 TILE = Config("tile", 256, 256, 64, group_m=4, num_warps=8, options=(("kpack", 2), ("matrix_instr_nonkdim", 16)))
 
 
-def first_tiles(problem: Problem, target: targets.Target, count: int = 3) -> list[tuple[int, int, int]]:
+def first_tiles(problem: Problem, target: target.Target, count: int = 3) -> list[tuple[int, int, int]]:
     kept = prune(space(problem, target, templates=("tile",)), problem, target).kept
     return list(dict.fromkeys(p.config.tile for p in rank(kept, problem, target)))[:count]
 
@@ -34,10 +35,10 @@ def test_rank_is_sorted_complete_and_repeatable() -> None:
     assert [p.config for p in rank(reversed(kept), LARGE, GFX942)] == [p.config for p in ordered]
 
 
-@pytest.mark.parametrize("name", targets.names())
+@pytest.mark.parametrize("name", target_files.target_names())
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "int8", "fp8e4m3fn", "fp8e4m3fnuz"])
 def test_every_target_and_dtype_is_slower_than_its_roofline(name: str, dtype: str) -> None:
-    target = targets.load(name)
+    target = target_files.load_target(name)
     problem = Problem(2048, 2048, 2048, dtype_a=dtype, dtype_b=dtype)
     found = predict(Config("tile", 128, 128, 64), problem, target)
     assert found.bound in found.terms and found.terms[found.bound] == max(found.terms.values())
@@ -68,7 +69,10 @@ def test_a_tile_more_than_fills_the_device_costs_a_round() -> None:
 
 def test_a_row_a_warp_hides_more_latency_than_rows_in_turn() -> None:
     """Where a thread loads once an iteration, compilers issue the loads of several together."""
-    problem, hopper = Problem(1, 4096, 4096, "bf16", "bf16", "bf16", row_major_b=False), targets.load("sm90", "H200")
+    problem, hopper = (
+        Problem(1, 4096, 4096, "bf16", "bf16", "bf16", row_major_b=False),
+        target_files.load_target("sm90", "H200"),
+    )
     one, four = (predict(Config("gemv", 1, n, 256, num_warps=1), problem, hopper) for n in (1, 4))
     assert one.terms["latency"] < four.terms["latency"] and one.seconds < four.seconds
     early = Config("gemv", 1, 1, 256, num_warps=1, options=(("ahead", 1), ("early", 1)))
@@ -77,7 +81,7 @@ def test_a_row_a_warp_hides_more_latency_than_rows_in_turn() -> None:
 
 def test_small_programs_follow_each_other_without_rounds() -> None:
     """A few programs more than the device holds take a little longer, not a round of their own."""
-    hopper, config = targets.load("sm90", "H200"), Config("gemv", 1, 1, 256, num_warps=1)
+    hopper, config = target_files.load_target("sm90", "H200"), Config("gemv", 1, 1, 256, num_warps=1)
     times = [predict(config, Problem(1, n, 4096, row_major_b=False), hopper).seconds for n in (16000, 20000, 24000)]
     steps = [later - sooner for sooner, later in pairwise(times)]
     assert max(steps) < 1.01 * min(steps)
@@ -174,12 +178,12 @@ def test_of_equal_times_the_taller_tile_comes_first() -> None:
 
 
 def test_the_binary_corrects_the_estimate() -> None:
-    good = Built(TILE, "x", registers=256, shared=65536, threads=512)
+    good = Artifact(TILE, "x", registers=256, shared=65536, threads=512)
     spilling = replace(good, spills=1024)
     assert predict(TILE, LARGE, GFX942, spilling).seconds > 1.5 * predict(TILE, LARGE, GFX942, good).seconds
     assert rank([TILE], LARGE, GFX942, {TILE: spilling})[0].bound == "scratch"
     small = Config("tile", 64, 64, 64)
-    lean, fat = (Built(small, "x", registers=r, shared=16384, threads=256) for r in (64, 512))
+    lean, fat = (Artifact(small, "x", registers=r, shared=16384, threads=256) for r in (64, 512))
     assert occupancy.per_cu(small, LARGE, GFX942, lean) == 4 and occupancy.per_cu(small, LARGE, GFX942, fat) == 1
 
 
@@ -197,7 +201,7 @@ def test_the_binary_corrects_the_estimate() -> None:
     ],
 )
 def test_lds_is_what_triton_allocates(name: str, config: Config, shared: int) -> None:
-    assert occupancy.lds_bytes(config, LARGE, targets.load(name)) == shared
+    assert occupancy.lds_bytes(config, LARGE, target_files.load_target(name)) == shared
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from tritongemm.bound import Bound
-from tritongemm.config import Config
-from tritongemm.errors import DriverError
-from tritongemm.problem import Problem
-from tritongemm.recheck import complaint
-from tritongemm.record import Record
+from tritongemm.core.config import Config
+from tritongemm.core.errors import DriverError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.runtime.patched_launch import PatchedLaunch
+from tritongemm.serve.load_check import complaint
 
 SIZE = Problem(8, 16, 32, "fp32", "fp32", "fp32")
 RECORD = Record(SIZE, "sm90", Config("tile", 16, 16, 16), "triton", 1e-6, 0.0, "events", error=1e-7, tolerance=1e-3)
@@ -30,7 +30,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """One default stream that captures nothing, also where there is a GPU."""
     stand_ins: dict[str, Any] = {"_stream": lambda index: 0, "_capturing": lambda: False, "_current": lambda: 0}
     for name, value in stand_ins.items():
-        monkeypatch.setattr(f"tritongemm.call.{name}", value)
+        monkeypatch.setattr(f"tritongemm.serve.fast_call.{name}", value)
 
 
 class OnHost:
@@ -42,7 +42,7 @@ class OnHost:
     def bytes(self, buffer: str) -> int:
         return 0
 
-    def bind(self, device: Any) -> Bound:
+    def bind(self, device: Any) -> PatchedLaunch:
         at = dict.fromkeys("abc", 0)
 
         def array(name: str, rows: int, columns: int) -> Any:
@@ -56,7 +56,7 @@ class OnHost:
             product = array("a", SIZE.m, SIZE.k) @ array("b", SIZE.k, SIZE.n)
             array("c", SIZE.m, SIZE.n)[:] = product + self.off
 
-        return Bound({n: lambda address, n=n: at.__setitem__(n, address) for n in at}, launch)  # type: ignore[misc]
+        return PatchedLaunch({n: lambda address, n=n: at.__setitem__(n, address) for n in at}, launch)  # type: ignore[misc]
 
 
 def test_what_serves_and_what_does_not() -> None:

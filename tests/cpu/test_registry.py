@@ -10,19 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tritongemm import planning, rank, registry, sizes
-from tritongemm import target as targets
-from tritongemm.compile import Cache, Compiler, Job
-from tritongemm.config import Config
-from tritongemm.errors import InputError, UnavailableError
-from tritongemm.pipeline import Pipeline, Plan
-from tritongemm.problem import Problem
-from tritongemm.report import Reporter
-from tritongemm.sizes import Defaults
-from tritongemm.space import space
-from tritongemm.store import Store
-from tritongemm.timing import Final
-from tritongemm.trial import Built, Trial
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.core import search_results, target
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import RaceResult
+from tritongemm.core.trial import Trial
+from tritongemm.core.tuning_options import TuningOptions as Plan
+from tritongemm.formats import Defaults
+from tritongemm.plugins import registry
+from tritongemm.report.console import Reporter
+from tritongemm.results.store import Store
+from tritongemm.search import planner
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.tuning.run import TuningRun
+from tritongemm.workloads import sizes
 
 Drop = Callable[[str, str, str], None]
 
@@ -36,7 +42,7 @@ def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
         folder = tmp_path / kind
         folder.mkdir(exist_ok=True)
         (folder / f"{name}.py").write_text(text)
-        package = importlib.import_module(f"tritongemm.{kind}")
+        package = importlib.import_module(registry.KINDS[kind])
         if str(folder) not in package.__path__:
             monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
         importlib.invalidate_caches()
@@ -53,8 +59,8 @@ def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
 def test_what_is_there(kind: str) -> None:
     """Every file is listed, sorted, and loads or says why it can't."""
     known = registry.names(kind)
-    folder = Path(registry.__file__).parent / kind
-    assert known == sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
+    folder = Path(str(importlib.import_module(registry.KINDS[kind]).__file__)).parent
+    assert known == sorted(p.stem for p in folder.iterdir() if not p.stem.startswith("_"))
     for name in known:
         reason = registry.unavailable(kind, name)
         assert reason is None or reason.strip()
@@ -96,8 +102,8 @@ def search(space, order, budget, seeds=(), expected=None, compiled=frozenset()):
 """
 
 BACKEND = """
-from tritongemm.compile import Job
-from tritongemm.trial import Built
+from tritongemm.core.artifact import CompileJob as Job
+from tritongemm.core.artifact import Artifact as Built
 def job(config, problem, target, module):
     return Job(config, {"toy": config.name})
 def build(job):
@@ -116,22 +122,22 @@ class ToyJudge:
     """Times by the toy clock and finds everything right."""
 
     def __init__(self) -> None:
-        self.target = targets.load("gfx942")
+        self.target = target_files.load_target("gfx942")
         self.timer = registry.load("timers", "toy_timer")
         self.screened: list[str] = []
 
     def start(self) -> None:
         pass
 
-    def screen(self, problem: Problem, built: list[Built], best: float) -> Iterator[Trial]:
+    def screen(self, problem: Problem, built: list[Artifact], best: float) -> Iterator[Trial]:
         for one in built:
             self.screened.append(one.config.name)
             seconds = self.timer.Timer(None, 0).time(None, 1) + len(self.screened)
             yield Trial(one.config, "ok", samples=(seconds,), timer=self.timer.LABEL)
 
-    def final(self, problem: Problem, built: list[Built], library: str) -> Final:
+    def final(self, problem: Problem, built: list[Artifact], library: str) -> RaceResult:
         trials = tuple(Trial(b.config, "ok", samples=(60.0,), timer="sundial", stage="final", error=0.0) for b in built)
-        return Final(trials, {t.config.name: t.samples for t in trials}, True)
+        return RaceResult(trials, {t.config.name: t.samples for t in trials}, True)
 
     def describe(self, problem: Problem, config: Config) -> str:
         return "by eye"
@@ -147,9 +153,9 @@ def test_one_file_of_each_kind_goes_down_the_line(drop: Drop, tmp_path: Path, mo
     drop("backends", "toybackend", BACKEND)
     drop("timers", "toy_timer", TIMER)
     drop(
-        "interop",
+        "formats",
         "toy_format",
-        "from tritongemm.interop import Row\n"
+        "from tritongemm.formats import FormatRow as Row\n"
         "FORMAT = 'toy'\n"
         "def recognises(path, text): return text.startswith('toy')\n"
         "def read(path, text, defaults):\n"
@@ -162,20 +168,20 @@ def test_one_file_of_each_kind_goes_down_the_line(drop: Drop, tmp_path: Path, mo
 
     configs = [Config("toy", n, n, n, backend="toybackend") for n in (1, 2, 3)]
 
-    def planned(problem: Problem, target: targets.Target, folder: Path) -> planning.Planned:
-        expected = rank.Predictions(tuple(configs), np.ones(3), np.ones((3, len(rank.TERMS))))
-        kept = planning.prune.Pruned(tuple(configs), {}, {})
-        return planning.Planned(problem, space(problem, target), expected, kept, folder / "none.py")
+    def planned(problem: Problem, target: target.Target, folder: Path) -> planner.SearchPlan:
+        expected = search_results.Predictions(tuple(configs), np.ones(3), np.ones((3, len(search_results.TERMS))))
+        kept = planner.prune.Pruned(tuple(configs), {}, {})
+        return planner.SearchPlan(problem, space(problem, target), expected, kept, folder / "none.py")
 
-    monkeypatch.setattr(planning, "plan", planned)
-    monkeypatch.setattr("tritongemm.generate.winner", lambda *_: None)
-    compiler = Compiler(Cache(tmp_path / "cache"), jobs=1)
+    monkeypatch.setattr(planner, "plan_search", planned)
+    monkeypatch.setattr("tritongemm.codegen.modules.write_winner", lambda *_: None)
+    compiler = BuildPool(ArtifactCache(tmp_path / "cache"), jobs=1)
     monkeypatch.setattr(compiler, "build", lambda job: registry.load("backends", job.config.backend).build(job)[0])
     judge = ToyJudge()
     store = Store.open(tmp_path / "out.yaml", "gfx942", {}, {})
     with store:
         plan = Plan(tmp_path, strategy="toy_strategy", library="")
-        assert Pipeline([judge], compiler, store, plan, Reporter()).tune([row.problem]) == {}
+        assert TuningRun([judge], compiler, store, plan, Reporter()).tune([row.problem]) == {}
         record = store.record(row.problem)
     assert judge.screened == [configs[-1].name, configs[0].name], "what the toy strategy asked for, in its order"
     assert record and (record.timer, record.winner, record.config) == ("sundial", "toybackend", configs[-1])
@@ -184,26 +190,28 @@ def test_one_file_of_each_kind_goes_down_the_line(drop: Drop, tmp_path: Path, mo
 def test_a_backends_job_is_built_by_its_file(drop: Drop, tmp_path: Path) -> None:
     """The compiler process finds the backend as this process does."""
     drop("backends", "toybackend", BACKEND)
-    job: Job = registry.load("backends", "toybackend").job(Config("toy", 1, 2, 3, backend="toybackend"), None, None, "")
+    job: CompileJob = registry.load("backends", "toybackend").job(
+        Config("toy", 1, 2, 3, backend="toybackend"), None, None, ""
+    )
     built, code, name = registry.load("backends", job.config.backend).build(job)
-    cache = Cache(tmp_path)
+    cache = ArtifactCache(tmp_path)
     cache.put(built, code, name)
     found = cache.get(job.digest)
     assert found and (found.registers, Path(found.path).read_bytes()) == (7, b"code")
 
 
 def test_a_target_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "base.yaml").write_text((targets.SPACES / "base.yaml").read_text())
-    (tmp_path / "gfx942.yaml").write_text((targets.SPACES / "gfx942.yaml").read_text())
+    (tmp_path / "base.yaml").write_text((target_files.SPACES / "base.yaml").read_text())
+    (tmp_path / "gfx942.yaml").write_text((target_files.SPACES / "gfx942.yaml").read_text())
     (tmp_path / "toy1.yaml").write_text("inherit: gfx942\ntarget: {product: Toy, compute_units: 3}\n")
-    monkeypatch.setattr(targets, "SPACES", tmp_path)
-    targets.space_file.cache_clear()
+    monkeypatch.setattr(target_files, "SPACES", tmp_path)
+    target_files.space_file.cache_clear()
     try:
-        toy = targets.load("toy1")
+        toy = target_files.load_target("toy1")
         assert (toy.name, toy.product, toy.compute_units, toy.wave_size) == ("toy1", "Toy", 3, 64)
-        assert "toy1" in targets.names() and len(space(Problem(16, 16, 16), toy)) > 0
+        assert "toy1" in target_files.target_names() and len(space(Problem(16, 16, 16), toy)) > 0
     finally:
-        targets.space_file.cache_clear()
+        target_files.space_file.cache_clear()
 
 
 def test_a_plugin_in_use_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +220,6 @@ def test_a_plugin_in_use_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(registry.pkgutil, "iter_modules", lambda _: pytest.fail("it reads the folder"))
     assert registry.load("backends", "triton") is backend
     monkeypatch.undo()
-    importlib.import_module("tritongemm.families._common")
+    importlib.import_module("tritongemm.numerics.random_inputs")
     with pytest.raises(InputError, match="no families plug-in is called '_common'"):
         registry.load("families", "_common")

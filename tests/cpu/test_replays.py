@@ -12,9 +12,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tritongemm.config import Config
-from tritongemm.problem import Problem
-from tritongemm.trial import Trial
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.trial import Trial
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 RECORDED = BENCHMARKS / "data" / "h200_bf16_sample.jsonl.gz"

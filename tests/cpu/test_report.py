@@ -6,11 +6,11 @@ import io
 
 from rich.console import Console
 
-from tritongemm.config import Config
-from tritongemm.problem import Problem
-from tritongemm.record import Record
-from tritongemm.report import Reporter
-from tritongemm.trial import Trial
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.trial import Trial
+from tritongemm.report.console import Reporter
 
 SIZE, OTHER = Problem(16, 4096, 4096), Problem(64, 4096, 4096)
 OURS = Config("tile", 16, 64, 64)

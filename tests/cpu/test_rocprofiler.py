@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import triton
 
-from tritongemm.errors import UnavailableError
-from tritongemm.hip_ext import libraries, rocprofiler, symbols
-from tritongemm.hip_ext.rocprofiler import ConfigurationLockedError, Tracer
-from tritongemm.hip_ext.trace import KernelRecord, KernelTrace, TraceError
+from tritongemm.core.errors import UnavailableError
+from tritongemm.hip_ext import libraries
+from tritongemm.hip_ext.driver import symbols
+from tritongemm.hip_ext.profilers import rocprofiler
+from tritongemm.hip_ext.profilers.rocprofiler import ConfigurationLockedError, Tracer
+from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, TraceError
 
 INCLUDE = Path(triton.__file__).parent / "backends/amd/include"
 

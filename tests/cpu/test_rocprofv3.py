@@ -8,16 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from tritongemm import registry, target
-from tritongemm.choose import LIBRARY
-from tritongemm.config import Config
-from tritongemm.errors import InputError, UnavailableError
-from tritongemm.hip_ext.trace import KernelRecord, TraceError
-from tritongemm.problem import Problem
-from tritongemm.timers import rocprofv3
-from tritongemm.timing import Gpu
-from tritongemm.trial import Built, Trial
-from tritongemm.workbench import Protocol, Request
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.trial import Trial
+from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError
+from tritongemm.measure.choose import BASELINE_ENTRY
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.measure.jobs import Request
+from tritongemm.measure.timers import rocprofv3
+from tritongemm.plugins import registry
+from tritongemm.search_spaces import loader as target_files
 
 HEADER = (
     '"Kind","Agent_Id","Queue_Id","Stream_Id","Thread_Id","Dispatch_Id","Kernel_Id","Kernel_Name","Correlation_Id",'
@@ -77,9 +80,9 @@ def records(*names: str) -> list[KernelRecord]:
 def test_rows_belong_to_the_launch_they_follow():
     mark = rocprofv3.MARK
     turn = [mark, "a", mark, "b", mark, "split", "reduce"]
-    found = rocprofv3.launches(records("warm", "up", *turn, *turn, mark), ["a", "b", LIBRARY], 2)
-    assert {name: len(seconds) for name, seconds in found.items()} == {"a": 2, "b": 2, LIBRARY: 2}
-    assert found["a"] == pytest.approx([1e-7] * 2) and found[LIBRARY] == pytest.approx([2e-7] * 2)
+    found = rocprofv3.launches(records("warm", "up", *turn, *turn, mark), ["a", "b", BASELINE_ENTRY], 2)
+    assert {name: len(seconds) for name, seconds in found.items()} == {"a": 2, "b": 2, BASELINE_ENTRY: 2}
+    assert found["a"] == pytest.approx([1e-7] * 2) and found[BASELINE_ENTRY] == pytest.approx([2e-7] * 2)
 
 
 @pytest.mark.parametrize(
@@ -143,19 +146,19 @@ def tool(tmp_path, monkeypatch):
 
 
 def run(problem: Problem = Problem(64, 64, 64), configs=CONFIGS, library: str = "torch") -> dict[str, list[float]]:  # noqa: B008
-    return rocprofv3.race(problem, target.load("gfx942"), configs, library, 0, 64, (2, 3), 30.0)
+    return rocprofv3.race(problem, target_files.load_target("gfx942"), configs, library, 0, 64, (2, 3), 30.0)
 
 
 def test_the_tool_watches_the_generated_module(tool):
     tool()
     assert rocprofv3.unavailable() is None
     found = run()
-    assert list(found) == [*(c.name for c in CONFIGS), LIBRARY]
+    assert list(found) == [*(c.name for c in CONFIGS), BASELINE_ENTRY]
     for turn, seconds in enumerate(found.values(), 1):
         assert seconds == pytest.approx([(1000 * turn + i) * 1e-9 for i in (2, 3, 4)]), "two rounds are warm-up"
-    assert LIBRARY not in run(library="")
+    assert BASELINE_ENTRY not in run(library="")
     fp8 = Problem(64, 64, 64, dtype_a="fp8e4m3fnuz", dtype_b="fp8e4m3fnuz", dtype_c="bf16")
-    assert LIBRARY not in run(fp8), "PyTorch would copy its operands"
+    assert BASELINE_ENTRY not in run(fp8), "PyTorch would copy its operands"
 
 
 def test_what_the_tool_can_not_do_is_named(tool, monkeypatch):
@@ -184,10 +187,12 @@ def test_the_final_race_is_run_by_the_tool(tool, monkeypatch):
         yield Trial(CONFIGS[0], "ok", stage="final", error=0.0)
         yield Trial(CONFIGS[1], "wrong", "off by one", stage="final")
 
-    gpu = Gpu(target.load("gfx942"), "amd", 0, Protocol("rocprofv3", iters=3, warmup=2), 30.0)
+    gpu = GpuEvaluator(
+        target_files.load_target("gfx942"), "amd", 0, MeasureProtocol("rocprofv3", iters=3, warmup=2), 30.0
+    )
     monkeypatch.setattr(gpu, "_child", SimpleNamespace(ask=ask))
     monkeypatch.setattr(gpu, "_launches", lambda problem, built, stage: ([(b.config, None) for b in built], []))
-    final = gpu.final(Problem(64, 64, 64), [Built(c, "") for c in CONFIGS], "torch")
-    assert asked == ["check"] and set(final.samples) == {CONFIGS[0].name, LIBRARY}
+    final = gpu.final(Problem(64, 64, 64), [Artifact(c, "") for c in CONFIGS], "torch")
+    assert asked == ["check"] and set(final.samples) == {CONFIGS[0].name, BASELINE_ENTRY}
     assert (final.trials[0].timer, len(final.trials[0].samples), final.trials[1].samples) == ("rocprofv3", 3, ())
     assert registry.load("timers", "rocprofv3").SCREEN == "events"

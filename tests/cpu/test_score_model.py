@@ -10,13 +10,13 @@ from types import ModuleType
 
 import pytest
 
-from tritongemm import target as targets
-from tritongemm.problem import Problem
+from tritongemm.core.problem import Problem
+from tritongemm.search_spaces import loader as target_files
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = Path(__file__).parent / "data" / "score_model.yaml"
 TUNED = ROOT.parent / "shared" / "data" / "tune_gemm" / "fallback_tuned_configs_gfx942.yaml"
-GFX942 = targets.load("gfx942")
+GFX942 = target_files.load_target("gfx942")
 
 
 @pytest.fixture(scope="module")

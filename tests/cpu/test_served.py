@@ -16,14 +16,18 @@ import triton
 from layers import problem, record
 from torch.nn import functional
 
-from tritongemm import loaded, served, target
-from tritongemm.call import Call
-from tritongemm.compile import Cache
-from tritongemm.config import Config
-from tritongemm.errors import DriverError, ScratchError, UnavailableError
-from tritongemm.hip_ext import libraries, serving, symbols, tensor_map
-from tritongemm.launch import Launch
-from tritongemm.scratch import Scratch
+from tritongemm.build import prepare
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.core.config import Config
+from tritongemm.core.errors import DriverError, ScratchError, UnavailableError
+from tritongemm.core.launch import Launch
+from tritongemm.hip_ext import libraries
+from tritongemm.hip_ext.driver import stream, symbols, tensor_map
+from tritongemm.runtime import loaded_kernels, workspaces
+from tritongemm.runtime.workspaces import WorkspacePool
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.serve import device_kernels
+from tritongemm.serve.fast_call import FastCall
 
 TMA = Config("tma", 64, 64, 64, num_warps=4, num_stages=2)
 TWO_PARTS = Config("ws_tma", 64, 48, 64, num_warps=4, num_stages=2)
@@ -36,7 +40,7 @@ def no_gpu(monkeypatch):
     """One default stream that captures nothing, also where there is a GPU."""
     stand_ins = {"_stream": lambda index: 0, "_capturing": lambda: False, "_current": lambda: -1}
     for name, value in stand_ins.items():
-        monkeypatch.setattr(f"tritongemm.call.{name}", value)
+        monkeypatch.setattr(f"tritongemm.serve.fast_call.{name}", value)
 
 
 class Device:
@@ -101,7 +105,7 @@ class Function:
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory):
     """Launches for an H200, compiled here: (records, {problem: launch}, the cache)."""
-    cache = Cache(tmp_path_factory.mktemp("cache"))
+    cache = ArtifactCache(tmp_path_factory.mktemp("cache"))
     records = [
         record(problem(20, 48, 160)),
         record(problem(20, 48, 160, "n"), TMA),
@@ -110,7 +114,7 @@ def ready(tmp_path_factory):
         record(problem(72, 96, 128), SWAPPED),
         record(problem(8, 16, 16), Config("no_such_template", 16, 16, 16)),
     ]
-    return records, served.launches(records, target.load("sm90", compute_units=132), cache), cache
+    return records, prepare.launches(records, target_files.load_target("sm90", compute_units=132), cache), cache
 
 
 def values(launch: Launch, block: bytes, kind: str) -> list[int]:
@@ -127,19 +131,19 @@ def aligned(*shape: int) -> torch.Tensor:
     return flat[skip : skip + count].view(shape)
 
 
-def called(kernel: loaded.Kernel, shared: Scratch | None, shape: tuple[int, int]) -> Call:
+def called(kernel: loaded_kernels.TunedKernel, shared: WorkspacePool | None, shape: tuple[int, int]) -> FastCall:
     device = Device()
     stand_in = SimpleNamespace(index=-1, place=torch.device("cpu"), device=device, scratch=shared)
-    return Call(kernel, stand_in, shape, torch.bfloat16)
+    return FastCall(kernel, stand_in, shape, torch.bfloat16)
 
 
 def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
     (split, *_), launches, _ = ready
     launch, function = launches[split.problem], Function()
     assert launch.grid == (2 * 2, 2, 1)
-    kernel = loaded.Kernel(split, launch, function)
+    kernel = loaded_kernels.TunedKernel(split, launch, function)
     assert kernel.bytes("workspace") == 4 * 2 * 32 * 64 and kernel.bytes("semaphore") == 4 * 4
-    shared = Scratch(Device(), kernel.bytes("workspace"), kernel.bytes("semaphore"))
+    shared = WorkspacePool(Device(), kernel.bytes("workspace"), kernel.bytes("semaphore"))
     call = called(kernel, shared, (20, 48))
     for _ in range(2):
         x, w = aligned(20, 160), aligned(48, 160)
@@ -155,14 +159,14 @@ def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
 @pytest.mark.parametrize("told", [True, False])
 def test_tensor_maps_follow_their_operands(told, ready, no_gpu, monkeypatch):
     """All maps of an operand, and the pointer that some kernels take beside them."""
-    monkeypatch.setattr(serving, "MovingMap", Map)
+    monkeypatch.setattr(tensor_map, "MovingMap", Map)
     if not told:  # where addresses stand in a map
         monkeypatch.setattr(tensor_map, "place", lambda made: None)
     records, launches = ready[0][1:5], ready[1]
     for one, described in zip(records, ("ab", "abc", "abbcc", "aabcc"), strict=True):
         p = one.problem
         launch, function = launches[p], Function()
-        call = called(loaded.Kernel(one, launch, function), None, (p.m, p.n))
+        call = called(loaded_kernels.TunedKernel(one, launch, function), None, (p.m, p.n))
         x, w, bias = aligned(p.m, p.k), aligned(p.n, p.k), aligned(p.n) if p.bias == "n" else None
         out = call(x, w, bias, None)
         assert list(function.offsets) == launch.offsets()
@@ -188,7 +192,9 @@ def test_where_an_address_stands_in_a_tensor_map():
 def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):
     (split, *_), launches, _ = ready
     function = Function()
-    call = called(loaded.Kernel(split, launches[split.problem], function), Scratch(Device(), 9, 9), (20, 48))
+    call = called(
+        loaded_kernels.TunedKernel(split, launches[split.problem], function), WorkspacePool(Device(), 9, 9), (20, 48)
+    )
     x, w = aligned(20, 160).normal_(), aligned(48, 160).normal_()
     strided = aligned(160, 20).normal_().T
     odd = aligned(20 * 160 + 1).normal_()[1:].view(20, 160)
@@ -200,36 +206,38 @@ def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):
 def test_a_bad_record_costs_itself(ready):
     records, launches, cache = ready
     assert "no kernel template is called 'no_such_template'" in launches[records[5].problem]
-    again = served.launches(records[:5], target.load("sm90", compute_units=132), cache)
+    again = prepare.launches(records[:5], target_files.load_target("sm90", compute_units=132), cache)
     assert again == {p: value for p, value in launches.items() if not isinstance(value, str)}
-    fewer = served.launches(records[2:3], target.load("sm90", compute_units=1), cache)
+    fewer = prepare.launches(records[2:3], target_files.load_target("sm90", compute_units=1), cache)
     assert (launches[records[2].problem].grid, fewer[records[2].problem].grid) == ((2, 1, 1), (1, 1, 1))
 
 
 def test_a_cache_that_can_not_be_written_is_a_reason(ready, tmp_path):
     (tmp_path / "cache").write_text("")
     one = ready[0][0]
-    launches = served.launches([one], target.load("sm90", compute_units=132), Cache(tmp_path / "cache"))
+    launches = prepare.launches(
+        [one], target_files.load_target("sm90", compute_units=132), ArtifactCache(tmp_path / "cache")
+    )
     assert "compiled kernels can't be kept in" in launches[one.problem]
 
 
 def test_what_needs_another_check():
-    assert not served.moved(record(problem(1, 2, 3)))
-    assert served.moved(record(problem(1, 2, 3), toolchain={"triton": "0.1"}))
-    assert served.moved(record(problem(1, 2, 3), toolchain={}))
+    assert not device_kernels.moved(record(problem(1, 2, 3)))
+    assert device_kernels.moved(record(problem(1, 2, 3), toolchain={"triton": "0.1"}))
+    assert device_kernels.moved(record(problem(1, 2, 3), toolchain={}))
 
 
 def test_who_rounds_float32():
     float32 = problem(1, 2, 3, dtype="fp32")
-    assert served.rounds(record(float32)) and not served.rounds(record(problem(1, 2, 3)))
-    assert not served.rounds(record(float32, target="gfx950"))  # whose instructions take float32 whole
-    assert served.rounds(record(float32, target="gfx950", winner="blaslt"))
+    assert device_kernels.rounds(record(float32)) and not device_kernels.rounds(record(problem(1, 2, 3)))
+    assert not device_kernels.rounds(record(float32, target="gfx950"))  # whose instructions take float32 whole
+    assert device_kernels.rounds(record(float32, target="gfx950", winner="blaslt"))
 
 
 def test_scratch_is_shared_by_nobody(monkeypatch):
     device, capture = Device(), 0
-    monkeypatch.setattr(serving, "capture_id", lambda api, stream: capture)
-    shared = Scratch(device, 1000, 300)
+    monkeypatch.setattr(workspaces, "capture_id", lambda api, stream: capture)
+    shared = WorkspacePool(device, 1000, 300)
     assert shared.each == 512 and shared.holds(1000, 512) and not shared.holds(1001, 1) and not shared.holds(1, 513)
     first, second = shared.of_stream(1), shared.of_stream(2)
     assert first is shared.of_stream(1) and abs(first[0] - second[0]) >= 1000 and abs(first[1] - second[1]) >= 512
@@ -250,7 +258,7 @@ def test_scratch_is_shared_by_nobody(monkeypatch):
 def test_counters_start_as_zeros(stand_in_driver, vendor):
     library, opened = stand_in_driver(vendor)
     device = opened.device()
-    shared = Scratch(device, 1000, 300)
+    shared = WorkspacePool(device, 1000, 300)
     pairs = [shared.of_stream(stream) for stream in range(20)]  # more than are made at once
     assert len({address for pair in pairs for address in pair}) == 40
     assert all(device.copy_from_device(counters, shared.each) == bytes(shared.each) for _, counters in pairs)
@@ -262,8 +270,8 @@ def test_without_memory_to_share_pytorch_computes(ready, no_gpu):
     records, launches, _ = ready
     split = records[0]
     device, function = Device(), Function()
-    shared = Scratch(device, 9, 9)
-    call = called(loaded.Kernel(split, launches[split.problem], function), shared, (20, 48))
+    shared = WorkspacePool(device, 9, 9)
+    call = called(loaded_kernels.TunedKernel(split, launches[split.problem], function), shared, (20, 48))
     device.full = True
     with pytest.raises(ScratchError, match="OUT_OF_MEMORY"):
         shared.of_stream(0)
@@ -303,14 +311,14 @@ hipError_t hipStreamGetCaptureInfo_v2(hipStream_t s, hipStreamCaptureStatus *on,
     monkeypatch.setattr(libraries, "load", lambda *_: library)
     api = symbols.Api(vendor, library)
     monkeypatch.setattr(symbols.Api, "error", lambda self, call, code: RuntimeError(f"{call} {code}"))
-    assert (serving.capture_id(api, 5), serving.capture_id(api, 0)) == (41, 0)
+    assert (stream.capture_id(api, 5), stream.capture_id(api, 0)) == (41, 0)
     with pytest.raises(RuntimeError, match="CaptureInfo_v2 901"):
-        serving.capture_id(api, 9)
+        stream.capture_id(api, 9)
     if vendor == "amd":
         with pytest.raises(UnavailableError, match="cuTensorMapReplaceAddress"):
-            serving.MovingMap(api, bytes(128))
+            tensor_map.MovingMap(api, bytes(128))
         return
-    moving = serving.MovingMap(api, bytes(8) + b"x" * 120)
+    moving = tensor_map.MovingMap(api, bytes(8) + b"x" * 120)
     assert bytes(moving.move(4096)) == struct.pack("<Q", 4096) + b"x" * 120
     with pytest.raises(RuntimeError, match="ReplaceAddress 1"):
         moving.move(8)

@@ -9,19 +9,23 @@ import emulated
 import pytest
 import torch
 
-from tritongemm import launch_plan, plans, registry, settings
-from tritongemm import target as targets
-from tritongemm.backends import _asm_layout, asm
-from tritongemm.backends import torch as baseline
-from tritongemm.config import Config
-from tritongemm.families import _shuffled
-from tritongemm.hip_ext.code_object import Kernel
-from tritongemm.operands import extras, shuffled_b
-from tritongemm.problem import Problem
-from tritongemm.space import space
-from tritongemm.trial import Built
+from tritongemm.backends.asm import backend as asm
+from tritongemm.backends.asm import param_layout
+from tritongemm.backends.torch import backend as torch_backend
+from tritongemm.cli import launch_plan
+from tritongemm.core import settings
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.export import launch_plans
+from tritongemm.hip_ext.binaries.code_object import KernelInfo
+from tritongemm.numerics.lookup import extras, shuffled_b
+from tritongemm.numerics.weight_layouts import shuffled_16x16
+from tritongemm.plugins import registry
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
 
-GFX942, GFX950 = targets.load("gfx942"), targets.load("gfx950")
+GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
 NUZ = "fp8e4m3fnuz"
 PLAIN = {"dense_bpreshuffle": "dense", "a8w8_bpreshuffle": "a8w8", "a4w4_bpreshuffle": "a4w4_blockscale"}
 
@@ -43,9 +47,9 @@ def test_the_order_of_b(dtype: torch.dtype, run: int) -> None:
         if dtype != torch.int8
         else torch.arange(96 * 48, dtype=dtype).reshape(48, 96).T
     )
-    mixed = _shuffled.shuffled(b)
+    mixed = shuffled_16x16.shuffled(b)
     assert mixed.shape == b.shape and mixed.T.is_contiguous()
-    assert torch.equal(_shuffled.plain(mixed), b)
+    assert torch.equal(shuffled_16x16.plain(mixed), b)
     flat = mixed.T.reshape(-1)
     for k, n in ((0, 0), (run, 0), (0, 1), (33, 17), (95, 47), (run + 1, 15)):
         place = n // 16 * 16 * 96 + k // 32 * 512 + k % 32 // run * 16 * run + n % 16 * run + k % run
@@ -61,7 +65,7 @@ def test_the_reference_reads_it(family: str) -> None:
     operands = plugin.inputs(one, "cpu")
     exact = plugin.reference(one, operands)
     assert exact.shape == (33, 256) and 0.05 < float(exact.square().mean().sqrt()) < 1e3
-    b = _shuffled.plain(operands["b"])
+    b = shuffled_16x16.plain(operands["b"])
     if family in PLAIN:
         same = registry.load("families", PLAIN[family])
         assert torch.equal(same.reference(replace(one, family=PLAIN[family]), operands | {"b": b}), exact)
@@ -83,9 +87,9 @@ def test_who_reads_it(family: str) -> None:
     one = problem(family)
     target = GFX950 if "a4w4" in family else GFX942
     assert not space(one, target).axes and not space(one, target, backend="ck").axes
-    assert baseline.function(one) == ""
-    assert plans.operands(one)["b"]["order"] == "shuffled"
-    assert "order" not in plans.operands(replace(one, family="dense", dtype_a="bf16", dtype_b="bf16"))["b"]
+    assert torch_backend.function(one) == ""
+    assert launch_plans.operands(one)["b"]["order"] == "shuffled"
+    assert "order" not in launch_plans.operands(replace(one, family="dense", dtype_a="bf16", dtype_b="bf16"))["b"]
 
 
 MANIFEST = "tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n"
@@ -126,11 +130,11 @@ def test_which_kernels_fit(tmp_path: Path, symbol: str, shuffled: int, one: Prob
 def test_a_bias_of_zeros() -> None:
     """The kernels with scales read one whatever they are told."""
     one = problem("a8w8_bpreshuffle")
-    kernel = Kernel("k", 512, 0, 65536, 64, 208, 256, ())
-    fields = [[f.name, f.offset] for f in _asm_layout.fields(_asm_layout.LAYOUTS["i8"], kernel)]
+    kernel = KernelInfo("k", 512, 0, 65536, 64, 208, 256, ())
+    fields = [[f.name, f.offset] for f in param_layout.fields(param_layout.LAYOUTS["i8"], kernel)]
     facts = {"layout": "i8", "fields": fields, "parameter_bytes": 208, "grid": "nk,m", "dynamic_shared": 0}
     config = Config("k", 32, 128, 64, backend="asm")
-    launch = asm.launch(Built(config, "", "k.co", "k", threads=256, launch=facts), one, GFX942)
+    launch = asm.launch(Artifact(config, "", "k.co", "k", threads=256, launch=facts), one, GFX942)
     assert [p.value for p in launch.params][:6] == ["c", "a", "b", "scale_a", "scale_b", "semaphore"]
     assert [(b.name, b.bytes) for b in launch.buffers] == [("semaphore", 4 * one.n)]
     assert [e.name for e in extras(one)] == ["scale_a", "scale_b"]
@@ -141,7 +145,7 @@ def test_a_bias_of_zeros() -> None:
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_kernels_of_the_environment_run_right(tmp_path: Path, arch: str, family: str) -> None:
     one = replace(problem(family, m=256 if family == "a4w4_blockscale" else 100, arch=arch))
-    if not asm.survey(one, targets.load(arch))[0]:
+    if not asm.survey(one, target_files.load_target(arch))[0]:
         pytest.skip(f"the manifests have no kernel of {family} for {arch}")
     size = ["-m", str(one.m), "-n", str(one.n), "-k", str(one.k), "-col_b", "-dtype_a", one.dtype_a]
     argv = [*size, "--family", family, "--target", arch, "--backend", "asm", "-o", str(tmp_path), "--num_threads", "1"]

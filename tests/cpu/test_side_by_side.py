@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from tritongemm import machine, sizes
-from tritongemm.config import Config
-from tritongemm.machine import Machine
-from tritongemm.problem import Problem
-from tritongemm.record import Record
-from tritongemm.target import load
-from tritongemm.trial import Trial
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.trial import Trial
+from tritongemm.formats import Defaults
+from tritongemm.runtime import machine
+from tritongemm.runtime.machine import Machine
+from tritongemm.search_spaces.loader import load_target
+from tritongemm.workloads import sizes
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 PROBLEM = Problem(16, 4096, 4096, "bf16", "bf16", "bf16", row_major_b=False)
@@ -41,7 +43,7 @@ def board(script: ModuleType) -> ModuleType:
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Machine(load("sm90"), "", (), "H100", "no GPU here")
+    here = Machine(load_target("sm90"), "", (), "H100", "no GPU here")
     monkeypatch.setattr(machine, "find", lambda *_: here)
 
 
@@ -172,7 +174,7 @@ def test_sizes_for_the_tuner_are_read_back(script: ModuleType, tmp_path: Path) -
     half = Problem(7, 33, 777, "fp16", "fp16", "fp16", row_major_b=False)
     file = tmp_path / "sizes.yaml"
     file.write_text(tuned.sizes_text([PROBLEM, half]))
-    assert [r.problem for r in sizes.from_file(file, sizes.Defaults())] == [PROBLEM, half]
+    assert [r.problem for r in sizes.from_file(file, Defaults())] == [PROBLEM, half]
 
 
 def test_best_triton_of_a_journal(script: ModuleType, tmp_path: Path) -> None:

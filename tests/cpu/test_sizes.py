@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm import interop, registry, sizes
-from tritongemm.errors import InputError
-from tritongemm.problem import Problem
-from tritongemm.sizes import Defaults, Row
+from tritongemm import formats
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.formats import Defaults, FormatRow
+from tritongemm.plugins import registry
+from tritongemm.workloads import sizes
 
 
 def test_options() -> None:
     flags = Defaults("bf16", row_major_b=False, bias="n")
     assert sizes.from_options(16, 32, 64, flags) == [
-        Row(Problem(16, 32, 64, "bf16", "bf16", "bf16", True, False, "n"), None, None, None)
+        FormatRow(Problem(16, 32, 64, "bf16", "bf16", "bf16", True, False, "n"), None, None, None)
     ]
 
 
@@ -62,7 +64,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_format_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module dropped into interop/ is found, asked and used."""
     (tmp_path / "toy_csv.py").write_text(
-        "from tritongemm.interop import Row\n"
+        "from tritongemm.formats import FormatRow as Row\n"
         "FORMAT = 'toy CSV'\n"
         "def recognises(path, text): return text.startswith('toy')\n"
         "def read(path, text, defaults):\n"
@@ -70,15 +72,15 @@ def test_a_format_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "            for n, line in enumerate(text.splitlines()[1:], 2)]\n"
     )
     (tmp_path / "_shared.py").write_text("")
-    monkeypatch.setattr(interop, "__path__", [*interop.__path__, str(tmp_path)])
+    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
     try:
-        assert "toy_csv" in registry.names("interop")
-        assert "_shared" not in registry.names("interop")
+        assert "toy_csv" in registry.names("formats")
+        assert "_shared" not in registry.names("formats")
         table = tmp_path / "table.csv"
         table.write_text("toy\n4,5,6\n7,8,9\n")
         read = sizes.from_file(table, Defaults("bf16"))
         assert read == [
-            Row(Problem(4, 5, 6, "bf16", "bf16", "bf16"), line=2), Row(Problem(7, 8, 9, "bf16", "bf16", "bf16"), line=3)
+            FormatRow(Problem(4, 5, 6, "bf16", "bf16", "bf16"), line=2), FormatRow(Problem(7, 8, 9, "bf16", "bf16", "bf16"), line=3)
         ]  # fmt: skip
     finally:
-        sys.modules.pop("tritongemm.interop.toy_csv", None)
+        sys.modules.pop("tritongemm.formats.toy_csv", None)

@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stores import HOW, ONE, THREE, TOOLS, TWO, record, rows, take, trial
 
-from tritongemm import sizes
-from tritongemm.errors import InputError, OutputError
-from tritongemm.problem import Problem
-from tritongemm.record import Record
+from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import Defaults
+from tritongemm.workloads import sizes
 
 
 def test_what_is_added_is_there_after_reopening(tmp_path: Path) -> None:
@@ -45,7 +46,7 @@ def test_merge_is_deterministic_and_keeps_other_rows(tmp_path: Path) -> None:
                 store.add_record(record(problem))
             store.merge((ONE, THREE))
     assert first.read_bytes() == second.read_bytes()
-    rows = sizes.from_file(first, sizes.Defaults())
+    rows = sizes.from_file(first, Defaults())
     assert [r.record for r in rows] == [record(TWO), record(ONE), record(THREE)]
     with take(first) as store:
         store.merge((THREE, ONE))
@@ -63,7 +64,7 @@ def test_measured_anew_replaces_the_row_in_its_place(tmp_path: Path) -> None:
         store.add_record(record(ONE, 7e-6, toolchain={**TOOLS, "triton": "9.9"}))
         store.merge((ONE,))
     assert path.with_name("out.yaml.journal.old").exists(), "the old journal is set aside, not deleted"
-    assert [r.record.seconds for r in sizes.from_file(path, sizes.Defaults()) if r.record] == [7e-6, 1e-5]
+    assert [r.record.seconds for r in sizes.from_file(path, Defaults()) if r.record] == [7e-6, 1e-5]
 
 
 def test_results_without_their_journal_count(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_a_merge_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         assert path.read_bytes() == old
         assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".out")) == [], "no debris"
         store.merge()
-    assert len(sizes.from_file(path, sizes.Defaults())) == 2
+    assert len(sizes.from_file(path, Defaults())) == 2
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,18 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-import tritongemm.strategies
-from tritongemm import registry
-from tritongemm import target as targets
-from tritongemm.config import Config
-from tritongemm.problem import Problem
-from tritongemm.prune import prune
-from tritongemm.rank import Predictions, rank
-from tritongemm.space import AXES, Space, space
-from tritongemm.strategies import guided
-from tritongemm.strategies._kept import Kept
-from tritongemm.trial import Trial
+import tritongemm.search.strategies
+from tritongemm.core.config import AXES, Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.search_results import Predictions
+from tritongemm.core.trial import Trial
+from tritongemm.plugins import registry
+from tritongemm.search.cost_model.model import rank
+from tritongemm.search.pruning.prune import prune
+from tritongemm.search.space import Space, space
+from tritongemm.search.strategies import guided
+from tritongemm.search.strategies._candidates import CandidateSet
+from tritongemm.search_spaces import loader as target_files
 
 STRATEGIES = ("exhaustive", "guided", "genetic")
 Cost = Callable[[Config], "float | None"]
@@ -51,7 +52,7 @@ TEMPLATES = ("tile", "gemv", "tma", "persistent", "stream_k", "stream_k_tma")
 
 
 def case(problem: Problem, arch: str) -> Case:
-    chip = targets.load(arch)
+    chip = target_files.load_target(arch)
     whole = space(problem, chip, templates=TEMPLATES)
     return Case(whole, rank(prune(whole, problem, chip).kept, problem, chip))
 
@@ -213,7 +214,7 @@ def test_genetic_gets_better_over_generations(hopper: Case) -> None:
 
 
 def test_the_first_of_the_order_are_spread_over_templates_and_tiles(hopper: Case) -> None:
-    first = Kept(hopper.order).spread(60)
+    first = CandidateSet(hopper.order).spread(60)
     assert len(set(first)) == 60 and first[0] == hopper.order[0]
     for template in {c.template for c in hopper.order}:
         assert sum(c.template == template for c in first) >= 7
@@ -223,7 +224,7 @@ def test_the_first_of_the_order_are_spread_over_templates_and_tiles(hopper: Case
 def test_templates_close_behind_are_tried_on_the_least_tried_first() -> None:
     """On an H200 1 x 28672 x 4096 had stayed with tiles in nine of 14 runs: of gemv's kernels only slow ones were tried."""
     order = [Config(t, 1, n, 256) for n in (1, 2, 4, 8, 16) for t in ("tile", "gemv", "tma", "persistent")]
-    kept = Kept(order)
+    kept = CandidateSet(order)
     seconds = {"tile": (1.0, 1.3), "gemv": (1.08,), "tma": (1.05, 1.2, 1.2), "persistent": (1.2,)}
     found = {t: [c for c in order if c.template == t] for t in seconds}
     trials = {
@@ -239,7 +240,9 @@ def test_a_file_is_a_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, h
     (tmp_path / "last_first.py").write_text(
         "def search(space, order, budget, seeds=(), expected=None):\n    yield list(reversed(order))[: budget or None]\n"
     )
-    monkeypatch.setattr(tritongemm.strategies, "__path__", [*tritongemm.strategies.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "tritongemm.strategies.last_first", raising=False)
+    monkeypatch.setattr(
+        tritongemm.search.strategies, "__path__", [*tritongemm.search.strategies.__path__, str(tmp_path)]
+    )
+    monkeypatch.delitem(sys.modules, "tritongemm.search.strategies.last_first", raising=False)
     assert "last_first" in registry.names("strategies") and "_kept" not in registry.names("strategies")
     assert flat(play("last_first", hopper, separable, budget=2)) == [hopper.order[-1], hopper.order[-2]]

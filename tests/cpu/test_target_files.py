@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tritongemm import target as targets
-from tritongemm import tune
-from tritongemm.errors import InputError
-from tritongemm.problem import Problem
-from tritongemm.space import space
+from tritongemm.cli import tune
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
 
 Write = Callable[[str], None]
 
@@ -20,23 +20,23 @@ Write = Callable[[str], None]
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Writes search_spaces/toy.yaml, beside copies of the real files."""
-    for path in targets.SPACES.glob("*.yaml"):
+    for path in target_files.SPACES.glob("*.yaml"):
         (tmp_path / path.name).write_text(path.read_text())
-    monkeypatch.setattr(targets, "SPACES", tmp_path)
-    targets.space_file.cache_clear()
+    monkeypatch.setattr(target_files, "SPACES", tmp_path)
+    target_files.space_file.cache_clear()
     yield lambda text: (tmp_path / "toy.yaml").write_text(text) and None
-    targets.space_file.cache_clear()
+    target_files.space_file.cache_clear()
 
 
-@pytest.mark.parametrize("fact", [f for f in targets.space_file("gfx942")["target"]])
+@pytest.mark.parametrize("fact", [f for f in target_files.space_file("gfx942")["target"]])
 def test_every_fact_is_needed(write: Write, fact: str) -> None:
-    data = yaml.safe_load((targets.SPACES / "gfx942.yaml").read_text())
-    base = yaml.safe_load((targets.SPACES / "base.yaml").read_text())
+    data = yaml.safe_load((target_files.SPACES / "gfx942.yaml").read_text())
+    base = yaml.safe_load((target_files.SPACES / "base.yaml").read_text())
     data["target"] = {k: v for k, v in {**base["target"], **data["target"]}.items() if k != fact}
     del data["inherit"]
     write(yaml.safe_dump(data))
     with pytest.raises(InputError, match=rf"^search_spaces/toy\.yaml: target lacks {fact}$"):
-        targets.load("toy")
+        target_files.load_target("toy")
 
 
 GFX942 = "inherit: gfx942\n"
@@ -68,7 +68,7 @@ GFX942 = "inherit: gfx942\n"
 def test_wrong_files(write: Write, capsys: pytest.CaptureFixture[str], text: str, complaint: str) -> None:
     write(text)
     with pytest.raises(InputError) as refused:
-        space(Problem(16, 16, 16), targets.load("toy"))
+        space(Problem(16, 16, 16), target_files.load_target("toy"))
     assert str(refused.value).startswith("search_spaces/toy.yaml") and complaint in str(refused.value)
 
 

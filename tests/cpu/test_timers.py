@@ -11,16 +11,22 @@ from types import SimpleNamespace
 import pytest
 import triton
 
-from tritongemm import bench, registry, target, tune
-from tritongemm.errors import InputError, UnavailableError
-from tritongemm.hip_ext import cupti as cupti_binding
-from tritongemm.hip_ext import driver, libraries, symbols
-from tritongemm.hip_ext import rocprofiler as sdk_binding
-from tritongemm.hip_ext.trace import KernelRecord, TraceError, busy_seconds
-from tritongemm.machine import Machine
-from tritongemm.problem import Problem
-from tritongemm.timers import cupti, events, rocprofiler, rocprofv3
-from tritongemm.workbench import Calls, Protocol, Request, Workbench
+from tritongemm.cli import tune
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.hip_ext import libraries
+from tritongemm.hip_ext.driver import driver, symbols
+from tritongemm.hip_ext.profilers import cupti as cupti_binding
+from tritongemm.hip_ext.profilers import rocprofiler as sdk_binding
+from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError, busy_seconds
+from tritongemm.measure import device_worker
+from tritongemm.measure.jobs import Request
+from tritongemm.measure.operand_sets import OperandSets, PreparedCandidate
+from tritongemm.measure.timers import cupti, events, rocprofiler, rocprofv3
+from tritongemm.plugins import registry
+from tritongemm.runtime.machine import Machine
+from tritongemm.search_spaces import loader as target_files
 
 BACKENDS = Path(triton.__file__).parent / "backends"
 FAKES = {
@@ -181,9 +187,11 @@ def test_the_process_registers_before_it_opens_the_gpu(monkeypatch):
     calls = []
     timer = SimpleNamespace(prepare=lambda: (_ for _ in ()).throw(UnavailableError("too late")))
     monkeypatch.setattr(registry, "load", lambda kind, name: calls.append((kind, name)) or timer)
-    one = bench.Bench()
+    one = device_worker.DeviceWorker()
     monkeypatch.setattr(one._torch.cuda, "set_device", lambda device: pytest.fail("the device came first"))
-    request = Request("screen", Problem(1, 1, 1), target.load("gfx942"), Protocol("rocprofiler"), "amd", 0, ())
+    request = Request(
+        "screen", Problem(1, 1, 1), target_files.load_target("gfx942"), MeasureProtocol("rocprofiler"), "amd", 0, ()
+    )
     with pytest.raises(UnavailableError, match="too late"):
         next(one(request))
     assert calls == [("timers", "rocprofiler")]
@@ -194,17 +202,17 @@ def test_the_screen_has_the_clock_that_the_races_names(name, screened, monkeypat
     made = []
     for module in (cupti, events):
         monkeypatch.setattr(module, "Timer", lambda device, stream, label=module.LABEL: made.append(label) or label)
-    one = Workbench.__new__(Workbench)
-    one.protocol, one.device, one.stream = Protocol(name), None, 7
+    one = OperandSets.__new__(OperandSets)
+    one.protocol, one.device, one.stream = MeasureProtocol(name), None, 7
     assert one.screener == (screened, screened) and one.timer == registry.load("timers", name).LABEL
     assert made == list(dict.fromkeys([screened, one.timer])), "each is made once"
 
 
 def test_code_stays_while_the_clock_needs_it():
     unloaded = []
-    calls = Calls([], SimpleNamespace(unload=lambda: unloaded.append(1)), "gemm")
+    calls = PreparedCandidate([], SimpleNamespace(unload=lambda: unloaded.append(1)), "gemm")
     for name, count in (("cupti", 0), ("events", 1)):
-        Workbench.release(SimpleNamespace(protocol=Protocol(name)), calls)
+        OperandSets.release(SimpleNamespace(protocol=MeasureProtocol(name)), calls)
         assert len(unloaded) == count
     assert events.LABEL != cupti.LABEL != rocprofiler.LABEL != rocprofv3.LABEL
 
@@ -226,7 +234,7 @@ def test_the_sdk_is_asked_in_a_process_of_its_own(monkeypatch):
 
 
 def test_the_clock_of_a_run(monkeypatch, capsys):
-    here = Machine(target.load("gfx942"), "amd", (0,), "MI300X", "tuning on MI300X")
+    here = Machine(target_files.load_target("gfx942"), "amd", (0,), "MI300X", "tuning on MI300X")
     reasons = {"rocprofiler": None, "cupti": "no NVIDIA", "rocprofv3": "not found", "events": None}
     monkeypatch.setattr(tune.registry, "unavailable", lambda kind, name: reasons[name])
     assert tune._timer(None, here) == "events"

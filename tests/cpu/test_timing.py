@@ -7,27 +7,31 @@ from typing import Any
 
 import pytest
 
-from tritongemm import registry, target, timing
-from tritongemm.backends import blaslt
-from tritongemm.config import Config
-from tritongemm.errors import InputError, TritonGemmError, UnavailableError
-from tritongemm.problem import Problem
-from tritongemm.trial import Built, Trial
-from tritongemm.workbench import Protocol, Request
-from tritongemm.worker import ChildDied, ChildError, ChildTimeout
+from tritongemm.backends.blaslt import backend as blaslt
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.trial import Trial
+from tritongemm.measure import gpu_evaluator
+from tritongemm.measure.jobs import Request
+from tritongemm.plugins import registry
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerTimeout
 
 SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
 
 
 def test_the_gpu_process_is_asked_for_what_a_library_has(monkeypatch):
-    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, Protocol(), 5)
+    gpu = gpu_evaluator.GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 5)
     asked, config = [], Config("heuristic", 0, 0, 0, backend="blaslt")
 
     def ask(request, timeout):
         asked.append(request)
         yield {"copies": 1, "cold": True}
         if len(asked) == 2:
-            raise ChildError("UnavailableError: no library")
+            raise WorkerError("UnavailableError: no library")
         yield [config]
 
     monkeypatch.setattr(gpu._child, "ask", ask)
@@ -41,11 +45,11 @@ def test_the_gpu_process_is_asked_for_what_a_library_has(monkeypatch):
     with pytest.raises(UnavailableError, match="not here"):
         gpu.enumerate(problem, "blaslt", 9)
     assert len(asked) == 2
-    assert gpu._launches(problem, [Built(config, "")], "screen") == ([(config, None)], [])
+    assert gpu._launches(problem, [Artifact(config, "")], "screen") == ([(config, None)], [])
 
 
 def test_a_candidate_without_a_launch_or_that_raises_costs_itself(monkeypatch):
-    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, Protocol(), 5)
+    gpu = gpu_evaluator.GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 5)
     configs = [Config("heuristic", i, 0, 0, backend="blaslt") for i in range(4)]
 
     def launch(built, problem, target):
@@ -56,14 +60,14 @@ def test_a_candidate_without_a_launch_or_that_raises_costs_itself(monkeypatch):
         yield {"copies": 1, "cold": True}
         for config, _ in request.candidates:
             if config == configs[2]:
-                raise ChildError("ValueError: what the binding makes of it")
+                raise WorkerError("ValueError: what the binding makes of it")
             yield Trial(config, "ok", samples=(1.0,), stage=request.kind)
         if request.kind == "final":
             yield {c.name: [1.0] for c, _ in request.candidates}
 
     monkeypatch.setattr(blaslt, "launch", launch)
     monkeypatch.setattr(gpu._child, "ask", ask)
-    built = [Built(c, "") for c in configs]
+    built = [Artifact(c, "") for c in configs]
     for trials in (list(gpu.screen(Problem(5, 7, 3), built, 1.0)), gpu.final(Problem(5, 7, 3), built, "").trials):
         found = {t.config.block_m: (t.status, t.reason) for t in trials}
         assert found == {
@@ -76,9 +80,9 @@ def test_a_candidate_without_a_launch_or_that_raises_costs_itself(monkeypatch):
 
 def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again afresh; then the size fails, not its candidates one by one."""
-    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, Protocol(), 5)
-    built = [Built(Config("heuristic", n, 0, 0, backend="blaslt"), "") for n in (1, 2)]
-    faults: list[Exception] = [ChildDied("signal SIGKILL")]
+    gpu = gpu_evaluator.GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 5)
+    built = [Artifact(Config("heuristic", n, 0, 0, backend="blaslt"), "") for n in (1, 2)]
+    faults: list[Exception] = [WorkerDied("signal SIGKILL")]
     asked = []
 
     def ask(request: Request, timeout: float) -> Iterator[Any]:
@@ -90,16 +94,16 @@ def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(monk
 
     monkeypatch.setattr(gpu._child, "ask", ask)
     assert [t.status for t in gpu.screen(SIZE, built, 1.0)] == ["ok", "ok"] and len(asked) == 2
-    faults += [ChildError("OutOfMemoryError: 90 GiB"), ChildTimeout("did not start within 120 s")]
+    faults += [WorkerError("OutOfMemoryError: 90 GiB"), WorkerTimeout("did not start within 120 s")]
     with pytest.raises(TritonGemmError, match="did not start within 120 s"):
         list(gpu.screen(SIZE, built, 1.0))
 
 
 def test_who_hangs_in_the_race_costs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process says who warms up; after that nobody is to blame, and the race is tried again."""
-    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, Protocol(), 5)
+    gpu = gpu_evaluator.GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 5)
     configs = [Config("heuristic", n, 0, 0, backend="blaslt") for n in (1, 2, 3)]
-    late = [ChildTimeout("no answer")] * 2
+    late = [WorkerTimeout("no answer")] * 2
 
     def ask(request: Request, timeout: float) -> Iterator[Any]:
         yield {"copies": 1, "cold": True}
@@ -107,14 +111,14 @@ def test_who_hangs_in_the_race_costs_itself(monkeypatch: pytest.MonkeyPatch) -> 
         for config, _ in request.candidates:
             yield {"racing": config.name}
             if config == configs[1]:
-                raise ChildTimeout("no answer")
+                raise WorkerTimeout("no answer")
         yield {"racing": ""}
         if late:
             raise late.pop()
         yield {c.name: [1.0] for c, _ in request.candidates}
 
     monkeypatch.setattr(gpu._child, "ask", ask)
-    final = gpu.final(SIZE, [Built(c, "") for c in configs], "torch")
+    final = gpu.final(SIZE, [Artifact(c, "") for c in configs], "torch")
     assert final.samples.keys() == {configs[0].name, configs[2].name}
     assert {t.config.block_m: t.status for t in final.trials} == {1: "ok", 2: "timeout", 3: "ok"}
     assert final.trials[-1].reason == "in the race: no answer within 5 s; killed"
@@ -122,7 +126,7 @@ def test_who_hangs_in_the_race_costs_itself(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_who_hangs_in_the_rounds_is_found_at_the_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """Naming each sample's runner costs time, so it begins after a death that nobody can be blamed for."""
-    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, Protocol(), 5)
+    gpu = gpu_evaluator.GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 5)
     configs = [Config("heuristic", n, 0, 0, backend="blaslt") for n in (1, 2, 3)]
     watched = []
 
@@ -135,20 +139,20 @@ def test_who_hangs_in_the_rounds_is_found_at_the_second_try(monkeypatch: pytest.
             if request.watched:
                 yield {"racing": config.name}
             if config == configs[1]:
-                raise ChildTimeout("no answer")
+                raise WorkerTimeout("no answer")
         yield {c.name: [1.0] for c, _ in request.candidates}
 
     monkeypatch.setattr(gpu._child, "ask", ask)
-    final = gpu.final(SIZE, [Built(c, "") for c in configs], "torch")
+    final = gpu.final(SIZE, [Artifact(c, "") for c in configs], "torch")
     assert watched == [False, True, True]
     assert final.samples.keys() == {configs[0].name, configs[2].name}
     assert {t.config.block_m: t.status for t in final.trials} == {1: "ok", 2: "timeout", 3: "ok"}
 
 
-@pytest.mark.parametrize("end", [ChildDied("exit status 1"), ChildTimeout("no answer")])
+@pytest.mark.parametrize("end", [WorkerDied("exit status 1"), WorkerTimeout("no answer")])
 def test_a_fault_costs_nobody_else(monkeypatch: pytest.MonkeyPatch, end: Exception) -> None:
     """Even where the process does not manage to end after it."""
-    gpu = timing.Gpu(target.load("sm90"), "nvidia", 0, Protocol(), 5)
+    gpu = gpu_evaluator.GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 5)
     configs = [Config("heuristic", n, 0, 0, backend="blaslt") for n in (1, 2, 3)]
 
     def ask(request: Request, timeout: float) -> Iterator[Any]:
@@ -162,6 +166,6 @@ def test_a_fault_costs_nobody_else(monkeypatch: pytest.MonkeyPatch, end: Excepti
             yield {c.name: [1.0] for c, _ in request.candidates}
 
     monkeypatch.setattr(gpu._child, "ask", ask)
-    built = [Built(c, "") for c in configs]
+    built = [Artifact(c, "") for c in configs]
     for trials in (gpu.screen(SIZE, built, 1.0), gpu.final(SIZE, built, "").trials):
         assert {t.config.block_m: t.status for t in trials} == {1: "crashed", 2: "ok", 3: "ok"}

@@ -20,10 +20,13 @@ import pytest
 import yaml
 from racing import passed
 
-from tritongemm import sizes, tune, worker
-from tritongemm.hip_ext import code_object
-from tritongemm.offline import Offline
-from tritongemm.store import Store
+from tritongemm.cli import tune
+from tritongemm.formats import Defaults
+from tritongemm.hip_ext.binaries import code_object
+from tritongemm.measure.offline_evaluator import OfflineEvaluator
+from tritongemm.results.store import Store
+from tritongemm.workers import child_process
+from tritongemm.workloads import sizes
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 
@@ -74,7 +77,7 @@ def test_it_writes_results(tuned: Tuned) -> None:
         assert (row["timer"], row["target"], row["winner"]) == ("model", "gfx1100", "triton")
         assert 0 < row["error"] <= row["tolerance"] and row["verified"].startswith("interpreter ")
         assert set(row["toolchain"]) == {"triton", "torch"}
-    read = sizes.from_file(tuned.results, sizes.Defaults())
+    read = sizes.from_file(tuned.results, Defaults())
     assert all(r.record and r.config and r.record.config == r.config for r in read)
 
 
@@ -200,7 +203,7 @@ def test_one_size_by_default(
 ) -> None:
     """The README's first command: gfx942, results under output/."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Offline, "_checked", passed)  # the interpreter has its say elsewhere
+    monkeypatch.setattr(OfflineEvaluator, "_checked", passed)  # the interpreter has its say elsewhere
     assert tune.main(["-m", "16", "-n", "16", "-k", "16", "--budget", "1"]) == 0
     (row,) = yaml.safe_load(Path("output/tuning_results_gfx942.yaml").read_text())
     assert (row["M"], row["target"], row["timer"]) == (16, "gfx942", "model")
@@ -220,10 +223,10 @@ def test_compiles_that_fail_are_counted_with_reasons(
     argv = ["-m", "7", "-n", "16", "-k", "48", "--target", "gfx1100", "--budget=2", "-o", str(tmp_path / "out.yaml")]
 
     def late(self: Any, request: Any, timeout: float) -> Any:
-        raise worker.ChildTimeout
+        raise child_process.WorkerTimeout
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker.Child, "ask", late)
+        patch.setattr(child_process.WorkerProcess, "ask", late)
         assert tune.main([*argv, "--compile_only", "--timeout", "7"]) == 1
         said = capsys.readouterr()
         assert table(said.out)["7x16x48_fp16_TT"][:6] == ["2", "2", "0", "0", "0", "2"]
@@ -232,7 +235,7 @@ def test_compiles_that_fail_are_counted_with_reasons(
         err = capsys.readouterr().err
         assert "no candidate passed: 2 timeout, tile__" in err and "results: " not in err
     assert len(journal_of(tmp_path)) == 1, "the header alone"
-    monkeypatch.setattr(Offline, "_checked", passed)
+    monkeypatch.setattr(OfflineEvaluator, "_checked", passed)
     assert tune.main(argv) == 0
     assert [e["trial"]["status"] for e in journal_of(tmp_path) if "trial" in e] == ["ok"] * 3
 
@@ -251,8 +254,10 @@ def test_stages_to_stop_after(
     assert tune.main([*size, "--compile_only"]) == 0
     assert table(capsys.readouterr().out)["1x2x3_fp16_TT"][:6] == ["1", "1", "0", "1", "0", "0"], "one from the cache"
     assert len(journal_of(tmp_path)) == 1 and not (tmp_path / "out.yaml").exists()
-    monkeypatch.setattr(Offline, "_checked", passed)
-    monkeypatch.setattr("tritongemm.worker.Child.ask", lambda *_: pytest.fail("a compiler was asked"))
+    monkeypatch.setattr(OfflineEvaluator, "_checked", passed)
+    monkeypatch.setattr(
+        "tritongemm.workers.child_process.WorkerProcess.ask", lambda *_: pytest.fail("a compiler was asked")
+    )
     assert tune.main(size) == 0
     (row,) = yaml.safe_load((tmp_path / "out.yaml").read_text())
     assert (row["target"], row["timer"]) == ("gfx1100", "model")

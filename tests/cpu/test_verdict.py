@@ -11,9 +11,10 @@ from layers import TILE, problem, record
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
-from tritongemm import fallback, loaded
-from tritongemm.dispatch import Dispatcher
-from tritongemm.errors import DriverError, InputError
+from tritongemm.core.errors import DriverError, InputError
+from tritongemm.runtime import loaded_kernels
+from tritongemm.serve import torch_fallback
+from tritongemm.serve.dispatcher import Dispatcher
 
 
 def device(kernels: dict | None = None, direct: object = None, rounding: tuple = ()) -> SimpleNamespace:
@@ -58,7 +59,7 @@ def test_explains_the_library_and_a_kernel(gpu):
     dispatcher, empty = gpu
     won, lost = record(problem(16, 32, 64)), record(problem(2, 32, 64), winner="torch")
     assert dispatcher.load([won, lost, record(replace(won.problem, row_major_b=True))]) == 2
-    kernel = loaded.Kernel(won, None, None)
+    kernel = loaded_kernels.TunedKernel(won, None, None)
     dispatcher._devices[0] = device({won.problem: kernel})
     w = empty(32, 64)
     assert say(dispatcher, empty(4, 4, 64), w) == f"exact: {TILE.name} (2.00 us, 1.50x torch)"
@@ -81,14 +82,14 @@ def test_what_no_tuned_kernel_serves_is_pytorchs_own(gpu):
 
 def test_a_size_never_tuned_is_asked_for_once_it_is_called_often(gpu, monkeypatch):
     dispatcher, empty = gpu
-    monkeypatch.setattr("tritongemm.dispatch._OFTEN", 3)
+    monkeypatch.setattr("tritongemm.serve.dispatcher._OFTEN", 3)
     direct, made = object(), []
 
     def call(kernel, served, shape, dtype):
         made.append((kernel, shape, dtype))
         return lambda x, w, bias, out_dtype: "called directly"
 
-    monkeypatch.setattr("tritongemm.dispatch.Call", call)
+    monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", call)
     dispatcher._devices[0] = device(direct=direct)
     x, w = empty(2, 3, 64), empty(32, 64)
     assert [dispatcher.run(x, w, None, None).shape for _ in range(2)] == [(2, 3, 32)] * 2 and not made
@@ -106,7 +107,7 @@ def precision(monkeypatch):
     """Sets PyTorch's float32 precision."""
 
     def be(value: str) -> None:
-        monkeypatch.setattr("tritongemm.dispatch.precision", lambda: value)
+        monkeypatch.setattr("tritongemm.serve.dispatcher.precision", lambda: value)
 
     return be
 
@@ -119,7 +120,7 @@ def test_kernels_tuned_in_tf32_serve_while_pytorch_is_set_to_it(gpu, precision):
     expected = {("tf32", True): "exact", ("tf32", False): "exact", ("fp32", False): "exact", ("fp32", True): "fallback"}
     for (now, rounds), kind in expected.items():
         precision(now)
-        kernels = {won.problem: loaded.Kernel(won, None, None)}
+        kernels = {won.problem: loaded_kernels.TunedKernel(won, None, None)}
         dispatcher._devices[0] = device(kernels, rounding=(won.problem,) if rounds else ())
         verdict = dispatcher.verdict(x, w, None, None)
         assert verdict.kind == kind
@@ -132,7 +133,7 @@ def test_float32_follows_pytorchs_precision(gpu, precision, monkeypatch):
     dispatcher, empty = gpu
     won = record(problem(16, 32, 64, dtype="fp32"))
     dispatcher.load([won])
-    kernel, direct = loaded.Kernel(won, None, None), object()
+    kernel, direct = loaded_kernels.TunedKernel(won, None, None), object()
     dispatcher._devices[0] = device({won.problem: kernel}, direct, rounding=(won.problem,))
     made = []
 
@@ -140,8 +141,8 @@ def test_float32_follows_pytorchs_precision(gpu, precision, monkeypatch):
         made.append(given)
         return lambda *_: "tuned" if given is kernel else "PyTorch's"
 
-    monkeypatch.setattr("tritongemm.dispatch.Call", call)
-    monkeypatch.setattr("tritongemm.dispatch._OFTEN", 1)
+    monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", call)
+    monkeypatch.setattr("tritongemm.serve.dispatcher._OFTEN", 1)
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     for _ in range(3):  # and nothing is made anew
         for now, who in (("tf32", "tuned"), ("fp32", "PyTorch's")):
@@ -154,8 +155,8 @@ def test_a_change_of_precision_need_not_wait(gpu, precision, monkeypatch):
     dispatcher, empty = gpu
     won = record(problem(16, 32, 64, dtype="fp32"))
     dispatcher.load([won])
-    dispatcher._devices[0] = device({won.problem: loaded.Kernel(won, None, None)}, rounding=(won.problem,))
-    monkeypatch.setattr("tritongemm.dispatch.Call", lambda *_: lambda *_: "tuned")
+    dispatcher._devices[0] = device({won.problem: loaded_kernels.TunedKernel(won, None, None)}, rounding=(won.problem,))
+    monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", lambda *_: lambda *_: "tuned")
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     precision("fp32")
     assert dispatcher.run(x, w, None, None).shape == (16, 32)
@@ -167,13 +168,13 @@ def test_a_change_of_precision_while_a_call_is_made_ready(gpu, precision, monkey
     dispatcher, empty = gpu
     won = record(problem(16, 32, 64, dtype="fp32"))
     dispatcher.load([won])
-    dispatcher._devices[0] = device({won.problem: loaded.Kernel(won, None, None)}, rounding=(won.problem,))
+    dispatcher._devices[0] = device({won.problem: loaded_kernels.TunedKernel(won, None, None)}, rounding=(won.problem,))
 
     def call(*_):
         precision("fp32")  # another thread's doing
         return lambda *_: "tuned"
 
-    monkeypatch.setattr("tritongemm.dispatch.Call", call)
+    monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", call)
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     precision("tf32")
     assert dispatcher.run(x, w, None, None) == "tuned"
@@ -183,12 +184,12 @@ def test_a_change_of_precision_while_a_call_is_made_ready(gpu, precision, monkey
 def test_mm_itself_follows_pytorchs_precision(gpu, precision, monkeypatch):
     dispatcher, empty = gpu
     seen = []
-    monkeypatch.setattr("tritongemm.operation.DISPATCHER", dispatcher)
-    monkeypatch.setattr("tritongemm.operation._modes", lambda: 0)  # fake tensors are one
-    monkeypatch.setattr("tritongemm.operation._PLAIN", {type(empty(1))})
+    monkeypatch.setattr("tritongemm.serve.api.DISPATCHER", dispatcher)
+    monkeypatch.setattr("tritongemm.serve.api._modes", lambda: 0)  # fake tensors are one
+    monkeypatch.setattr("tritongemm.serve.api._PLAIN", {type(empty(1))})
     monkeypatch.setattr(dispatcher, "plan", lambda key, now, *_: seen.append(now) or (lambda *_: None))
     for now in ("tf32", "fp32"):
-        monkeypatch.setattr("tritongemm.operation.precision", lambda now=now: now)
+        monkeypatch.setattr("tritongemm.serve.api.precision", lambda now=now: now)
         for dtype in (torch.float32, torch.bfloat16):
             x, w, bias = empty(3, 64, dtype=dtype), empty(32, 64, dtype=dtype), empty(32, dtype=dtype)
             tritongemm.mm(x, w)
@@ -199,19 +200,19 @@ def test_mm_itself_follows_pytorchs_precision(gpu, precision, monkeypatch):
 @pytest.mark.parametrize("old", [False, True])
 def test_precision_is_what_pytorch_is_set_to(monkeypatch, old):
     if old:
-        monkeypatch.setattr(fallback, "_precision", None)
+        monkeypatch.setattr(torch_fallback, "_precision", None)
     try:
         for name, value in (("high", "tf32"), ("highest", "fp32"), ("high", "tf32")):
             torch.set_float32_matmul_precision(name)
-            assert fallback.precision() == value
+            assert torch_fallback.precision() == value
     finally:
         torch.set_float32_matmul_precision("highest")
 
 
 def test_a_capture_puts_off_the_question(gpu, monkeypatch):
     dispatcher, empty = gpu
-    monkeypatch.setattr("tritongemm.dispatch._OFTEN", 2)
-    monkeypatch.setattr("tritongemm.dispatch.Call", lambda *_: lambda *_: "called directly")
+    monkeypatch.setattr("tritongemm.serve.dispatcher._OFTEN", 2)
+    monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", lambda *_: lambda *_: "called directly")
     answers = [None, None, object()]
     dispatcher._devices[0] = device()
     dispatcher._devices[0].direct.find = lambda *_: answers.pop(0)
@@ -229,14 +230,14 @@ def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(gpu, monk
     def fails(*_):
         raise DriverError("cublasLtMatmulDescCreate", 3, "CUBLAS_STATUS_ALLOC_FAILED")
 
-    monkeypatch.setattr("tritongemm.dispatch.Call", fails)
-    monkeypatch.setattr("tritongemm.dispatch._OFTEN", 2)
+    monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", fails)
+    monkeypatch.setattr("tritongemm.serve.dispatcher._OFTEN", 2)
     x, w = empty(3, 64), empty(32, 64)
     dispatcher._devices[0] = device(direct=object())
     assert [dispatcher.run(x, w, None, None).shape for _ in range(4)] == [(3, 32)] * 4
     won = record(problem(3, 32, 64))
     dispatcher.load([won])
-    dispatcher._devices[0] = device({won.problem: loaded.Kernel(won, None, None)})
+    dispatcher._devices[0] = device({won.problem: loaded_kernels.TunedKernel(won, None, None)})
     with pytest.raises(DriverError):
         dispatcher.run(x, w, None, None)
 
@@ -248,14 +249,14 @@ def test_explains_operands_on_the_cpu():
 
 
 def test_the_environment_names_the_records(gpu, tmp_path, monkeypatch):
-    from tritongemm.interop import tune_gemm
+    from tritongemm.formats import tune_gemm
 
     _, empty = gpu
     file = tmp_path / "tuned.yaml"
     file.write_text(tune_gemm.write([record(problem(16, 32, 64), winner="torch")]))
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
     made = device()
-    monkeypatch.setattr("tritongemm.dispatch.Served", lambda *_: made)
+    monkeypatch.setattr("tritongemm.serve.dispatcher.DeviceKernels", lambda *_: made)
     assert say(Dispatcher(), empty(16, 64), empty(32, 64)).startswith("library: torch won")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(tmp_path / "gone.yaml"))
     with pytest.raises(InputError, match=r"gone\.yaml"):

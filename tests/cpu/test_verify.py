@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tritongemm import target as targets
-from tritongemm.errors import InputError
-from tritongemm.families import dense
-from tritongemm.problem import Problem
-from tritongemm.verify import Verdict, poison, verify
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.numerics.families import dense
+from tritongemm.numerics.verify import VerifyResult, poison, verify
+from tritongemm.search_spaces import loader as target_files
 
 Run = Callable[[torch.Tensor], None]
 
@@ -24,7 +24,7 @@ def made(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     return c, dense.reference(problem, operands)
 
 
-def judged(problem: Problem, spoil: Run = lambda _: None) -> Verdict:
+def judged(problem: Problem, spoil: Run = lambda _: None) -> VerifyResult:
     """The verdict on the exact result, rounded to C's dtype and then spoiled."""
     c, exact = made(problem)
 
@@ -133,9 +133,9 @@ def test_results_that_flicker_within_rounding() -> None:
 
 
 def test_verdicts() -> None:
-    assert Verdict(0.0, 0.0, True).ok
-    assert not Verdict(math.inf, 0.1, True).ok
-    assert not Verdict(math.nan, 0.1, True).ok
+    assert VerifyResult(0.0, 0.0, True).ok
+    assert not VerifyResult(math.inf, 0.1, True).ok
+    assert not VerifyResult(math.nan, 0.1, True).ok
 
 
 @pytest.mark.parametrize("row_major_a", [True, False])
@@ -172,7 +172,7 @@ def test_narrow_results_stay_in_range() -> None:
 
 
 def test_what_a_target_does_not_run() -> None:
-    gfx942, sm90 = targets.load("gfx942"), targets.load("sm90")
+    gfx942, sm90 = target_files.load_target("gfx942"), target_files.load_target("sm90")
     fn, nuz = "fp8e4m3fn", "fp8e4m3fnuz"
     assert dense.unsupported(Problem(1, 1, 1), gfx942) is None
     assert dense.unsupported(Problem(1, 1, 1, nuz, nuz), gfx942) is None
@@ -197,7 +197,7 @@ def test_a_share_of_the_elements_may_be_outside() -> None:
     problem = Problem(16, 64, 32, "bf16", "bf16", "bf16")
     c, exact = made(problem)
 
-    def outcome(ratio: float, spoil: Run) -> Verdict:
+    def outcome(ratio: float, spoil: Run) -> VerifyResult:
         def run() -> None:
             c.copy_(exact.to(c.dtype))
             spoil(c)

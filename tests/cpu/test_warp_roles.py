@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm import generate
-from tritongemm import target as targets
-from tritongemm.backends import triton
-from tritongemm.codegen.kernels import fault, tail
-from tritongemm.compile import Cache, Compiler
-from tritongemm.config import Config
-from tritongemm.offline import Offline
-from tritongemm.problem import Problem
-from tritongemm.prune import prune
-from tritongemm.space import space
-from tritongemm.trial import Built
+from tritongemm.backends.triton import backend as triton_backend
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.codegen import modules
+from tritongemm.codegen.template_facts import fault, tail
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.measure.offline_evaluator import OfflineEvaluator
+from tritongemm.search.pruning.prune import prune
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
 
-SM90 = targets.load("sm90")
+SM90 = target_files.load_target("sm90")
 WS = Config("ws_tma", 128, 64, 64, 8, num_warps=8, num_stages=4, options=(("epilogue_parts", 2), ("share", 2)))
 WS_SPLIT = Config("ws_tma", 64, 32, 64, 1, 3, num_warps=4, num_stages=3)
 WS_TWO_PARTS = Config("ws_tma", 128, 192, 64, 1, 2, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
@@ -36,22 +37,22 @@ def test_warps_with_roles_compile_without_spills(
 ) -> None:
     """One group multiplies in `WS_SPLIT`, two in `WS`; four more warps stand by for the one that fetches."""
     problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", row_a, row_b, bias)
-    module = generate.module(problem, list(GLUON), SM90, tmp_path)
-    compiler = Compiler(Cache(session_cache), jobs=1)
+    module = modules.write_candidates(problem, list(GLUON), SM90, tmp_path)
+    compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
     try:
-        jobs = {c: triton.job(c, problem, SM90, str(module)) for c in GLUON}
+        jobs = {c: triton_backend.job(c, problem, SM90, str(module)) for c in GLUON}
         built = {b.config: b for b in compiler.stream(jobs.values())}
     finally:
         compiler.close()
     assert [built[c].status for c in GLUON] == ["ok"] * 5, [built[c].reason for c in GLUON]
     assert [built[c].threads for c in GLUON] == [12 * 32, 8 * 32, 12 * 32, 12 * 32, 8 * 32]
     assert all(built[c].spills <= 8 for c in GLUON), "Triton 3.7 spills two registers"
-    launch = triton.launch(built[WS], problem, SM90)
+    launch = triton_backend.launch(built[WS], problem, SM90)
     boxes = [p.box for p in launch.params if p.kind == "tma"]
     assert boxes[0] == (64, 64) and boxes[3] == (64, 32), "A by rows of one group, C by half of the columns"
     tiles = 8 * 13
     assert launch.grid == (SM90.compute_units, 1, 1) and tiles < SM90.compute_units
-    split = triton.launch(built[WS_SPLIT], problem, SM90)
+    split = triton_backend.launch(built[WS_SPLIT], problem, SM90)
     assert split.grid == (3 * 16 * 25, 1, 1)
     assert {b.name: b.bytes for b in split.buffers} == {
         "workspace": 4 * 64 * 32 * split.grid[0],
@@ -71,13 +72,13 @@ def test_a_tile_of_two_powers_of_two_is_fetched_and_stored_in_two_parts(
 ) -> None:
     """Columns of the matrix unit: those of B, or swapped the rows of A."""
     problem = Problem(*size, "bf16", "bf16", "bf16", True, False)
-    module = generate.module(problem, [config], SM90, tmp_path)
-    compiler = Compiler(Cache(session_cache), jobs=1)
+    module = modules.write_candidates(problem, [config], SM90, tmp_path)
+    compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
     try:
-        built = compiler.build(triton.job(config, problem, SM90, str(module)))
+        built = compiler.build(triton_backend.job(config, problem, SM90, str(module)))
     finally:
         compiler.close()
-    launch = triton.launch(built, problem, SM90)
+    launch = triton_backend.launch(built, problem, SM90)
     assert ", ".join(f"{p.value} {p.box[0]}x{p.box[1]}" for p in launch.params if p.kind == "tma") == boxes
     assert launch.grid == (programs, 1, 1) and built.shared <= SM90.lds_bytes
 
@@ -118,9 +119,9 @@ def test_wider_tiles_of_two_parts_are_kept_where_they_fill_rounds_better() -> No
 
 def test_what_the_interpreter_cannot_run_is_not_chosen_without_a_gpu() -> None:
     problem = Problem(64, 64, 64)
-    stand_in = Offline(SM90, 5.0)
+    stand_in = OfflineEvaluator(SM90, 5.0)
     try:
-        built = [Built(c, "0", "ok") for c in (WS, TMA)]
+        built = [Artifact(c, "0", "ok") for c in (WS, TMA)]
         trials = list(stand_in.screen(problem, built, 0.0))
         (unchecked,) = stand_in.check(problem, built[:1])
     finally:

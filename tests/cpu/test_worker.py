@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from tritongemm import worker
-from tritongemm.compile import Cache, Compiler
-from tritongemm.worker import Child, ChildDied, ChildError, ChildTimeout
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.workers import child_process
+from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 
 class Role:
@@ -98,11 +99,11 @@ class Stillborn:
 
 
 @pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
+def child() -> Iterator[WorkerProcess]:
     """One child for the module; every test leaves it usable, which is the point."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parent))
-        one = Child("test_worker:Role", {"TOY_SETTING": "blue"})
+        one = WorkerProcess("test_worker:Role", {"TOY_SETTING": "blue"})
         yield one
         one.kill()
 
@@ -115,7 +116,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_answers_come_in_order_from_one_process(child: Child) -> None:
+def test_answers_come_in_order_from_one_process(child: WorkerProcess) -> None:
     assert list(child.ask(("count", 5), 60)) == [0, 1, 2, 3, 4]
     assert list(child.ask(("count", 0), 60)) == []
     (before,) = child.ask(("served", None), 60)
@@ -123,69 +124,69 @@ def test_answers_come_in_order_from_one_process(child: Child) -> None:
     assert after == before + 1, "the same object answers"
 
 
-def test_its_own_session_and_environment(child: Child) -> None:
+def test_its_own_session_and_environment(child: WorkerProcess) -> None:
     ((value, pid, group),) = child.ask(("environment", "TOY_SETTING"), 60)
     assert value == "blue" and "TOY_SETTING" not in os.environ
     assert pid == group != os.getpgid(0), "Ctrl-C at the terminal reaches the parent alone"
     assert child.alive
 
 
-def test_a_request_that_raises_costs_itself(child: Child) -> None:
+def test_a_request_that_raises_costs_itself(child: WorkerProcess) -> None:
     ((_, pid, _),) = child.ask(("environment", ""), 60)
     answers = child.ask(("fail", 2), 60)
     assert [next(answers), next(answers)] == [0, 1]
-    with pytest.raises(ChildError, match=r"^ValueError: that can't be$"):
+    with pytest.raises(WorkerError, match=r"^ValueError: that can't be$"):
         next(answers)
-    with pytest.raises(ChildError, match="pickle"):
+    with pytest.raises(WorkerError, match="pickle"):
         list(child.ask(("unpicklable", None), 60))
     ((_, same, _),) = child.ask(("environment", ""), 60)
     assert same == pid
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_crash_is_told_and_another_child_goes_on(child: Child, number: int) -> None:
+def test_a_crash_is_told_and_another_child_goes_on(child: WorkerProcess, number: int) -> None:
     answers = child.ask(("kill", number), 60)
     assert next(answers) == 1, "what came before the crash is kept"
-    with pytest.raises(ChildDied, match=f"signal {signal.Signals(number).name}"):
+    with pytest.raises(WorkerDied, match=f"signal {signal.Signals(number).name}"):
         next(answers)
     assert not child.alive
     assert list(child.ask(("count", 2), 60)) == [0, 1]
 
 
-def test_an_illegal_access_is_a_crash(child: Child) -> None:
-    with pytest.raises(ChildDied, match="signal SIGSEGV"):
+def test_an_illegal_access_is_a_crash(child: WorkerProcess) -> None:
+    with pytest.raises(WorkerDied, match="signal SIGSEGV"):
         list(child.ask(("abort", None), 60))
 
 
-def test_how_it_left_and_its_last_words(child: Child) -> None:
-    with pytest.raises(ChildDied, match=r"^exit status 3: last words$"):
+def test_how_it_left_and_its_last_words(child: WorkerProcess) -> None:
+    with pytest.raises(WorkerDied, match=r"^exit status 3: last words$"):
         list(child.ask(("leave", 3), 60))
     assert list(child.ask(("count", 1), 60)) == [0]
 
 
-def test_an_end_is_not_held_up(child: Child) -> None:
+def test_an_end_is_not_held_up(child: WorkerProcess) -> None:
     """As a device that is lost may do."""
     started = time.monotonic()
-    with pytest.raises(ChildDied, match="exit status 1: the device is gone"):
+    with pytest.raises(WorkerDied, match="exit status 1: the device is gone"):
         list(child.ask(("linger", "the device is gone"), 5))
     assert time.monotonic() - started < 5
 
 
-def test_what_hangs_up_but_does_not_end_is_killed(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_LAST_SECONDS", 0.1)
-    with pytest.raises(ChildDied, match="signal SIGKILL"):
+def test_what_hangs_up_but_does_not_end_is_killed(child: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "_LAST_SECONDS", 0.1)
+    with pytest.raises(WorkerDied, match="signal SIGKILL"):
         list(child.ask(("hang_up", None), 5))
     assert list(child.ask(("count", 2), 5)) == [0, 1]
 
 
-def test_a_hang_is_killed_with_what_it_started(child: Child, tmp_path: Path) -> None:
+def test_a_hang_is_killed_with_what_it_started(child: WorkerProcess, tmp_path: Path) -> None:
     note = tmp_path / "pids"
     list(child.ask(("count", 0), 60))  # started, so that the limit is for the answer
     answers = child.ask(("hang", str(note)), 0.3)
     next(answers)
     own, grandchild = map(int, note.read_text().split())
     assert alive(own) and alive(grandchild)
-    with pytest.raises(ChildTimeout, match=r"no answer within 0\.3 s"):
+    with pytest.raises(WorkerTimeout, match=r"no answer within 0\.3 s"):
         next(answers)
     limit = time.monotonic() + 10
     while (alive(own) or alive(grandchild)) and time.monotonic() < limit:
@@ -194,23 +195,23 @@ def test_a_hang_is_killed_with_what_it_started(child: Child, tmp_path: Path) -> 
     assert list(child.ask(("count", 1), 60)) == [0]
 
 
-def test_a_child_that_can_not_start(child: Child) -> None:
-    with pytest.raises(ChildDied, match="exit status 1: RuntimeError: no coffee"):
-        list(Child("test_worker:Stillborn").ask(1, 60))
-    with pytest.raises(ChildDied, match="ModuleNotFoundError"):
-        list(Child("a_module_nobody_has:Role").ask(1, 60))
-    late = Child("test_worker:Role", startup=0.0)
-    with pytest.raises(ChildTimeout, match="did not start within 0 s"):
+def test_a_child_that_can_not_start(child: WorkerProcess) -> None:
+    with pytest.raises(WorkerDied, match="exit status 1: RuntimeError: no coffee"):
+        list(WorkerProcess("test_worker:Stillborn").ask(1, 60))
+    with pytest.raises(WorkerDied, match="ModuleNotFoundError"):
+        list(WorkerProcess("a_module_nobody_has:Role").ask(1, 60))
+    late = WorkerProcess("test_worker:Role", startup=0.0)
+    with pytest.raises(WorkerTimeout, match="did not start within 0 s"):
         list(late.ask(("count", 1), 60))
     assert not late.alive
 
 
-def test_it_ends_with_its_parent(child: Child) -> None:
+def test_it_ends_with_its_parent(child: WorkerProcess) -> None:
     """A parent that is killed leaves no child behind: the pipe closes."""
     import subprocess
 
     text = (
-        "import os, signal\nfrom tritongemm.worker import Child\n"
+        "import os, signal\nfrom tritongemm.workers.child_process import WorkerProcess as Child\n"
         "c = Child('test_worker:Role')\n((_, pid, _),) = c.ask(('environment', ''), 60)\n"
         "print(pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -225,25 +226,25 @@ def test_it_ends_with_its_parent(child: Child) -> None:
     assert not alive(pid)
 
 
-def test_killing_twice_is_harmless(child: Child) -> None:
+def test_killing_twice_is_harmless(child: WorkerProcess) -> None:
     list(child.ask(("count", 1), 60))
     child.kill()
     child.kill()
     assert not child.alive and list(child.ask(("count", 1), 60)) == [0]
 
 
-def test_last_words_are_its_own(child: Child) -> None:
+def test_last_words_are_its_own(child: WorkerProcess) -> None:
     """What an earlier request wrote does not explain a later death."""
-    with pytest.raises(ChildError):
+    with pytest.raises(WorkerError):
         list(child.ask(("fail", 0), 60))
-    with pytest.raises(ChildDied, match=r"^signal SIGKILL$"):
+    with pytest.raises(WorkerDied, match=r"^signal SIGKILL$"):
         list(child.ask(("kill", signal.SIGKILL), 60))
 
 
 def test_compilers_work_in_memory_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def folder(free: int) -> str:
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-        compiler = Compiler(Cache(tmp_path), jobs=16)
+        compiler = BuildPool(ArtifactCache(tmp_path), jobs=16)
         name = compiler._scratch.name
         compiler.close()
         return name

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm import machine
-from tritongemm.compile import Cache, Compiler
-from tritongemm.machine import Machine
-from tritongemm.timing import Gpu
-from tritongemm.workbench import Protocol
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.runtime import machine
+from tritongemm.runtime.machine import Machine
 
 
 @pytest.fixture(scope="session")
@@ -29,16 +30,16 @@ def gpu_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gpu(gpu_machine: Machine) -> Iterator[Gpu]:
+def gpu(gpu_machine: Machine) -> Iterator[GpuEvaluator]:
     """The first device, with little rotation and few launches: these tests are about right and wrong."""
-    protocol = Protocol(rotating_mb=0, iters=20, warmup=1)
-    one = Gpu(gpu_machine.target, gpu_machine.vendor, gpu_machine.devices[0], protocol, timeout=60.0)
+    protocol = MeasureProtocol(rotating_mb=0, iters=20, warmup=1)
+    one = GpuEvaluator(gpu_machine.target, gpu_machine.vendor, gpu_machine.devices[0], protocol, timeout=60.0)
     yield one
     one.close()
 
 
 @pytest.fixture(scope="module")
-def compiler(gpu_cache: Path) -> Iterator[Compiler]:
-    one = Compiler(Cache(gpu_cache))
+def compiler(gpu_cache: Path) -> Iterator[BuildPool]:
+    one = BuildPool(ArtifactCache(gpu_cache))
     yield one
     one.close()

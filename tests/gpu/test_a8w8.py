@@ -8,10 +8,12 @@ import pytest
 import torch
 import yaml
 
-from tritongemm import registry, tune, verify
-from tritongemm.families import a8w8
-from tritongemm.machine import Machine
-from tritongemm.problem import Problem
+from tritongemm.cli import tune
+from tritongemm.core.problem import Problem
+from tritongemm.numerics import verify
+from tritongemm.numerics.families import a8w8
+from tritongemm.plugins import registry
+from tritongemm.runtime.machine import Machine
 
 
 @pytest.mark.parametrize(("dtype", "bias"), [("fp8", []), ("fp8", ["--bias-vector", "n"]), ("int8", [])])

@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 import yaml
 
-from tritongemm import export, generate, registry, tune
-from tritongemm.backends import asm
-from tritongemm.backends import triton as generated
-from tritongemm.compile import Compiler
-from tritongemm.config import Config
-from tritongemm.hip_ext import assemble
-from tritongemm.machine import Machine
-from tritongemm.manifest import read
-from tritongemm.problem import Problem
-from tritongemm.record import Record
-from tritongemm.timing import Gpu
+from tritongemm.backends.asm import backend as asm
+from tritongemm.backends.asm.manifest import read
+from tritongemm.backends.triton import backend as triton_backend
+from tritongemm.build.pool import BuildPool
+from tritongemm.cli import tune
+from tritongemm.codegen import modules
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.export import kernel_manifest
+from tritongemm.hip_ext.compilers import assemble
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.plugins import registry
+from tritongemm.runtime.machine import Machine
 
 SIZE = Problem(250, 512, 1024, "bf16", "bf16", "bf16", row_major_b=False)
 BIASED = Problem(64, 320, 520, "fp16", "fp16", "fp16", bias="n")
@@ -40,14 +43,14 @@ def manifests(gpu_machine: Machine, gpu_cache: Path, tmp_path_factory: pytest.Te
         paths: list[Path] = []
         for index, config in enumerate(CONFIGS):
             records = [Record(p, arch, config, "triton", 1e-6, 0.0, "events") for p in (SIZE, BIASED)]
-            paths += export.export(records, folder / str(index), gpu_machine)[0]
+            paths += kernel_manifest.export(records, folder / str(index), gpu_machine)[0]
         patch.setenv("TRITONGEMM_ASM_MANIFESTS", ":".join(map(str, paths)))
         yield paths
 
 
 @pytest.mark.parametrize("problem", [SIZE, BIASED, Problem(77, 528, 2048, "bf16", "bf16", "bf16", row_major_b=False)])
 def test_exported_kernels_are_right_and_race(
-    manifests: list[Path], gpu: Gpu, gpu_machine: Machine, compiler: Compiler, problem: Problem
+    manifests: list[Path], gpu: GpuEvaluator, gpu_machine: Machine, compiler: BuildPool, problem: Problem
 ) -> None:
     configs = asm.configs(problem, gpu_machine.target)
     assert len(configs) == 2
@@ -61,7 +64,12 @@ def test_exported_kernels_are_right_and_race(
 
 
 def test_ptx_runs(
-    manifests: list[Path], gpu: Gpu, gpu_machine: Machine, compiler: Compiler, tmp_path: Path, monkeypatch: Any
+    manifests: list[Path],
+    gpu: GpuEvaluator,
+    gpu_machine: Machine,
+    compiler: BuildPool,
+    tmp_path: Path,
+    monkeypatch: Any,
 ) -> None:
     """The same kernel from its PTX, assembled by ptxas for this GPU."""
     import triton
@@ -69,9 +77,9 @@ def test_ptx_runs(
     from triton.compiler import ASTSource
 
     facts, config = gpu_machine.target, CONFIGS[0]
-    module = generate.module(SIZE, [config], facts, tmp_path)
-    wanted = generated.job(config, SIZE, facts, str(module)).identity
-    kernel = getattr(generated._import(str(module)), config.template)
+    module = modules.write_candidates(SIZE, [config], facts, tmp_path)
+    wanted = triton_backend.job(config, SIZE, facts, str(module)).identity
+    kernel = getattr(triton_backend._import(str(module)), config.template)
     types = {**wanted["signature"], **dict.fromkeys(wanted["constants"], "constexpr")}
     known = {n: 16 for n, t in wanted["signature"].items() if t.startswith("*")} | wanted["divisors"]
     attributes = {(kernel.arg_names.index(n),): [["tt.divisibility", d]] for n, d in known.items()}

@@ -7,12 +7,13 @@ import itertools
 import pytest
 import torch
 
-from tritongemm import registry, verify
-from tritongemm.backends import blaslt as backend
-from tritongemm.config import Config
-from tritongemm.families import dense
-from tritongemm.hip_ext import driver
-from tritongemm.problem import Problem
+from tritongemm.backends.blaslt import backend as blaslt
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.hip_ext.driver import driver
+from tritongemm.numerics import verify
+from tritongemm.numerics.families import dense
+from tritongemm.plugins import registry
 
 pytestmark = pytest.mark.skipif(driver.present() is None, reason="no GPU driver")
 
@@ -36,7 +37,7 @@ def named(a, b, bias, c):
 
 def check(problem: Problem, config: Config | None = None, operands=None) -> None:
     a, b, bias, c = operands or made(problem)
-    call = backend.operation(problem, named(a, b, bias, c), config)
+    call = blaslt.operation(problem, named(a, b, bias, c), config)
     assert call is not None, f"no algorithm for {problem.key}"
 
     def run() -> None:
@@ -62,12 +63,12 @@ def test_fp8_in_every_output(out):
         problem = Problem(64, 256, 512, *FP8, out, row_major_b=False, bias=bias)
         check(problem)
         operands = made(problem)
-        configs = backend.enumerate(problem, named(*operands))
+        configs = blaslt.enumerate(problem, named(*operands))
         assert {c.option("fast") for c in configs} == {0, 1}
         for config in (configs[0], configs[-1]):
             check(problem, config, operands)
     row = Problem(64, 256, 512, *FP8, out)
-    assert backend.operation(row, named(*made(row))) is None  # not TN
+    assert blaslt.operation(row, named(*made(row))) is None  # not TN
 
 
 def test_int8_and_mixed_types():
@@ -75,28 +76,28 @@ def test_int8_and_mixed_types():
     check(Problem(64, 256, 512, "int8", "int8", "int32", row_major_b=False, bias="n"))
     check(Problem(64, 256, 512, "fp16", "fp16", "fp32", row_major_b=False))
     mixed = Problem(64, 256, 512, "fp16", "bf16", "fp32")
-    assert backend.operation(mixed, named(*made(mixed))) is None
+    assert blaslt.operation(mixed, named(*made(mixed))) is None
 
 
 def test_every_algorithm_is_right_and_finds_its_way_back():
     problem = Problem(256, 1280, 2048, "bf16", "bf16", "bf16", row_major_b=False, bias="n")
     operands = made(problem)
-    configs = backend.enumerate(problem, named(*operands))
-    assert len(configs) > 1 and len({backend.identity(c) for c in configs}) == len(configs)
+    configs = blaslt.enumerate(problem, named(*operands))
+    assert len(configs) > 1 and len({blaslt.identity(c) for c in configs}) == len(configs)
     assert all(Config.parse(c.name) == c for c in configs)
     for config in configs[:: max(1, len(configs) // 64)]:
         check(problem, config, operands)
-    assert backend.resolve(configs[-1], problem, backend.version()) is configs[-1]
-    assert backend.resolve(configs[-1], problem, 1) == configs[-1]  # found again by what it is
+    assert blaslt.resolve(configs[-1], problem, blaslt.version()) is configs[-1]
+    assert blaslt.resolve(configs[-1], problem, 1) == configs[-1]  # found again by what it is
     gone = Config.parse(configs[0].name.replace("__tile", "__tile9"))
-    assert backend.resolve(gone, problem, 1) is None
+    assert blaslt.resolve(gone, problem, 1) is None
 
 
 @pytest.mark.skipif(driver.present() != "nvidia", reason="hipBLASLt's indices need no rebuilding")
 def test_algorithms_are_rebuilt_from_their_attributes():
     problem = Problem(256, 1280, 2048, "bf16", "bf16", "bf16", row_major_b=False)
     operands = made(problem)
-    plan, _ = backend._prepared(problem, named(*operands), False)
+    plan, _ = blaslt._prepared(problem, named(*operands), False)
     same = 0
     for algorithm in plan.algorithms:
         again = plan.rebuild(dict(algorithm.values))
@@ -104,7 +105,7 @@ def test_algorithms_are_rebuilt_from_their_attributes():
         if again is not None:
             c = operands[3].fill_(float("nan"))
             args = (operands[1].data_ptr(), operands[0].data_ptr(), c.data_ptr(), c.data_ptr())
-            plan.prepare(again, *args)(backend._workspace(c.device, 0).data_ptr(), 0)
+            plan.prepare(again, *args)(blaslt._workspace(c.device, 0).data_ptr(), 0)
             torch.cuda.synchronize()
             assert dense.deviation(c, dense.reference(problem, named(*operands))) <= dense.tolerance(problem)
     print(f"rebuilt {same} of {len(plan.algorithms)}")
@@ -114,7 +115,7 @@ def test_algorithms_are_rebuilt_from_their_attributes():
 def test_graphs_streams_and_operands_that_are_not_aligned():
     problem = Problem(64, 128, 256, "bf16", "bf16", "bf16", row_major_b=False, bias="m")
     a, b, bias, c = made(problem)
-    call = backend.operation(problem, named(a, b, bias, c))
+    call = blaslt.operation(problem, named(a, b, bias, c))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call()
@@ -136,10 +137,10 @@ def test_batches():
     problem = Problem(32, 48, 64, "fp16", "fp16", "fp16", batch=5)
     a, b = (torch.randn(5, *s, device="cuda", dtype=torch.float16) for s in ((32, 64), (64, 48)))
     c = torch.empty(5, 32, 48, device="cuda", dtype=torch.float16)
-    backend.operation(problem, named(a, b, None, c))()
+    blaslt.operation(problem, named(a, b, None, c))()
     torch.testing.assert_close(c, a @ b, rtol=2e-3, atol=2e-2)
 
 
 def test_the_registry_says_it_is_here():
     assert registry.unavailable("backends", "blaslt") is None
-    assert {"nvidia": "cublaslt", "amd": "hipblaslt"}[driver.present()] == backend.LABEL
+    assert {"nvidia": "cublaslt", "amd": "hipblaslt"}[driver.present()] == blaslt.LABEL

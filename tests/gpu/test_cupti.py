@@ -8,8 +8,9 @@ from statistics import median
 import pytest
 import torch
 
-from tritongemm.hip_ext import cupti, driver
-from tritongemm.hip_ext.trace import TraceError, busy_seconds
+from tritongemm.hip_ext.driver import driver
+from tritongemm.hip_ext.profilers import cupti
+from tritongemm.hip_ext.profilers.trace import TraceError, busy_seconds
 
 pytestmark = pytest.mark.skipif(driver.present() != "nvidia", reason="no NVIDIA driver")
 

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
-from tritongemm import dispatch
-from tritongemm.backends._blaslt_pytorch import WORKSPACE
-from tritongemm.config import Config
-from tritongemm.dispatch import Dispatcher
-from tritongemm.families import dense
-from tritongemm.hip_ext import driver
-from tritongemm.problem import Problem
-from tritongemm.record import Record
+from tritongemm.backends.blaslt.torch_choice import WORKSPACE
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.hip_ext.driver import driver
+from tritongemm.numerics.families import dense
+from tritongemm.serve import dispatcher
+from tritongemm.serve.dispatcher import Dispatcher
 
 VENDOR = driver.present() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
@@ -49,7 +49,7 @@ MODES = {
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     """A size is asked for at its first call."""
-    monkeypatch.setattr(dispatch, "_OFTEN", 1)
+    monkeypatch.setattr(dispatcher, "_OFTEN", 1)
 
 
 class Node(ctypes.Structure):

@@ -11,15 +11,15 @@ import torch
 from torch.nn import functional
 
 import tritongemm
-from tritongemm import settings
-from tritongemm.backends import blaslt
-from tritongemm.config import Config
-from tritongemm.dispatch import Dispatcher
-from tritongemm.families import dense
-from tritongemm.hip_ext import driver
-from tritongemm.operation import DISPATCHER
-from tritongemm.problem import Problem
-from tritongemm.record import Record
+from tritongemm.backends.blaslt import backend as blaslt
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.hip_ext.driver import driver
+from tritongemm.numerics.families import dense
+from tritongemm.serve.api import DISPATCHER
+from tritongemm.serve.dispatcher import Dispatcher
 
 VENDOR = driver.present() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")

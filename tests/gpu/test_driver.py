@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from triton.compiler import ASTSource
 
-from tritongemm.errors import DriverError
-from tritongemm.hip_ext import code_object, driver, tensor_map
-from tritongemm.launch import Launch, Param
+from tritongemm.core.errors import DriverError
+from tritongemm.core.launch import Launch, Param
+from tritongemm.hip_ext.binaries import code_object
+from tritongemm.hip_ext.driver import driver, tensor_map
 
 VENDOR = driver.present()
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU driver")
@@ -216,7 +217,7 @@ def test_refusals_have_the_vendors_names(device, scaling):
 FAULT = """
 import sys
 sys.path.insert(0, {root!r})
-from tritongemm.errors import DriverError
+from tritongemm.core.errors import DriverError
 from tritongemm.hip_ext import driver
 device = driver.open({vendor!r}).device()
 function = device.load(open({path!r}, "rb").read()).function("scale")

@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
-from tritongemm import choose, generate
-from tritongemm.backends import triton
-from tritongemm.compile import Compiler, Job
-from tritongemm.config import Config
-from tritongemm.launch import Buffer, Launch
-from tritongemm.machine import Machine
-from tritongemm.problem import Problem
-from tritongemm.target import Target
-from tritongemm.timing import Gpu
-from tritongemm.trial import Built, Trial
-from tritongemm.workbench import Protocol
+from tritongemm.backends.triton import backend as triton_backend
+from tritongemm.build.pool import BuildPool
+from tritongemm.codegen import modules
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.launch import Buffer, Launch
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.target import Target
+from tritongemm.core.trial import Trial
+from tritongemm.measure import choose
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.runtime.machine import Machine
 
 PROBLEM = Problem(256, 256, 512)
 TIMEOUT = 5.0
@@ -56,30 +58,32 @@ NAMES = {config(n).name: n for n in EDITS}
 class Crew:
     """A device with a short limit, and what the candidates compiled to."""
 
-    gpu: Gpu
-    built: list[Built]
+    gpu: GpuEvaluator
+    built: list[Artifact]
 
 
 @pytest.fixture(scope="module")
-def crew(gpu_machine: Machine, compiler: Compiler, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+def crew(gpu_machine: Machine, compiler: BuildPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
     target = gpu_machine.target
     jobs = []
     for name, edits in EDITS.items():
-        module = generate.module(PROBLEM, [config(name)], target, tmp_path_factory.mktemp("module"))
+        module = modules.write_candidates(PROBLEM, [config(name)], target, tmp_path_factory.mktemp("module"))
         text = module.read_text()
         for old, new in edits:
             assert old in text, f"{name}: the template has changed; edit this test"
             text = text.replace(old, new)
         module.write_text(text)
-        plain = triton.job(config(name), PROBLEM, target, str(module))
-        jobs.append(Job(plain.config, {**plain.identity, "edited": name}, plain.payload))
+        plain = triton_backend.job(config(name), PROBLEM, target, str(module))
+        jobs.append(CompileJob(plain.config, {**plain.identity, "edited": name}, plain.payload))
     found = {b.config.name: b for b in compiler.stream(jobs)}
     built = [found[config(n).name] for n in EDITS]
     assert [b.status for b in built] == ["ok"] * len(built), [b.reason for b in built]
-    gpu = Gpu(target, gpu_machine.vendor, gpu_machine.devices[0], Protocol(rotating_mb=0, iters=20), TIMEOUT)
-    made = triton.launch
+    gpu = GpuEvaluator(
+        target, gpu_machine.vendor, gpu_machine.devices[0], MeasureProtocol(rotating_mb=0, iters=20), TIMEOUT
+    )
+    made = triton_backend.launch
 
-    def launch(one: Built, problem: Problem, target: Target) -> Launch:
+    def launch(one: Artifact, problem: Problem, target: Target) -> Launch:
         """As made, but two of them ask for more than there is."""
         plain = made(one, problem, target)
         if NAMES.get(one.config.name) == "memory":
@@ -89,7 +93,7 @@ def crew(gpu_machine: Machine, compiler: Compiler, tmp_path_factory: pytest.Temp
         return plain
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton, "launch", launch)
+        patch.setattr(triton_backend, "launch", launch)
         yield Crew(gpu, built)
     gpu.close()
 
@@ -125,7 +129,7 @@ def test_a_fast_wrong_kernel_never_wins(crew: Crew) -> None:
     assert (status["illegal"], status["hang"]) == ("crashed", "timeout")
     assert found["wrong"].error > 10 * found["wrong"].tolerance  # type: ignore[operator]
     assert found["silent"].error == float("inf"), "nobody wrote the poisoned output"
-    assert final.samples.keys() == {config(n).name for n in GOOD} | {choose.LIBRARY}
+    assert final.samples.keys() == {config(n).name for n in GOOD} | {choose.BASELINE_ENTRY}
     assert NAMES[choose.choose(final.samples).name] in GOOD
     assert all(found[n].error <= found[n].tolerance for n in GOOD)  # type: ignore[operator]
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm import generate
-from tritongemm import target as targets
-from tritongemm.backends import triton
-from tritongemm.compile import Compiler
-from tritongemm.config import Config
-from tritongemm.families import dense
-from tritongemm.machine import Machine
-from tritongemm.problem import Problem
-from tritongemm.space import space
-from tritongemm.timing import Gpu
+from tritongemm.backends.triton import backend as triton_backend
+from tritongemm.build.pool import BuildPool
+from tritongemm.codegen import modules
+from tritongemm.core import target
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.numerics.families import dense
+from tritongemm.runtime.machine import Machine
+from tritongemm.search.space import space
 
 TILE = Config("tile", 32, 64, 64, 4, 1, 4, 2)
 CONFIGS = (
@@ -56,7 +56,7 @@ CONFIGS = (
 LAYOUTS = list(itertools.product((True, False), repeat=2))
 
 
-def usable(problem: Problem, target: targets.Target, configs: Sequence[Config] = CONFIGS) -> list[Config]:
+def usable(problem: Problem, target: target.Target, configs: Sequence[Config] = CONFIGS) -> list[Config]:
     """Configs whose template this target has and whose alignment the problem meets."""
     whole = {a.template for a in space(problem, target).axes}
     free = {"tile", "gemv", "stream_k"}  # through pointers: anything goes, whatever the space offers
@@ -64,7 +64,11 @@ def usable(problem: Problem, target: targets.Target, configs: Sequence[Config] =
 
 
 def judge(
-    gpu: Gpu, compiler: Compiler, folder: Path, problems: Sequence[Problem], configs: Sequence[Config] = CONFIGS
+    gpu: GpuEvaluator,
+    compiler: BuildPool,
+    folder: Path,
+    problems: Sequence[Problem],
+    configs: Sequence[Config] = CONFIGS,
 ) -> None:
     """Compile all, check each at full size; every one that is built has to be right."""
     wanted: dict[str, list[tuple[Problem, Config]]] = {}
@@ -72,9 +76,9 @@ def judge(
     for problem in problems:
         chosen = usable(problem, gpu.target, configs)
         assert chosen, problem.key
-        module = str(generate.module(problem, chosen, gpu.target, folder))
+        module = str(modules.write_candidates(problem, chosen, gpu.target, folder))
         for config in chosen:
-            job = triton.job(config, problem, gpu.target, module)
+            job = triton_backend.job(config, problem, gpu.target, module)
             wanted.setdefault(job.digest, []).append((problem, config))
             jobs.append(job)
     built = {b.digest: b for b in compiler.stream(jobs)}
@@ -95,7 +99,7 @@ def judge(
 
 @pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
 def test_layouts_and_biases_at_odd_sizes(
-    gpu: Gpu, compiler: Compiler, tmp_path: Path, row_a: bool, row_b: bool
+    gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, row_a: bool, row_b: bool
 ) -> None:
     problems = [
         Problem(*size, row_major_a=row_a, row_major_b=row_b, bias=bias)
@@ -104,7 +108,7 @@ def test_layouts_and_biases_at_odd_sizes(
     judge(gpu, compiler, tmp_path, problems)
 
 
-def dtype_sets(target: targets.Target) -> list[tuple[str, str, str]]:
+def dtype_sets(target: target.Target) -> list[tuple[str, str, str]]:
     """Combinations of A, B and C that this target's matrix units read."""
     fp8, bf8 = ("fp8e4m3fnuz", "fp8e5m2fnuz") if target.fp8 == "fnuz" else ("fp8e4m3fn", "fp8e5m2")
     every = [
@@ -125,7 +129,7 @@ def dtype_sets(target: targets.Target) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("index", range(12))
-def test_dtypes(gpu: Gpu, compiler: Compiler, tmp_path: Path, index: int) -> None:
+def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, index: int) -> None:
     """Each once at an odd size and once where every template applies, weights as a linear layer stores them."""
     sets = dtype_sets(gpu.target)
     if index >= len(sets):
@@ -136,19 +140,19 @@ def test_dtypes(gpu: Gpu, compiler: Compiler, tmp_path: Path, index: int) -> Non
     judge(gpu, compiler, tmp_path, [odd, even], chosen)
 
 
-def test_large_and_not_a_multiple_of_anything(gpu: Gpu, compiler: Compiler, tmp_path: Path) -> None:
+def test_large_and_not_a_multiple_of_anything(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
     """4097 along M and N: the last tile holds one row and one column, and offsets are large."""
     chosen = [c for c in CONFIGS if c.template != "gemv"]
     judge(gpu, compiler, tmp_path, [Problem(4097, 4097, 520, "bf16", "bf16", "bf16"), Problem(4097, 4104, 520)], chosen)
 
 
-def test_many_rows_or_columns_or_a_long_sum(gpu: Gpu, compiler: Compiler, tmp_path: Path) -> None:
+def test_many_rows_or_columns_or_a_long_sum(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
     problems = [Problem(1, 5000, 4099, bias="n"), Problem(100_003, 3, 5), Problem(2, 3, 100_003)]
     judge(gpu, compiler, tmp_path, problems, [TILE, Config("tile", 16, 16, 64, 1, 4, 4, 2), CONFIGS[6]])
     judge(gpu, compiler, tmp_path, [problems[0]], [CONFIGS[4]])
 
 
-def test_offsets_beyond_31_bits(gpu: Gpu, compiler: Compiler, tmp_path: Path) -> None:
+def test_offsets_beyond_31_bits(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
     """A of more than 2^31 elements: the corner of a tile needs 64 bits."""
     problem = Problem(2**21 + 3, 16, 1032, "int8", "int8", "int32")
     if gpu.target.memory_bytes < 60e9:
@@ -157,13 +161,14 @@ def test_offsets_beyond_31_bits(gpu: Gpu, compiler: Compiler, tmp_path: Path) ->
 
 
 def test_split_k_gives_the_same_bits_every_time(
-    gpu: Gpu, gpu_machine: Machine, compiler: Compiler, tmp_path: Path
+    gpu: GpuEvaluator, gpu_machine: Machine, compiler: BuildPool, tmp_path: Path
 ) -> None:
     """Parts are added in a fixed order, so ten launches agree to the bit, and every counter ends as it began."""
     import torch
 
-    from tritongemm.hip_ext import driver
-    from tritongemm.workbench import Request, Workbench
+    from tritongemm.hip_ext.driver import driver
+    from tritongemm.measure.jobs import Request
+    from tritongemm.measure.operand_sets import OperandSets
 
     problem = Problem(48, 80, 4096, "fp32", "fp32", "fp32")
     polled = (
@@ -171,16 +176,16 @@ def test_split_k_gives_the_same_bits_every_time(
         Config("gemv", 1, 16, 256, 1, 4, 4, 1, (("poll", 1),)),
     )
     configs = [Config("tile", 16, 16, 32, 1, 8, 4, 2), CONFIGS[6], *polled]
-    module = str(generate.module(problem, configs, gpu.target, tmp_path))
-    built = {b.config: b for b in compiler.stream(triton.job(c, problem, gpu.target, module) for c in configs)}
+    module = str(modules.write_candidates(problem, configs, gpu.target, tmp_path))
+    built = {b.config: b for b in compiler.stream(triton_backend.job(c, problem, gpu.target, module) for c in configs)}
     device = driver.open(gpu_machine.vendor).device(gpu_machine.devices[0])
     stream = torch.cuda.Stream(gpu_machine.devices[0])
     request = Request("check", problem, gpu.target, gpu.protocol, gpu_machine.vendor, gpu_machine.devices[0], ())
     with torch.cuda.stream(stream):
-        bench = Workbench(request, device, stream.cuda_stream)
+        bench = OperandSets(request, device, stream.cuda_stream)
         torch.cuda.synchronize()
         for config in configs:
-            calls = bench.calls(config, triton.launch(built[config], problem, gpu.target), 1)
+            calls = bench.calls(config, triton_backend.launch(built[config], problem, gpu.target), 1)
             seen = set()
             for _ in range(10):
                 bench.sets[0]["c"].fill_(float("nan"))

@@ -10,17 +10,21 @@ from statistics import median
 import pytest
 import torch
 
-from tritongemm import generate, planning, registry
-from tritongemm.choose import LIBRARY
-from tritongemm.compile import Compiler
-from tritongemm.hip_ext import cupti as binding
-from tritongemm.hip_ext import driver
-from tritongemm.hip_ext.trace import TraceError
-from tritongemm.machine import Machine
-from tritongemm.problem import Problem
-from tritongemm.timers import cupti, events, rocprofv3
-from tritongemm.trial import Built
-from tritongemm.workbench import Calls, Protocol, Request, Workbench
+from tritongemm.build.pool import BuildPool
+from tritongemm.codegen import modules
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.hip_ext.driver import driver
+from tritongemm.hip_ext.profilers import cupti as cupti_binding
+from tritongemm.hip_ext.profilers.trace import TraceError
+from tritongemm.measure.choose import BASELINE_ENTRY
+from tritongemm.measure.jobs import Request
+from tritongemm.measure.operand_sets import OperandSets, PreparedCandidate
+from tritongemm.measure.timers import cupti, events, rocprofv3
+from tritongemm.plugins import registry
+from tritongemm.runtime.machine import Machine
+from tritongemm.search import planner
 
 pytestmark = pytest.mark.skipif(driver.present() != "nvidia", reason="no NVIDIA driver")
 
@@ -39,23 +43,23 @@ def stream() -> Iterator[torch.cuda.Stream]:
         yield one
 
 
-def bench_of(problem: Problem, machine: Machine, stream: torch.cuda.Stream) -> Workbench:
+def bench_of(problem: Problem, machine: Machine, stream: torch.cuda.Stream) -> OperandSets:
     device = driver.open(machine.vendor).device(0)
-    protocol = Protocol(timer="cupti")
-    return Workbench(
+    protocol = MeasureProtocol(timer="cupti")
+    return OperandSets(
         Request("final", problem, machine.target, protocol, machine.vendor, 0, ()), device, stream.cuda_stream
     )
 
 
-def built(problem: Problem, machine: Machine, compiler: Compiler, folder: Path, count: int) -> list[Built]:
+def built(problem: Problem, machine: Machine, compiler: BuildPool, folder: Path, count: int) -> list[Artifact]:
     """The model's favourites, compiled."""
-    plan = planning.plan(problem, machine.target, folder)
+    plan = planner.plan_search(problem, machine.target, folder)
     backend = registry.load("backends", "triton")
     jobs = [backend.job(p.config, problem, machine.target, str(plan.module)) for p in plan.order[: 3 * count : 3]]
     return [b for b in compiler.stream(jobs) if b.status == "ok"]
 
 
-def both(bench: Workbench, calls: Calls, launches: int) -> tuple[float, float]:
+def both(bench: OperandSets, calls: PreparedCandidate, launches: int) -> tuple[float, float]:
     """Median seconds of a launch by CUPTI, and by events on a graph that CUPTI never saw."""
     calls.operations[0]()
     torch.cuda.synchronize()
@@ -64,7 +68,7 @@ def both(bench: Workbench, calls: Calls, launches: int) -> tuple[float, float]:
     traced, evented = [], []
     for _ in range(6):  # in blocks, so that both see the same clocks, and events see a device nobody watches
         traced += [profiler.time(watched, launches, calls.symbol) for _ in range(4)]
-        binding.tracer().disable()
+        cupti_binding.tracer().disable()
         for turn in range(6):
             plain.launch(bench.stream)  # the device is busy while the timed replay is queued
             seconds = clock.time(plain, launches)
@@ -76,7 +80,7 @@ def both(bench: Workbench, calls: Calls, launches: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_our_kernels_take_as_long_by_either_clock(
-    size: tuple[int, int, int], gpu_machine: Machine, compiler: Compiler, stream: torch.cuda.Stream, tmp_path: Path
+    size: tuple[int, int, int], gpu_machine: Machine, compiler: BuildPool, stream: torch.cuda.Stream, tmp_path: Path
 ) -> None:
     problem = Problem(*size)
     bench = bench_of(problem, gpu_machine, stream)
@@ -100,10 +104,10 @@ def test_the_library_differs_by_its_gaps_at_most(
     bench = bench_of(problem, gpu_machine, stream)
     launches = bench.launches_for(4e-4, 256)
     backend = registry.load("backends", "torch")
-    calls = Calls([backend.operation(problem, s) for s in bench.sets[:launches]])
+    calls = PreparedCandidate([backend.operation(problem, s) for s in bench.sets[:launches]])
     ours, theirs = both(bench, calls, launches)
     graph = bench.capture(calls.repeated(1))
-    with binding.KernelTrace() as trace:
+    with cupti_binding.KernelTrace() as trace:
         graph.launch(bench.stream)
     names = [r.name for r in trace.records()]
     graph.destroy()
@@ -112,7 +116,7 @@ def test_the_library_differs_by_its_gaps_at_most(
 
 
 def test_names_stay_right_over_many_kernels(
-    gpu_machine: Machine, compiler: Compiler, stream: torch.cuda.Stream, tmp_path: Path
+    gpu_machine: Machine, compiler: BuildPool, stream: torch.cuda.Stream, tmp_path: Path
 ) -> None:
     """CUPTI mistakes a kernel for an unloaded one with its handle: the workbench keeps code while CUPTI is the clock."""
     problem = Problem(64, 1024, 1024)
@@ -144,14 +148,14 @@ def test_a_kernel_by_another_name_is_refused(gpu_machine: Machine, stream: torch
 
 
 def test_a_module_marks_its_launches(
-    gpu_machine: Machine, compiler: Compiler, stream: torch.cuda.Stream, tmp_path: Path
+    gpu_machine: Machine, compiler: BuildPool, stream: torch.cuda.Stream, tmp_path: Path
 ) -> None:
     """The generated module's --trace, as rocprofv3 watches it on AMD, watched by CUPTI."""
     import importlib.util
 
     problem = Problem(256, 512, 1024)
     configs = [b.config for b in built(problem, gpu_machine, compiler, tmp_path, 4)][:3]
-    path = generate.module(problem, configs, gpu_machine.target, tmp_path)
+    path = modules.write_candidates(problem, configs, gpu_machine.target, tmp_path)
     spec = importlib.util.spec_from_file_location("watched", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -160,8 +164,8 @@ def test_a_module_marks_its_launches(
     a, b = (module.operand(*shape, torch.float16, True, "cuda") for shape in ((256, 1024), (1024, 512)))
     c, names = torch.empty(256, 512, dtype=torch.float16, device="cuda"), [one.name for one in configs]
     module.trace([*names, "library"], 1, 0, a, b, c, {})  # compiles
-    with binding.KernelTrace() as trace:
+    with cupti_binding.KernelTrace() as trace:
         module.trace([*names, "library"], 5, 16, a, b, c, {})
-    found = rocprofv3.launches(trace.records(), [*names, LIBRARY], 5)
+    found = rocprofv3.launches(trace.records(), [*names, BASELINE_ENTRY], 5)
     assert {len(seconds) for seconds in found.values()} == {5}
     assert all(1e-6 < s < 1e-3 for seconds in found.values() for s in seconds)

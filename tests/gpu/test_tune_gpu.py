@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tritongemm import registry, tune
-from tritongemm.machine import Machine
+from tritongemm.cli import tune
+from tritongemm.plugins import registry
+from tritongemm.runtime.machine import Machine
 
 SIZES = "- {M: 16, N: 512, K: 1024, rowMajorB: N}\n- {M: 250, N: 328, K: 520, rowMajorB: N, bias: n}\n"
 

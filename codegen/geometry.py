@@ -1,0 +1,70 @@
+"""The grid, scratch bytes and compile-time constants of one launch of a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tritongemm.codegen.template_facts import _code, kernel_template, operand_of, stored_block
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What one launch of a config needs: grid, scratch and counter bytes, descriptor blocks."""
+
+    grid: tuple[int, int, int]
+    workspace_bytes: int
+    semaphore_bytes: int
+    descriptors: dict[str, tuple[int, int]]
+
+
+def constants(config: Config, problem: Problem) -> dict[str, Any]:
+    """Compile-time constants of a config's kernel, by parameter name."""
+    template = kernel_template(config.template)
+    values: dict[str, Any] = {
+        "CONFIG": config.kernel_name,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "SPLIT_K": config.split_k,
+        "EVEN_K": problem.k % config.block_k == 0,
+    }
+    for option in template.constexprs:
+        values[option.upper()] = template.value(config, option)
+    return values
+
+
+def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
+    """Grid and scratch of one launch.
+
+    Args:
+        config: the candidate.
+        problem: its size.
+        compute_units: CUs or SMs, for templates whose grid fills the device once.
+    """
+    template = kernel_template(config.template)
+    scope = {**constants(config, problem), "GROUP_M": config.group_m, "M": problem.m, "N": problem.n, "K": problem.k}
+    scope |= {"cdiv": lambda a, b: -(-a // b), "min": min, "max": max, "COMPUTE_UNITS": compute_units}
+
+    def value(expression: str) -> int:
+        return int(eval(_code(expression), {"__builtins__": {}}, scope))
+
+    row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
+    x, y, z = (value(g) for g in template.grid)
+    return Geometry(
+        grid=(x, y, z),
+        workspace_bytes=4 * value(template.workspace),
+        semaphore_bytes=4 * value(template.semaphores),
+        descriptors={
+            k: stored_block((value(r), value(c)), row_major[operand_of(k)])
+            for k, (r, c) in template.descriptors.items()
+        },
+    )
+
+
+def programs(config: Config, problem: Problem, compute_units: int) -> int:
+    """Programs one launch starts."""
+    return prod(geometry(config, problem, compute_units).grid)

@@ -1,0 +1,33 @@
+"""Stage: Problem, kept Configs → generated_kernel_<M>_<N>_<K>….py, a module a person can read, run and take away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tritongemm.codegen import render
+from tritongemm.core.config import Config
+from tritongemm.core.files import atomic_write
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.target import Target
+from tritongemm.plugins import registry
+
+
+def write_candidates(problem: Problem, configs: Sequence[Config], target: Target, folder: Path) -> Path:
+    """Write the module of all candidates; its path."""
+    family = registry.load("families", problem.family)
+    path = folder / f"{render.module_name(problem)}.py"
+    library = registry.load("backends", "torch").in_module(problem)
+    numbers = family.tolerance(problem), family.scale(problem)
+    atomic_write(path, render.module(problem, list(configs), target, *numbers, library))
+    return path
+
+
+def write_winner(record: Record, target: Target, folder: Path) -> Path:
+    """Write the winner as a module to paste into a project; its path."""
+    how = "predicted" if record.timer == "model" else "measured"
+    remark = f"Config {record.config.name}: {record.seconds * 1e6:.2f} us {how} ({record.timer})."
+    path = folder / f"{render.module_name(record.problem).replace('generated_kernel', 'gemm')}.py"
+    atomic_write(path, render.winner(record.problem, record.config, target, remark))
+    return path

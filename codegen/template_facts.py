@@ -1,0 +1,196 @@
+"""The kernel templates: each file of templates/kernels/ carries, in its first comment, the facts a launcher needs.
+
+The facts are expressions over M, N, K, the config's constants and COMPUTE_UNITS. They are evaluated here and pasted
+into generated modules, so a grid is written down once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import yaml
+
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.numerics.lookup import extras
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+_FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class KernelTemplate:
+    """One kernel template.
+
+    Attributes:
+        name: stem of its file, and of the function in it.
+        summary: one line on what it does.
+        constexprs: options of a config that are constants of the kernel; the others go to the compiler. One that names
+            ``tail`` takes a BLOCK_N of two powers of two, and is told the smaller.
+        overlap: those of them that say how consecutive launches overlap; the search leaves them to its end.
+        defaults: value of such an option where a config does not name it.
+        grid: expressions of the three grid sizes.
+        workspace: expression of the scratch elements (four bytes each, any contents).
+        semaphores: expression of the counters (four bytes each, zero before and after a launch).
+        deterministic: whether equal inputs give equal bits.
+        descriptors: TMA descriptors in the order of the operands they are of, with the expressions of their block's
+            rows and columns; an operand's name may be followed by ``_tail`` for another one of it.
+        pointers: operands that have descriptors and are passed as pointers too.
+        describe: function of the module that makes one, from a tensor and its block.
+        compiler: expressions of options that go to the compiler whatever the config says.
+        interpreted: whether Triton's interpreter can run it, without a GPU.
+    """
+
+    name: str
+    summary: str
+    constexprs: tuple[str, ...]
+    overlap: tuple[str, ...]
+    defaults: dict[str, int]
+    grid: tuple[str, str, str]
+    workspace: str
+    semaphores: str
+    deterministic: bool
+    descriptors: dict[str, tuple[str, str]]
+    pointers: tuple[str, ...]
+    describe: str
+    compiler: dict[str, str]
+    interpreted: bool
+
+    def value(self, config: Config, option: str) -> int:
+        """A config's value of one of `constexprs`: an option of its own, or one that every config has."""
+        if option == "tail":
+            return tail(self.columns(config))
+        fixed = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        return fixed[option] if option in fixed else config.option(option, self.defaults.get(option, 0))
+
+    def columns(self, config: Config) -> int:
+        """Of a config's tile, as matrix instructions see them."""
+        swapped = config.option("swap_ab", self.defaults.get("swap_ab", 0))
+        return config.block_m if swapped else config.block_n
+
+
+def tail(block: int) -> int:
+    """The smallest of the powers of two that add up to a block; 0 where it is one."""
+    return (block & -block) % block
+
+
+def operands(problem: Problem) -> tuple[str, ...]:
+    """Names of a kernel's operands, in order; every kernel has a place for a bias."""
+    others = [e.name for e in extras(problem) if e.name != "bias"]
+    return ("a", "b", "c", *others, "bias", "workspace", "semaphore")
+
+
+def arguments(template: KernelTemplate, problem: Problem) -> dict[str, tuple[str, str]]:
+    """Operand parameters of a kernel by name, in order: the operand, and its descriptor or "" for a pointer."""
+    found: dict[str, tuple[str, str]] = {}
+    for name in operands(problem):
+        given = [d for d in template.descriptors if operand_of(d) == name]
+        found |= {f"{d}_desc": (name, d) for d in given}
+        found |= {f"{name}_ptr": (name, "")} if not given or name in template.pointers else {}
+    return found
+
+
+def operand_of(descriptor: str) -> str:
+    """What a descriptor describes."""
+    return descriptor.removesuffix("_tail")
+
+
+def stored_block(block: tuple[Any, Any], row_major: bool) -> tuple[Any, Any]:
+    """A block's extents in storage order, as a descriptor has them."""
+    return block if row_major else (block[1], block[0])
+
+
+def names() -> list[str]:
+    """All kernel templates."""
+    return sorted(p.stem for p in (TEMPLATES / "kernels").glob("*.j2") if not p.stem.startswith("_"))
+
+
+@cache
+def kernel_template(name: str) -> KernelTemplate:
+    """The facts of one template.
+
+    Raises:
+        InputError: no such template.
+    """
+    path = TEMPLATES / "kernels" / f"{name}.j2"
+    if name not in names():
+        raise InputError(f"no kernel template is called {name!r}; there are: {', '.join(names())}")
+    match = _FACTS.match(path.read_text())
+    if not match:
+        raise InputError(f"templates/kernels/{path.name} must begin with a {{#--- … ---#}} block of facts")
+    facts: dict[str, Any] = yaml.safe_load(match.group(1))
+    return KernelTemplate(
+        name=name,
+        summary=facts["summary"],
+        constexprs=tuple(facts.get("constexprs", ())),
+        overlap=tuple(facts.get("overlap", ())),
+        defaults=dict(facts.get("defaults", {})),
+        grid=tuple(str(g) for g in facts["grid"]),  # type: ignore[arg-type]
+        workspace=str(facts.get("workspace", 0)),
+        semaphores=str(facts.get("semaphores", 0)),
+        deterministic=bool(facts["deterministic"]),
+        descriptors={k: (str(v[0]), str(v[1])) for k, v in facts.get("descriptors", {}).items()},
+        pointers=tuple(facts.get("pointers", ())),
+        describe=facts.get("describe", "TensorDescriptor.from_tensor"),
+        compiler=dict(facts.get("compiler", {})),
+        interpreted=bool(facts.get("interpreted", True)),
+    )
+
+
+def odd_block(config: Config) -> tuple[str, str] | None:
+    """The first field of a tile that no kernel of its template can have, and what it must be; None if there is none.
+
+    A template that is not here is taken for one of powers of two.
+    """
+    template = kernel_template(config.template) if config.template in names() else None
+    two_parts = template is not None and "tail" in template.constexprs
+    swapped = template is not None and template.value(config, "swap_ab") == 1
+    for field, wide in (("block_m", swapped), ("block_n", not swapped), ("block_k", False)):
+        value, parts = getattr(config, field), 1 + (two_parts and wide)
+        if value < 1 or value.bit_count() > parts:
+            return field, f"must be a power of two{' or the sum of two' if parts > 1 else ''}, not {value}"
+    return None
+
+
+def fault(config: Config, known: Collection[str] = ()) -> str | None:
+    """Why no problem can be computed with a config's numbers, or None.
+
+    Args:
+        config: of a template here.
+        known: names of the options that the target's compiler takes.
+    """
+    template = kernel_template(config.template)
+    if odd := odd_block(config):
+        return f"{odd[0].replace('block_', 'b')} {odd[1]}"
+    if config.num_warps < 1 or config.num_warps.bit_count() > 1:
+        return f"w must be a power of two, not {config.num_warps}"
+    for letter, value in (("gm", config.group_m), ("sk", config.split_k), ("s", config.num_stages)):
+        if value < 1:
+            return f"{letter} must be at least 1, not {value}"
+    usable = {*template.constexprs, *known}
+    unknown = [name for name, _ in config.options if name not in usable]
+    if unknown:
+        return f"nothing reads {', '.join(unknown)}; its options can be {', '.join(sorted(usable)) or 'none'}"
+    return None
+
+
+def compiler_options(config: Config) -> dict[str, int]:
+    """Options of a config that go to the compiler rather than into the kernel's text."""
+    template = kernel_template(config.template)
+    options = {k: v for k, v in config.options if k not in template.constexprs}
+    scope = {option.upper(): template.value(config, option) for option in template.constexprs}
+    fixed = {k: int(eval(_code(v), {"__builtins__": {}, "min": min}, scope)) for k, v in template.compiler.items()}
+    return {"num_warps": config.num_warps, "num_stages": config.num_stages, **options, **fixed}
+
+
+@cache
+def _code(expression: str) -> CodeType:
+    """A fact's expression, compiled once: it is evaluated for every config."""
+    return compile(expression, "facts", "eval")

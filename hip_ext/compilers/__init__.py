@@ -1,0 +1,1 @@
+"""Assemblers and compilers run as tools."""

@@ -1,0 +1,1 @@
+"""The GPU driver: modules, launches, streams, graphs, tensor maps."""

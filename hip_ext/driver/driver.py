@@ -1,0 +1,232 @@
+"""One binding over the CUDA driver and HIP: devices, memory, code, launches, streams, events and graphs.
+
+Two symbol tables (`symbols`), one code. Importing it needs neither library nor GPU; `open` says what is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import AbstractContextManager
+from ctypes import byref, c_int, c_size_t, c_void_p
+from functools import cache, cached_property
+from typing import Any
+
+from tritongemm.core.errors import DriverError, TargetError, UnavailableError
+from tritongemm.hip_ext.driver import symbols, tensor_map
+from tritongemm.hip_ext.driver.module import Function, Grid, Module, PreparedLaunch
+from tritongemm.hip_ext.driver.stream import Event, Graph, Stream, begin_capture, end_capture, relaxed
+from tritongemm.hip_ext.driver.symbols import Api
+
+__all__ = [
+    "Device",
+    "Driver",
+    "Event",
+    "Function",
+    "Graph",
+    "Grid",
+    "Module",
+    "PreparedLaunch",
+    "Stream",
+    "open",
+    "present",
+]
+
+VENDORS = ("nvidia", "amd")
+
+
+@cache
+def open(vendor: str) -> Driver:
+    """The driver of a vendor, ``nvidia`` or ``amd``.
+
+    Raises:
+        UnavailableError: no library, or no device that it can start; says which and where it was looked for.
+    """
+    api = symbols.bind(vendor)
+    try:
+        api.calls["init"](0)
+    except DriverError as error:
+        raise UnavailableError(f"{api.library._name} was loaded, but finds no usable GPU: {error}") from None
+    return Driver(api)
+
+
+def present() -> str | None:
+    """Vendor whose driver is here with at least one device; None on a machine without a GPU."""
+    for vendor in VENDORS:
+        try:
+            if open(vendor).device_count():
+                return vendor
+        except (UnavailableError, DriverError):
+            continue
+    return None
+
+
+class Driver:
+    """A started driver; `open` makes it."""
+
+    def __init__(self, api: Api) -> None:
+        self.api, self.vendor = api, api.vendor
+        self._devices: dict[int, Device] = {}
+
+    def device_count(self) -> int:
+        count = c_int()
+        self.api.calls["device_count"](byref(count))
+        return count.value
+
+    def device(self, index: int = 0) -> Device:
+        """Device by ordinal, made current for the calling thread.
+
+        Raises:
+            TargetError: there are fewer.
+        """
+        if not 0 <= index < self.device_count():
+            raise TargetError(f"no {self.vendor} device {index}; there are {self.device_count()}")
+        if index not in self._devices:
+            self._devices[index] = Device(self.api, index)
+        self._devices[index].make_current()
+        return self._devices[index]
+
+    def version(self) -> int:
+        """The driver's own number: 13000 is CUDA 13.0, 60443484 is HIP 6.4."""
+        version = c_int()
+        self.api.calls["driver_version"](byref(version))
+        return version.value
+
+
+class Device:
+    """One GPU. Its primary context is kept, so addresses of PyTorch tensors are valid here.
+
+    What is made or allocated through it is made on it, whichever device the thread used before.
+    """
+
+    def __init__(self, api: Api, index: int) -> None:
+        self.api, self.index = api, index
+        self._ordinal, self._context = c_int(), c_void_p()
+        api.calls["device_get"](byref(self._ordinal), index)
+        if api.vendor == "nvidia":
+            api.calls["context_retain"](byref(self._context), self._ordinal)
+
+    @cached_property
+    def name(self) -> str:
+        text = ctypes.create_string_buffer(256)
+        self.api.calls["device_name"](text, len(text), self._ordinal)
+        return text.value.decode()
+
+    @cached_property
+    def arch(self) -> str:
+        """Architecture, ``sm90`` or ``gfx942``, without feature flags."""
+        if self.api.vendor == "nvidia":
+            return f"sm{self._attribute('major')}{self._attribute('minor')}"
+        # the real struct has the documented size; the spare bytes are for a runtime newer than this file
+        properties = ctypes.create_string_buffer(4 * symbols.HIP_PROPERTIES_BYTES)
+        self.api.calls["device_properties"](properties, self._ordinal)
+        field = properties.raw[symbols.HIP_ARCH_OFFSET : symbols.HIP_ARCH_OFFSET + symbols.HIP_ARCH_BYTES]
+        return field.split(b"\0")[0].decode().split(":")[0]
+
+    @cached_property
+    def properties(self) -> dict[str, Any]:
+        """compute_units, lds_bytes (most shared memory a block may opt in to), l2_bytes, memory_bytes, clock_khz,
+        wave_size, max_threads (of a block) and bus_id (PCI)."""
+        names = ("compute_units", "lds_bytes", "l2_bytes", "clock_khz", "wave_size", "max_threads")
+        facts: dict[str, Any] = {name: self._attribute(name) for name in names}
+        total, bus_id = c_size_t(), ctypes.create_string_buffer(32)
+        self.api.calls["device_memory"](byref(total), self._ordinal)
+        self.api.calls["device_bus_id"](bus_id, len(bus_id), self._ordinal)
+        return {**facts, "memory_bytes": total.value, "bus_id": bus_id.value.decode()}
+
+    @property
+    def last_level_cache_bytes(self) -> int:
+        """The L2, the last cache a driver tells of; AMD's Infinity Cache is in the Target."""
+        return int(self.properties["l2_bytes"])
+
+    def make_current(self) -> None:
+        """Make this the calling thread's device."""
+        if self.api.vendor == "nvidia":
+            self.api.calls["context_set"](self._context)
+        else:
+            self.api.calls["device_set"](self._ordinal)
+
+    def synchronize(self) -> None:
+        """Wait for everything queued; raises `DriverError` if a kernel failed since the last wait."""
+        self.make_current()
+        self.api.calls["synchronize"]()
+
+    def memory(self) -> tuple[int, int]:
+        """(free, total) bytes."""
+        self.make_current()
+        free, total = c_size_t(), c_size_t()
+        self.api.calls["memory_info"](byref(free), byref(total))
+        return free.value, total.value
+
+    def alloc(self, nbytes: int) -> int:
+        """Address of new memory, aligned to 256 bytes; raises `DriverError` when there is too little."""
+        self.make_current()
+        address = c_void_p()
+        self.api.calls["alloc"](byref(address), nbytes)
+        return address.value or 0
+
+    def free(self, address: int) -> None:
+        self.make_current()
+        self.api.calls["free"](address)
+
+    def copy_to_device(self, address: int, data: bytes) -> None:
+        """Copy `data` to the device; returns when it is there."""
+        self.make_current()
+        self.api.calls["copy_in"](address, data, len(data))
+
+    def copy_from_device(self, address: int, nbytes: int) -> bytes:
+        self.make_current()
+        data = ctypes.create_string_buffer(nbytes)
+        self.api.calls["copy_out"](data, address, nbytes)
+        return data.raw
+
+    def memset(self, address: int, byte: int, nbytes: int, stream: int = 0) -> None:
+        """Fill with one byte value, in stream order."""
+        self.api.calls["memset"](address, byte, nbytes, stream)
+
+    def load(self, code: bytes) -> Module:
+        """Load a code object (cubin, hsaco); raises `DriverError` if it is not for this device."""
+        self.make_current()
+        return Module(self.api, code)
+
+    def stream(self) -> Stream:
+        self.make_current()
+        return Stream(self.api)
+
+    def event(self) -> Event:
+        self.make_current()
+        return Event(self.api)
+
+    def relaxed(self) -> AbstractContextManager[None]:
+        """Lets this thread load code and allocate memory, which captures of other threads forbid it otherwise."""
+        return relaxed(self.api)
+
+    def begin_capture(self, stream: int) -> None:
+        """Record what this thread queues on `stream` instead of running it."""
+        begin_capture(self.api, stream)
+
+    def end_capture(self, stream: int) -> Graph:
+        """Stop recording; raises `DriverError` if something queued meanwhile can't be recorded."""
+        return end_capture(self.api, stream)
+
+    def tensor_map(
+        self,
+        address: int,
+        elem_type: int,
+        elem_size: int,
+        shape: tuple[int, int],
+        row_stride: int,
+        box: tuple[int, int],
+        swizzle: int,
+        fp4_padded: bool = False,
+        nan_outside: bool = False,
+    ) -> bytes:
+        """128-byte descriptor for the tensor memory accelerator; see `tensor_map.encode`."""
+        self.make_current()
+        return tensor_map.encode(
+            self.api, address, elem_type, elem_size, shape, row_stride, box, swizzle, fp4_padded, nan_outside
+        )
+
+    def _attribute(self, name: str) -> int:
+        value = c_int()
+        self.api.calls["device_attribute"](byref(value), self.api.attributes[name], self._ordinal)
+        return value.value

@@ -1,0 +1,213 @@
+"""Loaded code: `Module`, `Function` and `Prepared`, a launch made ready once and repeated cheaply."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_int, c_uint, c_void_p
+from functools import cached_property, partial
+
+from tritongemm.core.errors import UnavailableError
+from tritongemm.hip_ext.driver import symbols
+from tritongemm.hip_ext.driver.symbols import Api
+
+Grid = tuple[int, int, int]
+
+_PLAIN_SHARED = 48 * 1024  # what a CUDA kernel may use unless it asks for more
+_PORTABLE_CLUSTER = 8
+_ALONE: Grid = (1, 1, 1)  # no cluster
+_put_pointer = struct.Struct("<Q").pack_into
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", c_int), ("pad", c_int), ("value", c_uint * 16)]  # CUlaunchAttribute
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [  # CUlaunchConfig
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared", c_uint),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", c_uint),
+    ]
+
+
+class Module:
+    """A code object on the device; `unload` frees it."""
+
+    def __init__(self, api: Api, code: bytes) -> None:
+        self._api, self._handle = api, c_void_p()
+        api.calls["module_load"](byref(self._handle), code)
+
+    def function(self, symbol: str) -> Function:
+        """The kernel called `symbol`.
+
+        Raises:
+            DriverError: the module has none of that name.
+        """
+        handle = c_void_p()
+        self._api.calls["module_function"](byref(handle), self._handle, symbol.encode())
+        return Function(self._api, self, handle, symbol)
+
+    def unload(self) -> None:
+        """Free the code; its functions must not be launched again."""
+        if self._handle:
+            self._api.calls["module_unload"](self._handle)
+            self._handle = c_void_p()
+
+
+class Function:
+    """One kernel of a loaded module, which it keeps from being forgotten, or of a library's (None)."""
+
+    def __init__(self, api: Api, module: Module | None, handle: c_void_p, symbol: str) -> None:
+        self.symbol = symbol
+        self._api, self._module, self.handle = api, module, handle
+        self._shared_limit = 0
+        self._wide_cluster = False
+
+    @cached_property
+    def attributes(self) -> dict[str, int]:
+        """What the driver says of it: registers of a thread, bytes of local memory (scratch) of a thread, bytes of
+        static shared memory, and the most threads of a block."""
+        values, out = {}, c_int()
+        for name, number in symbols.FUNCTION_ATTRIBUTES.items():
+            self._api.calls["function_attribute"](byref(out), number, self.handle)
+            values[name] = out.value
+        return values
+
+    def prepare(
+        self,
+        grid: Grid,
+        block: Grid,
+        shared_bytes: int,
+        params: bytes,
+        cluster: int = 1,
+        offsets: Sequence[int] = (),
+        overlap: bool = False,
+    ) -> PreparedLaunch:
+        """Make a launch ready.
+
+        Args:
+            grid: thread blocks along x, y, z; those of a cluster are counted singly.
+            block: threads along x, y, z.
+            shared_bytes: dynamic shared memory (LDS).
+            params: packed kernel parameters.
+            cluster: neighbours along x that form a cluster; needs Hopper or later.
+            offsets: where each parameter starts in `params`. CUDA needs them where a tensor map is among them: its
+                compiler aligns one in the constant bank, not in the block, so the block can't be taken as it is.
+            overlap: the kernel waits for earlier ones itself, and may start before they end (Hopper or later).
+
+        Raises:
+            DriverError: the device can't give a block that much shared memory, or form such a cluster.
+            UnavailableError: this driver has no clusters.
+        """
+        if cluster > 1 and not self._api.symbol("launch_ex"):
+            raise UnavailableError(f"{self.symbol} wants clusters of {cluster}, which only NVIDIA drivers launch")
+        if self._api.vendor == "nvidia":
+            self._allow(shared_bytes, cluster)
+        by_address = offsets if self._api.vendor == "nvidia" else ()
+        return PreparedLaunch(
+            self._api, self, (*grid, *block, shared_bytes), params, ((cluster, 1, 1), overlap), by_address
+        )
+
+    def launch(
+        self,
+        grid: Grid,
+        block: Grid,
+        shared_bytes: int,
+        params: bytes,
+        stream: int = 0,
+        cluster: int = 1,
+        offsets: Sequence[int] = (),
+    ) -> None:
+        """Launch once; arguments and errors are those of `prepare` and `Prepared.launch`."""
+        self.prepare(grid, block, shared_bytes, params, cluster, offsets).launch(stream)
+
+    def _allow(self, shared_bytes: int, cluster: int) -> None:
+        """Raise the limits of the kernel where this launch needs it."""
+        calls = self._api.calls
+        if shared_bytes > self._shared_limit and shared_bytes + self.attributes["shared_bytes"] > _PLAIN_SHARED:
+            calls["function_set"](self.handle, symbols.DYNAMIC_SHARED, shared_bytes)
+            calls["function_cache"](self.handle, symbols.PREFER_SHARED)
+            self._shared_limit = shared_bytes
+        if cluster > _PORTABLE_CLUSTER and not self._wide_cluster:
+            calls["function_set"](self.handle, symbols.NON_PORTABLE_CLUSTER, 1)
+            self._wide_cluster = True
+
+
+class PreparedLaunch:
+    """A launch with everything but the stream fixed. Not to be shared between threads."""
+
+    __slots__ = ("_api", "_block", "_config", "_go", "_keep", "function", "params")
+
+    def __init__(
+        self,
+        api: Api,
+        function: Function,
+        shape: tuple[int, ...],
+        params: bytes,
+        together: tuple[Grid, bool],
+        offsets: Sequence[int],
+    ) -> None:
+        self._api, self.function = api, function
+        self.params = bytearray(params)
+        # ctypes reads the bytearray in place, so a patch needs no copy
+        self._block = (ctypes.c_char * len(params)).from_buffer(self.params)
+        start, size = ctypes.addressof(self._block), ctypes.c_size_t(len(params))
+        if offsets:
+            self._keep: tuple[object, ...] = ((c_void_p * len(offsets))(*(start + offset for offset in offsets)),)
+            where: tuple[object, object] = ctypes.cast(self._keep[0], c_void_p), None
+        else:
+            keys = symbols.BUFFER_POINTER, start, symbols.BUFFER_SIZE, ctypes.addressof(size)
+            self._keep = ((c_void_p * 5)(*keys, symbols.BUFFER_END[api.vendor]), size)
+            where = None, ctypes.cast(self._keep[0], c_void_p)
+        self._config: _Config | None = None
+        if api.symbol("launch_ex"):  # fewer arguments, which cost time each
+            self._config = _extended(shape, *together)
+            self._go: Callable[..., int] = partial(api.raw["launch_ex"], byref(self._config), function.handle, *where)
+        else:
+            launch, head = api.raw["launch"], (function.handle, *map(c_uint, shape))
+            self._go = lambda stream: launch(*head, stream, *where)
+
+    def set_pointer(self, offset: int, address: int) -> None:
+        """Put another device address at byte `offset` of the parameter block."""
+        _put_pointer(self.params, offset, address)
+
+    def set_bytes(self, offset: int, data: bytes | memoryview) -> None:
+        """Put other bytes, a tensor map say, at byte `offset` of the parameter block.
+
+        Raises:
+            ValueError: they reach past its end.
+        """
+        if offset + len(data) > len(self.params):
+            raise ValueError(f"{len(data)} bytes at {offset} overrun a parameter block of {len(self.params)}")
+        self.params[offset : offset + len(data)] = data
+
+    def launch(self, stream: int = 0) -> None:
+        """Launch on the stream with this handle.
+
+        Raises:
+            DriverError: the driver refused it, or an earlier kernel has failed.
+        """
+        if self._config is None:
+            status = self._go(stream)
+        else:
+            self._config.stream = stream
+            status = self._go()
+        if status:
+            raise self._api.error(self._api.symbol("launch_ex" if self._config else "launch"), status)
+
+
+def _extended(shape: tuple[int, ...], cluster: Grid, overlap: bool) -> _Config:
+    attributes, count = (_Attribute * 3)(), 0
+    if cluster != _ALONE:
+        attributes[0].id, attributes[0].value[:3] = 4, cluster  # CLUSTER_DIMENSION
+        attributes[1].id, attributes[1].value[0] = 5, 1  # CLUSTER_SCHEDULING_POLICY_PREFERENCE: spread
+        count = 2
+    if overlap:
+        attributes[count].id, attributes[count].value[0] = 6, 1  # PROGRAMMATIC_STREAM_SERIALIZATION
+        count += 1
+    return _Config(shape[:3], shape[3:6], shape[6], None, attributes, count)

@@ -1,0 +1,1 @@
+"""Shared objects whose host code starts kernels."""

@@ -1,0 +1,79 @@
+"""What a host call would launch, found without a GPU: its own host code runs against a runtime that only listens."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tritongemm.core.launch import HostLaunch
+from tritongemm.hip_ext.binaries import code_object, hidden_args, offload_bundle
+from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
+
+_STEP = 1 << 44  # between the addresses that stand for buffers; no buffer is as long
+
+
+@dataclass(frozen=True)
+class RecordedLaunch:
+    """One kernel launch.
+
+    Attributes:
+        kernel: symbol.
+        grid, block: workgroups, threads of one.
+        dynamic_lds: bytes beside what the kernel declares.
+        kernarg: parameter block with hidden arguments, pointers to buffers zero.
+        pointers: byte offset in it of each buffer's pointer, by the buffer's name.
+        zeroed: buffers set to zero before it.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_lds: int
+    kernarg: bytes
+    pointers: dict[str, int]
+    zeroed: tuple[str, ...]
+
+
+class LaunchRecorder:
+    """What the process of a recording does. It must be one of its own: its runtime takes the place of the real one."""
+
+    def __call__(self, request: tuple[HostLaunch, str, str]) -> Iterator[list[RecordedLaunch]]:
+        call, arch, runtime = request
+        names = [str(p.value) for p in call.params if p.kind == "pointer" and p.value not in ("", "stream")]
+        addresses = {name: _STEP * (i + 1) for i, name in enumerate(names)}
+        by_address = {address: name for name, address in addresses.items()}
+        code = offload_bundle.device_code(Path(call.path).read_bytes(), arch)
+        kernels = {k.symbol: k for k in code_object.read(code)}
+        found: list[RecordedLaunch] = []
+        zeroed: list[str] = []
+
+        def on_memset(address: int, byte: int, size: int) -> None:
+            zeroed.append(by_address[address])
+
+        def on_launch(name: bytes, sizes: Any, lds: int, arguments: Any) -> None:
+            kernel = kernels[name.decode()]
+            block = bytearray()
+            own = [a for a in kernel.args if not a.kind.startswith("hidden_")]
+            for index, argument in enumerate(own):
+                block += bytes(argument.offset - len(block))
+                block += ctypes.string_at(arguments[index], argument.size)
+            pointers = {}
+            for at in range(0, len(block) - 7, 8):
+                buffer = by_address.get(int.from_bytes(block[at : at + 8], "little"))
+                if buffer:
+                    pointers[buffer] = at
+                    block[at : at + 8] = bytes(8)
+            grid, threads = (sizes[0], sizes[1], sizes[2]), (sizes[3], sizes[4], sizes[5])
+            whole = hidden_args.append(bytes(block), kernel, grid, threads, lds)
+            found.append(RecordedLaunch(kernel.symbol, grid, threads, lds, whole, pointers, tuple(zeroed)))
+
+        sizes_type, pointers_type = ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(ctypes.c_void_p)
+        launch_type = ctypes.CFUNCTYPE(None, ctypes.c_char_p, sizes_type, ctypes.c_size_t, pointers_type)
+        memset_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
+        listeners = launch_type(on_launch), memset_type(on_memset)
+        ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL).listen(*listeners)
+        PreparedCall(replace(call, runtime=runtime), addresses).launch(0)
+        yield found

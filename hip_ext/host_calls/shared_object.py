@@ -1,0 +1,82 @@
+"""Host calls: functions of a compiled library that queue kernels on a stream, made ready to be called again and again."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from tritongemm.core.errors import DriverError, UnavailableError
+from tritongemm.core.launch import HostLaunch
+
+_TYPES: dict[str, Any] = {
+    "pointer": ctypes.c_void_p,
+    "i32": ctypes.c_int32,
+    "u32": ctypes.c_uint32,
+    "i64": ctypes.c_int64,
+    "f32": ctypes.c_float,
+}
+C_TYPES = {"pointer": "void*", "i32": "int32_t", "u32": "uint32_t", "i64": "int64_t", "f32": "float"}
+
+
+@cache
+def _library(path: str, runtime: str) -> ctypes.CDLL:
+    """An open library. It stays open: what it queued, and graphs of that, hold code of it."""
+    try:
+        if runtime:
+            ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(path)
+    except OSError as error:
+        raise UnavailableError(f"{path} does not load: {error}") from None
+
+
+class PreparedCall:
+    """A host call with its arguments, of which pointers can be replaced between calls.
+
+    Args:
+        call: what to call.
+        addresses: device address of each buffer by name; one that is absent is null.
+
+    Raises:
+        UnavailableError: the library or what it needs does not load.
+        DriverError: it has no such function.
+    """
+
+    def __init__(self, call: HostLaunch, addresses: Mapping[str, int]) -> None:
+        library = _library(call.path, call.runtime)
+        self._symbol = call.symbol
+        try:
+            self._function: Callable[..., int] = getattr(library, call.symbol)
+            self._message: Callable[[int], bytes | None] = library.message
+        except AttributeError as error:
+            raise DriverError("dlsym", 1, "SYMBOL_NOT_FOUND", f"{call.path}: {error}") from None
+        self._message.restype = ctypes.c_char_p
+        self._arguments = [
+            _TYPES[p.kind](addresses.get(str(p.value), 0) if p.kind == "pointer" else p.value) for p in call.params
+        ]
+        self._at = {str(p.value): a for p, a in zip(call.params, self._arguments, strict=True) if p.kind == "pointer"}
+        self._stream = self._at["stream"]
+
+    def setter(self, name: str) -> Callable[[int], None]:
+        """What replaces one buffer's address; does nothing for a buffer that the function does not take."""
+        argument = self._at.get(name)
+
+        def put(address: int) -> None:
+            if argument is not None:
+                argument.value = address
+
+        return put
+
+    def launch(self, stream: int) -> None:
+        """Queue the kernels on a stream.
+
+        Raises:
+            DriverError: the function refuses (``REFUSED``), or a kernel can't be started; carries its message.
+        """
+        self._stream.value = stream
+        code = self._function(*self._arguments)
+        if code:
+            text = (self._message(code) or b"").decode(errors="replace")
+            name = "REFUSED" if code < 0 else text.upper().replace(" ", "_") or "ERROR"
+            raise DriverError(self._symbol, code, name, text)

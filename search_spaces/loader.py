@@ -1,0 +1,84 @@
+"""Reads search_spaces/*.yaml: the facts of a target and the axes of its templates, each file merged over what it inherits."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tritongemm.core.errors import InputError, TargetError
+from tritongemm.core.target import Target
+from tritongemm.search_spaces import schema as space_schema
+
+SPACES = Path(__file__).parent
+
+
+def target_names() -> list[str]:
+    """Architectures that have a search space."""
+    return sorted(p.stem for p in SPACES.glob("*.yaml") if p.stem not in ("base", "tune_gemm"))
+
+
+@cache
+def space_file(name: str) -> dict[str, Any]:
+    """Contents of search_spaces/<name>.yaml merged over what it inherits.
+
+    Raises:
+        TargetError: no such file.
+        InputError: it is not YAML, or not a map with the sections target and templates.
+    """
+    path = SPACES / f"{name}.yaml"
+    if not path.is_file():
+        raise TargetError(f"unknown target {name!r}; there are: {', '.join(target_names())}")
+    try:
+        data: Any = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise InputError(f"search_spaces/{path.name} is not YAML: {' '.join(str(error).split())}") from None
+    sections = ("target", "templates")
+    if not isinstance(data, dict) or not all(isinstance(data.get(s, {}), dict) for s in sections):
+        raise InputError(f"search_spaces/{path.name} must be a map with the sections target and templates")
+    devices = data.get("devices", {})
+    if not isinstance(devices, dict) or not all(isinstance(d, dict) for d in devices.values()):
+        raise InputError(f"search_spaces/{path.name}: devices must be a map of maps of facts, by the name of the chip")
+    parent = data.pop("inherit", None)
+    if parent and not (SPACES / f"{parent}.yaml").is_file():
+        raise InputError(f"search_spaces/{path.name} inherits {parent!r}, which is not there")
+    merged = _merge(space_file(parent), data) if parent else data
+    for section in sections:
+        if section not in merged:
+            raise InputError(f"search_spaces/{path.name} has no section {section}, nor has what it inherits")
+    return merged
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`: maps merge, except that rates and options replace what they inherit."""
+    merged = dict(base)
+    for key, value in over.items():
+        nested = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in ("peak_tflops", "devices")
+        merged[key] = _merge(base[key], value) if nested else value
+    return merged
+
+
+def load_target(name: str, device_name: str = "", **measured: int) -> Target:
+    """The target called `name`.
+
+    Args:
+        name: architecture.
+        device_name: what the driver calls the chip, to tell siblings of one architecture apart.
+        measured: facts read off a present device (compute_units, l2_bytes …), which override the file's.
+
+    Raises:
+        TargetError: unknown architecture.
+        InputError: its file lacks a fact, or has one of another kind; says which.
+    """
+    data = space_file(name)
+    facts: dict[str, Any] = dict(data["target"])
+    for sibling, corrections in data.get("devices", {}).items():
+        if sibling in device_name:
+            facts.update(corrections)
+    annotations = {f.name: str(f.type) for f in fields(Target) if f.name != "name"}
+    facts = space_schema.check_target(f"search_spaces/{name}.yaml: target", facts, annotations)
+    facts["features"] = frozenset(facts["features"])
+    return Target(name=name, **{**facts, **measured})

@@ -1,0 +1,96 @@
+"""What a file of search_spaces/ must have: its target's facts and its templates' axes, checked with the field's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.errors import InputError
+
+# What a fact must be, by the annotation of its field in `Target`.
+_KINDS: dict[str, tuple[str, Any]] = {
+    "int": ("a whole number, not negative", lambda v: _whole(v, 0)),
+    "float": ("a positive number", lambda v: isinstance(v, int | float) and not isinstance(v, bool) and v > 0),
+    "str": ("text", lambda v: isinstance(v, str)),
+    "Mapping[str, str]": ("a map of texts", lambda v: _map(v) and all(isinstance(x, str) for x in v.values())),
+    "Mapping[str, float]": ("a map of numbers", lambda v: _map(v) and all(isinstance(x, int | float) for x in v.values())),
+    "frozenset[str]": ("a list of names", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)),
+}  # fmt: skip
+_SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "results"}
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _map(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _keys(where: str, found: Iterable[Any], needed: Iterable[str], known: Iterable[str]) -> None:
+    lacking = [k for k in needed if k not in found]
+    unknown = [str(k) for k in found if k not in known]
+    if lacking or unknown:
+        wrong = [f"lacks {', '.join(lacking)}"] if lacking else []
+        wrong += [f"has {', '.join(unknown)}, which nothing reads"] if unknown else []
+        raise InputError(f"{where} {' and '.join(wrong)}")
+
+
+def check_target(where: str, section: Any, annotations: Mapping[str, str]) -> dict[str, Any]:
+    """The facts of a target.
+
+    Args:
+        where: file and section, for messages.
+        section: what the file has there.
+        annotations: of the fields there must be, as text.
+
+    Raises:
+        InputError: something is missing, unknown or of another kind; says which field.
+    """
+    if not _map(section):
+        raise InputError(f"{where} must be a map of facts; there is {section!r}")
+    _keys(where, section, annotations, annotations)
+    for name, annotation in annotations.items():
+        kind, fits = _KINDS[annotation]
+        if not fits(section[name]):
+            raise InputError(f"{where}: {name} must be {kind}, not {section[name]!r}")
+    return dict(section)
+
+
+def check_template(where: str, section: Any, axes: Iterable[str]) -> None:
+    """Check one template's section.
+
+    Args:
+        where: file and section, for messages.
+        section: what the file has there.
+        axes: the axes there must be.
+
+    Raises:
+        InputError: something is missing, unknown or no list of whole numbers; says which.
+    """
+    if not _map(section):
+        raise InputError(f"{where} must be a map with requires and axes; there is {section!r}")
+    _keys(where, section, ("requires", "axes"), _SECTION)
+    for name in ("axes", "options"):
+        if not _map(section.get(name, {})):
+            raise InputError(f"{where}.{name} must be a map of lists; there is {section[name]!r}")
+    _keys(f"{where}.axes", section["axes"], axes, axes)
+    for kind, least in (("axes", 1), ("options", 0)):
+        for name, values in section.get(kind, {}).items():
+            if not isinstance(values, list) or not values or not all(_whole(v, least) for v in values):
+                raise InputError(
+                    f"{where}.{kind}: {name} must be a list of whole numbers from {least} on, not {values!r}"
+                )
+    for name, few, what in (
+        ("requires", None, "features"),
+        ("aligned", {"a", "b", "c"}, "a, b and c"),
+        ("operands", set(DTYPES), "dtypes"),
+        ("results", set(DTYPES), "dtypes"),
+    ):
+        values = section.get(name, [])
+        if not isinstance(values, list) or (few and not few.issuperset(values)):
+            raise InputError(f"{where}: {name} must be a list of {what}, not {values!r}")
+    low_high = section.get("m", [1, 1])
+    if not isinstance(low_high, list) or len(low_high) != 2 or not all(_whole(v, 1) for v in low_high):
+        raise InputError(f"{where}: m must be two sizes, the least and the most, not {low_high!r}")

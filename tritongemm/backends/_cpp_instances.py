@@ -1,0 +1,169 @@
+"""What the backends that compile C++ instances share: their space, the text of an instance, its library, its host call."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tritongemm.core.config import AXES, Config
+from tritongemm.core.launch import Buffer, HostLaunch, Param
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.hip_ext.host_calls.shared_object import C_TYPES
+from tritongemm.search import space as space_module
+from tritongemm.search.cost_model import model as cost_model
+from tritongemm.search.pruning import prune, rules
+from tritongemm.search.pruning.rules import Rule
+from tritongemm.search_spaces import loader as target_files
+
+# Of the rules for our own kernels, those that hold for any.
+SHARED_RULES = tuple(r for r in rules.RULES if r.name in ("split_k", "fits_m", "fits_n", "fits_k"))
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def power_of_two(size: int, most: int) -> int:
+    """Largest power of two that divides `size`, at most `most`."""
+    return min(size & -size, most)
+
+
+def refusal(
+    name: str,
+    archs: Collection[str],
+    families: Collection[str],
+    outputs: Collection[str],
+    problem: Problem,
+    target: Target,
+) -> str | None:
+    """Why no instance computes a problem, as far as all libraries of instances have it in common, or None.
+
+    Args:
+        name: of the library.
+        archs: architectures it has instances for.
+        families: those it has instances for.
+        outputs: dtypes of C that it has for the operands' dtype.
+        problem, target: what and where.
+    """
+    if target.name not in archs:
+        return f"{name}'s instances are for {' and '.join(archs)}, not {target.name}"
+    if problem.batch != 1 or problem.family not in families:
+        return f"only a single GEMM of family {' or '.join(families)}"
+    if problem.dtype_a != problem.dtype_b:
+        return f"{problem.dtype_a} times {problem.dtype_b}: both operands must be of one type"
+    if problem.dtype_c not in outputs:
+        return f"{problem.dtype_a} operands give {' or '.join(outputs) or 'nothing'} here, not {problem.dtype_c}"
+    return None
+
+
+def configs(
+    backend: str,
+    problem: Problem,
+    target: Target,
+    checks: Sequence[Rule],
+    preference: Callable[[Config], tuple[int, ...]],
+    everything: bool,
+) -> list[Config]:
+    """The configs to try, the predicted fastest first.
+
+    Each instance takes a compiler a good part of a minute. So unless `everything` is asked for, only so many are taken
+    as the space says (``limit``), with few that differ in no block (``alike``); what is chosen at run time is free.
+
+    Args:
+        backend: names the section of the target's file.
+        problem, target: what for.
+        checks: its own rules, which are never skipped.
+        preference: orders configs that the model can't tell apart; the least first.
+        everything: no limit.
+    """
+    section: dict[str, Any] = target_files.space_file(target.name).get(backend) or {}
+    if not section:
+        return []
+    space = space_module.space(problem, target, backend=backend)
+    possible = prune.prune(space, problem, target, tuple(checks), never_zero=False).kept
+    kept = prune.prune(possible, problem, target, SHARED_RULES).kept
+    predicted = sorted(
+        cost_model.rank(kept, problem, target), key=lambda p: (round(p.seconds, 9), preference(p.config))
+    )
+    ranked = [p.config for p in predicted]
+    if everything:
+        return ranked
+    run_time = tuple(section["run_time"])
+    taken: list[Config] = []
+    alike: dict[tuple[int, ...], int] = {}
+    found = []
+    for config in ranked:
+        instance = at_run_time(config, run_time)
+        if instance not in taken:
+            tile = (*config.tile, config.option("swap_ab"))
+            if len(taken) >= section["limit"] or alike.get(tile, 0) >= section["alike"]:
+                continue
+            taken.append(instance)
+            alike[tile] = alike.get(tile, 0) + 1
+        found.append(config)
+    return found
+
+
+def at_run_time(config: Config, names: Sequence[str]) -> Config:
+    """The config with its run-time choices blanked, so that those of one binary are equal."""
+    fixed: dict[str, Any] = {n: 1 for n in names if n in AXES}
+    options = tuple((k, 0 if k in names else v) for k, v in config.options)
+    return replace(config, options=options, **fixed)
+
+
+@cache
+def _environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    folder = Path(__file__).parent.parent / "templates"
+    return Environment(
+        loader=FileSystemLoader(folder),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        autoescape=False,  # C++, not HTML
+    )
+
+
+def render(template: str, **values: Any) -> str:
+    """The C++ text of an instance."""
+    text: str = _environment().get_template(template).render(**values)
+    return text
+
+
+def signature(parameters: Sequence[tuple[str, str]]) -> str:
+    """The parameters of the entry function as C++ declares them: (name, kind) each."""
+    return ", ".join(f"{C_TYPES[kind]} {name}" for name, kind in parameters)
+
+
+def host_call(
+    path: str, parameters: Sequence[tuple[str, str]], numbers: dict[str, int], runtime: str = ""
+) -> HostLaunch:
+    """The call of the entry function.
+
+    Args:
+        path: shared library.
+        parameters: (name, kind) in order, as it was compiled with.
+        numbers: values of those that are no pointers; ``workspace_bytes`` sizes the workspace.
+        runtime: library to load first.
+    """
+    params = tuple(Param(kind, name if kind == "pointer" else numbers[name]) for name, kind in parameters)
+    size = numbers.get("workspace_bytes", 0)
+    return HostLaunch(path, "run", params, (Buffer("workspace", size),) if size else (), runtime)
+
+
+def leading(problem: Problem) -> dict[str, int]:
+    """Sizes and leading strides in elements, under the names that entry functions give them."""
+    lda = problem.k if problem.row_major_a else problem.m
+    ldb = problem.n if problem.row_major_b else problem.k
+    return {"M": problem.m, "N": problem.n, "K": problem.k, "lda": lda, "ldb": ldb, "ldc": problem.n}
+
+
+def fingerprint(*files: Path) -> str:
+    """Hash of a few files that tell versions of a library of headers apart."""
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:16]

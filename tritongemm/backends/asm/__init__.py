@@ -1,0 +1,1 @@
+"""Backend: assembly kernels from manifests."""

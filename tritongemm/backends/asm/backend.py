@@ -1,0 +1,258 @@
+"""Backend: assembly kernels from manifests (`tritongemm.manifest`), as code objects or as sources to assemble.
+
+A config's template is the kernel's symbol. Kernels that add into C from several workgroups are launched with one split
+only, because a launch can't zero C first; the others choose among the splits that AITER's tuner tries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tritongemm.backends.asm import fit as asm_fit
+from tritongemm.backends.asm import manifest, param_layout
+from tritongemm.backends.asm.fit import COUNTERS, cdiv, layout_name, splits
+from tritongemm.backends.asm.manifest import KernelRow
+from tritongemm.backends.asm.param_layout import LAYOUTS, Field
+from tritongemm.core import settings
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.launch import Buffer, Launch, Param
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.hip_ext.binaries import code_object
+from tritongemm.hip_ext.binaries.code_object import KernelInfo
+from tritongemm.hip_ext.compilers import assemble
+from tritongemm.numerics.lookup import extras
+
+_THREADS = 256  # of AITER's workgroups
+_GRIDS = {"i8": "nk,m", "fp8_blockscale": "nk,m"}
+
+
+def unavailable() -> str | None:
+    """Why no assembly kernel can be used here, or None."""
+    if not settings.asm_manifests():
+        return "no manifest of assembly kernels: TRITONGEMM_ASM_MANIFESTS names none"
+    return None  # a manifest that is not there is said by who reads it
+
+
+def configs(problem: Problem, target: Target, manifests: Sequence[Path] = ()) -> list[Config]:
+    """The kernels that can compute a problem, each with the splits that fit it.
+
+    Args:
+        problem, target: what and where.
+        manifests: files to read; none for those of the environment.
+
+    Raises:
+        InputError: a manifest is wrong.
+    """
+    return survey(problem, target, manifests)[0]
+
+
+def survey(problem: Problem, target: Target, manifests: Sequence[Path] = ()) -> tuple[list[Config], dict[str, str]]:
+    """As `configs`, and why the other kernels can't, by symbol."""
+    found, refused = list[Config](), dict[str, str]()
+    for row in _rows(manifests):
+        reason = asm_fit.refusal(row, problem, target)
+        if reason:
+            refused[row.symbol] = reason
+            continue
+        refused.pop(row.symbol, None)
+        found += [_config(row, target, split) for split in splits(row, problem, target)]
+    return list(dict.fromkeys(found)), refused
+
+
+def refusal(problem: Problem, target: Target) -> str | None:
+    """Why no kernel of the environment's manifests can compute a problem, or None."""
+    found, refused = survey(problem, target)
+    if found:
+        return None
+    reasons = [f"{symbol}: {reason}" for symbol, reason in refused.items()]
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return reasons[0] + more if reasons else unavailable() or "the manifests list no kernel"
+
+
+def _rows(manifests: Sequence[Path]) -> list[KernelRow]:
+    return [row for path in manifests or settings.asm_manifests() for row in manifest.read(path)]
+
+
+def _config(row: KernelRow, target: Target, split: int) -> Config:
+    warps, stages = (row.threads or _THREADS) // target.wave_size, row.prefetch or 2
+    group = row.others.get("group_m", "")
+    sizes = row.tile_m, row.tile_n, row.sub_k, int(group) if group.isdigit() else 1, split, warps, stages
+    return Config(row.symbol, *sizes, backend="asm")
+
+
+def job(config: Config, problem: Problem, target: Target, module: str) -> CompileJob:
+    """What to load or assemble for one config.
+
+    Args:
+        config: its template is the symbol.
+        problem: tells kernels of one name apart.
+        target: architecture.
+        module: paths of manifests, separated as in PATH; without one, those of the environment are read.
+
+    Raises:
+        InputError: no manifest holds the kernel.
+    """
+    paths = [Path(p) for p in module.split(os.pathsep) if p.endswith(".csv")]
+    rows = [r for r in _rows(paths) if r.symbol == config.template]
+    if not rows:
+        raise InputError(
+            f"{config.name}: no manifest holds this kernel; TRITONGEMM_ASM_MANIFESTS or --manifest names them"
+        )
+    # Of kernels with one name that for the problem goes first.
+    rows.sort(key=lambda r: asm_fit.refusal(r, problem, target) is not None)
+    codes = [(row, row.path.read_bytes() if row.path.is_file() else b"") for row in rows]
+    row, code = next(((r, c) for r, c in codes if _is_for(r, c, target)), codes[0])
+    described = asdict(row)
+    identity = {
+        "backend": "asm",
+        "arch": target.name,
+        "wave": target.wave_size,
+        "lds": target.lds_bytes,
+        "code": hashlib.sha256(code).hexdigest(),
+        "config": config.name,
+        "row": {k: v for k, v in described.items() if k not in ("manifest", "line")},
+    }
+    return CompileJob(config, identity, {"row": described})
+
+
+def _is_for(row: KernelRow, code: bytes, target: Target) -> bool:
+    if row.path.suffix in assemble.SUFFIXES:
+        return True
+    try:
+        return code_object.arch(code) == target.name
+    except InputError:
+        return False
+
+
+def inspect(row: KernelRow, code: bytes, arch: str, wave: int, lds: int) -> tuple[KernelInfo, tuple[Field, ...]]:
+    """A row's kernel in its code object, and its parameters, where both agree.
+
+    Args:
+        row: the manifest's word.
+        code: the code object.
+        arch, wave, lds: architecture, threads of a wave, bytes of LDS a workgroup may use.
+
+    Raises:
+        InputError: truncated, for another architecture, without the symbol, or its parameters, LDS, wave size or
+            threads differ; says which.
+    """
+    try:
+        found = code_object.arch(code)
+        if found != arch:
+            raise InputError(f"it is for {found}, not {arch}")
+        kernels = {k.symbol: k for k in code_object.read(code)}
+    except InputError as error:
+        raise InputError(f"{row.where}: {row.path}: {error}") from error
+    if row.symbol not in kernels:
+        raise InputError(f"{row.where}: {row.object} holds {', '.join(kernels)}")
+    kernel = kernels[row.symbol]
+    try:
+        fields = param_layout.fields(param_layout.declared(row.layout, row.symbol), kernel)
+    except InputError as error:
+        raise InputError(f"{row.where}: {error}") from None
+    if kernel.wave_size != wave:
+        raise InputError(f"{row.where}: waves of {kernel.wave_size} threads, the target's have {wave}")
+    if kernel.shared + row.lds > lds:
+        raise InputError(f"{row.where}: LDS {kernel.shared + row.lds} > {lds} bytes")
+    if row.threads > kernel.max_threads:
+        raise InputError(f"{row.where}: {row.threads} threads, the code object allows {kernel.max_threads}")
+    return kernel, fields
+
+
+def build(job: CompileJob) -> tuple[Artifact, bytes, str]:
+    """Load or assemble one kernel and check it against its manifest: the Built, the code object, its file name.
+
+    Raises:
+        InputError: the object is missing or damaged, or disagrees with the manifest.
+        UnavailableError: a source, and no assembler.
+    """
+    row, wanted = KernelRow(**job.payload["row"]), job.identity
+    if not row.path.is_file():
+        raise InputError(f"{row.where}: there is no {row.path}")
+    source = row.path.suffix in assemble.SUFFIXES
+    code = assemble.assemble(row.path, wanted["arch"]) if source else row.path.read_bytes()
+    kernel, fields = inspect(row, code, wanted["arch"], wanted["wave"], wanted["lds"])
+    name = layout_name(row)
+    built = Artifact(
+        job.config,
+        job.digest,
+        symbol=row.symbol,
+        registers=kernel.registers,
+        spills=kernel.spills,
+        shared=kernel.shared + row.lds,
+        threads=row.threads or kernel.max_threads,
+        launch={
+            "layout": name,
+            "fields": [[f.name, f.offset] for f in fields],
+            "parameter_bytes": kernel.kernarg_bytes if name else kernel.explicit_bytes,
+            "grid": row.grid or _GRIDS.get(name, "n,m,k"),
+            "dynamic_shared": row.lds,
+        },
+    )
+    return built, code, "kernel.cubin" if wanted["arch"].startswith("sm") else "kernel.hsaco"
+
+
+def launch(built: Artifact, problem: Problem, target: Target) -> Launch:
+    """The launch of a built kernel on one problem."""
+    config, facts = built.config, built.launch
+    fields = [Field(str(name), int(offset)) for name, offset in facts["fields"]]
+    values = _values(facts["layout"], config, problem)
+    read = {"a", "b", "c", "workspace", "semaphore", *(e.name for e in extras(problem))}
+    # Those with scales add a bias always: zeros, which is what counters are before and after each launch.
+    names = ["semaphore" if f.name == "bias" and facts["layout"] in _GRIDS else f.name for f in fields]
+    params = [
+        Param("pointer", name if name in read else "") if f.kind == "pointer" else Param(f.kind, values.get(name, 0))
+        for f, name in zip(fields, names, strict=True)
+    ]
+    offsets = [f.offset for f in fields]
+    end = offsets[-1] + params[-1].size
+    if facts["parameter_bytes"] > end:
+        params.append(Param("pad", facts["parameter_bytes"] - end))
+        offsets.append(end)
+    tiles = {"m": cdiv(problem.m, config.block_m), "n": cdiv(problem.n, config.block_n), "k": config.split_k, "1": 1}
+    grid = [1, 1, 1]
+    for axis, letters in enumerate(str(facts["grid"]).replace(" ", "").split(",")):
+        for letter in letters:
+            grid[axis] *= tiles[letter]
+    count = tiles["m"] * tiles["n"]
+    counters = COUNTERS if facts["layout"] in LAYOUTS else count
+    sizes = {  # bytes
+        "workspace": 4 * count * config.split_k * config.block_m * config.block_n if config.split_k > 1 else 0,
+        "semaphore": 4 * (problem.n if facts["layout"] in _GRIDS else counters),
+    }
+    return Launch(
+        path=built.path,
+        symbol=built.symbol,
+        grid=(grid[0], grid[1], grid[2]),
+        block=(built.threads, 1, 1),
+        shared=facts["dynamic_shared"],
+        params=tuple(params),
+        buffers=tuple(Buffer(n, size) for n, size in sizes.items() if n in names and size),
+        at=tuple(offsets),
+    )
+
+
+def _values(layout: str, config: Config, problem: Problem) -> dict[str, Any]:
+    """The numbers a layout's fields take, strides in its own unit; fields not named are zero."""
+    lda = problem.k if problem.row_major_a else problem.m
+    ldb = problem.n if problem.row_major_b else problem.k
+    a, b, c = (problem.a.bytes, problem.b.bytes, problem.c.bytes) if layout == "bf16" else (1, 1, 1)
+    values: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k, "alpha": 1.0, "beta": 0.0}
+    values |= {"stride_a0": lda * a, "stride_b0": ldb * b, "stride_c0": problem.n * c, "stride_c_in0": problem.n * c}
+    values |= {"lda": lda, "ldb": ldb, "ldc": problem.n * (problem.c.bytes if layout in _GRIDS else 1)}
+    values |= {"group_m": config.group_m, "split_k": config.split_k, "log2_split_k": config.split_k.bit_length() - 1}
+    values |= {"c_is_bf16": int(problem.dtype_c == "bf16"), "add_bias": int(problem.bias != "none")}
+    if layout == "fp8_blockscale":
+        values |= {"scale_m": problem.m, "scale_n": cdiv(problem.n, 128), "scale_k": cdiv(problem.k, 128)}
+    if layout == "fp4":
+        groups = cdiv(problem.k, 32)
+        values |= {"stride_scale_a0": groups, "stride_scale_b0": groups}
+    return values

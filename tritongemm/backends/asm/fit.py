@@ -1,0 +1,118 @@
+"""Which assembly kernel can compute which problem, and with which splits along K."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from tritongemm.backends.asm import param_layout, scaled
+from tritongemm.backends.asm.manifest import KernelRow
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.hip_ext.binaries import code_object
+from tritongemm.hip_ext.compilers import assemble
+from tritongemm.numerics.lookup import extras, shuffled_b
+
+COUNTERS = 16 * 64  # of AITER's semaphore, one a tile
+_MOST_SPLITS = 16
+_FETCHED = 3  # steps of K that AITER's bf16 kernels fetch before the first check; a smaller A faults (ROCm/aiter#5781)
+_SMALL = 2**31  # bytes
+_SCALES = {"scale_a", "scale_b"}
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def layout_name(row: KernelRow) -> str:
+    """Name of the declared layout, "" where the manifest lists the parameters."""
+    layout = param_layout.declared(row.layout, row.symbol)
+    return layout.name if isinstance(layout, param_layout.Layout) else ""
+
+
+def refusal(row: KernelRow, problem: Problem, target: Target) -> str | None:
+    """Why a kernel can't compute a problem, or None."""
+    try:
+        name = layout_name(row)
+    except InputError as error:
+        return str(error)
+    if row.path.suffix not in assemble.SUFFIXES and row.path.is_file():
+        with suppress(InputError):  # building it will say what is wrong with a damaged one
+            arch = code_object.arch(row.path.read_bytes())
+            if arch != target.name:
+                return f"its code object is for {arch}, not {target.name}"
+    if row.shuffled and not shuffled_b(problem):
+        return f"B must be shuffled beforehand, which family {problem.family} does not do"
+    if not row.shuffled and shuffled_b(problem):
+        return f"it reads B as it is, family {problem.family} shuffles it beforehand"
+    if problem.batch != 1:
+        return f"it computes one GEMM at a time, not {problem.batch}"
+    if name in scaled.LAYOUTS:
+        return scaled.refusal(name, row, problem)
+    return _bf16_refusal(row, problem) if name == "bf16" else _own_refusal(row, problem)
+
+
+def _bf16_refusal(row: KernelRow, problem: Problem) -> str | None:
+    outputs = ("fp32",) if "outf32" in row.symbol else ("bf16", "fp32") if "fp32bf16" in row.symbol else ("bf16",)
+    if (problem.dtype_a, problem.dtype_b) != ("bf16", "bf16") or problem.dtype_c not in outputs:
+        return f"it reads bf16 and writes {' or '.join(outputs)}, not {problem.dtypes}"
+    if problem.layout != "TN":
+        return f"it reads A row-major and B column-major (TN), not {problem.layout}"
+    if problem.k % row.sub_k or problem.n % row.tile_n:
+        return f"K must be a multiple of {row.sub_k} and N of {row.tile_n}"
+    if problem.bias != "none" and not (row.bias and problem.bias == "n" and problem.bias_dtype.name == "bf16"):
+        return f"it adds {'a bf16 bias along N' if row.bias else 'no bias'}, not {problem.bias}"
+    largest = max(problem.m * problem.k * 2, problem.n * problem.k * 2, problem.m * problem.n * problem.c.bytes)
+    if largest >= scaled.REACH:
+        return f"an operand of {largest} bytes is beyond its 32-bit offsets"
+    if problem.m * problem.k < _FETCHED * row.sub_k:
+        return f"it fetches {_FETCHED * row.sub_k} elements of A before it looks at K; A has {problem.m * problem.k}"
+    tiles = cdiv(problem.m, row.tile_m) * (problem.n // row.tile_n)
+    if row.split_k and (tiles > COUNTERS or problem.k < 2 * row.sub_k):
+        return f"it splits K always: {tiles} tiles for {COUNTERS} counters, K {problem.k} for two splits of {row.sub_k}"
+    return None
+
+
+def _own_refusal(row: KernelRow, problem: Problem) -> str | None:
+    """Kernels whose manifest lists their parameters say what they compute in columns dtypes, trans, multiple and small."""
+    for column, value in (("dtypes", problem.dtypes), ("trans", problem.layout)):
+        if row.others.get(column, value) != value:
+            return f"it is for {row.others[column]}, not {value}"
+    wanted, has = ({*names} & _SCALES for names in ({e.name for e in extras(problem)}, row.layout.lower().split()))
+    if wanted != has:
+        return f"it takes {' and '.join(sorted(has)) or 'no scales'}, family {problem.family} has {len(wanted)}"
+    if problem.bias != ("n" if row.bias else "none"):
+        return f"it adds {'a bias along N' if row.bias else 'no bias'}, not {problem.bias}"
+    multiples = [int(v) if v.isdigit() else 0 for v in row.others.get("multiple", "1/1/1").split("/")]
+    if len(multiples) != 3 or 0 in multiples:
+        return f"column multiple is {row.others['multiple']!r}, not three numbers as in 1/16/64 for M, N and K"
+    odd = [n for n, s, m in zip("MNK", (problem.m, problem.n, problem.k), multiples, strict=True) if s % m]
+    if odd:
+        return f"{' and '.join(odd)} must be multiples as in {row.others['multiple']}"
+    large = [name for name in row.others.get("small", "").split() if _bytes(name, row, problem) >= _SMALL]
+    return f"{' and '.join(large)} must be less than 2 GiB, which its offsets reach" if large else None
+
+
+def _bytes(name: str, row: KernelRow, problem: Problem) -> int:
+    """Size of one operand of a kernel of ours."""
+    m, n, k = problem.m, problem.n, problem.k
+    if name == "workspace":
+        tiles = cdiv(m, row.tile_m) * cdiv(n, row.tile_n)
+        return 4 * tiles * row.tile_m * row.tile_n * _fixed_split(row)
+    return {"a": problem.a.bytes * m * k, "b": problem.b.bytes * n * k, "c": problem.c.bytes * m * n}.get(name, 0)
+
+
+def _fixed_split(row: KernelRow) -> int:
+    """Splits along K that a kernel of ours was made for."""
+    fixed = row.others.get("split", "1")
+    return int(fixed) if fixed.isdigit() else 1
+
+
+def splits(row: KernelRow, problem: Problem, target: Target) -> list[int]:
+    if not layout_name(row):
+        return [_fixed_split(row)]
+    if not row.split_k or layout_name(row) in scaled.LAYOUTS:
+        return [1]  # the splits of those with scales add into C
+    tiles = cdiv(problem.m, row.tile_m) * cdiv(problem.n, row.tile_n)
+    wanted = 4 if tiles >= target.compute_units else target.compute_units // tiles
+    return list(range(2, max(2, min(_MOST_SPLITS, wanted, problem.k // row.sub_k)) + 1))

@@ -1,0 +1,165 @@
+"""Manifests of assembly kernels: AITER's CSV, one kernel a row, with the code objects (or their sources) beside it.
+
+Columns are known by these names, in any case and with or without underscores:
+
+knl_name                symbol of the kernel
+co_name, knl_file       its code object, or a source (``.s``, ``.ptx``) to assemble, relative to the manifest
+tileM, tileN            tile of C one workgroup makes
+subK                    K of one step; no split may be shorter (64 where the column is absent)
+splitK                  1 if the kernel can share the K loop of a tile
+bPreshuffle             1 if B must have been shuffled for the kernel
+bias                    1 if it can add one; pf: depth of its prefetch
+layout                  ours: name of a parameter layout, or the parameters in order (`tritongemm.backends._asm_layout`)
+grid                    ours: what x, y, z count, ``n,m,k`` (the default) or another order, ``mn`` for tiles in one number
+lds, threads            ours: dynamic LDS in bytes (0); threads of a workgroup (what the object says)
+
+Others are kept as they are. ``//``, ``#``, `` ;`` and ``/* */`` begin comments, as AITER's code generator has it.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tritongemm.core.errors import InputError
+
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_LINE_COMMENT = re.compile(r"//.*|#.*| ;.*")
+_SYNONYMS = {"knlfile": "coname", "kernelname": "knlname"}
+_NUMBERS = {
+    "tilem": 0,
+    "tilen": 0,
+    "subk": 64,
+    "splitk": 0,
+    "bpreshuffle": 0,
+    "bias": 0,
+    "pf": 0,
+    "lds": 0,
+    "threads": 0,
+}
+_REQUIRED = ("knlname", "coname", "tilem", "tilen")
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel.
+
+    Attributes:
+        manifest: file it comes from.
+        line: line there.
+        symbol: kernel symbol.
+        object: name of the code object or source, relative to the manifest.
+        tile_m, tile_n: tile of C one workgroup makes.
+        sub_k: K of one step.
+        split_k: it can share the K loop of a tile.
+        shuffled: B must be in the kernel's own order.
+        bias: it can add one.
+        prefetch: depth of its prefetch, 0 if not said.
+        layout, grid: as written, "" if not said.
+        lds: dynamic LDS in bytes.
+        threads: of a workgroup, 0 if not said.
+        others: remaining columns, by name as spelled.
+    """
+
+    manifest: str
+    line: int
+    symbol: str
+    object: str
+    tile_m: int
+    tile_n: int
+    sub_k: int = 64
+    split_k: bool = False
+    shuffled: bool = False
+    bias: bool = False
+    prefetch: int = 0
+    layout: str = ""
+    grid: str = ""
+    lds: int = 0
+    threads: int = 0
+    others: dict[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def path(self) -> Path:
+        """The code object or source."""
+        return Path(self.manifest).parent / self.object
+
+    @property
+    def where(self) -> str:
+        """File, line and kernel, for messages."""
+        return f"{self.manifest}: line {self.line}: {self.symbol}"
+
+
+def read(path: Path) -> list[KernelRow]:
+    """The kernels of a manifest; one without rows is empty, not wrong.
+
+    Raises:
+        InputError: can't be read, a column is missing, or a value is no number; names file, line and column.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: manifest can't be read: {error}") from error
+    # Lines keep their numbers while comments go.
+    text = _COMMENT.sub(lambda m: "\n" * m[0].count("\n"), text)
+    lines = [_LINE_COMMENT.sub("", line).strip() for line in text.splitlines()]
+    filled = [(number, line) for number, line in enumerate(lines, 1) if line]
+    if not filled:
+        raise InputError(
+            f"{path}: manifest is empty; its first line names the columns, e.g. knl_name,co_name,tileM,tileN"
+        )
+    spelled = [name.strip() for name in next(csv.reader([filled[0][1]]))]
+    columns = [_key(name) for name in spelled]
+    missing = [name for name in _REQUIRED if name not in columns]
+    if missing:
+        raise InputError(f"{path}: manifest has no column {', '.join(missing)}; it has {', '.join(spelled)}")
+    rows = [_row(path, number, line, columns, spelled) for number, line in filled[1:]]
+    seen: dict[str, int] = {}
+    for row in rows:
+        if row.symbol in seen:
+            raise InputError(f"{row.where}: the kernel is in line {seen[row.symbol]} already")
+        seen[row.symbol] = row.line
+    return rows
+
+
+def _key(name: str) -> str:
+    plain = name.lower().replace("_", "")
+    return _SYNONYMS.get(plain, plain)
+
+
+def _row(path: Path, number: int, line: str, columns: list[str], spelled: list[str]) -> KernelRow:
+    cells = [cell.strip() for cell in next(csv.reader([line]))]
+    if len(cells) != len(columns):
+        raise InputError(f"{path}: line {number}: {len(cells)} values for {len(columns)} columns")
+    values = dict(zip(columns, cells, strict=True))
+    numbers = {}
+    for name, default in _NUMBERS.items():
+        cell = values.pop(name, "")
+        if cell and not cell.isdigit():
+            raise InputError(f"{path}: line {number}: column {name} is {cell!r}, not a whole number")
+        numbers[name] = int(cell) if cell else default
+    if not (numbers["tilem"] and numbers["tilen"] and numbers["subk"]):
+        raise InputError(f"{path}: line {number}: a tile of {numbers['tilem']}x{numbers['tilen']} is none")
+    symbol, name = values.pop("knlname"), values.pop("coname")
+    if not symbol or not name:
+        raise InputError(f"{path}: line {number}: a kernel needs a symbol and a code object")
+    layout, grid = values.pop("layout", ""), values.pop("grid", "")
+    return KernelRow(
+        manifest=str(path),
+        line=number,
+        symbol=symbol,
+        object=name,
+        tile_m=numbers["tilem"],
+        tile_n=numbers["tilen"],
+        sub_k=numbers["subk"],
+        split_k=bool(numbers["splitk"]),
+        shuffled=bool(numbers["bpreshuffle"]),
+        bias=bool(numbers["bias"]),
+        prefetch=numbers["pf"],
+        layout=layout,
+        grid=grid,
+        lds=numbers["lds"],
+        threads=numbers["threads"],
+        others={s: values[c] for s, c in zip(spelled, columns, strict=True) if c in values},
+    )

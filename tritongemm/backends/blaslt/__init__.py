@@ -1,0 +1,1 @@
+"""Backend: the vendor's GEMM library, cuBLASLt or hipBLASLt."""

@@ -1,0 +1,231 @@
+"""How a CK instance's threads share its tile: the many template parameters that follow from a config and a problem.
+
+Operands that are contiguous along K are read in vectors of K1 elements (16 bytes); others in vectors along M or N, for
+a K1 of four. The tile of C leaves through LDS, some rows of matrix instructions at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritongemm.backends._cpp_instances import cdiv, power_of_two
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.search.pruning.rules import Rule
+
+WAVE = 64
+_VECTOR = 16  # bytes
+# K blocks a pipeline has under way before its loop, so that it needs one more; buffers of LDS.
+PREFETCHED = {1: 0, 3: 2, 4: 3, 5: 3}
+_BUFFERS = {4: 2}
+_MOST_ACCUMULATORS = 256
+_MX_SIDE, _MX_DEPTH = 32, 256
+
+
+class Misfit(Exception):
+    """Threads can't be dealt out; says what does not divide."""
+
+
+def operand(name: str, block: int, k: int, along_k: bool, size: int, width: int, threads: int) -> dict[str, Any]:
+    """How threads copy a block of A or B into LDS.
+
+    Args:
+        name: for the message.
+        block: its rows (A) or columns (B).
+        k: block along K.
+        along_k: whether memory is contiguous along K.
+        size: of the contiguous dimension, in elements.
+        width: bytes of an element.
+        threads: of the workgroup.
+
+    Raises:
+        Misfit: they don't divide.
+    """
+    if along_k:
+        k1 = _VECTOR // width
+        vector, columns = power_of_two(size, k1), k // k1
+        rows = threads // columns if columns else 0
+        if not columns or k % k1 or threads % columns or not rows or block % rows:
+            raise Misfit(f"{name}: {threads} threads can't share {block} x {k} in vectors of {k1}")
+        return {"k1": k1, "threads": (columns, rows, 1), "order": "S<1, 0, 2>", "dim": 2, "vector": vector, "store": k1}
+    k1 = 4
+    vector = power_of_two(size, _VECTOR // width)
+    rows = min(threads, block // vector)
+    columns = threads // rows if rows else 0
+    if not rows or threads % rows or block % (rows * vector) or k % (k1 * columns):
+        raise Misfit(f"{name}: {threads} threads can't share {block} x {k} in vectors of {vector} across K")
+    return {"k1": k1, "threads": (columns, rows, 1), "order": "S<0, 2, 1>", "dim": 1, "vector": vector, "store": k1}
+
+
+def shape(config: Config, problem: Problem) -> dict[str, Any]:
+    """Template parameters of an instance.
+
+    Raises:
+        Misfit: the config can't be one for this problem.
+    """
+    if (config.template == "mx") != (problem.a.packed > 1):
+        raise Misfit(f"template {config.template} does not read {problem.dtype_a}")
+    if config.template == "mx":
+        return _mx_shape(config, problem)
+    m, n, k = config.tile
+    xdl, threads = config.option("xdl", 16), config.num_warps * WAVE
+    wave_m = config.option("wave_m", 1)
+    wave_n = config.num_warps // wave_m
+    if wave_m * wave_n != config.num_warps or m % (wave_m * xdl) or n % (wave_n * xdl):
+        raise Misfit(f"{wave_m} x {config.num_warps}/{wave_m} waves of {xdl} x {xdl} don't tile {m} x {n}")
+    a = operand(
+        "A", m, k, problem.row_major_a, problem.k if problem.row_major_a else problem.m, problem.a.bytes, threads
+    )
+    b = operand(
+        "B", n, k, not problem.row_major_b, problem.n if problem.row_major_b else problem.k, problem.b.bytes, threads
+    )
+    repeats = m // (wave_m * xdl), n // (wave_n * xdl)
+    shuffle = 2 if repeats[1] % 2 == 0 else 1
+    return {
+        "tile": config.tile,
+        "threads": threads,
+        "xdl": xdl,
+        "repeats": repeats,
+        "shuffle": shuffle,
+        "a": a | {"layout": "Row" if problem.row_major_a else "Col"},
+        "b": b | {"layout": "Row" if problem.row_major_b else "Col"},
+        "c": result(problem, threads, wave_m * xdl, wave_n * xdl * shuffle),
+        "padding": padding(config, problem),
+        "schedule": "Interwave" if config.option("interwave") else "Intrawave",
+        "pipeline": config.option("pipeline", 1),
+    }
+
+
+def _mx_shape(config: Config, problem: Problem) -> dict[str, Any]:
+    """Template parameters of an instance for fp4 with scales: 32 rows and columns and 256 numbers along K share words
+    of scales, and what lies beyond M and N is never read."""
+    m, n, k = config.tile
+    threads, wave_m = config.num_warps * WAVE, config.option("wave_m", 1)
+    wave_n = config.num_warps // wave_m
+    if wave_m * wave_n != config.num_warps or m % (wave_m * _MX_SIDE) or n % (wave_n * _MX_SIDE):
+        raise Misfit(f"{wave_m} x {config.num_warps}/{wave_m} waves of {_MX_SIDE} x {_MX_SIDE} don't tile {m} x {n}")
+    if config.split_k > 1:  # an emulator finds every split but the first reading beyond them
+        raise Misfit("split-K of fp4: the library finds the scales of the first split only")
+    if problem.k % k or k % _MX_DEPTH or problem.n % _MX_SIDE:
+        raise Misfit(f"K {problem.k} must be a multiple of {k}, that of {_MX_DEPTH}, and N {problem.n} of {_MX_SIDE}")
+    sides = [operand(x, b, k // 2, True, problem.k // 2, 1, threads) for x, b in (("A", m), ("B", n))]
+    return {
+        "tile": (m, n, k // 2),
+        "threads": threads,
+        "xdl": 16,
+        "repeats": (m // (wave_m * 16), n // (wave_n * 16)),
+        "group": 32,
+        "a": sides[0] | {"layout": "Row"},
+        "b": sides[1] | {"layout": "Col"},
+        "c": result(problem, threads, wave_m * _MX_SIDE, wave_n * _MX_SIDE),
+        "padding": "Default",
+        "schedule": "Intrawave",
+        "pipeline": config.option("pipeline", 1),
+    }
+
+
+def result(problem: Problem, threads: int, high: int, wide: int) -> dict[str, Any]:
+    """How threads copy a part of C, `high` rows of `wide` columns, from LDS to memory.
+
+    Raises:
+        Misfit: they don't divide.
+    """
+    vector = power_of_two(problem.n, _VECTOR // problem.c.bytes)
+    across = min(threads, wide // vector)
+    down = threads // across
+    if high % down:  # fewer columns each, so that all threads have a row
+        across = cdiv(threads, high)
+        down = threads // across
+        vector = min(vector, wide // across)
+    if threads % across or high % down or wide % (across * vector):
+        raise Misfit(f"C: {threads} threads can't share {high} x {wide} in vectors of {vector}")
+    return {"threads": (1, down, 1, across), "vector": vector}
+
+
+def padding(config: Config, problem: Problem) -> str:
+    """Which sides the kernel must guard."""
+    if problem.k % (config.block_k * config.split_k):
+        return "MNKPadding"
+    return "MNPadding" if problem.m % config.block_m or problem.n % config.block_n else "Default"
+
+
+def preference(config: Config) -> tuple[int, ...]:
+    """Orders instances of one tile: the pipeline that copies furthest ahead in registers first, waves in a square."""
+    wave_m = config.option("wave_m", 1)
+    return (
+        (3, 4, 5, 1).index(config.option("pipeline")),
+        abs(wave_m - config.num_warps // wave_m),
+        -config.option("xdl"),
+    )
+
+
+def _divides(config: Config, problem: Problem, target: Target) -> str | None:
+    try:
+        shape(config, problem)
+    except Misfit as misfit:
+        return str(misfit)
+    return None
+
+
+def _lds(config: Config, problem: Problem, target: Target) -> str | None:
+    rows = config.block_m * problem.a.bytes + config.block_n * problem.b.bytes
+    used = rows * config.block_k // problem.a.packed * _BUFFERS.get(config.option("pipeline"), 1)
+    return f"LDS {used} > {target.lds_bytes}" if used > target.lds_bytes else None
+
+
+def _accumulators(config: Config, problem: Problem, target: Target) -> str | None:
+    held = config.block_m * config.block_n // (config.num_warps * WAVE)
+    return f"{held} accumulators > {_MOST_ACCUMULATORS}" if held > _MOST_ACCUMULATORS else None
+
+
+def _loops(config: Config, problem: Problem, target: Target) -> str | None:
+    version = config.option("pipeline", 1)
+    if version not in PREFETCHED:
+        return f"pipeline v{version}; there are {', '.join(f'v{v}' for v in PREFETCHED)}"
+    loops = cdiv(problem.k, config.block_k * config.split_k)
+    few = loops <= PREFETCHED[version]
+    return f"{loops} K blocks for pipeline v{version}, which wants {PREFETCHED[version] + 1}" if few else None
+
+
+def _arrays(config: Config, problem: Problem, target: Target) -> str | None:
+    """Pipeline v5 with operands read across K leaves its arrays in scratch (2 KB a thread, in the compilers seen), and
+    is not seen to work."""
+    if config.option("pipeline") != 5 or problem.layout == "TN":
+        return None
+    return f"pipeline v5 with layout {problem.layout}, whose arrays end up in scratch"
+
+
+def _waves(config: Config, problem: Problem, target: Target) -> str | None:
+    """Two workgroups take turns on a compute unit: only the simplest pipeline has that form."""
+    if not config.option("interwave"):
+        return None
+    return "interwave is of pipeline v1 alone" if config.option("pipeline") != 1 else None
+
+
+def _split(config: Config, problem: Problem, target: Target) -> str | None:
+    """Splits add into C in its own type; a bias would be added by each."""
+    if config.split_k == 1:
+        return None
+    if problem.bias != "none":
+        return "split-K adds the bias in every split"
+    return None if problem.dtype_c in ("bf16", "fp16", "fp32") else f"split-K can't add into {problem.dtype_c}"
+
+
+def _bank(config: Config, problem: Problem, target: Target) -> str | None:
+    """Matrix instructions of 32 want a tile of 64 to pay, those of 16 waste reads where there are many of them."""
+    if config.option("xdl") == 32 or min(config.block_m, config.block_n) < 128:
+        return None
+    return f"16 x 16 instructions for a {config.block_m} x {config.block_n} tile"
+
+
+RULES = (
+    Rule("pipeline", _loops),
+    Rule("scratch", _arrays),
+    Rule("interwave", _waves),
+    Rule("split", _split),
+    Rule("lds", _lds),
+    Rule("accumulators", _accumulators),
+    Rule("instruction", _bank, ("universal",)),
+    Rule("threads", _divides),
+)

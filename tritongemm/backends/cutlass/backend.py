@@ -1,0 +1,264 @@
+"""Backend: CUTLASS's warp-specialised GEMM of Hopper, instances of it rendered from templates/cutlass/ and compiled by nvcc."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from tritongemm.backends import _cpp_instances
+from tritongemm.backends.cutlass import instances as cutlass_instances
+from tritongemm.core import settings
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.launch import HostLaunch
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.hip_ext.compilers import toolchain
+from tritongemm.hip_ext.libraries import wheel_folders
+
+COMPILE_SECONDS = 600.0
+ARCHS = ("sm90",)
+TEMPLATES = {  # mainloop, epilogue, scheduler
+    "single": ("KernelTmaWarpSpecialized", "TmaWarpSpecialized", "PersistentScheduler"),
+    "pingpong": ("KernelTmaWarpSpecializedPingpong", "TmaWarpSpecialized", "PersistentScheduler"),
+    "cooperative": ("KernelTmaWarpSpecializedCooperative", "TmaWarpSpecializedCooperative", "PersistentScheduler"),
+    "stream_k": ("KernelTmaWarpSpecializedCooperative", "TmaWarpSpecializedCooperative", "StreamKScheduler"),
+}
+_HEADER = "cutlass/gemm/collective/collective_builder.hpp"
+_TYPES = {
+    "bf16": "cutlass::bfloat16_t",
+    "fp16": "cutlass::half_t",
+    "fp32": "float",
+    "fp8e4m3fn": "cutlass::float_e4m3_t",
+}
+_OUTPUTS = {"bf16": ("bf16", "fp32"), "fp16": ("fp16", "fp32"), "fp8e4m3fn": ("bf16", "fp16")}
+_ALIGN = 16  # bytes: what the tensor memory accelerator wants of every row
+_RUN_TIME = ("split_k", "group_m", "raster")
+# Extended shapes: a tile of 80, 112, 160 … columns is one matrix instruction wide, not several.
+_OPTIONS = ("-std=c++17", "-O3", "-DNDEBUG", "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED", "-gencode", "arch=compute_90a,code=sm_90a", "--expt-relaxed-constexpr",
+            "-Xptxas", "-v", "-cudart", "static", "-diag-suppress", "20013,20015,20012")  # fmt: skip
+_PARAMETERS = [
+    *((n, "pointer") for n in ("a", "b", "c")),
+    *((n, "i32") for n in ("M", "N", "K", "lda", "ldb", "ldc", "splits")),
+    ("workspace", "pointer"),
+    ("stream", "pointer"),
+    ("workspace_bytes", "i64"),
+    *((n, "i32") for n in ("sm_count", "swizzle", "raster")),
+]
+
+
+def unavailable() -> str | None:
+    """Why CUTLASS's kernels can't be used here, or None."""
+    try:
+        _headers()
+        _nvcc()
+    except UnavailableError as error:
+        return str(error)
+    return None
+
+
+def _headers() -> Path:
+    """Folder of CUTLASS's headers.
+
+    Raises:
+        UnavailableError: there are none; says where it looked.
+    """
+    chosen = settings.cutlass_folder()
+    places = [chosen] if chosen else wheel_folders("cutlass_library/source")
+    for place in places:
+        for include in (place / "include", place):
+            if (include / _HEADER).is_file():
+                return include
+    looked = ", ".join(map(str, places)) or "no installed nvidia-cutlass package"
+    raise UnavailableError(f"no headers of CUTLASS 3: {looked} (CUTLASS_DIR) lacks include/{_HEADER}")
+
+
+@cache
+def _nvcc() -> str:
+    """Path of nvcc.
+
+    Raises:
+        UnavailableError: it is on neither the PATH nor in /usr/local/cuda/bin.
+    """
+    bundled = Path("/usr/local/cuda/bin/nvcc")
+    found = shutil.which("nvcc") or (str(bundled) if bundled.is_file() else None)
+    if found is None:
+        raise UnavailableError(f"CUTLASS's instances need nvcc; neither the PATH nor {bundled.parent} has it")
+    return found
+
+
+@cache
+def _version() -> str:
+    return toolchain.first_line([_nvcc(), "--version"])
+
+
+def refusal(problem: Problem, target: Target) -> str | None:
+    """Why no instance computes this problem, or None."""
+    reason = _cpp_instances.refusal("CUTLASS", ARCHS, ("dense",), _OUTPUTS.get(problem.dtype_a, ()), problem, target)
+    if reason:
+        return reason
+    if problem.a.is_fp8 and problem.layout != "TN":
+        return f"eight-bit operands must be contiguous along K (TN), not {problem.layout}"
+    sizes = _cpp_instances.leading(problem)
+    for name, dtype in (("lda", problem.a), ("ldb", problem.b), ("ldc", problem.c)):
+        if sizes[name] * dtype.bytes % _ALIGN:
+            return f"{name} {sizes[name]}: rows must start at multiples of {_ALIGN} bytes"
+    return None
+
+
+def configs(problem: Problem, target: Target, everything: bool = False) -> list[Config]:
+    """Configs to try, the predicted fastest first; none where no instance computes the problem.
+
+    Args:
+        problem, target: what and where.
+        everything: the whole space, not only what its ``limit`` lets through.
+    """
+    if refusal(problem, target):
+        return []
+    return _cpp_instances.configs(
+        "cutlass", problem, target, cutlass_instances.RULES, cutlass_instances.preference, everything
+    )
+
+
+def check(config: Config, problem: Problem, target: Target) -> str | None:
+    """Why a config can't compute a problem, or None."""
+    if config.template not in TEMPLATES:
+        return f"CUTLASS has no template {config.template}; there are {', '.join(TEMPLATES)}"
+    if config.split_k > 1 and config.template != "stream_k":
+        return f"{config.template} does not share tiles; stream_k does"
+    reasons = (rule.check(config, problem, target) for rule in cutlass_instances.RULES if rule.name == "warp_groups")
+    return refusal(problem, target) or next(filter(None, reasons), None)
+
+
+def _parameters(problem: Problem) -> list[tuple[str, str]]:
+    return _PARAMETERS + ([("bias", "pointer")] if problem.bias != "none" else [])
+
+
+def source(config: Config, problem: Problem, target: Target) -> str:
+    """The C++ text of a config's instance."""
+    swapped = bool(config.option("swap_ab"))
+
+    def operand(dtype: str, row_major: bool, flipped: bool) -> dict[str, object]:
+        nbytes = {"a": problem.a, "b": problem.b, "c": problem.c}[dtype].bytes
+        kind = _TYPES[{"a": problem.dtype_a, "b": problem.dtype_b, "c": problem.dtype_c}[dtype]]
+        return {"type": kind, "layout": "Row" if row_major != flipped else "Column", "vector": _ALIGN // nbytes}
+
+    a = operand("a", problem.row_major_a, swapped)
+    b = operand("b", problem.row_major_b, swapped)
+    mainloop, epilogue, scheduler = TEMPLATES[config.template]
+    if problem.a.is_fp8:
+        mainloop += "FP8FastAccum"
+    bias = "" if problem.bias == "none" else _TYPES[problem.bias_dtype.name]
+    # The library says row for one value per row of the kernel's C, which may be the transpose of ours.
+    along = "Row" if (problem.bias == "m") != swapped else "Col"
+    fusion = (
+        f"LinCombPer{along}Bias<OperandD, float, {bias}, void, float>"
+        if bias
+        else "LinearCombination<OperandD, float, void, float>"
+    )
+    return _cpp_instances.render(
+        "cutlass/sm90.j2",
+        name=_cpp_instances.at_run_time(config, _RUN_TIME).name,
+        bias=bias,
+        x=b if swapped else a,
+        y=a if swapped else b,
+        d=operand("c", True, swapped),
+        tile=cutlass_instances.tile(config),
+        cluster=cutlass_instances.cluster(config),
+        fusion=fusion,
+        epilogue=epilogue,
+        schedule=mainloop,
+        stages=config.num_stages,
+        scheduler=scheduler,
+        stream_k=config.template == "stream_k",
+        lds=target.lds_bytes,
+        swapped=swapped,
+        signature=_cpp_instances.signature(_parameters(problem)),
+    )
+
+
+def job(config: Config, problem: Problem, target: Target, module: str) -> CompileJob:
+    """What to compile for one config.
+
+    Args:
+        config: the candidate.
+        problem: gives dtypes and layouts.
+        target: architecture.
+        module: unused; an instance is a source of its own.
+
+    Raises:
+        InputError: the config can't compute the problem.
+        UnavailableError: no headers, or no nvcc.
+    """
+    reason = check(config, problem, target)
+    if reason:
+        raise InputError(f"{config.name} can't compute {problem.key} on {target.name}: {reason}")
+    include = _headers()
+    identity = {
+        "backend": "cutlass",
+        "arch": target.name,
+        "lds": target.lds_bytes,
+        "source": source(config, problem, target),
+        "options": list(_OPTIONS),
+        "compiler": _version(),
+        "headers": _cpp_instances.fingerprint(include / _HEADER, include / "cutlass/version.h"),
+        "parameters": _parameters(problem),
+    }
+    return CompileJob(config, identity, {"include": str(include)})
+
+
+def build(job: CompileJob) -> tuple[Artifact, bytes, str]:
+    """Compile one instance: the Built, the shared library, its file name.
+
+    Raises:
+        InputError: the compiler refuses it.
+        UnavailableError: no compiler.
+    """
+    wanted = job.identity
+
+    with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
+        file, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.so"
+        file.write_text(wanted["source"])
+        command = [_nvcc(), *wanted["options"], "-I", job.payload["include"], "-shared", "-Xcompiler", "-fPIC"]
+        said = toolchain.run([*command, str(file), "-o", str(out)], COMPILE_SECONDS)
+        shared: int = ctypes.CDLL(str(out)).shared_bytes()  # dynamic: the assembler does not know of it
+        code = out.read_bytes()
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", said)]
+    built = Artifact(
+        job.config,
+        job.digest,
+        symbol="run",
+        registers=max((int(n) for n in re.findall(r"Used (\d+) registers", said)), default=0),
+        spills=max(spills, default=0),
+        shared=shared,
+        threads=job.config.num_warps * 32,
+        launch={"parameters": [list(p) for p in wanted["parameters"]]},
+    )
+    return built, code, "kernel.so"
+
+
+def launch(built: Artifact, problem: Problem, target: Target) -> HostLaunch:
+    """The call that runs a built config on one problem."""
+    config = built.config
+    workspace = _workspace(config, problem) if config.template == "stream_k" else 0
+    numbers = _cpp_instances.leading(problem) | {
+        "splits": config.split_k,
+        "workspace_bytes": workspace,
+        "sm_count": target.compute_units,
+        "swizzle": config.group_m,
+        "raster": config.option("raster"),
+    }
+    parameters = [(str(n), str(k)) for n, k in built.launch["parameters"]]
+    return _cpp_instances.host_call(built.path, parameters, numbers)
+
+
+def _workspace(config: Config, problem: Problem) -> int:
+    """Bytes that hold a partial sum and two counters of every tile, which the library never needs more than."""
+    m, n = config.option("cluster_m", 1), config.option("cluster_n", 1)
+    tiles = -(-problem.m // (config.block_m * m)) * m * -(-problem.n // (config.block_n * n)) * n
+    return tiles * (4 * config.block_m * config.block_n + 8) + 4096

@@ -1,0 +1,1 @@
+"""Backend: PyTorch's own GEMM."""

@@ -1,0 +1,1 @@
+"""Backend: kernels generated here and compiled by Triton."""

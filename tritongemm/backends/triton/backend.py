@@ -1,0 +1,247 @@
+"""Backend: kernels generated from templates/kernels/ and compiled by Triton."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from functools import cache
+from math import gcd
+from types import ModuleType
+from typing import Any
+
+from tritongemm.codegen import geometry, render, template_facts
+from tritongemm.codegen import geometry as geometry_module
+from tritongemm.core import settings
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.launch import Buffer, Launch, Param
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.hip_ext.binaries import code_object
+from tritongemm.numerics.lookup import extras
+
+SIZES = ("M", "N", "K", "stride_a", "stride_b", "stride_c")
+NUMBERS = (*SIZES, "GROUP_M")
+# Triton 3.10 changes the first one's default. The second's checks take a tenth of a compile, and are left out of all but
+# debugging code at its end.
+OPTIONS = {"enable_fp_fusion": True, "sanitize_overflow": False}
+_SMALL = 2**31  # bytes that an offset of 32 bits reaches: a buffer instruction's
+_ALIGN = 16  # bytes a base address is a multiple of, and the most elements a size is known to be a multiple of
+
+
+def unavailable() -> str | None:
+    """Why Triton can't be used here, or None."""
+    return None if settings.version("triton") != "missing" else "the triton package is not installed"
+
+
+def strides(problem: Problem) -> tuple[int, int, int]:
+    """Leading strides of A, B and C in elements, each operand dense."""
+    a = problem.k if problem.row_major_a else problem.m
+    b = problem.n if problem.row_major_b else problem.k
+    return a, b, problem.n
+
+
+def divisors(problem: Problem) -> dict[str, int]:
+    """Largest power of two up to 16 that divides each size parameter, where it is not 1; the compiler widens accesses
+    with it: rows of 1000 values start at multiples of 16 bytes as well, and are read so.
+
+    M matters only where A is column-major: elsewhere it would only make two binaries of one.
+    """
+    sizes = dict(zip(SIZES, (problem.m, problem.n, problem.k, *strides(problem)), strict=True))
+    if problem.row_major_a:
+        del sizes["M"]
+    found = {name: gcd(value, _ALIGN) for name, value in sizes.items()}
+    return {name: divisor for name, divisor in found.items() if divisor > 1}
+
+
+def small(config: Config, problem: Problem, target: Target) -> list[str]:
+    """Pointer parameters to less than 2 GiB, where the target has buffer instructions: these mask a load without a branch.
+
+    Triton finds out by itself for tensors, but not for a kernel compiled ahead of time.
+    """
+    if not target.has("buffer_ops"):
+        return []
+    geometry = geometry_module.geometry(config, problem, target.compute_units)
+    sizes = {"a": problem.a.bytes * problem.m * problem.k, "b": problem.b.bytes * problem.k * problem.n}
+    sizes |= {"c": problem.c.bytes * problem.m * problem.n, "workspace": geometry.workspace_bytes}
+    pointers = [n for n, t in signature(config, problem).items() if t.startswith("*")]
+    return [p for p in pointers if sizes.get(p.removesuffix("_ptr"), 0) < _SMALL]
+
+
+def signature(config: Config, problem: Problem) -> dict[str, str]:
+    """Triton types of the kernel's run-time parameters, in order."""
+    template = template_facts.kernel_template(config.template)
+    accumulator = "i32" if render.common_type(problem.a, problem.b).is_integer else "fp32"
+    types = {"a": problem.a.triton, "b": problem.b.triton, "c": problem.c.triton, "bias": problem.bias_dtype.triton}
+    types |= {e.name: e.dtype.triton for e in extras(problem)}
+    types |= {"workspace": accumulator, "semaphore": "i32"}
+    blocks = geometry.geometry(config, problem, 1).descriptors
+    result = {}
+    for parameter, (name, descriptor) in template_facts.arguments(template, problem).items():
+        if descriptor:
+            rows, cols = blocks[descriptor]
+            result[parameter] = f"tensordesc<{types[name]}[{rows},{cols}]>"
+        else:
+            result[parameter] = f"*{types[name]}"
+    return result | dict.fromkeys(NUMBERS, "i32")
+
+
+def job(config: Config, problem: Problem, target: Target, module: str) -> CompileJob:
+    """What to compile for one config.
+
+    Args:
+        config: the candidate.
+        problem: gives dtypes, layouts and which sizes are multiples of 16; its sizes themselves do not matter.
+        target: architecture.
+        module: path of a generated module that holds the config's kernel.
+    """
+    identity = {
+        "backend": "triton",
+        "triton": settings.version("triton"),
+        "arch": target.name,
+        "wave": target.wave_size,
+        "lds": target.lds_bytes,
+        "source": render.kernel_source(problem, config.template, target),
+        "constants": geometry.constants(config, problem),
+        "options": template_facts.compiler_options(config),
+        "signature": signature(config, problem),
+        "divisors": divisors(problem),
+        "small": small(config, problem, target),
+    }
+    return CompileJob(config, identity, {"module": module})
+
+
+@cache
+def _import(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is not a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.dont_write_bytecode = True
+    spec.loader.exec_module(module)
+    return module
+
+
+def _gluon_source(kernel: Any, types: dict[str, str], constants: dict[str, Any], attributes: dict[Any, Any]) -> Any:
+    """Source of a kernel in Gluon, where a descriptor's type says how its block lies in shared memory."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    def typed(text: str) -> str:
+        if not text.startswith("tensordesc<"):
+            return text
+        element, rows, cols = text[len("tensordesc<") : -2].replace("[", ",").split(",")
+        width = gl.float32 if element == "fp32" else gl.float16
+        return f"{text[:-1]},{gl.NVMMASharedLayout.get_default_for([int(rows), int(cols)], width)!r}>"
+
+    return GluonASTSource(kernel, {n: typed(t) for n, t in types.items()}, constants, attributes)
+
+
+def build(job: CompileJob) -> tuple[Artifact, bytes, str]:
+    """Compile one job in this process: the Built, the code object, its file name."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    wanted = job.identity
+    kernel = getattr(_import(job.payload["module"]), job.config.template)
+    constants = wanted["constants"]
+    types = {**wanted["signature"], **dict.fromkeys(constants, "constexpr")}
+    pointers = [n for n, t in wanted["signature"].items() if t.startswith("*")]
+    multiples = dict.fromkeys(pointers, _ALIGN) | wanted["divisors"]
+    attributes = {(kernel.arg_names.index(n),): [["tt.divisibility", d]] for n, d in multiples.items()}
+    for name in wanted["small"]:
+        attributes[(kernel.arg_names.index(name),)].append(["tt.pointer_range", 32])
+    arch = wanted["arch"]
+    cuda = arch.startswith("sm")
+    target = GPUTarget("cuda" if cuda else "hip", int(arch[2:]) if cuda else arch, wanted["wave"])
+    source = _gluon_source if getattr(kernel, "is_gluon", bool)() else ASTSource
+    # Triton's own cache would keep every intermediate form of every candidate.
+    scratch = tempfile.mkdtemp(prefix="tritongemm-")
+    try:
+        with triton.knobs.cache.scope(), triton.knobs.compilation.scope():
+            triton.knobs.cache.dir = scratch
+            triton.knobs.compilation.store_binary_only = True
+            compiled = triton.compile(
+                source(kernel, types, constants, attributes), target=target, options=wanted["options"] | OPTIONS
+            )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    suffix = "cubin" if cuda else "hsaco"
+    code: bytes = compiled.asm[suffix]
+    found = code_object.read(code)[0]
+    meta = compiled.metadata
+    shared = max(int(meta.shared), found.shared)
+    built = Artifact(
+        job.config,
+        job.digest,
+        symbol=found.symbol,
+        registers=found.registers,
+        spills=found.spills,
+        shared=shared,
+        threads=meta.num_warps * wanted["wave"],
+        launch={
+            "dynamic_shared": int(meta.shared),
+            "cluster": int(getattr(meta, "num_ctas", 1)),
+            "offsets": [a.offset for a in found.args if not a.kind.startswith("hidden_")],  # a runtime adds those
+            "tensor_maps": [dict(m) for m in (getattr(meta, "tensordesc_meta", None) or []) if m],
+        },
+    )
+    if shared > wanted["lds"]:
+        reason = f"shared memory {shared} > {wanted['lds']} bytes"
+        return _rejected(built, reason), b"", ""
+    scratch_bytes = int(getattr(meta, "global_scratch_size", 0) or 0)
+    if scratch_bytes:
+        return _rejected(built, f"needs {scratch_bytes} bytes of global scratch for each program"), b"", ""
+    return built, code, f"kernel.{suffix}"
+
+
+def _rejected(built: Artifact, reason: str) -> Artifact:
+    return Artifact(**{**built.__dict__, "status": "out_of_resources", "reason": reason})
+
+
+def launch(built: Artifact, problem: Problem, target: Target) -> Launch:
+    """The launch of a built config on one problem."""
+    config = built.config
+    geometry = geometry_module.geometry(config, problem, target.compute_units)
+    lead = dict(zip("abc", strides(problem), strict=True))
+    shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n), "c": (problem.m, problem.n)}
+    row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
+    maps: list[dict[str, Any]] = list(built.launch.get("tensor_maps", []))
+    params: list[Param] = []
+    for name, descriptor in template_facts.arguments(template_facts.kernel_template(config.template), problem).values():
+        if not descriptor:
+            params.append(Param("pointer", name if name != "bias" or problem.bias != "none" else "c"))
+            continue
+        rows, cols = shapes[name] if row_major[name] else shapes[name][::-1]
+        map_ = maps.pop(0)
+        box = (int(map_["block_size"][0]), int(map_["block_size"][1]))
+        codes = int(map_["elem_type"]), int(map_["elem_size"]), int(map_["swizzle"])
+        params.append(Param("tma", name, box, (rows, cols), lead[name], *codes))
+        params += [Param("i32", rows), Param("i32", cols), Param("i64", lead[name]), Param("i64", 1)]
+    params += [Param("i32", v) for v in (problem.m, problem.n, problem.k, *strides(problem), config.group_m)]
+    params += [Param("pointer", ""), Param("pointer", "")]  # Triton's own scratch, unused
+    if len(built.launch["offsets"]) != len(params):
+        raise InputError(
+            f"{config.name}: the binary takes {len(built.launch['offsets'])} parameters, not {len(params)}; "
+            "this version of Triton passes arguments in a way this backend does not know"
+        )
+    buffers = [
+        Buffer(n, e) for n, e in (("workspace", geometry.workspace_bytes), ("semaphore", geometry.semaphore_bytes))
+    ]
+    return Launch(
+        path=built.path,
+        symbol=built.symbol,
+        grid=geometry.grid,
+        block=(built.threads, 1, 1),
+        shared=built.launch["dynamic_shared"],
+        params=tuple(params),
+        buffers=tuple(b for b in buffers if b.bytes),
+        cluster=built.launch["cluster"],
+        at=tuple(built.launch["offsets"]),
+        overlap=bool(target.overlap),
+    )

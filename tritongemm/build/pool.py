@@ -1,0 +1,181 @@
+"""Stage: Problems, Configs → Built, in parallel, with no GPU touched.
+
+joblib's threads each drive one compiler process. A compile that crashes or outlasts its limit takes its process with it
+and costs that config alone; one that crashed gets a second chance, for memory may have been short. Artefacts lie in a
+content-addressed cache: what a binary depends on is hashed into its folder's name, so a second run of the same space, of
+another size or on a GPU node, compiles nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from queue import SimpleQueue
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.artifact import CompileJob
+from tritongemm.core.errors import OutputError
+from tritongemm.plugins import registry
+from tritongemm.workers.child_process import WorkerDied
+from tritongemm.workers.child_process import WorkerError
+from tritongemm.workers.child_process import WorkerProcess
+from tritongemm.workers.child_process import WorkerTimeout
+import gc
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+import time
+
+GIVES_WAY = 5  # niceness of compilers: what plans, searches and times goes first, for they all wait for it
+_ROOM = 64 << 20  # bytes a compiler may need for its files; nvcc keeps a few stages of a large source
+
+
+def _memory(room: int) -> str | None:
+    """A folder in memory with so many bytes free, or None; a container's has 64 MB unless it is asked for more."""
+    place = "/dev/shm"
+    return place if os.access(place, os.W_OK) and shutil.disk_usage(place).free >= room else None
+
+
+class CompilerWorker:
+    """What a compiler process does: build one job and put it into the cache."""
+
+    COLLECTED = 32  # builds between two collections of garbage, which left to itself takes a tenth of the time
+
+    def __init__(self) -> None:
+        self._builds = 0
+        os.nice(GIVES_WAY)
+        gc.disable()
+
+    def __call__(self, request: tuple[CompileJob, str]) -> Iterator[Artifact | OutputError]:
+        self._builds += 1
+        if self._builds % self.COLLECTED == 0:
+            gc.collect()
+            gc.freeze()  # what has lived so long stays
+        job, folder = request
+        backend = registry.load("backends", job.config.backend)
+        started = time.perf_counter()
+        built, code, name = backend.build(job)
+        try:
+            yield ArtifactCache(Path(folder)).put(replace(built, seconds=time.perf_counter() - started), code, name)
+        except OSError as error:
+            yield OutputError(
+                f"compiled kernels can't be kept in {folder}: {error.strerror}; make room, or name another folder in "
+                "TRITONGEMM_CACHE, and run the same command again"
+            )
+
+
+class BuildPool:
+    """Compiler processes and the cache they fill.
+
+    Args:
+        cache: where artefacts go.
+        jobs: processes at a time; 0 for one per core this process may use.
+        timeout: seconds one compile may take; a backend's ``COMPILE_SECONDS`` where those are more.
+        must_keep: a cache that can't be written is an error, rather than a failed config.
+    """
+
+    def __init__(self, cache: ArtifactCache, jobs: int = 0, timeout: float = 60.0, must_keep: bool = False) -> None:
+        self.cache, self.timeout, self.must_keep = cache, timeout, must_keep
+        self.jobs = jobs or len(os.sched_getaffinity(0))
+        self._idle: SimpleQueue[WorkerProcess] = SimpleQueue()
+        self._again = threading.Lock()  # second chances are given one at a time
+        self._closed = False
+        # Compilers write and remove a dozen small files for each config; in memory that is a tenth of their time less.
+        self._scratch = tempfile.TemporaryDirectory(
+            prefix="tritongemm-", dir=_memory(self.jobs * _ROOM), ignore_cleanup_errors=True
+        )
+        environment = {"TMPDIR": self._scratch.name}
+        self._children = [WorkerProcess("tritongemm.build.pool:CompilerWorker", environment) for _ in range(self.jobs)]
+        for child in self._children:
+            self._idle.put(child)
+
+    def start(self) -> None:
+        """Begin to start the processes where the cache is empty, so that they are ready when the first jobs come."""
+        if not any(self.cache.folder.glob("*/*")):
+            for child in self._children:
+                child.start()
+
+    def build(self, job: CompileJob) -> Artifact:
+        """One job, from the cache or compiled in a child; every failure is a value.
+
+        Raises:
+            OutputError: the cache can't be written, and must be.
+        """
+        cached = self.cache.get(job.digest)
+        if cached is not None:
+            return replace(cached, config=job.config, seconds=0.0)
+        child = self._idle.get()
+        try:
+            return self._ask(child, job)
+        except WorkerDied:
+            with self._again:
+                try:
+                    return self._ask(child, job)
+                except WorkerDied as death:
+                    reason = f"the compiler process died: {death}"
+                    return Artifact(job.config, job.digest, status="compile_failed", reason=reason)
+        finally:
+            self._idle.put(child)
+
+    def _ask(self, child: WorkerProcess, job: CompileJob) -> Artifact:
+        """What a child makes of one job.
+
+        Raises:
+            ChildDied: instead of answering.
+            OutputError: the cache can't be written, and must be.
+        """
+        if self._closed:
+            raise WorkerDied("stopped")
+        failed = Artifact(job.config, job.digest, status="compile_failed")
+        backend = registry.load("backends", job.config.backend)
+        limit = max(self.timeout, getattr(backend, "COMPILE_SECONDS", 0.0))
+        try:
+            answer: Artifact | OutputError
+            (answer,) = child.ask((job, str(self.cache.folder)), limit)
+            if isinstance(answer, OutputError):
+                if self.must_keep:
+                    raise answer
+                return replace(failed, reason=str(answer))
+            return replace(answer, config=job.config)
+        except WorkerTimeout:
+            return replace(failed, status="timeout", reason=f"compile took more than {limit:g} s")
+        except WorkerError as error:
+            return replace(failed, reason=str(error))
+
+    def stream(self, jobs: Iterable[CompileJob], until: float = inf) -> Iterator[Artifact]:
+        """Builds as they finish; what is cached comes at once, while `jobs` are still being made. Equal jobs are built
+        once, for the config of their first.
+
+        Args:
+            jobs: what to build.
+            until: no compile begins after this, by time.monotonic.
+        """
+        import joblib
+
+        waiting: list[CompileJob] = []
+        seen: set[str] = set()
+        for job in jobs:
+            if job.digest in seen:
+                continue
+            cached = self.cache.get(job.digest)
+            if cached is None:
+                seen.add(job.digest)
+                waiting.append(job)
+            else:
+                yield replace(cached, config=job.config, seconds=0.0)
+        if waiting:
+            pool = joblib.Parallel(n_jobs=self.jobs, backend="threading", return_as="generator_unordered", batch_size=1)
+            in_time = itertools.takewhile(lambda job: time.monotonic() <= until, waiting)
+            yield from pool(joblib.delayed(self.build)(job) for job in in_time)
+
+    def close(self) -> None:
+        """End all compiler processes; threads that still wait for one give up."""
+        self._closed = True
+        for child in self._children:
+            child.kill()
+        self._scratch.cleanup()

@@ -1,0 +1,122 @@
+"""The command line of `python -m tritongemm.launch_plan`: a config's code object, and everything its launch needs, as files.
+
+No GPU is needed: an emulator, a debugger or another runtime can start the kernel from them. For each launch, in the
+order they run, the folder gets ``plan_<i>.json`` and ``plan_<i>.<hsaco or cubin>``. A library whose host code starts the
+kernels (CK) is there as well, ``plan_<i>.so``; what it sets to zero first has ``init`` zero. A plan has these keys:
+
+arch, object, kernel    architecture, file name of the code object, symbol
+grid, block             workgroups and threads along x, y, z
+dynamic_lds             bytes of LDS beside what the code object declares
+kernarg                 the parameter block in hex, hidden arguments included, every pointer zero
+buffers                 memory to allocate: name; offset of its pointer in the parameter block; bytes; role (a, b, c, bias,
+                        workspace, semaphore …); init (random, zero or poison); dtype; shape; strides in elements; for a
+                        B that is shuffled beforehand, order (`tritongemm.families._shuffled`)
+problem, launches       M, N, K; how often to launch
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.cli import options
+from tritongemm.core import files, settings
+from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.launch import HostLaunch
+from tritongemm.export import launch_plans
+from tritongemm.export.selection import BACKENDS, Selection, emptied, launches
+from tritongemm.plugins import registry
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.workloads import sizes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status is 0, or 2 for bad input."""
+    args = parser().parse_args(options.normalised(sys.argv[1:] if argv is None else argv))
+    try:
+        for path in _run(args):
+            print(path)
+    except (TritonGemmError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
+    return seconds
+
+
+def parser() -> argparse.ArgumentParser:
+    """All options."""
+    p = argparse.ArgumentParser(
+        prog="python -m tritongemm.launch_plan",
+        description="Write a config's code object and the plan of its launch, without a GPU.",
+    )
+    g = p.add_argument_group("what to run")
+    options.problem_options(g)
+    g.add_argument(
+        "--target",
+        default="gfx942",
+        metavar="ARCH",
+        help=f"{', '.join(target_files.target_names())}; default: %(default)s",
+    )
+    g.add_argument("--config", metavar="NAME", help="the config; default: the one predicted fastest")
+    g.add_argument("--backend", default="triton", choices=BACKENDS,
+                   help="whose kernels, where --config names none (default %(default)s)")  # fmt: skip
+    g.add_argument("--manifest", action="append", default=[], metavar="FILE",
+                   help="manifest of assembly kernels (may be repeated; default: TRITONGEMM_ASM_MANIFESTS)")  # fmt: skip
+    g.add_argument("--all", type=_count, default=0, metavar="N",
+                   help="the N configs predicted fastest, and each template's best")  # fmt: skip
+    g = p.add_argument_group("result")
+    g.add_argument(
+        "-o", "--output", required=True, metavar="DIR", help="folder for the files; made where it is missing"
+    )
+    g.add_argument(
+        "--timeout", type=_seconds, default=60.0, metavar="S", help="seconds one compile may take (default 60)"
+    )
+    g.add_argument("--num-threads", type=_count, default=0, metavar="N", help="compiler processes (default: all cores)")
+    return p
+
+
+def _run(args: argparse.Namespace) -> Iterator[Path]:
+    facts = target_files.load_target(args.target)
+    if None in (args.m, args.n, args.k):
+        raise InputError("name a size with -m, -n and -k")
+    (row,) = sizes.from_options(args.m, args.n, args.k, options.defaults(args, facts.fp8))
+    problem, folder = row.problem, Path(args.output)
+    refusal = registry.load("families", problem.family).unsupported(problem, facts)
+    if refusal:
+        raise InputError(f"{problem.key}: {refusal}")
+    emptied(folder)
+    which = Selection(args.config, args.all, args.backend, tuple(map(Path, args.manifest)))
+    with closing(BuildPool(ArtifactCache(settings.cache_folder()), args.num_threads, args.timeout)) as compiler:
+        index = 0
+        for launch in launches(problem, facts, compiler, folder, which):
+            if isinstance(launch, HostLaunch):
+                shutil.copyfile(launch.path, folder / f"plan_{index}{Path(launch.path).suffix}")
+            for code, suffix, plan in launch_plans.launch_plans(launch, problem, facts):
+                path = folder / f"plan_{index}.json"
+                (folder / f"plan_{index}{suffix}").write_bytes(code)
+                plan = {"arch": plan.pop("arch"), "object": f"plan_{index}{suffix}", **plan}
+                files.atomic_write(path, json.dumps(plan, indent=1) + "\n")
+                index += 1
+                yield path

@@ -1,0 +1,69 @@
+"""The nouns `CompileJob` (what to compile) and `Artifact` (what became of it)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tritongemm.core.config import Config
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """One thing to compile.
+
+    Attributes:
+        config: the candidate.
+        identity: everything the binary depends on, JSON values only; its hash names the artefact.
+        payload: what the compiler process needs beside that, e.g. the path of the generated module.
+    """
+
+    config: Config
+    identity: dict[str, Any] = field(hash=False)
+    payload: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:40]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A compiled config, or the reason there is none.
+
+    Attributes:
+        config: what was built.
+        digest: content hash; the artefact lies under it in the cache.
+        path: the code object (cubin, hsaco), empty when the build failed.
+        symbol: kernel symbol in it.
+        registers: vector registers a thread uses (AMD: VGPRs including AGPRs).
+        spills: bytes of scratch (AMD) or local memory (NVIDIA) a thread uses.
+        shared: bytes of LDS / shared memory a program uses.
+        threads: threads of one program.
+        seconds: compile time; 0 when it came from the cache.
+        status: ``ok``, ``compile_failed``, ``out_of_resources`` or ``timeout``.
+        reason: why not ok.
+        launch: what a launcher needs beside the symbol (parameter kinds, descriptors), JSON values only.
+    """
+
+    config: Config
+    digest: str
+    path: str = ""
+    symbol: str = ""
+    registers: int = 0
+    spills: int = 0
+    shared: int = 0
+    threads: int = 0
+    seconds: float = 0.0
+    status: str = "ok"
+    reason: str = ""
+    launch: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "config": self.config.name}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Artifact:
+        return cls(**{**data, "config": Config.parse(data["config"])})

@@ -1,0 +1,94 @@
+"""The noun `Config`: one point of a search space."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tritongemm.core.errors import InputError
+
+# The template comes first so that names sort by kernel; options hold whole numbers only. An exported kernel's own name
+# may be a template, so of two tiles in a name the last one counts.
+_NAME = re.compile(
+    r"^(?:(?P<backend>[a-z][a-z0-9_]*)\.)?(?P<template>.+)__bm(?P<block_m>\d+)__bn(?P<block_n>\d+)__bk(?P<block_k>\d+)"
+    r"__gm(?P<group_m>\d+)__sk(?P<split_k>\d+)__w(?P<num_warps>\d+)__s(?P<num_stages>\d+)(?P<options>(?:__[a-z_]+\d+)*)$"
+)
+
+
+@dataclass(frozen=True, order=True)
+class Config:
+    """One way to run a GEMM.
+
+    Attributes:
+        template: kernel template (Triton, CK) or kernel name (libraries, assembly).
+        block_m, block_n, block_k: tile.
+        group_m: tiles along M visited before moving along N, for reuse in L2.
+        split_k: programs that share one tile's K loop.
+        num_warps: warps (NVIDIA) or waves (AMD) per program.
+        num_stages: depth of software pipelining.
+        options: the architecture's own settings, sorted by name, e.g. ``(("kpack", 2),)``.
+        backend: plug-in of backends/ that builds and launches it.
+    """
+
+    template: str
+    block_m: int
+    block_n: int
+    block_k: int
+    group_m: int = 1
+    split_k: int = 1
+    num_warps: int = 4
+    num_stages: int = 2
+    options: tuple[tuple[str, int], ...] = ()
+    backend: str = "triton"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", tuple(sorted((str(k), int(v)) for k, v in self.options)))
+
+    def option(self, name: str, default: int = 0) -> int:
+        """Value of one of the architecture's own settings."""
+        return dict(self.options).get(name, default)
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        return self.block_m, self.block_n, self.block_k
+
+    @property
+    def name(self) -> str:
+        """Text form; `parse` reads it back. A valid identifier for Triton configs, so it can name the kernel."""
+        prefix = "" if self.backend == "triton" else f"{self.backend}."
+        fixed = f"{self.template}__bm{self.block_m}__bn{self.block_n}__bk{self.block_k}__gm{self.group_m}"
+        fixed += f"__sk{self.split_k}__w{self.num_warps}__s{self.num_stages}"
+        return prefix + fixed + "".join(f"__{k}{v}" for k, v in self.options)
+
+    @property
+    def kernel_name(self) -> str:
+        """As `name`, without what is an argument of the kernel and does not change its binary."""
+        return self.name.replace(f"__gm{self.group_m}", "", 1)
+
+    @classmethod
+    def parse(cls, name: str) -> Config:
+        """The config that `name` describes.
+
+        Raises:
+            InputError: not a config name.
+        """
+        match = _NAME.match(name)
+        if not match:
+            raise InputError(f"{name!r} is not a config name, e.g. tile__bm64__bn64__bk32__gm8__sk1__w4__s2")
+        fields = match.groupdict()
+        options = re.findall(r"__([a-z_]+?)(\d+)(?=__|$)", fields.pop("options"))
+        backend, template = fields.pop("backend") or "triton", fields.pop("template")
+        numbers = {k: int(v) for k, v in fields.items()}
+        return cls(template=template, options=tuple((k, int(v)) for k, v in options), backend=backend, **numbers)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Config:
+        return cls.parse(data["name"])
+
+
+AXES = ("block_m", "block_n", "block_k", "group_m", "split_k", "num_warps", "num_stages")
+BLOCKS = AXES[:3]

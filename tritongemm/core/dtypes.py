@@ -1,0 +1,90 @@
+"""Element types: one row each, with the names the neighbours use for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tritongemm.core.errors import InputError
+
+
+@dataclass(frozen=True)
+class DType:
+    """One element type.
+
+    Attributes:
+        name: our name, as on the command line.
+        bytes: size of one element, or of `packed` of them.
+        triton: Triton's name in a signature, e.g. ``fp8e4nv``.
+        torch: attribute of ``torch``, e.g. ``float8_e4m3fn``.
+        epsilon: spacing of the numbers just above 1 (0 for integers).
+        maximum: largest finite value.
+        packed: elements that share their bytes.
+    """
+
+    name: str
+    bytes: int
+    triton: str
+    torch: str
+    epsilon: float
+    maximum: float
+    packed: int = 1
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.name.startswith("fp8")
+
+    @property
+    def is_integer(self) -> bool:
+        return self.name.startswith("int")
+
+
+DTYPES = {
+    d.name: d
+    for d in (
+        DType("fp16", 2, "fp16", "float16", 2**-10, 65504.0),
+        DType("bf16", 2, "bf16", "bfloat16", 2**-7, 3.3895313892515355e38),
+        DType("fp32", 4, "fp32", "float32", 2**-23, 3.4028234663852886e38),
+        DType("fp8e4m3fn", 1, "fp8e4nv", "float8_e4m3fn", 2**-3, 448.0),
+        DType("fp8e4m3fnuz", 1, "fp8e4b8", "float8_e4m3fnuz", 2**-3, 240.0),
+        DType("fp8e5m2", 1, "fp8e5", "float8_e5m2", 2**-2, 57344.0),
+        DType("fp8e5m2fnuz", 1, "fp8e5b16", "float8_e5m2fnuz", 2**-2, 57344.0),
+        DType("fp4e2m1", 1, "", "float4_e2m1fn_x2", 2**-1, 6.0, packed=2),
+        DType("e8m0", 1, "", "float8_e8m0fnu", 1.0, 2.0**127),
+        DType("int8", 1, "i8", "int8", 0.0, 127.0),
+        DType("int32", 4, "i32", "int32", 0.0, 2147483647.0),
+    )
+}
+
+ALIASES = {
+    "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "tf32": "fp32", "i8": "int8", "i32": "int32",
+    "fp4": "fp4e2m1", "e2m1": "fp4e2m1", "float4_e2m1fn_x2": "fp4e2m1", "float8_e8m0fnu": "e8m0",
+    "e4m3fn": "fp8e4m3fn", "e4m3fnuz": "fp8e4m3fnuz", "e5m2fnuz": "fp8e5m2fnuz",
+    "float8_e4m3fn": "fp8e4m3fn", "float8_e4m3fnuz": "fp8e4m3fnuz", "float8_e5m2": "fp8e5m2",
+    "float8_e5m2fnuz": "fp8e5m2fnuz",
+}  # fmt: skip
+
+# Names without an encoding mean the one the target's matrix units read.
+BY_ENCODING = {
+    "fp8": {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"},
+    "e4m3": {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"},
+    "fp8e4m3": {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"},
+    "bf8": {"fn": "fp8e5m2", "fnuz": "fp8e5m2fnuz"},
+    "e5m2": {"fn": "fp8e5m2", "fnuz": "fp8e5m2fnuz"},
+}
+
+
+def dtype(name: str, fp8_encoding: str = "fn") -> DType:
+    """The type called ``name``, ``torch.``-prefixed or not.
+
+    Args:
+        name: a name of `DTYPES`, an alias, or a name of `BY_ENCODING`.
+        fp8_encoding: ``fn`` (OCP) or ``fnuz`` (gfx942), for names that leave it open.
+
+    Raises:
+        InputError: unknown name; lists those there are.
+    """
+    key = str(name).lower().removeprefix("torch.")
+    key = BY_ENCODING.get(key, {}).get(fp8_encoding, ALIASES.get(key, key))
+    if key not in DTYPES:
+        raise InputError(f"unknown dtype {name!r}; there are: {', '.join([*DTYPES, *BY_ENCODING])}")
+    return DTYPES[key]

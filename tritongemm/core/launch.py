@@ -1,0 +1,166 @@
+"""The nouns `Launch` and `HostCall`: everything one kernel launch needs, as plain data, so that the driver, the launch
+plan and the dispatcher all start a kernel from the same numbers."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_PACK = {"pointer": ("Q", 8), "i32": ("i", 4), "u32": ("I", 4), "i64": ("q", 8), "f32": ("f", 4)}
+
+
+@dataclass(frozen=True)
+class Param:
+    """One kernel parameter.
+
+    Attributes:
+        kind: ``pointer``, ``i32``, ``u32``, ``i64``, ``f32``, ``tma`` (a 128-byte tensor map) or ``pad``.
+        value: buffer name for a pointer or tensor map ("" is a null pointer), the number otherwise, bytes for ``pad``.
+        box: ``tma``: (rows, columns) of the block a program copies.
+        shape: ``tma``: (rows, columns) of the matrix.
+        stride: ``tma``: elements between rows.
+        elem_type, elem_size, swizzle: ``tma``: codes as the compiler reports them.
+    """
+
+    kind: str
+    value: str | int | float = 0
+    box: tuple[int, int] = (0, 0)
+    shape: tuple[int, int] = (0, 0)
+    stride: int = 0
+    elem_type: int = 0
+    elem_size: int = 0
+    swizzle: int = 0
+
+    @property
+    def size(self) -> int:
+        if self.kind == "tma":
+            return 128
+        return int(self.value) if self.kind == "pad" else _PACK[self.kind][1]
+
+    @property
+    def alignment(self) -> int:
+        return {"tma": 64, "pad": 1}.get(self.kind, self.size)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory a launch needs.
+
+    Attributes:
+        name: ``a``, ``b``, ``c``, ``bias``, ``workspace`` (any contents) or ``semaphore`` (zero before the first
+            launch; every launch leaves it zero).
+        bytes: size.
+    """
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch.
+
+    Attributes:
+        path: code object.
+        symbol: kernel in it.
+        grid: programs along x, y, z.
+        block: threads along x, y, z.
+        shared: dynamic LDS / shared memory in bytes.
+        params: kernel parameters in order.
+        buffers: memory the parameters point to.
+        cluster: programs of one cluster (Hopper and later).
+        at: byte offset of each parameter as the binary says; empty for natural alignment. (A tensor map is aligned in
+            the constant bank, not in the parameter block.)
+        overlap: it waits itself for the launch before it, and may be started while that one still runs.
+    """
+
+    path: str
+    symbol: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    params: tuple[Param, ...]
+    buffers: tuple[Buffer, ...]
+    cluster: int = 1
+    at: tuple[int, ...] = ()
+    overlap: bool = False
+
+    def offsets(self) -> list[int]:
+        """Byte offset of each parameter."""
+        if self.at:
+            return list(self.at)
+        offsets, end = [], 0
+        for param in self.params:
+            end = -(-end // param.alignment) * param.alignment
+            offsets.append(end)
+            end += param.size
+        return offsets
+
+    def pack(self, addresses: Mapping[str, int], tensor_maps: Mapping[int, bytes] | None = None) -> bytes:
+        """The parameter block.
+
+        Args:
+            addresses: device address of each buffer by name; one that is absent packs as null.
+            tensor_maps: 128 encoded bytes for each ``tma`` parameter, by its index.
+        """
+        block = bytearray()
+        for index, (param, offset) in enumerate(zip(self.params, self.offsets(), strict=True)):
+            block += bytes(offset - len(block))
+            if param.kind == "tma":
+                block += (tensor_maps or {})[index]
+            elif param.kind == "pad":
+                block += bytes(param.size)
+            elif param.kind == "pointer":
+                block += struct.pack("<Q", addresses.get(str(param.value), 0))
+            else:
+                block += struct.pack("<" + _PACK[param.kind][0], param.value)
+        return bytes(block)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Launch:
+        params, buffers = _params(data), _buffers(data)
+        shapes = {name: tuple(data[name]) for name in ("grid", "block", "at")}
+        return cls(**{**data, **shapes, "params": params, "buffers": buffers})
+
+
+@dataclass(frozen=True)
+class HostLaunch:
+    """One call of a C function that queues kernels on a stream: ``int symbol(params…)``, 0 where it did, less where it
+    refuses, a code of the GPU's runtime where that failed.
+
+    The call may be captured into a graph: it neither waits nor allocates. ``const char* message(int)`` in the same
+    library explains what it returns instead of 0.
+
+    Attributes:
+        path: shared library.
+        symbol: the function.
+        params: its parameters in order; the pointer called ``stream`` is the stream's handle.
+        buffers: memory the parameters point to.
+        runtime: library whose symbols it needs loaded before it, "" for none.
+    """
+
+    path: str
+    symbol: str
+    params: tuple[Param, ...]
+    buffers: tuple[Buffer, ...]
+    runtime: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> HostLaunch:
+        return cls(**{**data, "params": _params(data), "buffers": _buffers(data)})
+
+
+def _params(data: dict[str, Any]) -> tuple[Param, ...]:
+    return tuple(Param(**{**p, "box": tuple(p["box"]), "shape": tuple(p["shape"])}) for p in data["params"])
+
+
+def _buffers(data: dict[str, Any]) -> tuple[Buffer, ...]:
+    return tuple(Buffer(**b) for b in data["buffers"])

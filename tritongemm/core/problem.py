@@ -1,0 +1,110 @@
+"""The noun `Problem`: one GEMM to tune, C[M, N] = A[M, K] @ B[K, N] (+ bias), C row-major."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from tritongemm.core.dtypes import DTYPES, DType
+from tritongemm.core.errors import InputError
+
+MAX_DIM = 2**31 - 1
+BIASES = ("none", "m", "n")
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One GEMM.
+
+    Attributes:
+        m, n, k: sizes, at least 1.
+        dtype_a, dtype_b, dtype_c: names of `tritongemm.dtypes.DTYPES`.
+        row_major_a: A is stored [M, K]; otherwise [K, M].
+        row_major_b: B is stored [K, N]; otherwise [N, K], as the weight of a linear layer is.
+        bias: ``none``, ``m`` (one value per row of C) or ``n`` (one per column).
+        batch: number of independent GEMMs, each operand densely strided.
+        family: plug-in of families/ that makes inputs, the reference and the tolerance.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype_a: str = "fp16"
+    dtype_b: str = "fp16"
+    dtype_c: str = "fp16"
+    row_major_a: bool = True
+    row_major_b: bool = True
+    bias: str = "none"
+    batch: int = 1
+    family: str = "dense"
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k", "batch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InputError(f"{name.upper()} must be a whole number, not {value!r}")
+            if not 1 <= value <= MAX_DIM:
+                raise InputError(f"{name.upper()} must be between 1 and {MAX_DIM}, not {value}")
+        for name in ("dtype_a", "dtype_b", "dtype_c"):
+            if getattr(self, name) not in DTYPES:
+                raise InputError(f"{name} is {getattr(self, name)!r}; known dtypes: {', '.join(DTYPES)}")
+        if self.bias not in BIASES:
+            raise InputError(f"bias must be one of {', '.join(BIASES)}, not {self.bias!r}")
+
+    @property
+    def a(self) -> DType:
+        return DTYPES[self.dtype_a]
+
+    @property
+    def b(self) -> DType:
+        return DTYPES[self.dtype_b]
+
+    @property
+    def c(self) -> DType:
+        return DTYPES[self.dtype_c]
+
+    @property
+    def bias_dtype(self) -> DType:
+        """C's dtype, or the narrowest sensible one where C is eight bits wide."""
+        narrow = {"int8": DTYPES["int32"]}.get(self.dtype_c, DTYPES["fp16"])
+        return narrow if self.c.bytes == 1 else self.c
+
+    @property
+    def flops(self) -> int:
+        """Multiplications plus additions."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Fewest bytes through device memory: A, B and the bias read once, C written once."""
+        bias = {"none": 0, "m": self.m, "n": self.n}[self.bias] * self.bias_dtype.bytes
+        a, b = self.m * self.k * self.a.bytes // self.a.packed, self.k * self.n * self.b.bytes // self.b.packed
+        c = self.m * self.n * self.c.bytes
+        return self.batch * (a + b + c) + bias
+
+    @property
+    def layout(self) -> str:
+        """BLAS letters of A and B as tune_gemm writes them: T is row-major, N column-major."""
+        return ("T" if self.row_major_a else "N") + ("T" if self.row_major_b else "N")
+
+    @property
+    def dtypes(self) -> str:
+        """The three dtypes, shortened when they agree."""
+        names = (self.dtype_a, self.dtype_b, self.dtype_c)
+        return names[0] if len(set(names)) == 1 else "-".join(names)
+
+    @property
+    def key(self) -> str:
+        """Identity as text, e.g. ``16x16x16_fp16_TT``; equal keys are equal problems."""
+        parts = [f"{self.m}x{self.n}x{self.k}", self.dtypes, self.layout]
+        parts += [f"bias{self.bias}"] if self.bias != "none" else []
+        parts += [f"batch{self.batch}"] if self.batch != 1 else []
+        parts += [self.family] if self.family != "dense" else []
+        return "_".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Problem:
+        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})

@@ -1,0 +1,50 @@
+"""The nouns `MeasureProtocol` (how times are taken) and `RaceResult` (what a final race gave)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tritongemm.core.target import Target
+from tritongemm.core.trial import Trial
+
+
+@dataclass(frozen=True)
+class RaceResult:
+    """The final race of one problem.
+
+    Attributes:
+        trials: one each, with its error; those that raced carry their samples.
+        samples: seconds by config name, the library's under the empty string.
+        cold: operands were not in the last-level cache.
+    """
+
+    trials: tuple[Trial, ...]
+    samples: Mapping[str, Sequence[float]] = field(hash=False)
+    cold: bool
+
+
+@dataclass(frozen=True)
+class MeasureProtocol:
+    """How measurements are taken; trials of different protocols are not compared.
+
+    Attributes:
+        timer: plug-in of timers/.
+        init: distribution of the operands.
+        rotating_mb: operands rotate through this much memory; negative for three times the last-level cache.
+        iters: timed launches of a finalist at least.
+        warmup: launches before them, beside the two of verification.
+        seed: of the operands.
+        err_ratio: share of the elements that may lie outside the family's tolerance.
+    """
+
+    timer: str = "events"
+    init: str = "randn"
+    rotating_mb: int = -1
+    iters: int = 200
+    warmup: int = 5
+    seed: int = 0
+    err_ratio: float = 0.0
+
+    def rotation_bytes(self, target: Target) -> int:
+        return 3 * target.llc_bytes if self.rotating_mb < 0 else self.rotating_mb * 2**20

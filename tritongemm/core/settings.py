@@ -1,0 +1,72 @@
+"""The environment, read here and nowhere else.
+
+TRITONGEMM_CACHE    folder of compiled kernels; default: ~/.cache/tritongemm
+TRITONGEMM_CONFIG   tuned records that `tritongemm.mm` serves
+TRITONGEMM_ASM_MANIFESTS   manifests of assembly kernels that compete, separated by ":"
+CK_DIR              Composable Kernel: its sources or an installation; default: ROCm's, or that of the amd-aiter package
+CUTLASS_DIR         CUTLASS: its sources; default: those of the nvidia-cutlass package
+TRITONGEMM_EMULATOR_CHECKOUT   checkout of tinygrad, for the tests that execute AMD code objects on an emulator
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from tritongemm.core.errors import UnavailableError
+
+
+def cache_folder() -> Path:
+    """Folder of compiled kernels.
+
+    Raises:
+        UnavailableError: none is named, and the user has no home.
+    """
+    named = os.environ.get("TRITONGEMM_CACHE")  # set but empty means unset, here and below
+    try:
+        return Path(named or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tritongemm").expanduser()
+    except RuntimeError:  # a container's user without an entry in its password file
+        raise UnavailableError(
+            "this user has no home folder to keep compiled kernels in: name one in TRITONGEMM_CACHE"
+        ) from None
+
+
+def tuned_config() -> Path | None:
+    """File of tuned records, if one is set."""
+    value = os.environ.get("TRITONGEMM_CONFIG", "")
+    return Path(value).expanduser() if value else None
+
+
+def asm_manifests() -> tuple[Path, ...]:
+    """Manifests of assembly kernels, in the order given."""
+    value = os.environ.get("TRITONGEMM_ASM_MANIFESTS", "")
+    return tuple(Path(p).expanduser() for p in value.split(os.pathsep) if p)
+
+
+def ck_folder() -> Path | None:
+    """Folder of Composable Kernel, if one is set."""
+    value = os.environ.get("CK_DIR", "")
+    return Path(value).expanduser() if value else None
+
+
+def cutlass_folder() -> Path | None:
+    """Folder of CUTLASS, if one is set."""
+    value = os.environ.get("CUTLASS_DIR", "")
+    return Path(value).expanduser() if value else None
+
+
+def emulator_checkout() -> Path | None:
+    """Checkout the emulator of AMD GPUs is made from, if one is set."""
+    value = os.environ.get("TRITONGEMM_EMULATOR_CHECKOUT", "")
+    return Path(value).expanduser() if value else None
+
+
+@cache
+def version(package: str) -> str:
+    """Installed version of a package, without importing it; ``missing`` if there is none."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"

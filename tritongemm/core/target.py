@@ -1,0 +1,103 @@
+"""The noun `Target`: the facts about one GPU architecture that stages ask for, read from search_spaces/*.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tritongemm.core.dtypes import DType
+from tritongemm.core.errors import TargetError
+
+
+@dataclass(frozen=True)
+class Target:
+    """One GPU.
+
+    Attributes:
+        name: architecture, e.g. ``gfx942`` or ``sm90``; the stem of its YAML.
+        vendor: ``amd`` or ``nvidia``.
+        product: the chip whose figures these are.
+        compute_units: CUs or SMs.
+        wave_size: threads of a wave or warp.
+        lds_bytes: most LDS / shared memory one program may use.
+        lds_per_cu: LDS / shared memory of a compute unit.
+        registers_per_cu: 32-bit vector registers of a compute unit.
+        max_registers: most of them one thread may use.
+        max_threads_per_cu: threads resident on a compute unit.
+        xcds: dies with an L2 of their own.
+        l2_bytes: size of one such L2.
+        llc_bytes: size of the last-level cache; timing rotates through more than this.
+        memory_bytes: device memory.
+        hbm_gbps, llc_gbps, l2_gbps: bandwidths in GB/s, of the whole device.
+        l2_neighbours: programs, in launch order, that draw a block from L2 once if they load it at the same time.
+        clock_ghz: peak engine clock.
+        launch_us: shortest kernel seen, in microseconds.
+        memory_ns: from issuing a load that misses every cache to its data, in nanoseconds.
+        lds_bytes_per_clock: LDS / shared memory bandwidth of a compute unit.
+        request_bytes: what opening one more row costs caches and memory, as bytes moved: half a line or a sector.
+        free_stages: stages of a software pipeline that hold no LDS buffer (they wait in registers or are consumed).
+        store_wait: assembly that waits until a wave's stores have landed; "" where a barrier waits for them.
+        sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a whole tile.
+        overlap: assembly by which consecutive kernels overlap: ``next`` lets the next one start, ``wait`` waits for what
+            the last one wrote; empty where the hardware keeps them apart.
+        narrow: assembly that turns a float within range into a type of eight bits, in the lowest bits of a register, by
+            the type's name; where there is none the compiler converts.
+        fp8: encoding its matrix units read: ``fn``, ``fnuz`` or ``none``.
+        peak_tflops: dense matrix rate by dtype (``fp8`` for all eight-bit floats).
+        features: capabilities templates and rules ask for.
+    """
+
+    name: str
+    vendor: str
+    product: str
+    compute_units: int
+    wave_size: int
+    lds_bytes: int
+    lds_per_cu: int
+    registers_per_cu: int
+    max_registers: int
+    max_threads_per_cu: int
+    xcds: int
+    l2_bytes: int
+    llc_bytes: int
+    memory_bytes: int
+    hbm_gbps: float
+    llc_gbps: float
+    l2_gbps: float
+    l2_neighbours: int
+    clock_ghz: float
+    launch_us: float
+    memory_ns: float
+    lds_bytes_per_clock: int
+    request_bytes: int
+    free_stages: int
+    store_wait: str
+    sum_elements: int
+    overlap: Mapping[str, str] = field(hash=False)
+    narrow: Mapping[str, str] = field(hash=False)
+    fp8: str
+    peak_tflops: Mapping[str, float] = field(hash=False)
+    features: frozenset[str]
+
+    def has(self, feature: str) -> bool:
+        return feature in self.features
+
+    def supports(self, dtype: DType) -> bool:
+        """Whether matrix instructions read this dtype."""
+        if dtype.is_fp8:
+            return (self.fp8 == "fnuz") == dtype.name.endswith("fnuz") and self.fp8 != "none"
+        return dtype.name in self.peak_tflops
+
+    def tflops(self, dtype: DType) -> float:
+        """Dense matrix rate for operands of this dtype.
+
+        Raises:
+            TargetError: the target has no matrix instruction for it.
+        """
+        if not self.supports(dtype):
+            raise TargetError(f"{self.name} has no matrix instruction for {dtype.name}")
+        return self.peak_tflops["fp8" if dtype.is_fp8 else dtype.name]
+
+    def roofline_seconds(self, flops: int, nbytes: int, dtype: DType) -> float:
+        """Shortest time the data sheet allows for this much work."""
+        return max(flops / (self.tflops(dtype) * 1e12), nbytes / (self.hbm_gbps * 1e9))

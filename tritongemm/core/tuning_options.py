@@ -1,0 +1,39 @@
+"""The noun `TuningOptions`: what a tuning run does, beside the problems that it tunes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tritongemm.measure import choose
+
+
+@dataclass(frozen=True)
+class TuningOptions:
+    """What to do, beside the problems.
+
+    Attributes:
+        folder: where generated modules go.
+        strategy: plug-in of strategies/.
+        budget: most configs tried for one problem; 0 for no limit.
+        seconds: after so long no strategy is asked for more, and what there is is raced; 0 for no limit.
+        finalists: candidates verified and raced.
+        library: plug-in of backends/ that is raced; "" for none.
+        backends: plug-ins of backends/ whose candidates are tried.
+        algorithms: most candidates screened of each library, 0 for all; the library's own best guesses come first.
+        margin: relative gain below which the library is kept.
+        stop: "" to tune, or the stage after which to stop: ``generate`` or ``compile``.
+        toolchain: versions, for the records.
+    """
+
+    folder: Path
+    strategy: str = "exhaustive"
+    budget: int = 0
+    seconds: float = 0.0
+    finalists: int = 12
+    library: str = "torch"
+    backends: tuple[str, ...] = ("triton",)
+    algorithms: int = 48
+    margin: float = choose.MARGIN
+    stop: str = ""
+    toolchain: dict[str, str] = field(default_factory=dict, hash=False)

@@ -1,0 +1,106 @@
+"""Launches as the JSON values of plans (`tritongemm.launch_plan` describes them)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tritongemm.core.dtypes import DType
+from tritongemm.core.errors import InputError
+from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.export import host_launch_plans
+from tritongemm.hip_ext.binaries import code_object, hidden_args
+from tritongemm.numerics.lookup import extras, shuffled_b
+
+_SHORT = {"int8": "i8", "int32": "i32"}  # as the readers of plans spell them
+
+
+def launch_plans(
+    launch: Launch | HostLaunch, problem: Problem, facts: Target
+) -> list[tuple[bytes, str, dict[str, Any]]]:
+    """The code object, its file's suffix and the plan of each kernel that a launch starts, in order.
+
+    Args:
+        launch: the launch.
+        problem: gives the operands' shapes and dtypes.
+        facts: the architecture.
+
+    Raises:
+        InputError: it takes tensor maps, which only a driver can make, or its host code can't be run here.
+    """
+    if isinstance(launch, HostLaunch):
+        sizes = {"M": problem.m, "N": problem.n, "K": problem.k}
+        return [(c, ".hsaco", p) for c, p in host_launch_plans.plans(launch, facts, _buffers(launch, problem), sizes)]
+    path = Path(launch.path)
+    return [(path.read_bytes(), path.suffix, plan(launch, problem, facts))]
+
+
+def plan(launch: Launch, problem: Problem, facts: Target) -> dict[str, Any]:
+    """A launch as JSON values, without the name of the code object's file.
+
+    Args:
+        launch: the launch.
+        problem: gives the operands' shapes and dtypes.
+        facts: the architecture.
+
+    Raises:
+        InputError: the launch takes tensor maps, which only a driver can make.
+    """
+    if any(p.kind == "tma" for p in launch.params):
+        raise InputError(f"{launch.symbol} takes tensor maps, which only a driver can make: no plan can hold them")
+    kernel = next(k for k in code_object.read(Path(launch.path).read_bytes()) if k.symbol == launch.symbol)
+    known = _buffers(launch, problem)
+    buffers = []
+    for param, offset in zip(launch.params, launch.offsets(), strict=True):
+        # A name that comes back is a parameter the kernel does not read, e.g. the bias of a GEMM without one.
+        if param.kind == "pointer" and param.value in known:
+            buffers.append({"name": param.value, "offset": offset, **known.pop(str(param.value))})
+    return {
+        "arch": facts.name,
+        "kernel": launch.symbol,
+        "grid": list(launch.grid),
+        "block": list(launch.block),
+        "dynamic_lds": launch.shared,
+        "kernarg": hidden_args.append(launch.pack({}), kernel, launch.grid, launch.block, launch.shared).hex(),
+        "buffers": buffers,
+        "problem": {"M": problem.m, "N": problem.n, "K": problem.k},
+        "launches": 1,
+    }
+
+
+def _buffers(launch: Launch | HostLaunch, problem: Problem) -> dict[str, dict[str, Any]]:
+    known = operands(problem)
+    for extra in launch.buffers:
+        zero = extra.name == "semaphore"
+        known[extra.name] = {**_flat(extra.name, extra.bytes), "init": "zero" if zero else "poison"}
+    return known
+
+
+def operands(problem: Problem) -> dict[str, dict[str, Any]]:
+    """The operands as a plan describes them: A [M, K], B [K, N], C [M, N], a bias or scales [N] or [M, 1]."""
+    m, n, k = problem.m, problem.n, problem.k
+    a = (k, 1) if problem.row_major_a else (1, m)
+    b = (n, 1) if problem.row_major_b else (1, k)
+    known = {
+        "a": _operand("a", problem.a, (m, k), a),
+        "b": _operand("b", problem.b, (k, n), b),
+        "c": {**_operand("c", problem.c, (m, n), (n, 1)), "init": "poison"},
+    }
+    if shuffled_b(problem):
+        known["b"]["order"] = "shuffled"
+    return known | {e.name: _operand(e.name, e.dtype, e.shape, (*e.shape[1:], 1)) for e in extras(problem)}
+
+
+def _operand(role: str, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:
+    count = 1
+    for extent in shape:
+        count *= extent
+    short = _SHORT.get(dtype.name, dtype.name)
+    sized = {"bytes": count * dtype.bytes // dtype.packed, "role": role, "init": "random", "dtype": short}
+    return {**sized, "shape": list(shape), "strides": list(strides)}
+
+
+def _flat(role: str, nbytes: int) -> dict[str, Any]:
+    return {"bytes": nbytes, "role": role, "dtype": "i32", "shape": [nbytes // 4], "strides": [1]}

@@ -1,0 +1,1 @@
+"""Binaries to times: evaluators, the process that works on a GPU, clocks, and the choice of a winner."""

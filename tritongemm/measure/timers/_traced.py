@@ -1,0 +1,74 @@
+"""What the clocks that read a profiler's kernel records share.
+
+The time of a replay is the time in which at least one of its kernels ran: the union of their intervals. For kernels one
+after the other that is the sum of their durations; where consecutive launches overlap (programmatic dependent launch),
+what they share counts once. Gaps in which the device only waits for the next launch are not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
+
+from tritongemm.hip_ext.driver.driver import Graph
+from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, TraceError, Tracer, busy_seconds
+
+
+class TracedTimer:
+    """Times replays of captured graphs by the records of their kernels.
+
+    Args:
+        tracer: the profiler.
+        wait: waits for the device.
+        stream: handle of the stream the graphs run on.
+    """
+
+    ATTEMPTS = 3  # a trace that is refused is taken anew; one that is refused every time is an error
+    PATIENCE = 1.0  # seconds to wait for late records
+
+    def __init__(self, tracer: Tracer, wait: Callable[[], object], stream: int) -> None:
+        self._tracer, self._wait, self._stream = tracer, wait, stream
+        self._kernels: WeakKeyDictionary[Graph, tuple[str, ...]] = WeakKeyDictionary()
+
+    def time(self, graph: Graph, launches: int, symbol: str = "") -> float:
+        """Seconds of one launch.
+
+        The graph is replayed twice and the second replay is timed: profilers are slow to take up a graph that they have
+        not seen, and the device is then busy while the timed one is queued.
+
+        Args:
+            graph: what is replayed.
+            launches: how many it holds.
+            symbol: kernel that each of them is one dispatch of; "" for a library's operation, which may be several
+                dispatches: their names are learnt from the graph's first replays and must stay.
+
+        Raises:
+            TraceError: records are missing, late, dropped or of other kernels, in every attempt.
+        """
+        for left in reversed(range(self.ATTEMPTS)):
+            try:
+                records = self._replay(graph, launches, symbol)
+                break
+            except TraceError as error:
+                if not left:
+                    raise TraceError(f"{error} (--profiler events does without a profiler)") from error
+        return busy_seconds(records) / launches
+
+    def _replay(self, graph: Graph, launches: int, symbol: str) -> Sequence[KernelRecord]:
+        """The records of the timed replay in the order of launching."""
+        known = (symbol,) * launches if symbol else self._kernels.get(graph)
+        with KernelTrace(self._tracer, self._wait) as trace:
+            for _ in range(2):
+                graph.launch(self._stream)
+        if known:
+            return trace.records(known * 2, self.PATIENCE)[len(known) :]
+        records = trace.records(timeout=self.PATIENCE)
+        lead, timed = records[: len(records) // 2], records[len(records) // 2 :]
+        names = tuple(r.name for r in timed)
+        if not timed or len(timed) % launches or tuple(r.name for r in lead) != names:
+            raise TraceError(
+                f"kernel trace: two replays of {launches} launches gave {len(records)} records, which are not two "
+                f"alike series of as many for each launch: {', '.join(sorted({r.name for r in records})) or 'none'}"
+            )
+        self._kernels[graph] = names
+        return timed

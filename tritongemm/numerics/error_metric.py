@@ -1,0 +1,40 @@
+"""The reference of C in float64, and the error of a C against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tritongemm.core.operands import Operands, OperandSpec
+from tritongemm.core.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def reference(problem: Problem, extras: Iterable[OperandSpec], operands: Operands) -> Tensor:
+    """C in float64 [M, N], saturated as the kernels saturate."""
+    exact = operands["a"].double() @ operands["b"].double()
+    for extra in extras:
+        vector = operands[extra.name].double()
+        vector = vector[:, None] if extra.along == "m" else vector[None, :]
+        exact = exact.mul_(vector) if extra.operator == "*" else exact.add_(vector)
+    if problem.c.is_fp8 or problem.dtype_c == "int8":
+        exact = exact.clamp(-problem.c.maximum - (problem.dtype_c == "int8"), problem.c.maximum)
+    return exact
+
+
+def deviation(c: Tensor, exact: Tensor) -> float:
+    """Largest |C - reference| / (|reference| + rms(reference)); NaN in C counts as infinite."""
+    return float(_deviations(c, exact).max())
+
+
+def outside(c: Tensor, exact: Tensor, limit: float) -> float:
+    """Share of the elements whose deviation is more than `limit`."""
+    return float((_deviations(c, exact) > limit).double().mean())
+
+
+def _deviations(c: Tensor, exact: Tensor) -> Tensor:
+    rms = exact.square().mean().sqrt().clamp_min(1e-30)
+    error = (c.double() - exact).abs_().div_(exact.abs() + rms)
+    return error.nan_to_num_(nan=float("inf"))

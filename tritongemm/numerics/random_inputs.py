@@ -1,0 +1,66 @@
+"""What families share: random operands, the reference in float64, and the error of C."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.operands import Operands, OperandSpec
+from tritongemm.core.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INITS = ("randn", "hpl", "trig_float", "zeros")
+
+
+def random_inputs(
+    problem: Problem, extras: Iterable[OperandSpec], deviation: float, device: str, init: str, seed: int
+) -> Operands:
+    """A [M, K] and B [K, N] in the problem's layouts, and the other operands as vectors [M] or [N].
+
+    Args:
+        problem: sizes, dtypes, layouts.
+        extras: the operands beside A and B; factors are uniform between a half and one and a half of what is typical.
+        deviation: standard deviation of A and B.
+        device: a torch device.
+        init: ``randn``, ``hpl`` (uniform in [-0.5, 0.5]), ``trig_float`` (sines and cosines of the index) or ``zeros``.
+        seed: of the random numbers.
+
+    Raises:
+        InputError: unknown init.
+    """
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def fill(shape: tuple[int, ...], dtype: torch.dtype, phase: float) -> Tensor:
+        if init == "zeros":
+            return torch.zeros(shape, device=device, dtype=dtype)
+        if not dtype.is_floating_point:
+            return torch.randint(-64, 64, shape, device=device, generator=generator, dtype=torch.int8).to(dtype)
+        if init == "randn":
+            return (torch.randn(shape, device=device, generator=generator) * deviation).to(dtype)
+        if init == "hpl":
+            return (torch.rand(shape, device=device, generator=generator) - 0.5).to(dtype)
+        if init == "trig_float":
+            count = 1
+            for extent in shape:
+                count *= extent
+            return torch.sin(torch.arange(count, device=device, dtype=torch.float32) + phase).reshape(shape).to(dtype)
+        raise InputError(f"--init_type is {init!r}; there are: {', '.join(INITS)}")
+
+    def matrix(rows: int, cols: int, dtype: torch.dtype, row_major: bool, phase: float) -> Tensor:
+        return fill((rows, cols), dtype, phase) if row_major else fill((cols, rows), dtype, phase).T
+
+    def vector(operand: OperandSpec) -> Tensor:
+        dtype = getattr(torch, operand.dtype.torch)
+        if operand.operator == "*":
+            uniform = torch.rand(operand.count, device=device, generator=generator) + 0.5
+            return (uniform * operand.typical).to(dtype)
+        return fill((operand.count,), dtype, 0.5)
+
+    a = matrix(problem.m, problem.k, getattr(torch, problem.a.torch), problem.row_major_a, 0.0)
+    b = matrix(problem.k, problem.n, getattr(torch, problem.b.torch), problem.row_major_b, 1.5707963)
+    return {"a": a, "b": b} | {operand.name: vector(operand) for operand in extras}

@@ -1,0 +1,100 @@
+"""Stage: a launchable candidate → its error against the reference.
+
+C is poisoned first, so an element nobody wrote shows; it runs twice, so counters a launch leaves behind show too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from tritongemm.core.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOST = 0.5  # an element this far from the reference was not computed, whatever share may be outside the tolerance
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """What verification found.
+
+    Attributes:
+        error: as the family measures it; infinite if an element was not written.
+        tolerance: largest error allowed.
+        repeatable: two runs gave the same bits.
+        outside: share of the elements beyond the tolerance; None where it was not counted.
+        ratio: largest such share allowed; the others must not be lost either (`LOST`).
+    """
+
+    error: float
+    tolerance: float
+    repeatable: bool
+    outside: float | None = None
+    ratio: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        some = self.outside is not None and self.outside <= self.ratio and self.error <= LOST
+        return self.error <= self.tolerance or some
+
+    @property
+    def reason(self) -> str:
+        if self.ok:
+            return ""
+        share = f", in {self.outside:.3g} of the elements" if self.outside is not None else ""
+        return f"error {self.error:.3g} > {self.tolerance:.3g}{share}"
+
+
+def poison(c: Tensor) -> None:
+    """Fill with NaN, or with a value far from any result where the dtype has none."""
+    if c.dtype.is_floating_point:
+        c.fill_(float("nan"))
+    else:
+        c.fill_(-77 if c.element_size() == 1 else -(2**31) + 7)
+
+
+def verify(
+    problem: Problem, family: ModuleType, run: Callable[[], None], c: Tensor, exact: Tensor, ratio: float = 0.0
+) -> VerifyResult:
+    """Run a candidate twice on a poisoned C and compare.
+
+    Args:
+        problem: what it computes.
+        family: its module, for the error and the tolerance.
+        run: launches the candidate and waits for it.
+        c: where it writes [M, N].
+        exact: float64 reference [M, N].
+        ratio: largest share of elements beyond the tolerance that passes, if the family can count them.
+    """
+    import torch
+
+    once = verify_once(problem, family, run, c, exact, ratio)
+    bits = c.view(torch.uint8) if c.element_size() == 1 else c
+    first = bits.clone()
+    poison(c)
+    run()
+    if torch.equal(first, bits):
+        return once
+    again = compare(problem, family, c, exact, ratio)
+    shares = [v.outside for v in (once, again) if v.outside is not None]
+    return replace(once if once.error >= again.error else again, repeatable=False, outside=max(shares, default=None))
+
+
+def verify_once(
+    problem: Problem, family: ModuleType, run: Callable[[], object], c: Tensor, exact: Tensor, ratio: float = 0.0
+) -> VerifyResult:
+    """As `verify`, from a single run; C and the reference may be the same part of each."""
+    poison(c)
+    run()
+    return compare(problem, family, c, exact, ratio)
+
+
+def compare(problem: Problem, family: ModuleType, c: Tensor, exact: Tensor, ratio: float = 0.0) -> VerifyResult:
+    """As `verify`, of what is in C."""
+    error, tolerance = family.deviation(c, exact), family.tolerance(problem)
+    counted = ratio and error > tolerance and hasattr(family, "outside")
+    return VerifyResult(error, tolerance, True, family.outside(c, exact, tolerance) if counted else None, ratio)

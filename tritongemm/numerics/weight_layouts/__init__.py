@@ -1,0 +1,1 @@
+"""Orders of B in memory beside row- and column-major: one file each."""

@@ -1,0 +1,126 @@
+"""Stage: Trials of every backend → the CSV that --profile_file names, a row for each candidate of each size.
+
+``screen_us`` is the cheap time of the first look, ``us`` that of the final race, where the two are on one clock with the
+baseline's row (backend torch, or what the record names). A candidate that was never screened again after the first look
+has no ``error``. ``status`` is that of its last stage; ``reason`` says why it is not ok.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tritongemm.core import files
+from tritongemm.core.errors import OutputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.trial import Trial
+from tritongemm.results.store import Store
+
+COLUMNS = (
+    "size", "M", "N", "K", "dtype_a", "dtype_b", "dtype_c", "layout", "bias", "batch", "family", "backend", "config",
+    "kernel", "solution", "splitK", "status", "stage", "screen_us", "us", "spread", "tflops", "error", "tolerance",
+    "outside", "timer", "winner", "reason",
+)  # fmt: skip
+
+
+def check(path: Path) -> None:
+    """Refuse a place that can't be written, before hours are spent.
+
+    Raises:
+        OutputError: says why.
+    """
+    if path.is_dir():
+        raise OutputError(f"--profile_file {path} is a folder; name a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"--profile_file {path} can't be written: {error.strerror}; choose another file") from error
+
+
+def write(path: Path, store: Store, problems: Iterable[Problem], unstored: Mapping[Problem, Sequence[Trial]]) -> int:
+    """Replace the file with all that is known of the problems, from earlier runs of the same output as well.
+
+    Args:
+        path: the CSV.
+        store: holds the trials and records.
+        problems: in the order of the rows.
+        unstored: trials that no journal keeps, because a resumed run tries them again.
+
+    Returns:
+        How many candidates it has.
+
+    Raises:
+        OutputError: it can't be written.
+    """
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    count = 0
+    for problem in problems:
+        trials = [*store.trials(problem).values(), *unstored.get(problem, ())]
+        found = list(rows(problem, trials, store.record(problem)))
+        writer.writerows(found)
+        count += len(found)
+    try:
+        files.atomic_write(path, out.getvalue())
+    except OSError as error:
+        raise OutputError(f"--profile_file {path} can't be written: {error.strerror}") from error
+    return count
+
+
+def rows(problem: Problem, trials: Iterable[Trial], record: Record | None) -> Iterator[dict[str, Any]]:
+    """A row for each candidate, the fastest first, and one for the library they raced with."""
+    stages: dict[str, dict[str, Trial]] = {}
+    for trial in trials:
+        stages.setdefault(trial.config.name, {})[trial.stage] = trial
+    size = {key: getattr(problem, key) for key in COLUMNS[4:11]}
+    size = {"size": problem.key, "M": problem.m, "N": problem.n, "K": problem.k, **size}
+    if record is not None and record.library_seconds is not None:
+        won = record.winner == record.library
+        times = {"us": _us(record.library_seconds), "tflops": _tflops(problem, record.library_seconds)}
+        yield {**size, "backend": record.library, "status": "ok", "stage": "final", **times, "timer": record.timer,
+               "winner": int(won)}  # fmt: skip
+    made = [_row(problem, stages[name], record) for name in stages]
+    for row in sorted(
+        made, key=lambda r: (r["status"] != "ok", r["stage"] == "screen", r["us"] or r["screen_us"] or 0)
+    ):
+        yield {**size, **row}
+
+
+def _row(problem: Problem, stages: Mapping[str, Trial], record: Record | None) -> dict[str, Any]:
+    """One candidate; the final says more than the first look."""
+    screen, last = stages.get("screen"), stages.get("final") or stages["screen"]
+    config = last.config
+    final = last.stage == "final" and bool(last.samples)
+    won = record is not None and record.winner == config.backend and record.config == config
+    return {
+        "backend": config.backend,
+        "config": config.name,
+        "kernel": config.kernel_name if config.backend == "triton" else config.template,
+        "solution": config.option("index") if "index" in dict(config.options) else "",
+        "splitK": config.split_k,
+        "status": last.status,
+        "stage": last.stage,
+        "screen_us": _us(screen.seconds) if screen and screen.samples else "",
+        "us": _us(last.seconds) if final else "",
+        "spread": f"{last.spread:.4f}" if final else "",
+        "tflops": _tflops(problem, last.seconds) if final else "",
+        "error": "" if last.error is None else f"{last.error:.4g}",
+        "tolerance": "" if last.tolerance is None else f"{last.tolerance:.4g}",
+        "outside": "" if last.outside is None else f"{last.outside:.4g}",
+        "timer": last.timer,
+        "winner": int(won),
+        "reason": last.reason,
+    }
+
+
+def _us(seconds: float) -> float:
+    return float(f"{seconds * 1e6:.6g}")
+
+
+def _tflops(problem: Problem, seconds: float) -> str:
+    return f"{problem.flops / seconds / 1e12:.4g}"

@@ -1,0 +1,85 @@
+"""What this machine has: the target to tune for, the devices to use, and the versions that make a result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tritongemm.core import settings
+from tritongemm.core.errors import TargetError
+from tritongemm.core.target import Target
+from tritongemm.hip_ext.driver import driver
+from tritongemm.search_spaces import loader as target_files
+
+OFFLINE = "gfx942"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where to tune.
+
+    Attributes:
+        target: facts, corrected by what the device reports.
+        vendor: whose driver runs it; "" without a GPU.
+        devices: ordinals; empty without a GPU.
+        product: the device's name, or the target's.
+        why: one line on how this was chosen.
+    """
+
+    target: Target
+    vendor: str
+    devices: tuple[int, ...]
+    product: str
+    why: str
+
+
+def find(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0) -> Machine:
+    """The machine to tune on.
+
+    Args:
+        wanted: architecture asked for, or None for what is here.
+        gpu_ids: comma-separated ordinals.
+        ngpus: the first so many devices.
+
+    Raises:
+        TargetError: unknown architecture, or devices that are not there.
+    """
+    facts = target_files.load_target(wanted) if wanted else None
+    vendor = driver.present()
+    if vendor is None:
+        if gpu_ids is not None or ngpus:
+            raise TargetError("--gpu_ids and --ngpus need a GPU, and no GPU driver with a device was found")
+        facts = facts or target_files.load_target(OFFLINE)
+        return Machine(facts, "", (), facts.product, f"no GPU here: compiling for {facts.name} ({facts.product})")
+    opened = driver.open(vendor)
+    count = opened.device_count()
+    try:
+        ids = tuple(int(i) for i in gpu_ids.split(",")) if gpu_ids else tuple(range(ngpus or 1))
+    except ValueError:
+        raise TargetError(f"--gpu_ids must be whole numbers with commas between, not {gpu_ids!r}") from None
+    if len(set(ids)) != len(ids) or any(not 0 <= i < count for i in ids):
+        raise TargetError(f"devices {', '.join(map(str, ids))} were asked for; this machine has 0 to {count - 1}")
+    device = opened.device(ids[0])
+    for other in (opened.device(i) for i in ids[1:]):
+        if (other.arch, other.name) != (device.arch, device.name):
+            raise TargetError(
+                f"devices {', '.join(map(str, ids))} are not alike ({device.name} and {other.name}), and their times can't "
+                "be compared: tune on each kind by itself, with --gpu_ids and an -o of its own"
+            )
+    if facts is not None and facts.name != device.arch:
+        why = f"this machine's GPU is {device.arch}: compiling for {facts.name} without running"
+        return Machine(facts, "", (), facts.product, why)
+    seen = device.properties
+    measured = {k: seen[k] for k in ("compute_units", "lds_bytes", "memory_bytes") if seen.get(k)}
+    facts = target_files.load_target(device.arch, device.name, **measured)
+    if facts.llc_bytes == facts.l2_bytes and seen.get("l2_bytes"):  # nothing behind the L2
+        facts = target_files.load_target(
+            device.arch, device.name, **measured, l2_bytes=seen["l2_bytes"], llc_bytes=seen["l2_bytes"]
+        )
+    others = f" x {len(ids)}" if len(ids) > 1 else ""
+    return Machine(facts, vendor, ids, device.name, f"tuning on {device.name}{others} ({facts.name})")
+
+
+def toolchain(machine: Machine) -> dict[str, str]:
+    """Versions a result depends on."""
+    versions = {p: settings.version(p) for p in ("triton", "torch")}
+    return {**versions, "device": machine.product} if machine.devices else versions

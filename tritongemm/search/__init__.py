@@ -1,0 +1,1 @@
+"""What to try: the space of a problem, pruned, ranked and searched."""

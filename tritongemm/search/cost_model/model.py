@@ -1,0 +1,230 @@
+"""Stage: kept configs → predicted order, from an analytical model of a compute unit and the memories behind it.
+
+The model prunes and seeds; it is no clock. Every figure is a fact of the `Target` or one of the constants below, none
+is fitted per size. Times are seconds unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.config_memo import ConfigMemo
+from tritongemm.core.problem import Problem
+from tritongemm.core.search_results import TERMS, Floats, Prediction, Predictions
+from tritongemm.core.target import Target
+from tritongemm.search.cost_model import occupancy
+from tritongemm.search.cost_model.occupancy import SIMDS
+from tritongemm.search.cost_model.tile_cost import CU_BYTES_PER_CLOCK, IterationCost, spilled
+from tritongemm.search.cost_model.waves import PARTIAL_BYTES, Wave, combine_seconds, waves
+
+SYNC_CLOCKS = 200  # barrier, waits and branch of one K iteration
+# Latency of a hit relative to a miss of every cache: rounded guesses, used only for operands that stay in caches.
+L2_LATENCY, LLC_LATENCY = 0.3, 0.8
+# How well work hides other work, from 1 (not at all) up: a queue's waiting and its traffic; loads and arithmetic of a
+# pipelined loop; LDS and matrix units, better with more waves on a SIMD to take turns.
+QUEUE_OVERLAP, PIPELINE_OVERLAP = 3.0, 5.0
+LEAST_OVERLAP, WAVE_OVERLAP, MOST_OVERLAP = 1.5, 0.5, 5.0
+
+
+def rank(
+    configs: Iterable[Config],
+    problem: Problem,
+    target: Target,
+    built: Mapping[Config, Artifact] | None = None,
+    warm: bool = False,
+) -> Predictions:
+    """Predictions for `configs`, fastest first; of equal times the larger tile first, then the taller.
+
+    Args:
+        configs: candidates, each once.
+        problem, target: what they run on.
+        built: compiled configs, whose registers, spills and LDS replace the estimates.
+        warm: launches follow each other on the same operands, which stay in the caches that hold them; our own timers
+            never do that, some foreign tuners always do.
+    """
+    given = tuple(configs)
+    if not given:
+        return Predictions((), np.empty(0), np.empty((0, len(TERMS))))
+    batch = _Batch.of(given, problem, target, [built.get(c) for c in given] if built else [None] * len(given))
+    terms, exact = _times(batch, problem, target, warm)
+    seconds = [round(s, 12) for s in exact.tolist()]  # to the picosecond, so that rounding errors decide nothing
+
+    areas, heights = -batch.block_m * batch.block_n, -batch.block_m
+    # The attributes of configs in their order order them as configs are ordered, and sooner.
+    keys = list(zip(seconds, areas.tolist(), heights.tolist(), (tuple(vars(c).values()) for c in given), strict=True))
+    places = sorted(range(len(given)), key=keys.__getitem__)
+    return Predictions(tuple(given[i] for i in places), np.array(seconds)[places], terms[places])
+
+
+def predict(
+    config: Config, problem: Problem, target: Target, built: Artifact | None = None, warm: bool = False
+) -> Prediction:
+    """Expected time of one launch of `config`, to the picosecond, with what it is made of; arguments as of `rank`."""
+    return rank([config], problem, target, {config: built} if built else None, warm)[0]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Candidates as columns, an entry for each.
+
+    Attributes:
+        block_m, block_n, group_m, warps: their axes.
+        stages: blocks of K whose loads are under way, and the one being multiplied.
+        tile: one K iteration of one of their programs.
+        phases: first and last phase of their launches; a last one that does not differ has a count of 0.
+        spilled: bytes of scratch that a thread writes and reads each iteration.
+        reduce: seconds to add up shared tiles.
+        hidden: memory latencies that pass while the last kernel still ends.
+    """
+
+    block_m: Floats
+    block_n: Floats
+    group_m: Floats
+    warps: Floats
+    stages: Floats
+    tile: IterationCost[Floats]
+    phases: tuple[Wave[Floats], Wave[Floats]]
+    spilled: Floats
+    reduce: Floats
+    hidden: Floats
+
+    @classmethod
+    def of(
+        cls, configs: Sequence[Config], problem: Problem, target: Target, built: Sequence[Artifact | None]
+    ) -> _Batch:
+        alike = ConfigMemo(configs)
+        wanted = alike.ask(lambda c: occupancy.registers(c, problem, target))
+        fits = alike.ask(lambda c, b, w: occupancy.per_cu(c, problem, target, b, w), built, wanted)
+        launches = alike.ask(lambda c, f: _launch(c, problem, target, f), fits)
+        last = Wave(*_columns([phases[-1] for phases, _ in launches]))
+        single = np.array([len(phases) == 1 for phases, _ in launches])
+        block_m, block_n, group_m, warps = alike.axes("block_m", "block_n", "group_m", "num_warps")
+        return cls(
+            block_m,
+            block_n,
+            group_m,
+            warps,
+            np.array(alike.ask(lambda c: occupancy.stages(c, problem, target)), np.float64),
+            IterationCost(*_columns(alike.ask(lambda c: IterationCost.of(c, problem, target)))),
+            (Wave(*_columns([phases[0] for phases, _ in launches])), replace(last, count=last.count * ~single)),
+            np.array(alike.ask(lambda c, b, w: spilled(c, problem, target, b, w), built, wanted), np.float64),
+            np.array([combined for _, combined in launches]),
+            np.array(alike.ask(lambda c: _hidden(c, problem, target)), np.float64),
+        )
+
+
+def _hidden(config: Config, problem: Problem, target: Target) -> int:
+    """Memory latencies that pass while the last kernel still ends; programs that stage rows of A have them anyway."""
+    if occupancy.vector(config) and not occupancy.single(config):
+        return 0
+    return min(1, config.option("ahead")) + config.option("early")
+
+
+def _launch(config: Config, problem: Problem, target: Target, fits: int) -> tuple[tuple[Wave[int], ...], float]:
+    """The phases of a launch, and the seconds to add up shared tiles."""
+    phases = waves(config, problem, target, fits)
+    return phases, combine_seconds(config, problem, target, _cu_rate(target), phases[-1])
+
+
+def _columns(rows: Sequence[object]) -> Iterator[Floats]:
+    """A column for each attribute of the dataclass that all `rows` are of."""
+    known = {id(r): i for i, r in enumerate(rows)}
+    distinct = np.array([list(vars(rows[i]).values()) for i in known.values()], np.float64)
+    places = dict(zip(known, range(len(known)), strict=True))
+    return iter(distinct[[places[id(r)] for r in rows]].T)
+
+
+def _cu_rate(target: Target) -> float:
+    """Bytes per second that one compute unit can draw from its L2."""
+    return CU_BYTES_PER_CLOCK * target.clock_ghz * 1e9
+
+
+def _times(batch: _Batch, problem: Problem, target: Target, warm: bool) -> tuple[Floats, Floats]:
+    """Seconds of each of `TERMS`, [n, len(TERMS)], and of a launch, [n]."""
+    clock, cu_rate = target.clock_ghz * 1e9, _cu_rate(target)
+    tile, scratch = batch.tile, 2 * batch.spilled * batch.warps * target.wave_size / cu_rate
+    terms = dict.fromkeys(TERMS, np.zeros(len(scratch)))
+    seconds = np.zeros(len(scratch))
+    latency, llc_felt, hbm_felt = _reach(batch, problem, target, warm)
+    for phase in batch.phases:
+        busy, here = np.minimum(phase.programs, target.compute_units), phase.resident
+        near = np.maximum(1.0, np.minimum(target.l2_neighbours, phase.programs / phase.shared))
+        drawn = _drawn(batch, problem, near, tile.a, tile.b) / near * busy / (target.l2_gbps * 1e9)
+        llc, hbm = _shared_seconds(batch, problem, target, phase)
+        step = {
+            "matrix": np.maximum(1.0, here * batch.warps / SIMDS) * tile.matrix,
+            "lds": here * tile.lds,
+            "l2": here * np.maximum(tile.issue, np.maximum(tile.traffic / cu_rate, drawn)),
+            "llc": llc * llc_felt,
+            "hbm": hbm * hbm_felt,
+            "latency": (latency + tile.traffic / cu_rate) / np.maximum(1, batch.stages - 1) + SYNC_CLOCKS / clock,
+            "scratch": here * scratch,
+        }
+        step["latency"] += np.where(batch.stages <= 1, step["matrix"] + step["lds"], 0.0)
+        waves = here * batch.warps / SIMDS
+        traffic = np.maximum(np.maximum(step["l2"], step["llc"]), step["hbm"])
+        load = _overlap(QUEUE_OVERLAP, traffic, step["latency"])
+        turns = np.minimum(MOST_OVERLAP, LEAST_OVERLAP + WAVE_OVERLAP * waves)
+        compute = _overlap(turns, step["matrix"], step["lds"])
+        iteration = _overlap(PIPELINE_OVERLAP, load, compute) + step["scratch"]
+        # Nothing is computed while the first tile is loaded, nothing is loaded while the last one is computed.
+        ends = latency + traffic + np.maximum(step["matrix"], step["lds"]) + step["scratch"]
+        width = np.where(phase.shared > 1, PARTIAL_BYTES, problem.c.bytes)
+        stored = here * batch.block_m * batch.block_n * width
+        epilogue = latency + stored / np.minimum(cu_rate, 2 * target.hbm_gbps * 1e9 / busy)
+        seconds = seconds + phase.count * ((phase.loop - 1) * iteration + ends + epilogue)
+        for name, value in step.items():
+            terms[name] = terms[name] + phase.count * phase.loop * value
+        terms["epilogue"] = terms["epilogue"] + phase.count * epilogue
+    terms["reduce"] = batch.reduce
+    terms["launch"] = terms["launch"] + target.launch_us * 1e-6
+    visible = terms["launch"] - batch.hidden * target.memory_ns * 1e-9
+    return np.stack([terms[name] for name in TERMS], axis=1), seconds + terms["reduce"] + visible
+
+
+def _reach(batch: _Batch, problem: Problem, target: Target, warm: bool) -> tuple[Floats, Floats, Floats]:
+    """Seconds until a load arrives, and what share of their traffic last-level cache and memory feel."""
+    ones = np.ones(len(batch.warps))
+    latency = target.memory_ns * 1e-9 * ones
+    if not warm:
+        return latency, ones, ones
+    dies = np.minimum(target.xcds, batch.phases[0].programs)
+    filled = sum(p.count * p.loop * _shared_seconds(batch, problem, target, p)[0] for p in batch.phases)
+    near = filled * target.llc_gbps * 1e9 / dies <= target.l2_bytes
+    far = problem.bytes > target.llc_bytes
+    felt = np.where(near, 0.0, ones)
+    return latency * np.where(near, L2_LATENCY, 1.0 if far else LLC_LATENCY), felt, felt if far else 0.0 * ones
+
+
+def _overlap(power: Floats | float, one: Floats, other: Floats) -> Floats:
+    """Between the sum (power 1) and the maximum (power infinite) of work that partly runs at once."""
+    longest = np.maximum(one, other)
+    return np.asarray(longest * ((one / longest) ** power + (other / longest) ** power) ** (1 / power))
+
+
+def _drawn(batch: _Batch, problem: Problem, tiles: Floats, a: Floats, b: Floats) -> Floats:
+    """Bytes of blocks of A and B that so many tiles, neighbours in launch order, need of one K iteration, each once."""
+    rows, columns = np.ceil(problem.m / batch.block_m), np.ceil(problem.n / batch.block_n)
+    tall = np.minimum(np.minimum(batch.group_m, rows), tiles)
+    wide = tiles / tall
+    taller = np.minimum(rows * problem.batch, tall * wide / columns)
+    tall, wide = np.where(wide > columns, taller, tall), np.minimum(wide, columns)
+    return np.asarray(tall * a + wide * b)
+
+
+def _shared_seconds(batch: _Batch, problem: Problem, target: Target, phase: Wave[Floats]) -> tuple[Floats, Floats]:
+    """Seconds of last-level cache and of memory per K iteration: what the programs under way do not share.
+
+    Programs on one die, neighbours in launch order, share its L2; those of all dies share the last-level cache.
+    """
+    far = batch.tile.far_a, batch.tile.far_b
+    tiles = phase.programs / phase.shared
+    dies = np.minimum(target.xcds, phase.programs)
+    llc = dies * phase.shared * _drawn(batch, problem, np.maximum(1.0, tiles / dies), *far)
+    hbm = phase.shared * _drawn(batch, problem, np.maximum(1.0, tiles), *far)
+    return llc / (target.llc_gbps * 1e9), hbm / (target.hbm_gbps * 1e9)

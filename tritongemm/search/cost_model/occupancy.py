@@ -1,0 +1,155 @@
+"""What one config asks of a compute unit before it is compiled: LDS, registers, warps; and how many programs fit.
+
+The formulas follow what Triton 3.9 was seen to allocate (gfx942, gfx950, sm80, sm90, sm100); a `Built` knows better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+
+# One matrix instruction takes at least this many bytes along K from a row of A (fp16: 16 elements).
+MATRIX_K_BYTES = 32
+# Addresses, masks and loop counters; seen 22 to 30 on gfx942.
+BOOKKEEPING_REGISTERS = 24
+SIMDS = 4
+LOAD_BYTES = 16  # that a thread loads at once,
+UNROLLED = 4  # and of so many iterations together, if one such load is all that an iteration needs: seen on sm90
+
+
+def sides(config: Config) -> tuple[int, int]:
+    """Rows and columns of the tile as matrix instructions see them; swap_ab computes the transpose."""
+    tile = config.block_m, config.block_n
+    return (tile[1], tile[0]) if config.option("swap_ab") else tile
+
+
+def vector(config: Config) -> bool:
+    """Whether products are made without matrix instructions, each thread's in its own registers."""
+    return config.template == "gemv"
+
+
+def single(config: Config) -> bool:
+    """Whether a program has one row of A, so that loads go straight to the registers that multiply."""
+    return vector(config) and config.block_m == 1
+
+
+def stages(config: Config, problem: Problem, target: Target) -> int:
+    """Blocks of K whose loads are under way at a time, and the one being multiplied."""
+    if not single(config):
+        return config.option("prefetch", 1) if vector(config) else config.num_stages
+    each = config.block_n * config.block_k * problem.b.bytes // (config.num_warps * target.wave_size)
+    return 1 + (UNROLLED if each <= LOAD_BYTES else 1)
+
+
+def async_matrix(config: Config, target: Target) -> bool:
+    """Whether matrix instructions read LDS themselves: a warp group of 4 with 64 rows, or tensor memory."""
+    grouped = sides(config)[0] >= 64 and config.num_warps % 4 == 0
+    return target.has("tensor_memory") or (grouped and target.has("wgmma"))
+
+
+def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
+    """Bytes of LDS that hold tiles of A and B while the K loop runs; the epilogue may ask for more."""
+    a = config.block_m * config.block_k * problem.a.bytes
+    b = config.block_n * config.block_k * problem.b.bytes
+    if vector(config):
+        return 0 if single(config) else (stages(config, problem, target) - 1) * (a + b)
+    if config.num_stages <= 1:
+        return max(a, b)
+    # Only operands that matrix instructions read from LDS keep the buffer of the stage in use.
+    free = target.free_stages if not target.has("wgmma") or async_matrix(config, target) else 1
+    return (config.num_stages - free) * (a + b)
+
+
+def accumulators(config: Config, target: Target) -> int:
+    """32-bit registers a thread needs for its share of the tile of C, or of the products that add up to it."""
+    depth = config.block_k if vector(config) else 1
+    return ceil(config.block_m * config.block_n * depth / (config.num_warps * target.wave_size))
+
+
+def staging(config: Config, problem: Problem, target: Target) -> int:
+    """32-bit registers a thread needs for loads on their way to LDS; 0 where they bypass registers."""
+    if not target.has("register_staging") or config.num_stages < 2:
+        return 0
+    tile = config.block_k * (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes)
+    return ceil(tile / (4 * config.num_warps * target.wave_size))
+
+
+def register_limit(config: Config, target: Target) -> int:
+    """Most 32-bit registers a thread may have for one program to fit on a compute unit."""
+    return min(target.max_registers, target.registers_per_cu // (config.num_warps * target.wave_size))
+
+
+@dataclass(frozen=True)
+class Warps:
+    """How the warps of a program share its tile.
+
+    Attributes:
+        along_m, along_n: warps that own different rows, columns; fewer than num_warps when the tile is too small.
+        rows, columns: matrix instructions of one warp along M and N.
+        shape: M and N of one matrix instruction.
+    """
+
+    along_m: int
+    along_n: int
+    rows: int
+    columns: int
+    shape: tuple[int, int]
+
+
+def warps(config: Config, target: Target) -> Warps:
+    """Split as Triton splits: the longer side first, M first for warp groups; surplus warps repeat work."""
+    side = config.option("matrix_instr_nonkdim") or 16
+    m, n = (side, side) if target.has("matrix_instr_nonkdim") else (16, 8)
+    grouped = async_matrix(config, target)
+    high, wide = sides(config)
+    wm = wn = 1
+    while wm * wn < config.num_warps:
+        left_m, left_n = high // (m * wm), wide // (n * wn)
+        if left_m > 1 and (grouped or left_m * m >= left_n * n or left_n <= 1):
+            wm *= 2
+        elif left_n > 1:
+            wn *= 2
+        else:
+            break
+    return Warps(wm, wn, max(1, ceil(high / (m * wm))), max(1, ceil(wide / (n * wn))), (m, n))
+
+
+def operands(config: Config, problem: Problem, target: Target) -> int:
+    """32-bit registers a thread needs for operands read back from LDS; 0 where none is needed."""
+    if async_matrix(config, target):
+        return 0
+    if vector(config):
+        block = config.block_k * (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes)
+        return ceil(block / (4 * config.num_warps * target.wave_size))
+    split = warps(config, target)
+    rows = split.rows * split.shape[0] * problem.a.bytes + split.columns * split.shape[1] * problem.b.bytes
+    return ceil(rows * min(config.block_k, 64) / (4 * target.wave_size))
+
+
+def registers(config: Config, problem: Problem, target: Target) -> int:
+    """32-bit registers a thread wants, before the compiler is held to `register_limit`."""
+    held = accumulators(config, target) + staging(config, problem, target)
+    return BOOKKEEPING_REGISTERS + held + operands(config, problem, target)
+
+
+def per_cu(
+    config: Config, problem: Problem, target: Target, built: Artifact | None = None, wanted: int | None = None
+) -> int:
+    """Programs that fit on one compute unit at once, at least 1; `wanted` is what `registers` says, if known already."""
+    threads = config.num_warps * target.wave_size
+    lds, used = lds_bytes(config, problem, target), wanted or registers(config, problem, target)
+    if built is not None and built.status == "ok":
+        lds, used = built.shared or lds, built.registers or used
+        threads = built.threads or threads
+    used = min(used, register_limit(config, target))
+    fits = (
+        target.lds_per_cu // max(1, lds),
+        target.registers_per_cu // (max(1, used) * threads),
+        target.max_threads_per_cu // threads,
+    )
+    return max(1, min(fits))

@@ -1,0 +1,140 @@
+"""What one K iteration of a program asks of a compute unit: traffic, matrix instructions, LDS, spilled registers.
+
+Part of the model of `tritongemm.rank`. Times are seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.search.cost_model import occupancy
+from tritongemm.search.cost_model.occupancy import SIMDS
+
+Number = TypeVar("Number", float, NDArray[np.float64])  # of one candidate, or a column of many
+CU_BYTES_PER_CLOCK = 64  # what one compute unit can draw from its L2
+LINE_BYTES = 128  # what an L2 hands out at once
+ROW_SHARE = 0.25  # of a row's extra bytes that memory feels: neighbouring programs soon want the rest of its line
+VECTOR_BYTES = 16  # widest load of a thread
+LDS_BYTES = 128  # of all banks of an LDS, 4 each
+TRANSPOSE = 2.0  # reading an operand from shared memory across its rows, relative to along them
+PRODUCT_CLOCKS = 4.0  # from one product of a thread to its next: operands are converted, then multiplied and added
+FALLBACK_RATE = 0.6  # of the peak, for matrix instructions fed from registers where warp groups are native
+
+
+@dataclass(frozen=True)
+class IterationCost(Generic[Number]):
+    """One K iteration of one program.
+
+    Attributes:
+        a, b: bytes of its blocks of A and B, as an L2 feels them.
+        far_a, far_b: the same as the caches and memory behind it feel them.
+        matrix: seconds of a warp's matrix instructions on one SIMD.
+        lds: seconds of LDS traffic on one compute unit.
+        issue: seconds to issue its loads, longer when rows are not aligned to the widest load.
+    """
+
+    a: Number
+    b: Number
+    far_a: Number
+    far_b: Number
+    matrix: Number
+    lds: Number
+    issue: Number
+
+    @property
+    def traffic(self) -> Number:
+        return self.a + self.b
+
+    @classmethod
+    def of(cls, config: Config, problem: Problem, target: Target) -> IterationCost[float]:
+        clock, split = target.clock_ghz * 1e9, occupancy.warps(config, target)
+        a = config.block_m * config.block_k * problem.a.bytes
+        b = config.block_n * config.block_k * problem.b.bytes
+        own = split.rows * split.shape[0] * split.columns * split.shape[1] * config.block_k
+        matrix = 2 * own / (_matrix_flops(problem, target) / target.compute_units / SIMDS)
+        if occupancy.vector(config):
+            matrix = occupancy.accumulators(config, target) * PRODUCT_CLOCKS / clock
+            lds: float = (
+                2 * (a + b) if occupancy.stages(config, problem, target) > 1 and not occupancy.single(config) else 0.0
+            )
+        elif occupancy.async_matrix(config, target):
+            own_rows, others = (b, a) if config.option("swap_ab") else (a, b)
+            lds = own_rows + others * max(1, occupancy.sides(config)[0] // 64)
+        else:
+            matrix /= FALLBACK_RATE if target.has("wgmma") else 1.0
+            across_a = 1.0 if problem.row_major_a else _across(split.shape[0], problem.a.bytes, target)
+            across_b = _across(split.shape[1], problem.b.bytes, target) if problem.row_major_b else 1.0
+            lds = a * split.along_n * across_a + b * split.along_m * across_b + a + b
+        run_a = (config.block_k if problem.row_major_a else config.block_m) * problem.a.bytes
+        run_b = (config.block_n if problem.row_major_b else config.block_k) * problem.b.bytes
+        row_a, row_b = _rows(problem)
+        vector_a, vector_b = gcd(row_a, VECTOR_BYTES), gcd(row_b, VECTOR_BYTES)
+        return IterationCost(
+            a=a * _lines(row_a, run_a) * LINE_BYTES / run_a,
+            b=b * _lines(row_b, run_b) * LINE_BYTES / run_b,
+            far_a=a * (1 + ROW_SHARE * _request(row_a, target) / run_a),
+            far_b=b * (1 + ROW_SHARE * _request(row_b, target) / run_b),
+            matrix=matrix,
+            lds=lds / (target.lds_bytes_per_clock * clock),
+            issue=(a / vector_a + b / vector_b) * VECTOR_BYTES / (CU_BYTES_PER_CLOCK * clock),
+        )
+
+
+def _matrix_flops(problem: Problem, target: Target) -> float:
+    """Peak rate for the operands; those without matrix instructions are converted and run at fp16's."""
+    rates = target.peak_tflops
+    slower = max(problem.a, problem.b, key=lambda d: d.bytes)
+    return 1e12 * (target.tflops(slower) if target.supports(slower) else rates.get("fp16", min(rates.values())))
+
+
+def _rows(problem: Problem) -> tuple[int, int]:
+    """Bytes from one stored row of A and of B to the next."""
+    row_a = (problem.k if problem.row_major_a else problem.m) * problem.a.bytes
+    return row_a, (problem.n if problem.row_major_b else problem.k) * problem.b.bytes
+
+
+def _across(side: int, width: int, target: Target) -> float:
+    """Cost of reading elements of `width` bytes across the rows of an operand in LDS, relative to along them.
+
+    Where loads pass through registers, rows stay in LDS as they are in memory and every lane fetches single elements.
+    The `side` lanes of a matrix instruction's row find theirs side by side; those of other rows fall into the same
+    banks, so one row is read a clock. (Newer compilers transpose in registers when a thread holds enough rows.)
+    """
+    return max(1.0, LDS_BYTES / (side * width)) if target.has("register_staging") else TRANSPOSE
+
+
+def _lines(row: int, run: int) -> float:
+    """Lines that `run` bytes touch on average: one starts at any multiple of what rows, runs and lines share."""
+    return (run + LINE_BYTES - gcd(row, run, LINE_BYTES)) / LINE_BYTES
+
+
+def _request(row: int, target: Target) -> int:
+    return target.request_bytes * (1 if row % LINE_BYTES == 0 else 2)
+
+
+def spilled(config: Config, problem: Problem, target: Target, built: Artifact | None, wanted: int) -> int:
+    """Bytes of scratch that a thread writes and reads each K iteration; it has a use for `wanted` registers."""
+    if built is not None and built.status == "ok":
+        # Registers that the loop does not touch are spilled first, and that is free.
+        return max(0, built.spills - 4 * occupancy.BOOKKEEPING_REGISTERS)
+    return 4 * _excess_registers(config, problem, target, wanted - occupancy.BOOKKEEPING_REGISTERS)
+
+
+def _excess_registers(config: Config, problem: Problem, target: Target, need: int) -> int:
+    """Registers the K loop wants beyond those a thread may have; masks along K and narrow loads want more."""
+    limit, held = occupancy.register_limit(config, target), occupancy.accumulators(config, target)
+    if occupancy.async_matrix(config, target) and held >= limit and not target.has("tensor_memory"):
+        return held  # an asynchronous instruction needs all of its accumulators at once, so all are spilled each time
+    waiting = occupancy.staging(config, problem, target)
+    need += waiting // 2 if problem.k % config.block_k else 0
+    need += waiting if any(row % VECTOR_BYTES for row in _rows(problem)) else 0
+    return max(0, need - limit)

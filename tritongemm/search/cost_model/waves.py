@@ -1,0 +1,103 @@
+"""How the tiles of C are dealt out to compute units: the rounds a launch takes, and what shared tiles cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.search.cost_model.occupancy import vector
+
+Number = TypeVar("Number", int, NDArray[np.float64])
+PARTIAL_BYTES = 4  # split-K and stream-K add up in fp32
+WARP_ROLES = ("ws_tma", "ws_tma_swapped")  # templates of one program for each compute unit
+
+
+@dataclass(frozen=True)
+class Wave(Generic[Number]):
+    """Rounds alike in every way, of one launch or as columns of many.
+
+    Attributes:
+        count: rounds, one after the other; a fraction where programs do not wait for others of their round.
+        resident: programs that share a compute unit.
+        programs: programs under way on the device.
+        loop: K iterations each of them does.
+        shared: programs that work on one tile.
+    """
+
+    count: Number | float
+    resident: Number
+    programs: Number
+    loop: Number
+    shared: Number
+
+
+def tiles_of(config: Config, problem: Problem) -> int:
+    """Tiles of C over the whole batch."""
+    return ceil(problem.m / config.block_m) * ceil(problem.n / config.block_n) * problem.batch
+
+
+def persistent_programs(config: Config, target: Target) -> int:
+    """Programs of a grid that does not grow with the problem; 0 for one program per tile."""
+    given = config.option("num_sms")
+    if config.template in WARP_ROLES and config.split_k == 1:
+        return target.compute_units
+    return given or (target.compute_units if config.template in ("stream_k", "persistent") else 0)
+
+
+def waves(config: Config, problem: Problem, target: Target, fits: int) -> tuple[Wave[int], ...]:
+    """The phases of one launch on compute units that hold `fits` programs each."""
+    units, tiles, loop = target.compute_units, tiles_of(config, problem), ceil(problem.k / config.block_k)
+    programs = persistent_programs(config, target)
+    if not programs:
+        tiles, loop, shared = tiles * config.split_k, ceil(loop / config.split_k), config.split_k
+        if vector(config) and tiles > units * fits:  # many small programs, of which one begins as soon as another ends
+            return (Wave(tiles / (units * fits), fits, units * fits, loop, shared),)
+        whole, rest = divmod(tiles, units * fits)
+        full = Wave(whole, fits, units * fits, loop, shared)
+        last = Wave(1, ceil(rest / units), rest, loop, shared)
+        return (full,) * (whole > 0) + (last,) * (rest > 0)
+    resident = max(1, min(fits, ceil(programs / units)))
+    whole, rest = divmod(tiles, programs)
+    if config.option("share_more") and whole and rest:
+        whole, rest = whole - 1, rest + programs
+    # Programs that do not fit at once wait until others have done all that is theirs.
+    turns, under_way = ceil(programs / (units * resident)), min(programs, units * resident)
+    full = Wave(whole * turns, resident, under_way, loop, 1)
+    if not rest:
+        return (full,)
+    if config.template == "persistent" or (config.template in WARP_ROLES and not config.option("share")):
+        turns = ceil(rest / (units * resident))
+        last = Wave(turns, min(resident, ceil(rest / units)), min(rest, under_way), loop, 1)
+    else:
+        # Stream-K: the K iterations of the remaining tiles are dealt out evenly, whatever tiles a share cuts through.
+        each = ceil(rest * loop / programs)
+        crossed = 1 if loop % each == 0 else ceil((each - 1) / loop) + 1
+        shared = _parts(rest, loop, programs)
+        last = Wave(turns * crossed, resident, min(under_way, rest * loop), ceil(each / crossed), shared)
+    return (full,) * (whole > 0) + (last,)
+
+
+def _parts(tiles: int, loop: int, programs: int) -> int:
+    """Programs whose iterations meet in one of `tiles` tiles."""
+    return min(loop, ceil(programs / tiles))
+
+
+def combine_seconds(config: Config, problem: Problem, target: Target, cu_rate: float, last: Wave[int]) -> float:
+    """Seconds to add up the tiles that several programs of the `last` phase share, 0 when none is.
+
+    Each part but the owner's goes out to memory and becomes visible to the whole device, which costs what the end of a
+    kernel costs, unless the parts say by themselves that they are there; then one program reads them, waiting for each.
+    """
+    if last.shared <= 1:
+        return 0.0
+    latency, transfer = target.memory_ns * 1e-9, config.block_m * config.block_n * PARTIAL_BYTES / cu_rate
+    owned = ceil(tiles_of(config, problem) / target.compute_units) if config.split_k > 1 else 1
+    told = 0.0 if config.option("poll") else target.launch_us * 1e-6
+    return told + owned * (latency + transfer + last.shared * (latency + transfer))

@@ -1,0 +1,1 @@
+"""Rules that drop configs, each with its reason."""

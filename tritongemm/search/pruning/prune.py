@@ -1,0 +1,109 @@
+"""Stage: Space → kept configs, and a count per rule; a rule is asked once for all configs it can't tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tritongemm.core.config import Config
+from tritongemm.core.config_memo import RecordingConfig
+from tritongemm.core.problem import Problem
+from tritongemm.core.search_results import Pruned
+from tritongemm.core.target import Target
+from tritongemm.search.pruning.rules import RULES, Rule
+from tritongemm.search.pruning.rules_tune_gemm import TUNE_GEMM_RULES
+from tritongemm.search.space import Space, TemplateSpace
+
+__all__ = ["RULES", "TUNE_GEMM_RULES", "Pruned", "Rule", "prune"]
+
+Mask = npt.NDArray[np.bool_]
+
+
+def prune(
+    configs: Iterable[Config],
+    problem: Problem,
+    target: Target,
+    rules: tuple[Rule, ...] = RULES,
+    never_zero: bool = True,
+) -> Pruned:
+    """Apply `rules` one after the other.
+
+    Args:
+        configs: candidates; a `Space` is pruned without making its configs one by one.
+        problem, target: what they are judged for.
+        rules: in the order they apply.
+        never_zero: skip a rule that would leave nothing; False shows what the rules would do by themselves.
+    """
+    grids: list[_Product | _Listed]
+    grids = [_Product(a) for a in configs.axes] if isinstance(configs, Space) else [_Listed(list(configs))]
+    removed, reasons, skipped = dict[str, int](), dict[str, str](), list[str]()
+    left = sum(int(g.left.sum()) for g in grids)
+    for rule in rules:
+        verdicts = [g.judge(rule, problem, target) for g in grids]
+        dropped = sum(int(drops.sum()) for drops, _ in verdicts)
+        if left and dropped == left and never_zero:
+            skipped.append(rule.name)
+            dropped = 0
+        removed[rule.name] = dropped
+        if dropped:
+            reasons[rule.name] = next(example for _, example in verdicts if example)
+            for grid, (drops, _) in zip(grids, verdicts, strict=True):
+                grid.left &= ~drops
+            left -= dropped
+    return Pruned(tuple(c for g in grids for c in g.kept()), removed, reasons, tuple(skipped))
+
+
+class _Listed:
+    """Candidates of any origin, one by one."""
+
+    def __init__(self, configs: list[Config]) -> None:
+        self.configs, self.left = configs, np.ones(len(configs), bool)
+
+    def kept(self) -> list[Config]:
+        return [self.configs[i] for i in np.flatnonzero(self.left)]
+
+    def judge(self, rule: Rule, problem: Problem, target: Target) -> tuple[Mask, str]:
+        """Which of those left `rule` drops, and the first of them with the reason."""
+        drops, example = np.zeros_like(self.left), ""
+        for i in np.flatnonzero(self.left):
+            reason = _verdict(rule, self.configs[i], problem, target)
+            if reason is not None:
+                drops[i], example = True, example or f"{self.configs[i].name}: {reason}"
+        return drops, example
+
+
+class _Product:
+    """Candidates that are the product of axes; `left` has a dimension for each."""
+
+    def __init__(self, axes: TemplateSpace) -> None:
+        self.axes, self.left = axes, np.ones([len(values) for _, values in axes.values], bool)
+
+    def _config(self, place: Sequence[int]) -> Config:
+        return self.axes.config(tuple(values[i] for (_, values), i in zip(self.axes.values, place, strict=True)))
+
+    def kept(self) -> list[Config]:
+        return [self._config(place) for place in np.argwhere(self.left).tolist()]
+
+    def judge(self, rule: Rule, problem: Problem, target: Target) -> tuple[Mask, str]:
+        """As `_Listed.judge`, asking once for all that agree in what the rule reads."""
+        todo, drops, example = self.left.copy(), np.zeros_like(self.left), ""
+        flat, first = todo.reshape(-1), 0
+        while flat[first:].any():
+            first += int(flat[first:].argmax())
+            place = tuple(int(i) for i in np.unravel_index(first, todo.shape))
+            config = RecordingConfig.of(self._config(place))
+            reason = _verdict(rule, config, problem, target)
+            alike = tuple(
+                i if name in config.read else slice(None) for (name, _), i in zip(self.axes.values, place, strict=True)
+            )
+            drops[alike], todo[alike] = reason is not None, False
+            if reason is not None:
+                example = example or f"{config.name}: {reason}"
+        return drops & self.left, example
+
+
+def _verdict(rule: Rule, config: Config, problem: Problem, target: Target) -> str | None:
+    exempt = rule.templates and config.template not in rule.templates
+    return None if exempt else rule.check(config, problem, target)

@@ -1,0 +1,100 @@
+"""Rules of pruning for kernels that share work out themselves: rings of slots, tiles cut along K, tiles that fill rounds."""
+
+from __future__ import annotations
+
+from tritongemm.codegen.template_facts import tail
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.search.cost_model.occupancy import sides
+from tritongemm.search.cost_model.waves import tiles_of
+
+_RING_SLOTS = 8  # the deepest ring any search space names
+_RING_BARRIERS = 512  # bytes of barriers, and of what warps are told at the start
+
+
+def ring(config: Config, problem: Problem, target: Target) -> str | None:
+    """Slots between the warp that fetches and those that multiply: as many as fit beside the part of C being stored."""
+
+    rows, width = sides(config)
+    rest = tail(width)
+
+    def used(slots: int, parts: int) -> int:
+        slot = (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes) * config.block_k
+        columns = (width - rest) // parts
+        columns += 0 if rest == columns else rest  # what is stored in equal parts goes through one place
+        return slots * slot + rows * columns * problem.c.bytes + _RING_BARRIERS
+
+    slots, parts, room = config.num_stages, config.option("epilogue_parts", 1), target.lds_bytes
+    if used(slots, parts) > room:
+        return f"LDS {used(slots, parts)} > {room}"
+    if parts > 1 and used(slots, parts // 2) <= room:
+        return f"{slots} slots fit without storing C in {parts} parts"
+    loop = -(-problem.k // (config.block_k * config.split_k))
+    deeper = slots < min(_RING_SLOTS, max(2, loop)) and used(slots + 1, parts) <= room
+    return f"{slots} slots where {slots + 1} fit" if deeper else None
+
+
+def groups(config: Config, problem: Problem, target: Target) -> str | None:
+    """A group of 4 warps multiplies 64 rows at a time, and two groups have all the registers there are."""
+    rows, _ = sides(config)
+    warps = 4 if rows == 64 else 8
+    return f"{config.num_warps} warps for {rows} rows" if config.num_warps != warps else None
+
+
+def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
+    """A tile that is no power of two wide costs a little more to multiply: it must leave less of a round empty than a
+    wider one, and no more than a narrower one, which loads more."""
+    rows, width = sides(config)
+    rest = tail(width)
+    if not rest:
+        return None
+    if config.option("share"):
+        return f"tiles {width} wide and cut along K: either fills a round"
+
+    m, n = (problem.n, problem.m) if config.option("swap_ab") else (problem.m, problem.n)
+
+    def rounds(width: int) -> int:
+        tiles = -(-m // rows) * -(-n // width) * config.split_k
+        return -(-tiles // target.compute_units) * width
+
+    body = width - rest
+    if rounds(width) > rounds(body):
+        return f"rounds of tiles {width} wide are longer than of {body} wide"
+    if 10 * rounds(width) > 9 * rounds(2 * body):
+        return f"rounds of tiles {width} wide are no shorter than of {2 * body} wide"
+    return None
+
+
+def swapped(config: Config, problem: Problem, target: Target) -> str | None:
+    """Exchanging the operands pays where it makes fewer tiles of the same shape: of rows that are no multiple of 64."""
+    rows, columns = config.block_n, config.block_m
+    straight = -(-problem.m // rows) * -(-problem.n // columns)
+    here = -(-problem.m // columns) * -(-problem.n // rows)
+    return f"{here} tiles, {straight} of {rows}x{columns} are no more" if straight <= here else None
+
+
+def share(config: Config, problem: Problem, target: Target) -> str | None:
+    """Tiles are cut along K where they leave a round half empty, and in one way only."""
+    units, tiles, kind = target.compute_units, tiles_of(config, problem), config.option("share")
+    if not kind:
+        return None
+    if config.split_k > 1:
+        return f"split-K {config.split_k} and tiles cut into equal runs"
+    if tiles % units == 0:
+        return f"{tiles} tiles fill {units} CUs"
+    if kind == 2 and tiles < units:
+        return f"{tiles} tiles are less than a round of {units}"
+    blocks = tiles * -(-problem.k // config.block_k)
+    return f"{blocks} K blocks in all for {units} CUs" if blocks < 4 * units else None
+
+
+def stream_k(config: Config, problem: Problem, target: Target) -> str | None:
+    """Cutting tiles pays where their last round leaves a tenth of the programs' time idle, and K is long enough."""
+    programs, tiles = config.option("num_sms") or target.compute_units, tiles_of(config, problem)
+    if config.option("share_more") and tiles < programs:
+        return f"{tiles} tiles are less than a round of {programs}"
+    if 10 * tiles > 9 * programs * -(-tiles // programs):
+        return f"{tiles} tiles fill {programs} programs"
+    blocks = tiles * -(-problem.k // config.block_k)
+    return f"{blocks} K blocks in all for {programs} programs" if blocks < 4 * programs else None

@@ -1,0 +1,138 @@
+"""Shared by strategies: the kept configs as points, the first ones to try, and the kept config nearest to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tritongemm.codegen.template_facts import kernel_template
+from tritongemm.core.config import AXES, Config
+
+Floats = NDArray[np.float64]
+FAR = 8.0  # steps it is from one template to another
+
+
+class CandidateSet:
+    """The kept configs, best predicted first, each a point: one step is a doubling, or one more of an option.
+
+    Attributes:
+        order, place: the configs, and where in their order each is.
+        templates: names of all their templates.
+        options: names of the options that more than one value is kept of; others only repeat the template.
+        axes: their axes, at least 0.5 where library configs leave them at 0, [n, len(AXES)].
+        settings: their options, -1 where one has none of a name, [n, len(options)].
+        membership: 1 for the template that is theirs, else 0, [n, len(templates)].
+        first: the place of the first config that differs from each in its launch at most: in how many rows of tiles are
+            walked together, and how consecutive launches overlap, [n].
+        twinned: whether any two do.
+    """
+
+    def __init__(self, order: Sequence[Config]) -> None:
+        self.place: dict[Config, int] = {}
+        for config in order:
+            self.place.setdefault(config, len(self.place))
+        self.order = tuple(self.place)
+        self.templates = tuple(dict.fromkeys(c.template for c in self.order))
+        values: dict[str, set[int]] = {}
+        for options in {c.options for c in self.order}:
+            for name, value in options:
+                values.setdefault(name, set()).add(value)
+        self.options = tuple(sorted(name for name, found in values.items() if len(found) > 1))
+        self.axes, self.settings, self.membership = self._columns(self.order)
+        self._points = self._steps(self.axes, self.settings, self.membership)
+        self._firsts: dict[tuple[object, ...], int] = {}
+        self.first = np.array([self._firsts.setdefault(_fixed(c), i) for i, c in enumerate(self.order)], dtype=np.intp)
+        self.twinned = len(self._firsts) < len(self.order)
+
+    def stand_in(self, config: Config) -> int | None:
+        """Place of the first config that differs in its launch at most; `config` itself need not be kept."""
+        return self._firsts.get(_fixed(config))
+
+    def twins(self, config: Config) -> list[Config]:
+        """The configs that differ from a kept one in their launch at most, in order."""
+        return [self.order[i] for i in np.flatnonzero(self.first == self.first[self.place[config]])]
+
+    @staticmethod
+    def _steps(axes: Floats, settings: Floats, membership: Floats) -> Floats:
+        return np.hstack([np.log2(axes), settings, FAR * membership / 2])
+
+    def _columns(self, configs: Sequence[Config]) -> tuple[Floats, Floats, Floats]:
+        axes = [(c.block_m, c.block_n, c.block_k, c.group_m, c.split_k, c.num_warps, c.num_stages) for c in configs]
+        known = {o: [float(dict(o).get(name, -1)) for name in self.options] for o in {c.options for c in configs}}
+        settings = np.array([known[c.options] for c in configs])
+        membership = np.array([c.template for c in configs])[:, None] == np.array(self.templates)
+        return np.maximum(np.array(axes, np.float64), 0.5), settings, membership.astype(np.float64)
+
+    def nearest(self, config: Config, taken: Iterable[Config] = ()) -> Config | None:
+        """The kept config fewest steps away, the better predicted of equals; None when all are `taken`."""
+        if config in self.place and config not in (taken := set(taken)):
+            return config
+        steps = np.abs(self._points - self._steps(*self._columns([config]))).sum(axis=1)
+        steps[[self.place[c] for c in taken if c in self.place]] = np.inf
+        found = int(steps.argmin())
+        return self.order[found] if np.isfinite(steps[found]) else None
+
+    def seeds(self, seeds: Sequence[Config]) -> list[Config]:
+        """Kept configs that stand for `seeds`: themselves, or the nearest of the same template."""
+        found = [self.nearest(s) for s in seeds if s.template in self.templates]
+        return list(dict.fromkeys(c for c in found if c is not None))
+
+    def spread(self, count: int) -> list[Config]:
+        """The first of the order, so that no template, tile or value of an axis crowds the others out.
+
+        Half are the best predicted of distinct tiles whatever their template. The model errs most between templates, so
+        a quarter goes round the templates: each gives its best of distinct tiles, and then again. The last quarter are
+        the best predicted of those with a value of an axis that their template has not been tried with yet.
+        """
+        by_template = {t: _rounds([c for c in self.order if c.template == t]) for t in self.templates}
+        overall = _rounds(self.order)
+        fair = [c for turn in zip_longest(*by_template.values()) for c in turn if c is not None]
+        first = dict.fromkeys(overall[: (count + 1) // 2])
+        _fill(first, fair, (3 * count + 3) // 4)
+        seen = {v for c in first for v in _values(c)}
+        for config in self.order:
+            if len(first) < count and not seen.issuperset(new := _values(config)):
+                first[config] = None
+                seen.update(new)
+        _fill(first, fair, count)
+        return list(first)
+
+
+def _fixed(config: Config) -> tuple[object, ...]:
+    """A config without its group of rows and its options of how launches overlap."""
+    c = config
+    axes = (c.block_m, c.block_n, c.block_k, c.split_k, c.num_warps, c.num_stages)
+    return c.backend, c.template, *axes, _alone(c.template, c.options)
+
+
+@cache
+def _alone(template: str, options: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    overlap = kernel_template(template).overlap
+    return tuple(o for o in options if o[0] not in overlap)
+
+
+def _fill(chosen: dict[Config, None], more: Sequence[Config], count: int) -> None:
+    for config in more:
+        if len(chosen) >= count:
+            return
+        chosen.setdefault(config)
+
+
+def _values(config: Config) -> list[tuple[str, str, int]]:
+    fixed = [(config.template, axis, getattr(config, axis)) for axis in AXES]
+    return fixed + [(config.template, name, value) for name, value in config.options]
+
+
+def _rounds(order: Sequence[Config]) -> list[Config]:
+    """`order` with the first of each tile and split ahead of the second of any."""
+    seen: dict[tuple[object, ...], int] = {}
+    turns = []
+    for config in order:
+        key = (config.template, *config.tile, config.split_k)
+        seen[key] = seen.get(key, -1) + 1
+        turns.append(seen[key])
+    return [order[i] for i in sorted(range(len(order)), key=turns.__getitem__)]

@@ -1,0 +1,125 @@
+"""Shared by strategies: a learned model of how a problem's times differ from what the analytical model expects.
+
+A Gaussian process (Matérn 5/2) on the log of measured over predicted seconds. With a hundred rows it ranks unseen
+configs at least as well as forests of trees do, knows where it is unsure, and takes milliseconds where they take tenths.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+from tritongemm.core.problem import Problem
+from tritongemm.core.search_results import Predictions
+from tritongemm.core.target import Target
+from tritongemm.search.strategies._candidates import CandidateSet
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+LENGTHS = (0.7, 1.0, 1.5, 2.5)  # of the kernel, in root-mean-square standard deviations of the features
+NOISES = (0.003, 0.02, 0.1)  # share of the variance that no feature explains
+FAILED = 0.7  # log seconds at least that a failure lies above its prediction
+
+
+def features(kept: CandidateSet, expected: Predictions, problem: Problem, target: Target) -> Floats:
+    """One row a config: its axes and options, what follows from them for this problem, and the model's terms."""
+    block_m, block_n, block_k, _, split, warps, stages = kept.axes.T
+    tiles = np.ceil(problem.m / block_m) * np.ceil(problem.n / block_n) * problem.batch
+    waves = tiles * split / target.compute_units
+    loop = np.ceil(problem.k / block_k / split)
+    derived = [
+        np.log2(waves),
+        np.log2(np.ceil(waves)),
+        waves / np.ceil(waves),
+        np.log2(loop),
+        np.log2(loop * np.maximum(1, waves)),
+        np.log2((block_m * problem.a.bytes + block_n * problem.b.bytes) * block_k * stages),
+        np.log2(block_m * block_n / warps),
+        np.log2(block_m * block_n),
+        np.log2(block_m / block_n),
+        np.log2(block_m * block_n / (block_m + block_n)),
+    ]
+    shares = expected.terms / expected.seconds[:, None]
+    return np.hstack([np.log2(kept.axes), np.stack(derived, axis=1), kept.settings, kept.membership, shares])
+
+
+class Surrogate:
+    """What is expected of every kept config of one problem, given the trials so far.
+
+    Args:
+        rows: features of all candidates.
+        prior: log of the seconds the analytical model expects of each.
+    """
+
+    def __init__(self, rows: Floats, prior: Floats) -> None:
+        spread = rows.std(axis=0)
+        self.rows = (rows - rows.mean(axis=0))[:, spread > 0] / spread[spread > 0]
+        self.prior = prior
+
+    def fit(self, measured: Ints, logs: Floats) -> None:
+        """Learn from candidates number `measured`, whose log seconds were `logs` (NaN: failed)."""
+        worst = np.nanmax(logs)
+        bad = np.maximum(worst, self.prior[measured] + FAILED)
+        rest = np.where(np.isnan(logs), bad, logs) - self.prior[measured]
+        self.mean, self.scale = float(rest.mean()), max(float(rest.std()), 1e-6)
+        unit, known = (rest - self.mean) / self.scale, self.rows[measured]
+        width = np.sqrt(max(1, self.rows.shape[1]))
+        apart, best = _distances(known, known) / width, -np.inf
+        for length in LENGTHS:
+            kernel = _matern(apart / length)
+            for noise in NOISES:
+                noisy = kernel + noise * np.eye(len(kernel))
+                factor = cho_factor(noisy, lower=True)
+                weights = cho_solve(factor, unit)
+                likelihood = -0.5 * unit @ weights - np.log(np.diag(factor[0])).sum()
+                if likelihood > best:
+                    best, self._factor, self._weights, self._length = likelihood, factor, weights, length * width
+        self._known = known
+
+    def predict(self, wanted: Ints) -> tuple[Floats, Floats]:
+        """Expected log seconds of candidates, and the standard deviation of that."""
+        cross = self._kernel(self.rows[wanted], self._known)
+        mean = cross @ self._weights * self.scale + self.mean + self.prior[wanted]
+        variance = 1 - np.einsum("ij,ji->i", cross, cho_solve(self._factor, cross.T))
+        return mean, self.scale * np.sqrt(np.maximum(variance, 1e-9))
+
+    def choose(self, wanted: Ints, count: int, bold: float) -> list[int]:
+        """The `count` most promising of `wanted`, one after the other.
+
+        Each choice makes its surroundings less unknown to the next, so a batch does not crowd together.
+
+        Args:
+            wanted: candidates.
+            count: how many of them.
+            bold: standard deviations by which an unsure candidate is favoured.
+        """
+        mean, deviation = self.predict(wanted)
+        best = np.argsort(mean - bold * deviation, kind="stable")[: max(400, 8 * count)]
+        mean, variance, ids = mean[best], (deviation[best] / self.scale) ** 2, wanted[best]
+        cross = self._kernel(self.rows[ids], self._known)
+        solved = cho_solve(self._factor, cross.T)
+        covariance = self._kernel(self.rows[ids], self.rows[ids]) - cross @ solved
+        chosen: list[int] = []
+        for _ in range(min(count, len(ids))):
+            score = mean - bold * self.scale * np.sqrt(np.maximum(variance, 1e-9))
+            score[chosen] = np.inf
+            here = int(score.argmin())
+            chosen.append(here)
+            column = covariance[:, here] / np.sqrt(max(covariance[here, here], 1e-9))
+            variance = variance - column**2
+            covariance = covariance - np.outer(column, column)
+        return [int(ids[i]) for i in chosen]
+
+    def _kernel(self, left: Floats, right: Floats) -> Floats:
+        return _matern(_distances(left, right) / self._length)
+
+
+def _distances(left: Floats, right: Floats) -> Floats:
+    squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2 * left @ right.T
+    return np.asarray(np.sqrt(np.maximum(squares, 0)))
+
+
+def _matern(apart: Floats) -> Floats:
+    scaled = np.sqrt(5) * apart
+    return np.asarray((1 + scaled + scaled**2 / 3) * np.exp(-scaled))

@@ -1,0 +1,1 @@
+"""Tuned kernels at run time: `mm`, `load` and `explain`."""

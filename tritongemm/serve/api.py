@@ -1,0 +1,159 @@
+"""The public calls: `mm`, `load` and `explain`, and the operation that torch.compile and torch.export trace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.record import Record
+from tritongemm.serve.dispatcher import Dispatcher, plainly
+from tritongemm.serve.torch_fallback import linear, output_dtype, precision
+
+DISPATCHER = Dispatcher()
+
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_FLOAT32 = torch.float32
+_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+_compiling = torch.compiler.is_compiling
+_grad = torch.is_grad_enabled
+_autocast = torch.is_autocast_enabled
+_linear = torch.nn.functional.linear
+_forward = torch.autograd.forward_ad  # a dual number is a plain tensor to all else
+
+
+def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+    """x @ w.T (+ bias), by the tuned kernel of exactly this size if there is one that beat the library, else by PyTorch.
+
+    For inference: under enabled gradients, with an operand that requires one, and in forward mode PyTorch computes it
+    differentiably. Under autocast operands are cast as for a linear layer. PyTorch's settings (reduced precision,
+    determinism) count as they are when a size is first asked for, but that of float32's precision at every call: kernels
+    tuned in tf32 serve while PyTorch is set to it.
+
+    Args:
+        x: [..., K] activations; kernels take dense rows on a GPU.
+        w: [N, K], a linear layer's weight.
+        bias: [N] or None.
+        out_dtype: x's by default; float16 for fp8 and int32 for int8 operands.
+
+    Returns:
+        [..., N], dense, in order of the current stream.
+
+    Raises:
+        InputError: at first use, if TRITONGEMM_CONFIG names a file that can't be read.
+        DriverError: the driver refused a launch.
+    """
+    if _compiling():
+        return _compiled(x, w, bias, out_dtype)
+    if (
+        type(x) not in _PLAIN
+        or type(w) not in _PLAIN
+        or (_grad() and _requires(x, w, bias))
+        or _modes()
+        or _autocast()
+        or _tracing() is not None
+        or _forward._current_level >= 0
+    ):
+        return _unusual(x, w, bias, out_dtype)
+    now = precision() if x.dtype is _FLOAT32 else None
+    if bias is None:
+        key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, now)
+    else:
+        if type(bias) not in _PLAIN:
+            return _unusual(x, w, bias, out_dtype)
+        key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, now, bias.shape, bias.dtype)
+    call = DISPATCHER.calls.table.get(key) or DISPATCHER.plan(key, now, x, w, bias, out_dtype)
+    return _linear(x, w, bias) if call is plainly else call(x, w, bias, out_dtype)
+
+
+def load(source: str | os.PathLike[str] | Iterable[Record]) -> int:
+    """Add tuned records to those that `mm` serves, and make the current GPU's kernels ready; later ones win.
+
+    Kernels that the cache lacks are compiled, all are loaded, and those made by another Triton than the one installed
+    are checked against float64. Called before the first `mm`, it takes the place of TRITONGEMM_CONFIG. A server that
+    forks calls it in its workers: it starts CUDA or HIP.
+
+    Args:
+        source: a results file of `python -m tritongemm.tune` or another format of interop/, or records.
+
+    Returns:
+        How many of the records are of a kind that `mm` asks for, whatever their target.
+
+    Raises:
+        InputError: the file can't be read, or holds no tuned result.
+    """
+    return DISPATCHER.load(source)
+
+
+def explain(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> str:
+    """Who serves `mm` of these operands: ``exact: …``, ``library: …`` or ``fallback: reason``."""
+    hindrance = _hindrance(x, w, bias) if x.is_cuda else None
+    return f"fallback: {hindrance}" if hindrance else str(DISPATCHER.verdict(x, w, bias, out_dtype))
+
+
+def _hindrance(x: Tensor, w: Tensor, bias: Tensor | None) -> str | None:
+    """What sends a call to PyTorch that its shapes and dtypes would not, or None."""
+    operands = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
+    if torch.is_grad_enabled() and any(t.requires_grad for t in operands.values()):
+        return "a gradient is wanted; call it under torch.no_grad()"
+    for name, t in operands.items():
+        if type(t) not in _PLAIN:
+            return f"{name} is a {type(t).__name__}"
+        if t.device != x.device:
+            return f"{name} is on {t.device}, x on {x.device}"
+        if t.layout == torch.strided and not t.is_contiguous():
+            return f"{name} has strides {t.stride()}; kernels take dense rows"
+        if t.layout == torch.strided and t.is_cuda and t.data_ptr() % 16:
+            return f"{name} starts at {t.data_ptr():#x}, not a multiple of 16 bytes"
+    return None
+
+
+def _requires(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
+    return x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)
+
+
+def _compiled(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+    """The call as torch.compile and torch.export trace it."""
+    if (torch.is_grad_enabled() and _requires(x, w, bias)) or torch.is_autocast_enabled("cuda"):
+        return linear(x, w, bias, out_dtype)
+    result: Tensor = torch.ops.tritongemm.mm(x, w, bias, out_dtype)
+    return result
+
+
+def _unusual(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+    """A call in a mode: gradients, autocast, subclasses, tracers and transforms."""
+    operands = (x, w) if bias is None else (x, w, bias)
+    if (_grad() and _requires(x, w, bias)) or _tracing() is not None or _forward._current_level >= 0:
+        return linear(x, w, bias, out_dtype)
+    if _modes():  # make_fx, fake tensors and the like see one operation
+        result: Tensor = torch.ops.tritongemm.mm(x, w, bias, out_dtype)
+        return result
+    if any(type(t) not in _PLAIN for t in operands) or not x.is_cuda:
+        return linear(x, w, bias, out_dtype)
+    half = torch.get_autocast_dtype("cuda")
+    x, w, *rest = (t.to(half) if t.is_floating_point() and t.dtype != torch.float64 else t for t in operands)
+    return DISPATCHER.run(x, w, rest[0] if rest else None, out_dtype)
+
+
+def _operation(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+    return DISPATCHER.run(x, w, bias, out_dtype).contiguous()
+
+
+def _fake(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+    torch._check(x.shape[-1] == w.shape[1], lambda: f"x {x.shape} and w {w.shape} are not [..., K] and [N, K]")
+    return x.new_empty((*x.shape[:-1], w.shape[0]), dtype=output_dtype(x, out_dtype))
+
+
+# Kept here, as the operation lives as long as this object. Kernels want the strides that they were traced with.
+_OPERATIONS = torch.library.Library("tritongemm", "DEF")
+_OPERATIONS.define(
+    "mm(Tensor x, Tensor w, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)),
+)
+for _key in ("CUDA", "CPU"):
+    _OPERATIONS.impl("mm", _operation, _key)
+torch.library.register_fake("tritongemm::mm", _fake, lib=_OPERATIONS)

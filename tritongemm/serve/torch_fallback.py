@@ -1,0 +1,73 @@
+"""What PyTorch does with the call `tritongemm.mm` gets; served wherever no tuned kernel fits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tritongemm.core.dtypes import DTYPES
+
+NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
+_FP8 = frozenset(t for t, name in NAMES.items() if DTYPES[name].is_fp8)
+_NARROW = _FP8 | {torch.int8}
+_precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # since PyTorch 2.9
+
+
+def output_dtype(x: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
+    """Dtype of the result: the one asked for, else x's; fp16 for fp8 and int32 for int8 operands, as tuned."""
+    if out_dtype is not None:
+        return out_dtype
+    return torch.float16 if x.dtype in _FP8 else torch.int32 if x.dtype == torch.int8 else x.dtype
+
+
+def is_plain(x: Tensor, w: Tensor, out_dtype: torch.dtype | None) -> bool:
+    """Whether ``torch.nn.functional.linear`` takes these dtypes and gives the one asked for."""
+    return x.dtype == w.dtype and out_dtype in (None, x.dtype) and x.dtype not in _NARROW
+
+
+def precision() -> str:
+    """How PyTorch multiplies float32 on a GPU, as it is set now: ``fp32``, in full, or ``tf32``."""
+    if _precision is None:
+        return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
+    return "tf32" if _precision("cuda", "matmul") == "tf32" else "fp32"
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+    """x @ w.T (+ bias) by PyTorch.
+
+    Args:
+        x: [..., K], any strides.
+        w: [N, K], any strides.
+        bias: [N] or None.
+        out_dtype: see `output_dtype`; a wider one is accumulated and stored without rounding in between.
+    """
+    if is_plain(x, w, out_dtype):
+        return functional.linear(x, w, bias)
+    wanted = output_dtype(x, out_dtype)
+    if x.dim() > 1 and w.dim() == 2:
+        rows = x.reshape(-1, x.shape[-1])
+        direct = _direct(rows, w, bias, wanted)
+        if direct is not None:
+            return direct.view(*x.shape[:-1], w.shape[0])
+    # Integers go through float64, which holds every sum of int8 products exactly.
+    wide = torch.float64 if not x.dtype.is_floating_point else torch.promote_types(torch.float32, wanted)
+    summand = None if bias is None else bias.to(wide)
+    return functional.linear(x.to(wide), w.to(wide), summand).to(wanted)
+
+
+def _direct(x: Tensor, w: Tensor, bias: Tensor | None, wanted: torch.dtype) -> Tensor | None:
+    """x [M, K] @ w[N, K].T by a library kernel that takes these dtypes as they are, if there is one."""
+    if not x.is_cuda or x.dtype != w.dtype:
+        return None
+    n, k = w.shape
+    if x.dtype in _FP8 and wanted not in _FP8 and k % 16 == 0 and n % 16 == 0 and w.is_contiguous():
+        one = torch.ones((), device=x.device)
+        row = None if bias is None else bias.to(torch.bfloat16 if wanted == torch.float32 else wanted)
+        return torch._scaled_mm(x.contiguous(), w.t(), one, one, bias=row, out_dtype=wanted)
+    if x.dtype == torch.int8 and wanted == torch.int32 and bias is None and x.shape[0] > 16 and not (k % 8 or n % 8):
+        return torch._int_mm(x.contiguous(), w.t())
+    if x.dtype in (torch.float16, torch.bfloat16) and wanted == torch.float32 and hasattr(torch.ops.aten.mm, "dtype"):
+        product: Tensor = torch.ops.aten.mm.dtype(x, w.t(), wanted)
+        return product if bias is None else product.add_(bias)
+    return None

@@ -1,0 +1,1 @@
+"""The conductor: problems go down the line of stages and become records."""

@@ -1,0 +1,53 @@
+"""Stage: screened Trials of all backends → those that are verified and raced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tritongemm.core.trial import Trial
+from tritongemm.tuning.roster import SEARCHED, is_library
+
+LIBRARY_PLACES = 20
+NEAR = 1.06  # of 736 races on H200s no winner had been screened more than 1.047 times the best
+
+
+def finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], list[Trial]]:
+    """Who races first, and who is next in line should all of those be wrong.
+
+    `count` places go to Triton's and to those who bring code: every backend's best has one, no backend but Triton more
+    than a quarter, and all of them together half. Libraries come on top, each with its first choice and its best, up to
+    `LIBRARY_PLACES`. Beyond a quarter of the places only those race that are `NEAR` to the best of all: others are shown,
+    and would cost their verification for nothing.
+
+    Args:
+        trials: screened; of one library in its own order of preference.
+        count: places.
+    """
+    passed = [t for t in trials if t.status == "ok"]
+    ranked = sorted(passed, key=lambda t: (t.seconds, t.config))
+    by_backend: dict[str, list[Trial]] = {}
+    for trial in ranked:
+        by_backend.setdefault(trial.config.backend, []).append(trial)
+    ours = by_backend.pop(SEARCHED, [])
+    libraries = {n: by_backend.pop(n) for n in list(by_backend) if is_library(n)}
+    share = max(1, count // 4)
+
+    def hopeful(found: list[Trial], places: int) -> list[Trial]:
+        near = sum(t.seconds <= NEAR * ranked[0].seconds for t in found)
+        return found[: min(places, max(share, near))]
+
+    invited = sorted(((place, t) for found in by_backend.values() for place, t in enumerate(found[:share])), key=_place)
+    first = [t for _, t in invited[: max(len(by_backend), count // 2)]]
+    reserved = share if libraries else 0
+    first += hopeful(ours, max(1, count - len(first) - reserved))
+    for name, found in libraries.items():
+        first += hopeful(found, LIBRARY_PLACES)
+        favourite = next(t for t in passed if t.config.backend == name)
+        first += [] if favourite in first else [favourite]
+    first.sort(key=lambda t: (t.seconds, t.config))
+    rest = [t for t in ranked if t not in first]
+    return first, sorted(rest, key=lambda t: t.config.backend != SEARCHED)
+
+
+def _place(invited: tuple[int, Trial]) -> tuple[int, float]:
+    return invited[0], invited[1].seconds

@@ -1,0 +1,1 @@
+"""Child processes that may die, and queues of work."""

@@ -1,0 +1,1 @@
+"""What to tune: sizes from a command line or a file."""

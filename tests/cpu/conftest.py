@@ -13,15 +13,13 @@ from pathlib import Path
 
 import pytest
 import triton
-from lent import LentChild
-from racing import Drop
 
+from tests.support import FAKES
+from tests.support.lent_processes import LentChild
+from tests.support.racing import Drop
 from tritongemm.build import pool
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import driver
-
-# Worked examples from the field, where a checkout has them next to it; they are no part of the repository.
-DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,20 +43,12 @@ def lent_compilers() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """The folder of worked examples; skips where there is none."""
-    if not DATA.is_dir():
-        pytest.skip(f"{DATA} is not here")
-    return DATA
-
-
-@pytest.fixture(scope="session")
 def driver_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a stand-in for each vendor's driver, compiled from that vendor's real header."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     folder, headers = tmp_path_factory.mktemp("drivers"), Path(triton.__file__).parent / "backends"
-    source = Path(__file__).with_name("fake_driver.c")
+    source = FAKES / "driver.c"
     for vendor, define in (("nvidia", "-DNVIDIA"), ("amd", "-DAMD")):
         command = ["cc", "-O1", "-shared", "-fPIC", define, f"-I{headers / vendor / 'include'}", str(source)]
         subprocess.run([*command, "-o", str(folder / f"{vendor}.so")], check=True, timeout=60)

@@ -5,7 +5,8 @@ TRITONGEMM_CONFIG   tuned records that `tritongemm.mm` serves
 TRITONGEMM_ASM_MANIFESTS   manifests of assembly kernels that compete, separated by ":"
 CK_DIR              Composable Kernel: its sources or an installation; default: ROCm's, or that of the amd-aiter package
 CUTLASS_DIR         CUTLASS: its sources; default: those of the nvidia-cutlass package
-TRITONGEMM_EMULATOR_CHECKOUT   checkout of tinygrad, for the tests that execute AMD code objects on an emulator
+TRITONGEMM_EMULATOR   folder of an emulator of AMD GPUs (run_plan.py), for the tests that execute AMD code objects
+TRITONGEMM_EMULATOR_CHECKOUT   checkout of tinygrad, from which that emulator is made
 """
 
 from __future__ import annotations
@@ -54,6 +55,12 @@ def ck_folder() -> Path | None:
 def cutlass_folder() -> Path | None:
     """Folder of CUTLASS, if one is set."""
     value = os.environ.get("CUTLASS_DIR", "")
+    return Path(value).expanduser() if value else None
+
+
+def emulator_folder() -> Path | None:
+    """Folder of the emulator of AMD GPUs, if one is set."""
+    value = os.environ.get("TRITONGEMM_EMULATOR", "")
     return Path(value).expanduser() if value else None
 
 

@@ -1,0 +1,305 @@
+"""Assembly kernels: parameter blocks byte by byte, the sizes they fit, and what a wrong object is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.support import emulated
+from tritongemm.backends.asm import backend as asm
+from tritongemm.backends.asm import manifest, param_layout
+from tritongemm.backends.triton import backend as triton_backend
+from tritongemm.cli import launch_plan
+from tritongemm.codegen import modules
+from tritongemm.core import settings
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.hip_ext.binaries import code_object
+from tritongemm.hip_ext.binaries.code_object import KernelInfo
+from tritongemm.hip_ext.compilers import assemble
+from tritongemm.search_spaces import loader as target_files
+
+GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
+BF16 = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
+PLAIN = "_ZN5aiter37bf16gemm_fp32bf16_tn_32x64_pf3_splitkE"
+CLEAN = "_ZN5aiter39bf16gemm_fp32bf16_tn_48x64_splitk_cleanE"
+OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
+SIZE = Problem(33, 100, 77)
+TILE = "tile__bm16__bn32__bk32__gm1__sk2__w2__s2"
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "kernels.csv").write_text(text)
+    return folder / "kernels.csv"
+
+
+def kernel(nbytes: int, args=()) -> KernelInfo:
+    return KernelInfo("k", 512, 0, 65536, 64, nbytes, 256, args)
+
+
+def built(config: Config, layout: str, nbytes: int):
+    fields = param_layout.fields(param_layout.LAYOUTS[layout], kernel(nbytes))
+    grid = {"i8": "nk,m", "fp8_blockscale": "nk,m"}.get(layout, "n,m,k")
+    facts = {"layout": layout, "fields": [[f.name, f.offset] for f in fields], "parameter_bytes": nbytes, "grid": grid}
+    return Artifact(config, "", "k.co", config.template, threads=256, launch={**facts, "dynamic_shared": 0})
+
+
+def numbers(block: bytes) -> list[int]:
+    """The 32-bit number at the start of each 16-byte slot."""
+    return [struct.unpack_from("<I", block, at)[0] for at in range(0, len(block), 16)]
+
+
+ONE = 0x3F800000  # 1.0
+
+
+@pytest.mark.parametrize("nbytes", [288, 336, 352])
+def test_bf16_block(nbytes):
+    problem = Problem(100, 256, 512, "bf16", "bf16", "bf16", True, False, "n")
+    launch = asm.launch(built(Config(CLEAN, 48, 64, 64, 1, 3, backend="asm"), "bf16", nbytes), problem, GFX942)
+    block = launch.pack({"c": 1, "a": 2, "b": 3, "bias": 4, "semaphore": 5})
+    assert len(block) == nbytes
+    strides = [512, 0, 512, 0, 1024, 0, 1024, 0]  # of C, C as input, A, B, in bytes
+    expected = [1, 0, 2, 3, ONE, 0, *strides, 100, 256, 512, 3, 1, 4, 1, 5]
+    assert numbers(block) == expected[: nbytes // 16]
+    assert (launch.grid, launch.block) == ((4, 3, 3), (256, 1, 1))
+    assert [(b.name, b.bytes) for b in launch.buffers] == ([("semaphore", 4096)] if nbytes == 352 else [])
+
+
+def test_fp32_output_and_no_bias():
+    problem = Problem(1, 64, 192, "bf16", "bf16", "fp32", True, False)
+    block = asm.launch(built(Config(PLAIN, 32, 64, 64, backend="asm"), "bf16", 336), problem, GFX942).pack({"c": 1})
+    assert numbers(block)[6] == 64 * 4
+    assert numbers(block)[17:21] == [1, 0, 0, 0]  # one split, fp32, no bias
+
+
+def test_scaled_blocks():
+    problem = Problem(40, 256, 384, "int8", "int8", "bf16", True, False, family="a8w8_bpreshuffle")
+    launch = asm.launch(built(Config("k", 32, 128, 64, 1, 3, backend="asm"), "i8", 208), problem, GFX942)
+    assert numbers(launch.pack({"c": 1, "a": 2, "b": 3, "scale_a": 4, "scale_b": 5, "semaphore": 6})) == [
+        1, 2, 3, 4, 5, 6, 40, 256, 384, 384, 384, 512, 3
+    ]  # fmt: skip
+    assert launch.grid == (2 * 3, 2, 1)
+    launch = asm.launch(built(Config("k", 32, 128, 64, backend="asm"), "fp8_blockscale", 256), problem, GFX942)
+    assert numbers(launch.pack({}))[-3:] == [40, 2, 3]
+    for nbytes in (368, 384):
+        launch = asm.launch(built(Config("k", 32, 128, 64, 1, 4, backend="asm"), "fp4", nbytes), problem, GFX950)
+        block = launch.pack({})
+        assert len(block) == nbytes
+        assert numbers(block)[23:] == ([2] if nbytes == 384 else [])  # log2 of the splits
+
+
+@pytest.mark.parametrize("layout", param_layout.LAYOUTS)
+def test_wrong_parameter_size_is_named(layout):
+    with pytest.raises(InputError, match=rf"takes 200 bytes of parameters, layout {layout} has \d+"):
+        param_layout.fields(param_layout.LAYOUTS[layout], kernel(200))
+
+
+def test_kinds_are_checked_against_the_object():
+    arguments = [code_object.Argument(16 * i, 4, "value") for i in range(13)]
+    with pytest.raises(InputError, match="parameter c at byte 0 is 4 bytes"):
+        param_layout.fields(param_layout.LAYOUTS["i8"], kernel(208, tuple(arguments)))
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (Problem(64, 64, 192, "fp16", "fp16", "fp16", True, False), "it reads bf16"),
+        (Problem(64, 64, 192, "bf16", "bf16", "bf16"), r"\(TN\), not TT"),
+        (Problem(64, 64, 200, "bf16", "bf16", "bf16", True, False), "multiple of 64"),
+        (Problem(64, 100, 192, "bf16", "bf16", "bf16", True, False), "N of 64"),
+        (Problem(64, 64, 192, "bf16", "bf16", "bf16", True, False, "m"), "bias along N, not m"),
+        (Problem(64, 64, 192, "bf16", "bf16", "fp32", True, False, "n"), "a bf16 bias"),
+        (Problem(1, 64, 128, "bf16", "bf16", "bf16", True, False), "192 elements of A"),
+        (Problem(2**20, 64, 4096, "bf16", "bf16", "bf16", True, False), "beyond its 32-bit"),
+    ],
+)
+def test_problems_a_kernel_can_not_compute(tmp_path, problem, reason):
+    path = write(tmp_path, BF16 + f"{PLAIN},p.co,1,32,64,3,0,0,64,1\n")
+    configs, refused = asm.survey(problem, GFX942, [path])
+    assert not configs
+    assert re.search(reason, refused[PLAIN])
+
+
+def test_tiles_and_splits_that_fit(tmp_path):
+    shuffled = PLAIN.replace("pf3", "bshuffle")
+    rows = f"{PLAIN},p.co,1,32,64,3,0,0,64,1\n{CLEAN},q.co,1,48,64,0,0,1,64,1\n{shuffled},r.co,1,32,64,0,1,0,64,1\n"
+    path = write(tmp_path, BF16 + rows)
+    problem = Problem(64, 64, 320, "bf16", "bf16", "bf16", True, False)
+    configs, refused = asm.survey(problem, GFX942, [path])
+    assert [(c.template, c.split_k) for c in configs] == [(PLAIN, 1), *((CLEAN, s) for s in (2, 3, 4, 5))]
+    assert list(refused) == [shuffled]
+    assert "shuffled" in refused[shuffled]
+    assert all(Config.parse(c.name) == c for c in configs)
+    wide = asm.configs(Problem(4096, 1024, 4096, "bf16", "bf16", "bf16", True, False), GFX942, [path])
+    assert {c.template for c in wide} == {PLAIN}  # more tiles than counters
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory) -> dict[str, tuple]:
+    """One of our own kernels for each architecture: its Built, its Launch, a manifest that describes it."""
+    made = {}
+    for name, options in (("gfx942", "__kpack1__matrix_instr_nonkdim16__waves_per_eu0"), ("sm90", "")):
+        facts, folder = target_files.load_target(name), tmp_path_factory.mktemp(name)
+        config = Config.parse(TILE + options)
+        job = triton_backend.job(config, SIZE, facts, str(modules.write_candidates(SIZE, [config], facts, folder)))
+        one, code, file = triton_backend.build(job)
+        (folder / file).write_bytes(code)
+        launch = triton_backend.launch(one, SIZE, facts)
+        text = "knl_name,co_name,tile_m,tile_n,layout,grid,lds,threads,split,dtypes,trans\n"
+        text += f'{one.symbol},{file},16,32,{OWN},"mn,k",{launch.shared},{one.threads},2,fp16,TT\n'
+        made[name] = (code, launch, write(folder, text))
+    return made
+
+
+def job(path: Path, symbol: str, name: str = "gfx942") -> CompileJob:
+    return asm.job(
+        Config(symbol, 16, 32, 64, 1, 2, 2, 2, backend="asm"), SIZE, target_files.load_target(name), str(path)
+    )
+
+
+@pytest.mark.parametrize("name", ["gfx942", "sm90"])
+def test_own_kernels_launch_as_the_backend_that_made_them(kernels, name):
+    _, expected, path = kernels[name]
+    (config,) = asm.configs(SIZE, target_files.load_target(name), [path])
+    one, code, _ = asm.build(asm.job(config, SIZE, target_files.load_target(name), str(path)))
+    launch = asm.launch(one, SIZE, target_files.load_target(name))
+    addresses = {"a": 1, "b": 2, "c": 3, "workspace": 4, "semaphore": 5}
+    assert launch.pack({**addresses, "bias": 3})[:96] == expected.pack({**addresses, "bias": 3})[:96].replace(
+        struct.pack("<QQQQ", 1, 2, 3, 3), struct.pack("<QQQQ", 1, 2, 3, 0)
+    )
+    for field in ("symbol", "grid", "block", "shared", "buffers"):
+        assert getattr(launch, field) == getattr(expected, field), field
+    assert code_object.arch(code) == name
+
+
+def test_bad_objects_are_named(kernels, tmp_path):
+    code, launch, path = kernels["gfx942"]
+    text = path.read_text()
+
+    def refused(name="gfx942", **replaced) -> str:
+        changed = text
+        for old, new in replaced.items():
+            changed = changed.replace({"object": "kernel.hsaco", "layout": OWN}[old], new)
+        with pytest.raises(InputError) as error:
+            asm.build(job(write(tmp_path, changed), launch.symbol, name))
+        return str(error.value)
+
+    shutil.copy(path.parent / "kernel.hsaco", tmp_path)
+    (tmp_path / "short.co").write_bytes(code[: len(code) // 2])
+    assert "there is no" in refused(object="missing.co")
+    assert "truncated" in refused(object="short.co")
+    assert "is for gfx942, not gfx950" in refused(name="gfx950")
+    assert "takes 96 bytes of parameters, layout bf16 has 288" in refused(layout="bf16")
+    assert "takes 15 parameters, its manifest names 3" in refused(layout="a b c")
+    assert "parameter m at byte 0" in refused(layout=" ".join(["m", *OWN.split()[1:]]))
+    assert "no parameter is called zz" in refused(layout="a zz")
+    assert "no layout is called 'fp7'" in refused(layout="fp7")
+    with pytest.raises(InputError, match="no manifest holds this kernel"):
+        job(path, "unknown")
+
+
+def test_symbol_missing_from_its_object(kernels, tmp_path):
+    _, launch, path = kernels["gfx942"]
+    shutil.copy(path.parent / "kernel.hsaco", tmp_path)
+    other = write(tmp_path, path.read_text().replace(launch.symbol, "other"))
+    with pytest.raises(InputError, match=r"kernels.csv: line 2: other: kernel.hsaco holds tile__"):
+        asm.build(job(other, "other"))
+
+
+SOURCE = """
+.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
+.text
+.globl k
+.type k,@function
+k: s_endpgm
+.section .rodata,"a"
+.amdhsa_kernel k
+  .amdhsa_next_free_vgpr 8
+  .amdhsa_next_free_sgpr 8
+  .amdhsa_accum_offset 8
+.end_amdhsa_kernel
+.amdgpu_metadata
+amdhsa.version: [1, 2]
+amdhsa.target: amdgcn-amd-amdhsa--gfx942
+amdhsa.kernels:
+  - {.name: k, .symbol: k.kd, .kernarg_segment_size: 208, .group_segment_fixed_size: 64, .private_segment_fixed_size: 0,
+     .kernarg_segment_align: 16, .wavefront_size: 64, .sgpr_count: 8, .vgpr_count: 8, .max_flat_workgroup_size: 256}
+.end_amdgpu_metadata
+"""
+
+
+def test_sources_are_assembled(tmp_path):
+    (tmp_path / "k.s").write_text(SOURCE)
+    (tmp_path / "bad.s").write_text("nonsense v1, v2\n")
+    try:
+        code = assemble.assemble(tmp_path / "k.s", "gfx942")
+    except UnavailableError as missing:
+        pytest.skip(str(missing))
+    assert code_object.arch(code) == "gfx942"
+    path = write(tmp_path, "knl_name,co_name,tile_m,tile_n,layout\nk,k.s,32,128,i8\nbad,bad.s,32,128,i8\n")
+    one, _, _ = asm.build(job(path, "k"))
+    assert (one.shared, one.threads, one.launch["parameter_bytes"]) == (64, 256, 208)
+    with pytest.raises(InputError, match=r"refuses the source: .*bad\.s"):
+        asm.build(job(path, "bad"))
+
+
+def test_ptx_is_assembled(tmp_path):
+    (tmp_path / "k.ptx").write_text(
+        ".version 8.0\n.target sm_80\n.address_size 64\n"
+        ".visible .entry k(.param .u64 c, .param .u32 n) .maxntid 128, 1, 1 { ret; }\n"
+    )
+    path = write(tmp_path, "knl_name,co_name,tile_m,tile_n,layout\nk,k.ptx,32,128,c n\n")
+    one, code, name = asm.build(job(path, "k", "sm80"))
+    assert (code_object.arch(code), one.threads, name) == ("sm80", 128, "kernel.cubin")
+    assert one.launch["fields"] == [["c", 0], ["n", 8]]
+
+
+def plan(folder: Path, *options: str) -> int:
+    size = ["-m", str(SIZE.m), "-n", str(SIZE.n), "-k", str(SIZE.k)]
+    return launch_plan.main([*size, "-o", str(folder), "--num_threads", "1", "--backend", "asm", *options])
+
+
+def test_plan_of_an_assembly_kernel(kernels, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
+    code, launch, path = kernels["gfx942"]
+    assert plan(tmp_path, "--manifest", str(path)) == 0
+    data = json.loads((tmp_path / "plan_0.json").read_text())
+    assert (data["kernel"], data["grid"], data["dynamic_lds"]) == (launch.symbol, list(launch.grid), launch.shared)
+    assert [b["name"] for b in data["buffers"]] == ["a", "b", "c", "workspace", "semaphore"]
+    assert (tmp_path / data["object"]).read_bytes() == code
+    emulated.run(tmp_path / "plan_0.json", tmp_path)
+
+
+def test_plan_says_why_no_kernel_fits(kernels, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
+    assert plan(tmp_path, "--manifest", str(kernels["gfx942"][2]), "-dtype_a", "bf16") == 2
+    assert "it is for fp16, not bf16" in capsys.readouterr().err
+    assert plan(tmp_path, "--manifest", str(kernels["sm90"][2])) == 2
+    assert "its code object is for sm90, not gfx942" in capsys.readouterr().err
+    name = asm.configs(SIZE, GFX942, [kernels["gfx942"][2]])[0].name.replace("gm1__sk2", "gm1__sk3")
+    assert plan(tmp_path, "--manifest", str(kernels["gfx942"][2]), "--config", name) == 2
+    assert "its splits along K can be 2, not 3" in capsys.readouterr().err
+    assert plan(tmp_path) == 2
+    assert "TRITONGEMM_ASM_MANIFESTS names none" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not settings.asm_manifests(), reason="TRITONGEMM_ASM_MANIFESTS names no manifest")
+def test_kernels_of_the_environment_agree_with_their_manifests_or_say_why_not():
+    agree, refused = 0, []
+    for path in settings.asm_manifests():
+        facts = target_files.load_target(next((p for p in path.parts if p in target_files.target_names()), "gfx942"))
+        for row in manifest.read(path):
+            try:
+                asm.inspect(row, row.path.read_bytes(), facts.name, facts.wave_size, facts.lds_bytes)
+                agree += 1
+            except InputError as error:
+                refused.append(str(error))
+    print(f"{agree} kernels agree, {len(refused)} are refused", *refused, sep="\n")
+    assert agree

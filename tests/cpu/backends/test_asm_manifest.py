@@ -1,0 +1,68 @@
+"""Manifests of assembly kernels: every spelling of the columns, and what a bad one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import DATA
+from tritongemm.backends.asm import manifest, param_layout
+from tritongemm.core.errors import InputError
+
+FIELD = DATA / "aiter/hsa"
+BF16 = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
+PLAIN = "_ZN5aiter37bf16gemm_fp32bf16_tn_32x64_pf3_splitkE"
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "kernels.csv").write_text(text)
+    return folder / "kernels.csv"
+
+
+@pytest.mark.parametrize(
+    ("header", "values", "expected"),
+    [
+        (BF16, f"{PLAIN},p.co,1,32,64,3,0,1,128,1", (32, 64, 128, True, False, True, 3)),
+        ("tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n", f"16,128,1,1,{PLAIN},p.co", (16, 128, 64, True, True, False, 0)),
+        ("tile_M,tile_N,splitK,bpreshuffle,knl_name,co_name\n", f"32,256,0,0,{PLAIN},p.co", (32, 256, 64, False, False, False, 0)),
+        ("knl_name,knl_file,tn,tileM,tileN,pf\n", f"{PLAIN},p.co,1,96,64,3", (96, 64, 64, False, False, False, 3)),
+    ],
+    ids=["bf16", "i8", "fp4", "outf32"],
+)  # fmt: skip
+def test_every_spelling_of_the_columns(tmp_path, header, values, expected):
+    (row,) = manifest.read(write(tmp_path, f"// of a test\n{header}# none\n{values} ; last\n/* no\nmore */\n"))
+    assert (row.tile_m, row.tile_n, row.sub_k, row.split_k, row.shuffled, row.bias, row.prefetch) == expected
+    assert (row.symbol, row.path, row.line) == (PLAIN, tmp_path / "p.co", 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "is empty"),
+        ("knl_name,tileM,tileN\n", "no column coname"),
+        (BF16 + f"{PLAIN},p.co,1,32\n", "line 2: 4 values for 10 columns"),
+        (BF16 + f"{PLAIN},p.co,1,x,64,3,0,1,64,1\n", "line 2: column tilem is 'x'"),
+        (BF16 + f"{PLAIN},p.co,1,0,64,3,0,1,64,1\n", "line 2: a tile of 0x64"),
+        (BF16 + ",p.co,1,32,64,3,0,1,64,1\n", "line 2: a kernel needs a symbol"),
+        (BF16 + f"{PLAIN},p.co,1,32,64,3,0,1,64,1\n" * 2, "line 3: .* is in line 2 already"),
+    ],
+)
+def test_bad_manifests_are_named(tmp_path, text, named):
+    with pytest.raises(InputError, match=named):
+        manifest.read(write(tmp_path, text))
+
+
+@pytest.mark.skipif(not FIELD.is_dir(), reason="AITER's manifests are not at hand")
+def test_field_manifests():
+    counts = {str(f.relative_to(FIELD).parent): len(manifest.read(f)) for f in FIELD.rglob("*.csv")}
+    assert counts == {
+        "gfx942/bf16gemm": 22,
+        "gfx942/i8gemm": 9,
+        "gfx942/fp8gemm_blockscale": 6,
+        "gfx950/bf16gemm": 24,
+        "gfx950/f4gemm": 35,
+    }
+    for file in FIELD.rglob("*.csv"):
+        for row in manifest.read(file):
+            assert isinstance(param_layout.declared(row.layout, row.symbol), param_layout.Layout)

@@ -1,0 +1,289 @@
+"""CK instances: their space, their text, and where CK and a compiler are at hand, their kernels on an emulated GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support import emulated
+from tritongemm.backends import _cpp_instances
+from tritongemm.backends.ck import backend as ck
+from tritongemm.backends.ck import instances as ck_instances
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.cli import launch_plan
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.hip_ext.binaries import offload_bundle
+from tritongemm.hip_ext.compilers import hip_compiler
+from tritongemm.search_spaces import loader as target_files
+
+GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
+SMALL = "ck.universal__bm32__bn32__bk64__gm1__sk1__w4__s2__interwave0__pipeline1__wave_m2__xdl16"
+BF16 = Problem(1024, 4096, 4096, "bf16", "bf16", "bf16", True, False)
+needs_ck = pytest.mark.skipif(ck.unavailable() is not None, reason=str(ck.unavailable()))
+
+
+@pytest.fixture
+def headers(tmp_path, monkeypatch):
+    """A folder that passes for CK's, and a compiler that is not asked."""
+    for name, text in ((ck._HEADER, ""), ("ck/config.h", ""), ("ck/ck.hpp", "#error these are no headers\n")):
+        (tmp_path / "include" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "include" / name).write_text(text)
+    monkeypatch.setenv("CK_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    """A compiler that is not asked."""
+    monkeypatch.setattr(hip_compiler, "compiler", lambda arch: hip_compiler.HipCompiler(("none",), "none 1.0"))
+
+
+@pytest.mark.parametrize("facts", [GFX942, GFX950])
+@pytest.mark.parametrize("layout", ["TN", "TT", "NN", "NT"])
+@pytest.mark.parametrize("size", [(1, 4096, 4096), (33, 100, 77), (1024, 1280, 8192), (4096, 4096, 4096)])
+def test_every_size_has_instances_that_render(facts, layout, size):
+    problem = Problem(*size, "bf16", "bf16", "bf16", layout[0] == "T", layout[1] == "T")
+    configs = ck.configs(problem, facts)
+    assert configs
+    for config in configs:
+        assert Config.parse(config.name) == config
+        assert ck.check(config, problem, facts) is None
+        text = ck.source(config, problem)
+        assert "{{" not in text
+        assert f"{config.block_m}, {config.block_n}, {config.block_k}, " in text
+
+
+def test_few_instances_are_compiled_for_a_size():
+    section = target_files.space_file("gfx942")["ck"]
+    configs = ck.configs(BF16, GFX942)
+    instances = {_cpp_instances.at_run_time(c, section["run_time"]) for c in configs}
+    assert len(instances) == section["limit"]
+    tiles = [i.tile for i in instances]
+    assert max(map(tiles.count, tiles)) <= section["alike"]
+    assert len(ck.configs(BF16, GFX942, everything=True)) > 10 * len(configs)
+
+
+def test_threads_share_the_tiles():
+    """Every instance of the space moves each element once: threads times vectors tile the block."""
+    for layout in ((True, False), (False, True)):
+        problem = replace(BF16, row_major_a=layout[0], row_major_b=layout[1], m=1000, n=1004, k=1006)
+        for config in ck.configs(problem, GFX942, everything=True)[::25]:
+            shape = ck_instances.shape(config, problem)
+            for side, block, size in (("a", config.block_m, problem.m), ("b", config.block_n, problem.n)):
+                part = shape[side]
+                columns, rows, _ = part["threads"]
+                assert columns * rows == shape["threads"]
+                across = part["dim"] == 1
+                assert block % (rows * (part["vector"] if across else 1)) == 0
+                assert config.block_k % (columns * part["k1"]) == 0
+                assert (size if across else problem.k) % part["vector"] == 0
+            _, down, _, wide = shape["c"]["threads"]
+            assert down * wide == shape["threads"]
+            assert problem.n % shape["c"]["vector"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("bm256__bn256__bk256", "LDS 262144 > 65536"),
+        ("pipeline2", "pipeline v2; there are v1, v3"),
+        ("pipeline4__wave_m2__xdl16__", "1 K blocks for pipeline v4, which wants 4"),
+        ("interwave1__pipeline3", "interwave is of pipeline v1 alone"),
+        ("wave_m4", "4 x 4/4 waves of 16 x 16 don't tile 32 x 32"),
+        ("w1__", "1 x 1"),
+        ("universall", "no template universall"),
+    ],
+)
+def test_reasons(change, reason):
+    name = SMALL
+    for part in filter(None, change.split("__")):
+        key = re.sub(r"\d+$", "", part)
+        name = (
+            name.replace("ck.universal__", f"ck.{part}__")
+            if key == "universall"
+            else re.sub(rf"(?<=__){key}\d+", part, name)
+        )
+    problem = replace(BF16, k=64 if "pipeline4" in change else 4096)
+    if change == "w1__":
+        name = name.replace("wave_m2", "wave_m1").replace("bm32__bn32", "bm24__bn32")
+    found = ck.check(Config.parse(name), problem, GFX942)
+    assert found
+    assert reason in found
+
+
+@pytest.mark.parametrize(
+    ("problem", "facts", "reason"),
+    [
+        (BF16, target_files.load_target("sm90"), "not sm90"),
+        (replace(BF16, batch=2), GFX942, "a single GEMM of family dense or a8w8"),
+        (replace(BF16, dtype_b="fp16"), GFX942, "of one type"),
+        (replace(BF16, dtype_c="fp16"), GFX942, "bf16 operands give bf16 here"),
+        (Problem(8, 8, 64, "fp32", "fp32", "fp32"), GFX942, "give nothing here"),
+        (Problem(8, 8, 64, "int8", "int8", "int32", bias="n"), GFX942, "no bias on integers"),
+    ],
+)
+def test_problems_it_can_not_compute(problem, facts, reason):
+    assert reason in (ck.refusal(problem, facts) or "")
+    assert ck.configs(problem, facts) == []
+
+
+def test_what_a_binary_depends_on(headers, no_compiler):
+    config = replace(Config.parse(SMALL), block_m=64, block_n=128)
+
+    def digest(problem=BF16, facts=GFX942, **changed) -> str:
+        return ck.job(replace(config, **changed), problem, facts, "").digest
+
+    assert digest() == digest(replace(BF16, m=2048, k=8192)) == digest(split_k=4)
+    others = [
+        digest(replace(BF16, dtype_a="fp16", dtype_b="fp16", dtype_c="fp16")),
+        digest(replace(BF16, row_major_b=True)),
+        digest(replace(BF16, bias="n")),
+        digest(replace(BF16, bias="m")),
+        digest(replace(BF16, k=4100)),  # narrower vectors
+        digest(replace(BF16, k=4104)),  # guarded
+        digest(replace(BF16, m=1000)),
+        digest(facts=GFX950),
+        digest(block_m=128),
+    ]
+    assert len({digest(), *others}) == 1 + len(others)
+    (headers / "include" / ck._HEADER).write_text("// another version\n")
+    assert digest() not in others
+
+
+def test_pipeline_5_reads_along_k_only():
+    config = Config.parse(SMALL.replace("pipeline1", "pipeline5").replace("bn32", "bn128").replace("bm32", "bm64"))
+    assert ck.check(config, BF16, GFX942) is None
+    assert "arrays end up in scratch" in (ck.check(config, replace(BF16, row_major_b=True), GFX942) or "")
+
+
+def test_a_split_adds_no_bias_and_no_integers():
+    split = Config.parse(SMALL.replace("sk1", "sk4"))
+    assert "adds the bias" in (ck.check(split, replace(BF16, bias="n"), GFX942) or "")
+    integers = Problem(1024, 4096, 4096, "int8", "int8", "int32", True, False)
+    assert "int32" in (ck.check(split, integers, GFX942) or "")
+    assert all(c.split_k == 1 for c in ck.configs(replace(BF16, bias="m"), GFX942))
+
+
+def test_the_call_has_sizes_strides_and_splits():
+    config, problem = (
+        Config.parse(SMALL.replace("sk1", "sk4")),
+        Problem(5, 64, 4096, "bf16", "bf16", "bf16", True, False),
+    )
+    built = Artifact(config, "", "kernel.so", launch={"parameters": [list(p) for p in ck._parameters(problem)]})
+    call = ck.launch(built, problem, GFX942)
+    values = {n: p.value for (n, _), p in zip(ck._parameters(problem), call.params, strict=True)}
+    assert values | {"M": 5, "N": 64, "K": 4096, "lda": 4096, "ldb": 4096, "ldc": 64, "splits": 4} == values
+    assert type(call).from_json(json.loads(json.dumps(call.to_json()))) == call
+
+
+def test_missing_headers_and_compilers_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("CK_DIR", str(tmp_path))
+    assert f"CK_DIR names {tmp_path}, which lacks include/{ck._HEADER}" in (ck.unavailable() or "")
+    (tmp_path / ck._HEADER).parent.mkdir(parents=True)
+    (tmp_path / ck._HEADER).write_text("")
+    assert "without ck/config.h" in (ck.unavailable() or "")
+    (tmp_path / "ck/config.h").write_text("")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    hip_compiler.compiler.cache_clear()
+    try:
+        if not Path("/opt/rocm").is_dir():
+            assert "is needed" in (ck.unavailable() or "")
+    finally:
+        hip_compiler.compiler.cache_clear()
+
+
+@pytest.mark.skipif(Path("/opt/rocm").is_dir(), reason="ROCm's own compiler is taken first")
+def test_a_clang_without_its_bundler_is_named(tmp_path, monkeypatch):
+    for name, says in (("clang++", "clang-offload-bundler"), ("ld.lld", "")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {says}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="needs clang-offload-bundler, which is not beside it"):
+        hip_compiler.compiler.__wrapped__("gfx942")
+
+
+def test_a_compile_error_is_a_value(tmp_path, headers):
+    try:
+        hip_compiler.compiler("gfx942")
+    except UnavailableError as missing:
+        pytest.skip(str(missing))
+    compiler = BuildPool(ArtifactCache(tmp_path / "cache"), 1)
+    try:
+        built = compiler.build(ck.job(Config.parse(SMALL), BF16, GFX942, ""))
+    finally:
+        compiler.close()
+    assert built.status == "compile_failed"
+    assert "these are no headers" in built.reason
+
+
+def bundle(*entries: tuple[str, bytes]) -> bytes:
+    head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", len(entries))
+    at = len(head) + sum(24 + len(t) for t, _ in entries)
+    table = b""
+    for triple, code in entries:
+        table += struct.pack("<QQQ", at, len(code), len(triple)) + triple.encode()
+        at += len(code)
+    return head + table + b"".join(code for _, code in entries)
+
+
+def test_bundles():
+    both = bundle(
+        ("host-x86_64-unknown-linux--", b""),
+        ("hipv4-amdgcn-amd-amdhsa--gfx942:xnack-", b"nine"),
+        ("hipv4-amdgcn-amd-amdhsa--gfx950", b"five"),
+    )
+    assert offload_bundle.device_code(both, "gfx942") == b"nine"
+    assert offload_bundle.device_code(both, "gfx950") == b"five"
+    with pytest.raises(InputError, match=r"for host.*, hipv4-amdgcn-amd-amdhsa--gfx950, not gfx90a"):
+        offload_bundle.device_code(both, "gfx90a")
+    with pytest.raises(InputError, match="ends at byte"):
+        offload_bundle.device_code(both[:-2], "gfx950")
+    with pytest.raises(InputError, match="truncated"):
+        offload_bundle.device_code(both[:40], "gfx950")
+    with pytest.raises(InputError, match="not an ELF file"):
+        offload_bundle.device_code(b"CCOB", "gfx950")
+
+
+def plan(folder: Path, *options: str, size=(33, 100, 77)) -> Path:
+    m, n, k = map(str, size)
+    types = ["-dtype_a", "bf16", "-dtype_b", "bf16", "-dtype_c", "bf16"]
+    argv = ["-m", m, "-n", n, "-k", k, *types, "-o", str(folder), "--num_threads", "1", *options]
+    assert launch_plan.main(argv) == 0
+    return folder / "plan_0.json"
+
+
+@needs_ck
+@pytest.mark.parametrize("arch", ck.ARCHS)
+def test_a_kernel_runs_as_its_host_code_launches_it(tmp_path, arch):
+    """Compiled here, its launch recorded from its own host code, and executed where an emulator is at hand."""
+    bias = ["--bias-vector", "n"] if arch == "gfx950" else []
+    path = plan(tmp_path, "--target", arch, "--config", SMALL, "-col_b", *bias)
+    data = json.loads(path.read_text())
+    assert (data["grid"], data["block"]) == ([8, 1, 1], [256, 1, 1])
+    assert [b["name"] for b in data["buffers"]] == (["a", "b", "bias", "c"] if bias else ["a", "b", "c"])
+    assert (tmp_path / "plan_0.so").is_file()
+    assert "cshuffle_v3" in data["kernel"]
+    if not bias:  # the same binary, whose splits add into an output that it zeroes first
+        split = ["--target", arch, "--config", SMALL.replace("sk1", "sk4"), "-col_b"]
+        more = json.loads(plan(tmp_path / "split", *split, size=(32, 68, 1001)).read_text())
+        assert {b["name"]: b["init"] for b in more["buffers"]} == {"a": "random", "b": "random", "c": "zero"}
+        assert more["grid"] == [3, 1, 4]
+        assert (tmp_path / "split/plan_0.so").read_bytes() == (tmp_path / "plan_0.so").read_bytes()
+    emulated.run(path, tmp_path)
+
+
+@needs_ck
+def test_a_plan_of_sizes_the_library_refuses_says_so(tmp_path, capsys):
+    config = SMALL.replace("pipeline1", "pipeline3")
+    size = ["-m", "32", "-n", "32", "-k", "128", "-dtype_a", "bf16", "-dtype_b", "bf16", "-dtype_c", "bf16", "-col_b"]
+    assert launch_plan.main([*size, "-o", str(tmp_path), "--config", config]) == 2
+    assert "2 K blocks for pipeline v3, which wants 3" in capsys.readouterr().err

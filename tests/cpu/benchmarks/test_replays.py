@@ -1,0 +1,128 @@
+"""Recorded tables of timings, and benchmarks/compare_strategies.py, which replays them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from itertools import combinations
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from tests.support import ROOT
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.trial import Trial
+
+BENCHMARKS = ROOT / "benchmarks"
+RECORDED = BENCHMARKS / "data" / "h200_bf16_sample.jsonl.gz"
+
+
+@pytest.fixture(scope="module")
+def scripts() -> tuple[ModuleType, ModuleType]:
+    """replay_tables and compare_strategies."""
+    loaded = []
+    for name in ("replay_tables", "compare_strategies"):
+        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+        assert spec and spec.loader
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        loaded.append(module)
+    return loaded[0], loaded[1]
+
+
+def test_tables_survive_writing_and_reading(scripts: tuple[ModuleType, ModuleType], tmp_path: Path) -> None:
+    tables, _ = scripts
+    a, b = Config("tile", 64, 64, 32), Config("tma", 64, 64, 64)
+    problem = Problem(16, 32, 64).to_json()
+    screen = [Trial(a, "ok", samples=(3e-6, 1e-6, 2e-6)).to_json(), Trial(b, "timeout").to_json()]
+    source = tmp_path / "run.json"
+    source.write_text(json.dumps([{"problem": problem, "screen": screen}]))
+    assert tables.main([str(source), str(tmp_path / "out.jsonl.gz")]) == 0
+    tables.write(tmp_path / "plain.jsonl", tables.read(tmp_path / "out.jsonl.gz"))
+    for name in ("out.jsonl.gz", "plain.jsonl"):
+        (table,) = tables.read(tmp_path / name)
+        assert table.problem == Problem(16, 32, 64) and table.times == {a: 2e-6, b: "timeout"} and table.kept > 100
+        assert table.trial(a).seconds == 2e-6 and table.trial(b).status == "timeout"
+    journal = tmp_path / "results.yaml.journal"
+    lines = [json.dumps({"problem": problem, "trial": t}) for t in screen]
+    journal.write_text("\n".join([json.dumps({"header": {}}), *lines, ""]))
+    tables.main([str(journal), str(tmp_path / "again.jsonl")])
+    assert tables.read(tmp_path / "again.jsonl")[0].times == {a: 2e-6, b: "timeout"}
+
+
+def test_expectation_of_random_search_is_exact(scripts: tuple[ModuleType, ModuleType]) -> None:
+    tables, script = scripts
+    found: tuple[float | str, ...] = (5.0, 1.0, "timeout", 2.0, 2.0, 9.0)
+    times = {Config("tile", 64, 64, 32, group_m=i): t for i, t in enumerate(found, 1)}
+    replay = script.Replay.of(tables.Table(Problem(64, 64, 64), "sm90", "", 6, times))
+    values = [9.0 if isinstance(t, str) else t for t in found]
+    for k in range(1, 7):
+        by_hand = np.mean([min(drawn) for drawn in combinations(values, k)])
+        assert replay.random[k - 1] == pytest.approx(by_hand)
+
+
+def test_comparison_of_strategies_on_recorded_tables(
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables, script = scripts
+    few, out = tmp_path / "few.jsonl", tmp_path / "out.json"
+    tables.write(few, tables.read(RECORDED)[6:8])
+    assert script.main([str(few), "--strategies", "exhaustive,guided", "--json", str(out), "--seeded"]) == 0
+    assert "random (exact)" in capsys.readouterr().out
+    rows = {r["strategy"]: r for r in json.loads(out.read_text())["rows"]}
+    assert rows["guided"]["score"] > 0.5 and rows["guided"]["own"][0] <= 0.01
+    assert rows["exhaustive"]["own"] == [0.0, 0.0]
+
+
+HEAD = '{"version": 1, "target": "sm90", "device": ""}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("not json\n", "line 1: Expecting value"),
+        ('{"version": 1}\n', "line 1: lacks 'target'"),
+        (HEAD.replace("1", "9"), "version 9 of the table format"),
+        (HEAD, "holds no tables"),
+        (HEAD + '\n{"problem": {"m": 1}, "times": {"what": 1.0}}\n', "line 3: 'what' is not a config name"),
+        (
+            HEAD + '{"problem": {}, "kept": 1, "times": {"tile__bm16__bn16__bk16__gm1__sk1__w1__s2": "odd"}}\n',
+            "status: odd",
+        ),
+    ],
+)
+def test_a_broken_table_is_named(
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    file = tmp_path / "broken.jsonl"
+    file.write_text(text)
+    with pytest.raises(SystemExit):
+        scripts[1].main([str(file)])
+    error = capsys.readouterr().err
+    assert str(file) in error and said in error
+
+
+def test_a_replay_goes_along_the_axes_of_its_table(scripts: tuple[ModuleType, ModuleType]) -> None:
+    """What came to the space later would only lead to configs that nobody timed."""
+    tables, script = scripts
+    times = {Config("tile", 64, n, 32, options=(("swap_ab", 0),)): 1.0 + n for n in (64, 128)}
+    replay = script.Replay.of(tables.Table(Problem(64, 512, 512), "sm90", "", 2, times))
+    (axes,) = replay.space.axes
+    values = dict(axes.values)
+    assert values["block_n"] == (64, 128) and values["block_m"] == (64,) and values["swap_ab"] == (0,)
+    assert "poll" not in values and all(axes.config(axes.point(c)) == c for c in times)
+
+
+def test_a_replay_keeps_axes_whose_values_are_no_longer_tried(scripts: tuple[ModuleType, ModuleType]) -> None:
+    """Recorded gemv kernels had stages, which are always 1 now; their neighbours are looked for all the same."""
+    tables, script = scripts
+    options = (("ahead", 0), ("early", 0), ("prefetch", 1))
+    times = {Config("gemv", 1, n, 256, num_stages=3, options=options): 1.0 + n for n in (4, 8)}
+    replay = script.Replay.of(tables.Table(Problem(1, 512, 512), "sm90", "", 2, times))
+    (axes,) = replay.space.axes
+    assert dict(axes.values)["num_stages"] == (3,) and all(axes.config(axes.point(c)) == c for c in times)
+    assert set(times) <= set(replay.space.neighbours(next(iter(times)))) | {next(iter(times))}

@@ -1,0 +1,70 @@
+"""benchmarks/score_model.py on a fixture of our own, and on AMD's tuned file where it lies beside the repository."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.support import DATA, ROOT
+from tritongemm.core.problem import Problem
+from tritongemm.search_spaces import loader as target_files
+
+FIXTURE = DATA / "score_model.yaml"
+TUNED = ROOT.parent / "shared" / "data" / "tune_gemm" / "fallback_tuned_configs_gfx942.yaml"
+GFX942 = target_files.load_target("gfx942")
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("score_model", ROOT / "benchmarks" / "score_model.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["score_model"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_rows_with_defaults_and_extra_keys(script: ModuleType) -> None:
+    rows = script.read(FIXTURE)
+    assert [r.tile for r in rows] == [(256, 256, 64), (32, 32, 128), (256, 16, 64)]
+    assert [r.num_sms for r in rows] == [0, 304, 0]
+    assert rows[0].problem.layout == "TN" and rows[1].problem.layout == "TN"
+
+
+def test_a_pruned_tile_is_a_miss(script: ModuleType) -> None:
+    scores = script.score(script.read(FIXTURE), GFX942)
+    assert scores[0].rank == 1 and scores[1].rank > 0 and scores[2].rank == 0
+    assert script.agreement(scores)[1] == pytest.approx(sum(s.rank == 1 for s in scores) / 3)
+
+
+def test_command_line(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "score.json"
+    assert script.main([str(FIXTURE), "--target", "gfx942", "--json", str(out), "--worst", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "top-10" in printed and "16x512x512_fp16_TN: tuned (256, 16, 64) ranks pruned" in printed
+    data = json.loads(out.read_text())
+    assert data["rows"] == 3 and set(data["agreement"]["all"]) == {"top_1", "top_5", "top_10", "top_20"}
+
+
+@pytest.mark.skipif(not TUNED.is_file(), reason="AMD's tuned file is not beside the repository")
+def test_amd_tuned_tiles_are_kept_and_rank_early(script: ModuleType) -> None:
+    scores = script.score(script.read(TUNED)[1::6], GFX942)
+    assert all(s.rank for s in scores)
+    top = script.agreement(scores)
+    assert top[5] >= 0.9 and top[10] == 1
+
+
+def test_stream_k_rows_whose_tiles_fill_the_programs(script: ModuleType) -> None:
+    row = script.Row(Problem(4864, 4096, 4096, row_major_b=False), (256, 256, 64), 304)
+    assert script.score([row], GFX942)[0].rank == 1
+
+
+def test_ranks_only_what_the_tuner_tried_unless_told(script: ModuleType) -> None:
+    row = script.Row(Problem(512, 1024, 5120, row_major_b=True), (64, 32, 128), 0)
+    assert script.order(row, GFX942) != script.order(row, GFX942, tried=False)
+    assert script.order(row, GFX942) != script.order(row, GFX942, warm=False)

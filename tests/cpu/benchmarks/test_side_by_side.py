@@ -1,0 +1,213 @@
+"""benchmarks/side_by_side.py where no GPU is needed: figures from rows, tables, resuming, refusals."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.trial import Trial
+from tritongemm.formats import Defaults
+from tritongemm.runtime import machine
+from tritongemm.runtime.machine import Machine
+from tritongemm.search_spaces.loader import load_target
+from tritongemm.workloads import sizes
+
+BENCHMARKS = ROOT / "benchmarks"
+PROBLEM = Problem(16, 4096, 4096, "bf16", "bf16", "bf16", row_major_b=False)
+NAMES = ["torch", "inductor", "ours"]
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module("side_by_side")
+        for name in [n for n in sys.modules if n.split(".")[0] in ("side_by_side", "contenders")]:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def board(script: ModuleType) -> ModuleType:
+    return importlib.import_module("contenders._board")
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Machine(load_target("sm90"), "", (), "H100", "no GPU here")
+    monkeypatch.setattr(machine, "find", lambda *_: here)
+
+
+def row(m: int, n: int, us: dict[str, float | str], **more: Any) -> dict[str, Any]:
+    """A size; a text stands for the reason why there is no time."""
+    times = {k: {"us": v, "tuning_s": 2.0, **more} if isinstance(v, float) else {"reason": v} for k, v in us.items()}
+    return {"m": m, "n": n, "k": 64, "key": f"{m}x{n}x64_bf16_TN", "roofline_us": 5.0, "times": times}
+
+
+def rows() -> list[dict[str, Any]]:
+    return [
+        row(1, 10, {"torch": 10.0, "inductor": 8.0, "ours": 5.0}),
+        row(1, 20, {"torch": 10.0, "inductor": "RuntimeError: no", "ours": 20.0}),
+        row(16, 10, {"torch": 9.0, "inductor": 9.0, "ours": 9.0}),
+    ]
+
+
+def test_geometric_means(board: ModuleType) -> None:
+    found = board.summary(rows(), NAMES)
+    ours, inductor = found["ours"], found["inductor"]
+    assert ours["geomean"] == pytest.approx(1.0) and ours["by_m"] == pytest.approx({"1": 1.0, "16": 1.0})
+    assert ours["worst"] == 0.5 and ours["worst_at"] == "1x20x64_bf16_TN"
+    assert ours["roofline"] == pytest.approx((1.0 * 0.25 * 5 / 9) ** (1 / 3))
+    assert ours["beats_torch"] == pytest.approx(1 / 3) and ours["fastest"] == pytest.approx(2 / 3)
+    assert inductor["sizes"] == 2 and inductor["tuning_s"] == 4.0
+    assert inductor["ours_over_it"] == pytest.approx(1.6**0.5), "only over the sizes that both ran"
+
+
+def test_nothing_ran(board: ModuleType) -> None:
+    found = board.summary([row(1, 1, {"torch": "no", "ours": "no"})], ["torch", "ours"])
+    assert found["ours"]["geomean"] is None and found["ours"]["sizes"] == 0 and found["ours"]["by_m"] == {"1": None}
+    assert "ours, 1 sizes (1x1x64_bf16_TN …): no" in board.table(
+        [row(1, 1, {"torch": 1.0, "ours": "no"})], ["torch", "ours"]
+    )
+
+
+def test_lines(board: ModuleType) -> None:
+    head, first, second = board.heading(NAMES), *(board.line(r, NAMES) for r in rows()[:2])
+    assert len(head) == len(first) == len(second)
+    assert first.split() == ["1x10x64", "10.00", "1.000", "0.50", "8.00", "1.250", "0.62", "5.00", "2.000", "1.00"]
+    assert second.split()[4] == "-"
+    table = board.table(rows(), NAMES)
+    assert "ratio, M = 16" in table and "inductor, 1 sizes (1x20x64_bf16_TN …): RuntimeError: no" in table
+
+
+def test_what_the_whole_space_would_take(board: ModuleType) -> None:
+    one = row(1, 1, {"torch": 1.0, "autotune": 1.0}, detail={"tried": 100, "kept": 3000})
+    (said,) = [line for line in board.remarks([one], ["autotune"]) if "kept configs" in line]
+    assert "tried 100 of 3000" in said and "about 1 minutes" in said
+
+
+def test_plot(board: ModuleType, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    board.plot(tmp_path / "out.png", rows(), NAMES, "title")
+    assert (tmp_path / "out.png").stat().st_size > 1000
+
+
+def test_plot_without_matplotlib(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        script.main(["--plot", "out.png"])
+    assert "--plot needs matplotlib" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--contenders", "ours,cutlass"], "--contenders cutlass: there are torch, inductor"),
+        (["--resume"], "name it with --json"),
+        (["--rounds", "2"], "--rounds at least 5"),
+        (["--autotune-configs", "0"], "at least 1"),
+    ],
+)
+def test_argument_errors(
+    script: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        script.main(arguments)
+    assert end.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_torch_always_runs_first(script: ModuleType) -> None:
+    assert script.parse(["--contenders", "ours,inductor"]).contenders == ["torch", "inductor", "ours"]
+
+
+def test_needs_a_gpu(script: ModuleType, no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main([]) == 2 and script.main(["--recheck", "x.yaml"]) == 2
+    assert capsys.readouterr().err.count("needs a GPU") == 2
+
+
+def test_the_48_sizes(script: ModuleType) -> None:
+    found = script.problems(script.SIZES)
+    assert len(found) == len(set(found)) == 48 and PROBLEM in found
+    assert {p.m for p in found} == {1, 16, 64, 256, 1024, 4096} and len({(p.n, p.k) for p in found}) == 8
+
+
+def test_only_plain_linear_layers(
+    script: ModuleType, no_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sizes.yaml"
+    file.write_text("- {M: 16, N: 16, K: 16}\n- {M: 7, N: 33, K: 777, bias: n}\n")
+    assert script.main(["--gemm_size_file", str(file)]) == 2
+    assert "7x33x777_bf16_TN_biasn is not x[M, K] @ w[N, K].T" in capsys.readouterr().err
+
+
+def test_a_finished_run_is_printed_without_a_gpu(
+    script: ModuleType, no_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "sizes.yaml", tmp_path / "out.json"
+    file.write_text("- {M: 16, N: 4096, K: 4096}\n")
+    done = row(16, 4096, {"torch": 2.0, "ours": 1.0}) | {"k": 4096, "key": PROBLEM.key}
+    protocol = {"graph_us": 400, "rounds": 50, "autotune_configs": 100, "strategy": None}
+    head = {"device": "H100", "toolchain": machine.toolchain(machine.find(None)), "protocol": protocol}
+    out.write_text(json.dumps({**head, "rows": [done, row(1, 1, {"torch": 1.0})]}))
+    common = ["--gemm_size_file", str(file), "--json", str(out), "--resume"]
+    assert script.main([*common, "--contenders", "torch,ours"]) == 0
+    assert json.loads(out.read_text())["summary"]["ours"]["geomean"] == 2.0
+    assert script.main([*common, "--contenders", "inductor"]) == 2, "a row without a contender is measured again"
+    assert script.main([*common, "--rounds", "9"]) == 2 and "is of protocol" in capsys.readouterr().err
+    out.write_text(json.dumps({**head, "device": "another", "rows": []}))
+    assert script.main(common) == 2 and "is of device another" in capsys.readouterr().err
+
+
+def test_sizes_for_the_tuner_are_read_back(script: ModuleType, tmp_path: Path) -> None:
+    tuned = importlib.import_module("contenders._tuned")
+    half = Problem(7, 33, 777, "fp16", "fp16", "fp16", row_major_b=False)
+    file = tmp_path / "sizes.yaml"
+    file.write_text(tuned.sizes_text([PROBLEM, half]))
+    assert [r.problem for r in sizes.from_file(file, Defaults())] == [PROBLEM, half]
+
+
+def test_best_triton_of_a_journal(script: ModuleType, tmp_path: Path) -> None:
+    tuned = importlib.import_module("contenders._tuned")
+    quick, sure, other = (Config("tile", 16, n, 64) for n in (32, 64, 128))
+    library = Config("kernel", 0, 0, 0, backend="blaslt")
+    trials = [
+        Trial(quick, "ok", samples=(1e-6,)),
+        Trial(sure, "ok", samples=(3e-6,), stage="final"),
+        Trial(other, "ok", samples=(4e-6,), stage="final"),
+        Trial(library, "ok", samples=(1e-7,), stage="final"),
+        Trial(quick, "wrong", stage="final"),
+    ]
+    lines = [json.dumps({"problem": PROBLEM.to_json(), "trial": t.to_json()}) for t in trials]
+    journal = tmp_path / "out.yaml.journal"
+    journal.write_text("\n".join(['{"header": {}}', *lines, '{"torn']))
+    assert tuned.best_triton(journal) == {PROBLEM: sure}
+    assert tuned.best_triton(tmp_path / "none") == {}
+
+
+def test_winners_hold(script: ModuleType) -> None:
+    hold = importlib.import_module("contenders._hold")
+    base = {
+        "problem": PROBLEM,
+        "target": "sm90",
+        "config": Config("tile", 16, 64, 64),
+        "spread": 0.0,
+        "timer": "events",
+    }
+    won = Record(**base, winner="triton", seconds=1e-6, library_seconds=2e-6, library="torch")
+    lost = Record(**base, winner="torch", seconds=3e-6, library_seconds=2e-6, library="torch")
+    assert hold.gains([won, lost]) == [won]
+    found = hold.verdict([{"then": 2.0, "now": n} for n in (2.0, 1.97, 2.2)] + [{"then": 2.0, "reason": "gone"}])
+    assert found["gains"] == 4 and found["within"] == 0.5 and found["not_lower"] == 0.75
+    assert "gone" in hold.line({"key": "k", "then": 2.0, "reason": "gone", "config": "c"})

@@ -1,0 +1,298 @@
+"""The command from end to end on a machine without a GPU, and what it survives: kills, Ctrl-C, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.racing import passed
+from tritongemm.cli import tune
+from tritongemm.formats import Defaults
+from tritongemm.hip_ext.binaries import code_object
+from tritongemm.measure.offline_evaluator import OfflineEvaluator
+from tritongemm.results.store import Store
+from tritongemm.workers import child_process
+from tritongemm.workloads import sizes
+
+pytestmark = pytest.mark.usefixtures("without_gpu")
+
+SIZES = "# three sizes, one set of binaries\n- {M: 16, N: 16, K: 16}\n- {M: 8, N: 16, K: 16}\n- {M: 5, N: 16, K: 16, rowMajorA: T}\n"
+# The target with the smallest space, so that planning takes no time.
+SEARCH = ("--target", "gfx1100", "--budget", "3", "--num_threads", "2")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One finished run."""
+
+    folder: Path
+    argv: list[str]
+    status: int
+    out: str
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "out.yaml"
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = yaml.safe_load(self.results.read_text())
+        return rows
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory, without_gpu: None) -> Tuned:
+    """The uninterrupted run of the sizes file that other tests compare with."""
+    import contextlib
+    import io
+
+    folder = tmp_path_factory.mktemp("tuned")
+    (folder / "sizes.yaml").write_text(SIZES)
+    argv = ["--gemm_size_file", str(folder / "sizes.yaml"), "--tuning-results_file", str(folder / "out.yaml"), "--keep", "--verbose", *SEARCH]  # fmt: skip
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        status = tune.main(argv)
+    return Tuned(folder, argv, status, out.getvalue())
+
+
+def test_it_writes_results(tuned: Tuned) -> None:
+    """Readable by tune_gemm's users, with our own fields; a prediction says so."""
+    assert tuned.status == 0
+    assert [(r["M"], r["N"], r["K"]) for r in tuned.rows] == [(16, 16, 16), (8, 16, 16), (5, 16, 16)]
+    for row in tuned.rows:
+        assert row["time(us)"] > 0 and row["TFLOPS"] > 0
+        assert (row["timer"], row["target"], row["winner"]) == ("model", "gfx1100", "triton")
+        assert 0 < row["error"] <= row["tolerance"] and row["verified"].startswith("interpreter ")
+        assert set(row["toolchain"]) == {"triton", "torch"}
+    read = sizes.from_file(tuned.results, Defaults())
+    assert all(r.record and r.config and r.record.config == r.config for r in read)
+
+
+def test_it_says_what_it_does(tuned: Tuned) -> None:
+    assert tuned.out.startswith("no GPU here: compiling for gfx1100 (")
+    assert "Predicted, not measured (timer: model)" in tuned.out
+    assert "16x16x16_fp16_TT:" in tuned.out and " kept" in tuned.out and " removed " in tuned.out
+    assert "trials: 12 ok" in tuned.out, "three screened and one checked for each size"
+    assert f"results: {tuned.results}" in tuned.out
+
+
+def test_it_keeps_modules(tuned: Tuned) -> None:
+    """A winner for each size, and with --keep the module of all candidates, not only of those checked."""
+    names = {p.name for p in (tuned.folder / "out_kernels").iterdir()}
+    sizes_ = ("16_16_16", "8_16_16", "5_16_16")
+    assert names == {f"{kind}_{s}.py" for s in sizes_ for kind in ("gemm", "generated_kernel")}
+    text = (tuned.folder / "out_kernels" / "generated_kernel_8_16_16.py").read_text()
+    assert text.count("\ntile__") >= 5
+
+
+def test_running_it_again_is_quick_and_changes_nothing(tuned: Tuned, capsys: pytest.CaptureFixture[str]) -> None:
+    before, journal = tuned.results.read_bytes(), tuned.folder / "out.yaml.journal"
+    lines = journal.read_bytes()
+    started = time.monotonic()
+    assert tune.main(tuned.argv) == 0
+    assert time.monotonic() - started < 3
+    assert "3 of 3 sizes are in" in capsys.readouterr().err
+    assert (tuned.results.read_bytes(), journal.read_bytes()) == (before, lines)
+
+
+def journal_of(folder: Path) -> list[dict[str, Any]]:
+    """Whole lines of a journal."""
+    path = folder / "out.yaml.journal"
+    text = path.read_bytes() if path.exists() else b""
+    return [json.loads(x) for x in text[: text.rfind(b"\n") + 1].splitlines()]
+
+
+ARGV = ("--gemm_size_file", "sizes.yaml", "-o", "out.yaml", *SEARCH)
+MAIN = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from tritongemm.tune import main; sys.exit(main())"
+)
+
+
+def start(folder: Path, cache: Path) -> subprocess.Popen[str]:
+    """The command of `tuned` in another folder, as a process of its own."""
+    env = {**os.environ, "TRITONGEMM_CACHE": str(cache), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return subprocess.Popen(
+        [sys.executable, "-c", MAIN, *ARGV],
+        cwd=folder,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def signalled(process: subprocess.Popen[str], number: int, folder: Path, ready: Any) -> tuple[int, str]:
+    """Send a signal once the journal is `ready`; exit status and what was written to stderr."""
+    limit = time.monotonic() + 60
+    while process.poll() is None and not ready(journal_of(folder)) and time.monotonic() < limit:
+        time.sleep(0.002)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def test_kill_nine_at_any_moment(tuned: Tuned, tmp_path: Path) -> None:
+    """Killed at random moments from a cold cache, then run to the end: the same file as without, nothing done twice."""
+    (tmp_path / "sizes.yaml").write_text(SIZES)
+    cache, seed = tmp_path / "cache", random.randrange(2**32)
+    rng = random.Random(seed)
+    whole = len(journal_of(tuned.folder))
+    for lines in sorted(rng.sample(range(whole), 2)):
+        status, err = signalled(start(tmp_path, cache), signal.SIGKILL, tmp_path, lambda j, n=lines: len(j) > n)
+        assert status in (-signal.SIGKILL, 0), err
+    process = start(tmp_path, cache)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert (tmp_path / "out.yaml").read_bytes() == tuned.results.read_bytes(), f"seed {seed}"
+    entries = journal_of(tmp_path)
+    trials = Counter(
+        (json.dumps(e["problem"]), e["trial"]["config"], e["trial"]["stage"]) for e in entries if "trial" in e
+    )
+    records = Counter(json.dumps(e["record"]["problem"]) for e in entries if "record" in e)
+    assert set(trials.values()) == {1}, f"seed {seed}: a final and its record are written at once, so none is run twice"
+    assert len(trials) == 12 and set(records.values()) == {1} and len(records) == 3
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".out")], "no debris"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_merges_and_says_how_to_go_on(
+    tuned: Tuned, tmp_path: Path, session_cache: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "sizes.yaml").write_text(SIZES)
+    records: Any = lambda j: any("record" in e for e in j[:-1])  # the line before the last is known to the run as well
+    status, err = signalled(start(tmp_path, session_cache), number, tmp_path, records)
+    assert "Traceback" not in err
+    if status == 0:  # it was done before the signal came
+        assert (tmp_path / "out.yaml").read_bytes() == tuned.results.read_bytes()
+        return
+    assert status == 130, err
+    assert "stopped; what is done is in out.yaml. Go on with:" in err, "the journal, where no size was done"
+    (command,) = [x.strip() for x in err.splitlines() if x.strip().startswith("python -m ")]
+    partial = yaml.safe_load((tmp_path / "out.yaml").read_text())
+    assert partial == tuned.rows[: len(partial)] and partial
+    assert command == "python -m tritongemm.tune " + shlex.join(ARGV)
+
+
+def test_checking_its_own_results(tuned: Tuned, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tuned.folder / "checked.yaml")
+    assert (
+        tune.main(["--gemm_size_file", str(tuned.results), "--compare_wo_tuning", "--target", "gfx1100", "-o", folder])
+        == 0
+    )
+    said = capsys.readouterr()
+    assert "3 of 3 results are right" in said.err and "interpreter" in said.out
+    assert not (tuned.folder / "checked.yaml").exists()
+
+
+def test_one_size_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The README's first command: gfx942, results under output/."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(OfflineEvaluator, "_checked", passed)  # the interpreter has its say elsewhere
+    assert tune.main(["-m", "16", "-n", "16", "-k", "16", "--budget", "1"]) == 0
+    (row,) = yaml.safe_load(Path("output/tuning_results_gfx942.yaml").read_text())
+    assert (row["M"], row["target"], row["timer"]) == (16, "gfx942", "model")
+    assert [p.name for p in Path("output/tuning_results_gfx942_kernels").iterdir()] == ["gemm_16_16_16.py"]
+    assert "16x16x16_fp16_TT" in capsys.readouterr().out
+
+
+def table(out: str) -> dict[str, list[str]]:
+    """Rows of a printed table by their first column."""
+    return {row[0]: row[1:] for row in map(str.split, out.splitlines()) if row}
+
+
+def test_compiles_that_fail_are_counted_with_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A size of which nothing compiles is a failure; a compile that was too slow is tried again by the next run."""
+    argv = ["-m", "7", "-n", "16", "-k", "48", "--target", "gfx1100", "--budget=2", "-o", str(tmp_path / "out.yaml")]
+
+    def late(self: Any, request: Any, timeout: float) -> Any:
+        raise child_process.WorkerTimeout
+
+    with monkeypatch.context() as patch:
+        patch.setattr(child_process.WorkerProcess, "ask", late)
+        assert tune.main([*argv, "--compile_only", "--timeout", "7"]) == 1
+        said = capsys.readouterr()
+        assert table(said.out)["7x16x48_fp16_TT"][:6] == ["2", "2", "0", "0", "0", "2"]
+        assert "2 timeout: compile took more than 7 s" in said.err and "no config could be compiled" in said.err
+        assert tune.main(argv) == 1
+        err = capsys.readouterr().err
+        assert "no candidate passed: 2 timeout, tile__" in err and "results: " not in err
+    assert len(journal_of(tmp_path)) == 1, "the header alone"
+    monkeypatch.setattr(OfflineEvaluator, "_checked", passed)
+    assert tune.main(argv) == 0
+    assert [e["trial"]["status"] for e in journal_of(tmp_path) if "trial" in e] == ["ok"] * 3
+
+
+def test_stages_to_stop_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Modules only; binaries only, which the tuning that follows finds; nothing recorded before it."""
+    size = ["-m", "1", "-n", "2", "-k", "3", "--target", "gfx1100", "--budget=1", "-o", str(tmp_path / "out.yaml")]
+    module = tmp_path / "out_kernels" / "generated_kernel_1_2_3.py"
+    assert tune.main([*size, "--generate-only"]) == 0
+    assert "gfx1100" in module.read_text()
+    capsys.readouterr()
+    assert tune.main([*size, "--compile_only"]) == 0
+    assert table(capsys.readouterr().out)["1x2x3_fp16_TT"][:6] == ["1", "1", "1", "0", "0", "0"], "one compiled"
+    assert tune.main([*size, "--compile_only"]) == 0
+    assert table(capsys.readouterr().out)["1x2x3_fp16_TT"][:6] == ["1", "1", "0", "1", "0", "0"], "one from the cache"
+    assert len(journal_of(tmp_path)) == 1 and not (tmp_path / "out.yaml").exists()
+    monkeypatch.setattr(OfflineEvaluator, "_checked", passed)
+    monkeypatch.setattr(
+        "tritongemm.workers.child_process.WorkerProcess.ask", lambda *_: pytest.fail("a compiler was asked")
+    )
+    assert tune.main(size) == 0
+    (row,) = yaml.safe_load((tmp_path / "out.yaml").read_text())
+    assert (row["target"], row["timer"]) == ("gfx1100", "model")
+    assert not module.exists(), "modules of all candidates go unless kept"
+
+
+def test_another_target(tmp_path: Path, session_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["-m", "16", "-n", "16", "-k", "16", "--target", "gfx950", "--budget=1", "-o", str(tmp_path / "out.yaml")]
+    assert tune.main([*argv, "--compile-only"]) == 0
+    assert "compiling for gfx950 (" in capsys.readouterr().err
+    found = [p.read_bytes() for p in session_cache.glob("*/*/kernel.hsaco")]
+    assert "gfx950" in map(code_object.arch, found)
+
+
+SIZE = ("-m", "16", "-n", "16", "-k", "16")
+
+
+def test_outputs_that_can_not_be(tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not writable, held by another run, or somebody else's: status 2, and the way out."""
+    copy = tmp_path / "copy.yaml"
+    shutil.copy(tuned.results, copy)
+    copy.write_text(copy.read_text().replace("'triton': '", "'triton': '0."))
+    held = tmp_path / "held.yaml"
+    (tmp_path / "file").write_text("")
+    with Store.open(held, "gfx1100", {}, {}):
+        for path, complaint in (
+            (tmp_path / "file" / "out.yaml", "can't be written"),
+            (Path("/proc/out.yaml"), "/proc/out.yaml can't be written: No such file or directory; choose another file"),
+            (tmp_path, "is a folder; name a file with -o"),
+            (held, f"held by another run (process {os.getpid()})"),
+            (copy, "another toolchain (triton 0."),
+            (tuned.folder / "sizes.yaml", "line 2 is not a result; name another file with -o"),
+        ):
+            assert tune.main([*SIZE, "--target", "gfx1100", "-o", str(path)]) == 2
+            err = capsys.readouterr().err
+            assert "error: " in err and complaint in err and "Traceback" not in err
+    assert tune.main([*SIZE, "--target", "gfx950", "-o", str(tuned.results)]) == 2
+    assert "is for gfx1100, this run for gfx950: choose another -o" in capsys.readouterr().err

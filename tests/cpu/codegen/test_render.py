@@ -1,0 +1,256 @@
+"""Generated modules: light to import, right in every template, layout and dtype, and honest when run by themselves."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import re
+import subprocess
+import sys
+import types
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.kernel_cases import DESCRIBED, GEMV, GFX942, GLUON, PLAIN, POINTERS, SM90, SPLIT, STREAM, TMA_SWAPPED
+from tritongemm.backends.triton import backend as triton_backend
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.codegen import geometry, modules, render, template_facts
+from tritongemm.core import target
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.hip_ext.binaries import code_object
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
+
+FAMILY = types.SimpleNamespace(tolerance=0.01, scale=1.0)
+
+
+def text_of(problem: Problem, configs: list[Config], target: target.Target = GFX942) -> str:
+    return render.module(problem, configs, target, FAMILY.tolerance, FAMILY.scale)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of somebody who does not have this package on the path."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"CUDA_VISIBLE_DEVICES": ""} | more
+
+
+def test_every_template_is_tried_here() -> None:
+    assert {c.template for c in (*POINTERS, *DESCRIBED, *GLUON)} == set(template_facts.names())
+
+
+@pytest.mark.parametrize("target", ["gfx942", "gfx950", "sm80", "sm90"])
+def test_modules_of_all_kinds_are_python(target: str) -> None:
+    """Every dtype, layout and bias renders to a module that parses, has no blank holes, and names its problem."""
+    facts = target_files.load_target(target)
+    configs = [*POINTERS, *((*DESCRIBED, *GLUON) if facts.has("tma") else ())]
+    for dtypes in (("fp16",) * 3, ("bf16", "bf16", "fp32"), ("fp32",) * 3, ("int8", "int8", "int32"), ("int8",) * 3):
+        for row_a, bias in ((True, "none"), (False, "m"), (True, "n")):
+            problem = Problem(33, 48, 80, *dtypes, row_a, not row_a, bias)
+            text = text_of(problem, configs, facts)
+            tree = ast.parse(text)
+            assert ast.get_docstring(tree, clean=True).startswith("C[33, 48] = A[33, 80] @ B[80, 48]")  # type: ignore[union-attr]
+            defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
+            assert {c.template for c in configs} <= defined
+            assert "{{" not in text and "{%" not in text and "tritongemm." not in text.replace("tritongemm.\n", "")
+            assert not re.search(r"[ \t]+$", text, re.MULTILINE), "no trailing blanks"
+
+
+def test_two_types_of_fp8_are_widened_where_the_compiler_mixes_them_up() -> None:
+    mixed = text_of(Problem(33, 48, 80, "fp8e5m2fnuz", "fp8e4m3fnuz", "fp32"), [PLAIN])
+    scope: dict[str, object] = {
+        "triton": types.SimpleNamespace(__version__="3.6.0"),
+        "tl": types.SimpleNamespace(constexpr=bool),
+    }
+    (line,) = (part for part in mixed.splitlines() if part.startswith("FP8_PAIRS"))
+    for version, multiplies in (("3.6.0", False), ("3.7.1", True), ("3.10.0+git1", True)):
+        scope["triton"] = types.SimpleNamespace(__version__=version)
+        exec(line, scope)
+        assert scope["FP8_PAIRS"] is multiplies
+    assert "a.to(a.dtype if FP8_PAIRS else tl.float16)" in mixed
+    alike = text_of(Problem(33, 48, 80, "fp8e5m2fnuz", "fp8e5m2fnuz", "fp32"), [PLAIN])
+    other = text_of(Problem(33, 48, 80, "fp8e5m2", "fp8e4m3fn", "fp32"), [PLAIN], SM90)
+    assert "FP8_PAIRS" not in alike + other
+
+
+def test_files_are_named_by_their_problem() -> None:
+    assert render.module_name(Problem(16, 32, 64)) == "generated_kernel_16_32_64"
+    others = [
+        Problem(16, 32, 64, row_major_b=False),
+        Problem(16, 32, 64, dtype_c="fp32"),
+        Problem(16, 32, 64, bias="n"),
+        Problem(16, 32, 64, batch=2),
+    ]
+    assert len({render.module_name(p) for p in [Problem(16, 32, 64), *others]}) == 5
+    assert all(render.module_name(p).isidentifier() for p in others)
+
+
+def test_a_template_nobody_has() -> None:
+    with pytest.raises(InputError, match="no kernel template is called 'abacus'; there are: gemv, persistent, "):
+        text_of(Problem(16, 16, 16), [Config("abacus", 1, 1, 1)])
+
+
+sizes = st.integers(1, 5000)
+
+
+@given(sizes, sizes, sizes, st.sampled_from([*POINTERS, *DESCRIBED, *GLUON]))
+def test_a_grid_is_written_down_once(m: int, n: int, k: int, config: Config) -> None:
+    """What the pipeline launches is what the module launches."""
+    problem = Problem(m, n, k)
+    ours = geometry.geometry(config, problem, SM90.compute_units)
+    scope = geometries()
+    constants = {k: v for k, v in geometry.constants(config, problem).items() if k not in ("CONFIG", "EVEN_K")}
+    constants["GROUP_M"] = config.group_m
+    grid, workspace, semaphores = scope[f"geometry_{config.template}"](m, n, k, **constants)
+    assert (tuple(grid), 4 * workspace, 4 * semaphores) == (ours.grid, ours.workspace_bytes, ours.semaphore_bytes)
+    assert all(x >= 1 for x in ours.grid)
+
+
+def geometries(made: dict[str, object] = {}) -> dict:  # type: ignore[type-arg]  # noqa: B006 (made once)
+    """The geometry functions of a generated module, without importing Triton."""
+    if not made:
+        tree = ast.parse(text_of(Problem(1, 16, 16), [*POINTERS, *DESCRIBED, *GLUON], SM90))
+        tree.body = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name.startswith("geometry_")]
+        made.update(cdiv=lambda a, b: -(-a // b), COMPUTE_UNITS=SM90.compute_units)
+        exec(compile(tree, "generated", "exec"), made)
+    return made
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Modules run by themselves, all at once: what each printed and its exit status."""
+
+    right: subprocess.CompletedProcess[str]
+    others: subprocess.CompletedProcess[str]
+    large: subprocess.CompletedProcess[str]
+    refused: subprocess.CompletedProcess[str]
+
+
+OTHERS = """
+import runpy, sys, torch
+sys.path.insert(0, {folder!r})
+from {module} import matmul
+from {kernels} import teach_interpreter
+teach_interpreter()
+torch.manual_seed(0)
+for m, n, k in ((5, 70, 33), (16, 16, 16), (1, 1, 1)):
+    a, b, bias = torch.randn(m, k).half(), torch.randn(n, k).half().T, torch.randn(n).half()
+    error = (matmul(a, b, bias).double() - (a.double() @ b.double() + bias.double())).abs().max().item()
+    assert error < 0.02, error
+for bad in (a.float(), torch.randn(9, 4).half().T):
+    try:
+        matmul(bad, b, bias)
+    except ValueError as error:
+        print(error)
+print("right")
+sys.argv = ["spoiled.py", "--config", {config!r}]
+runpy.run_path({folder!r} + "/spoiled.py", run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("modules")
+    problem = Problem(33, 20, 40, bias="n", row_major_b=False)
+    module = modules.write_candidates(problem, [PLAIN, SPLIT, STREAM], GFX942, folder)
+    text = module.read_text()
+    spoiled = text.replace("acc = tl.dot(a, b, acc)", "acc = tl.dot(a, b, acc) + 1")
+    assert spoiled != text
+    (folder / "spoiled.py").write_text(spoiled)
+    (folder / "refused.py").write_text(text.replace("acc = tl.dot(a, b, acc)", "acc = tl.dot(a, b, acc) + unknown"))
+    record = Record(problem, "gfx942", SPLIT, "triton", 1.25e-5, 0.0, "model")
+    winner = modules.write_winner(record, GFX942, folder)
+    many = list(itertools.islice(space(Problem(4096, 4096, 4096), GFX942), 5000))
+    (folder / "many.py").write_text(text_of(Problem(4096, 4096, 4096), many))
+    timed = "import time; t = time.perf_counter(); import many; print(time.perf_counter() - t, len(many.CONFIGS))"
+    script = OTHERS.format(folder=str(folder), module=winner.stem, kernels=module.stem, config=PLAIN.name)
+    started = [
+        subprocess.Popen(
+            [sys.executable, *argv], env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for argv, env in (
+            ([str(module)], environment()),
+            (["-c", script], environment(TRITON_INTERPRET="1")),
+            (["-c", timed], environment()),
+            (["refused.py"], environment()),
+        )
+    ]
+    done = []
+    for process in started:
+        out, err = process.communicate(timeout=100)
+        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    return Runs(*done)
+
+
+def test_a_module_verifies_itself_without_a_gpu(runs: Runs) -> None:
+    assert runs.right.returncode == 0, runs.right.stderr
+    head, *rows, last = runs.right.stdout.splitlines()
+    assert head.split() == ["config", "error", "us", "TFLOPS"]
+    assert [row.split()[0] for row in rows] == [PLAIN.name, SPLIT.name, STREAM.name]
+    assert all(0 < float(row.split()[1]) < 0.01 and row.split()[2:] == ["-", "-"] for row in rows)
+    assert last == "No GPU: verified by Triton's interpreter, not timed."
+
+
+def test_a_module_that_can_not_run_has_verified_nothing(runs: Runs) -> None:
+    assert runs.refused.returncode == 1, runs.refused.stderr
+    _, *rows, last = runs.refused.stdout.splitlines()
+    assert len(rows) == 3 and all("unknown" in row for row in rows)
+    assert last == "No GPU: nothing verified by Triton's interpreter, not timed."
+
+
+def test_a_wrong_kernel_is_reported_wrong(runs: Runs) -> None:
+    assert runs.others.returncode == 1, runs.others.stderr
+    _, row, _ = runs.others.stdout.splitlines()[-3:]
+    assert row.startswith(PLAIN.name) and row.endswith("WRONG")
+
+
+def test_the_winner_stands_alone(runs: Runs) -> None:
+    """Importable where this package is not, right at other sizes, and plain about operands that are not its own."""
+    dtype, layout, right = runs.others.stdout.splitlines()[:3]
+    assert dtype.startswith("this kernel needs torch.float16, dense along dimension 1, not torch.float32")
+    assert layout.startswith("this kernel needs torch.float16, dense along dimension 1") and right == "right"
+
+
+def test_thousands_of_configs_import_quickly(runs: Runs) -> None:
+    """Under two seconds; the machine may be busy, so the import is tried again before it counts as slow."""
+    assert runs.large.returncode == 0, runs.large.stderr
+    seconds, count = runs.large.stdout.split()
+    assert count == "5000"
+    argv = runs.large.args
+    for _ in range(3):
+        if float(seconds) < 2:
+            break
+        folder = Path(runs.right.args[1]).parent
+        again = subprocess.run(argv, env=environment(), cwd=folder, capture_output=True, text=True, check=True)
+        seconds = again.stdout.split()[0]
+    assert float(seconds) < 2
+
+
+@pytest.mark.parametrize("target", [GFX942, SM90], ids=["gfx942", "sm90"])
+def test_every_config_has_its_own_kernel_name(target: target.Target, tmp_path: Path, session_cache: Path) -> None:
+    """A profiler's trace tells binaries apart: the symbol is the config's name, less what is a run-time argument."""
+    problem = Problem(64, 64, 64)
+    configs = [PLAIN, replace(PLAIN, num_warps=8), TMA_SWAPPED if target.has("tma") else GEMV]
+    module = modules.write_candidates(problem, configs, target, tmp_path)
+    compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
+    try:
+        built = list(compiler.stream(triton_backend.job(c, problem, target, str(module)) for c in configs))
+    finally:
+        compiler.close()
+    assert [b.status for b in built] == ["ok"] * 3, [b.reason for b in built]
+    for one in built:
+        code = Path(one.path).read_bytes()
+        assert code_object.arch(code) == target.name
+        assert [k.symbol for k in code_object.read(code)] == [one.config.kernel_name] == [one.symbol]
+    other = replace(PLAIN, group_m=4)
+    jobs = [triton_backend.job(c, problem, target, str(module)) for c in (PLAIN, other)]
+    assert jobs[0].digest == jobs[1].digest
+    launched = [triton_backend.launch(replace(built[0], config=c), problem, target) for c in (PLAIN, other)]
+    assert [launch.params[12].value for launch in launched] == [PLAIN.group_m, 4]

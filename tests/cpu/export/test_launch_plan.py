@@ -1,0 +1,163 @@
+"""Plans of launches: every field against the code object and the problem, and where an emulator is at hand, the result."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.support import emulated
+from tritongemm.cli import launch_plan
+from tritongemm.core.config import Config
+from tritongemm.export import launch_plans
+from tritongemm.hip_ext.binaries import code_object
+
+LDS = {"gfx942": 65536, "gfx950": 163840}
+M, N, K = 33, 100, 77
+SPLIT = "tile__bm16__bn32__bk32__gm1__sk2__w2__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0"
+# Triton 3.9 has trouble with eight warps where values of tiles outlive a branch.
+STREAM = "stream_k__bm64__bn64__bk64__gm8__sk1__w8__s2__kpack2__matrix_instr_nonkdim32__num_sms5__share_more1"
+GEMV = "gemv__bm2__bn8__bk128__gm1__sk1__w4__s2"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """One cache for the file, so that a config is compiled once for each architecture."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITONGEMM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def write(folder: Path, *options: str, size=(M, N, K), target="gfx942") -> list[Path]:
+    m, n, k = map(str, size)
+    argv = ["-m", m, "-n", n, "-k", k, "--target", target, "-o", str(folder), "--num_threads", "1", *options]
+    assert launch_plan.main(argv) == 0
+    return sorted(folder.glob("plan_*.json"))
+
+
+@pytest.mark.parametrize("target", LDS)
+def test_plan_agrees_with_the_code_object_and_the_problem(tmp_path, target):
+    (path,) = write(tmp_path, "--config", SPLIT, "--bias-vector", "n", "-col_b", target=target)
+    plan = json.loads(path.read_text())
+    code = (tmp_path / plan["object"]).read_bytes()
+    (kernel,) = code_object.read(code)
+    assert (
+        (plan["arch"], plan["kernel"])
+        == (code_object.arch(code), kernel.symbol)
+        == (target, Config.parse(SPLIT).kernel_name)
+    )
+    assert plan["grid"] == [3 * 4, 2, 1]
+    assert plan["block"] == [2 * 64, 1, 1]
+    assert plan["block"][0] <= kernel.max_threads
+    assert 0 < plan["dynamic_lds"] + kernel.shared <= LDS[target]
+
+    block = bytes.fromhex(plan["kernarg"])
+    assert len(block) <= kernel.kernarg_bytes
+    pointers = [a.offset for a in kernel.args if a.kind == "pointer"]
+    values = [struct.unpack_from("<i", block, a.offset)[0] for a in kernel.args if a.kind == "value"]
+    assert values == [M, N, K, K, K, N, 1]
+    assert all(block[at : at + 8] == bytes(8) for at in pointers)
+
+    buffers = {b["name"]: b for b in plan["buffers"]}
+    assert [b["offset"] for b in plan["buffers"]] == pointers[:6]
+    assert {n: (b["bytes"], b["init"]) for n, b in buffers.items()} == {
+        "a": (M * K * 2, "random"),
+        "b": (K * N * 2, "random"),
+        "c": (M * N * 2, "poison"),
+        "bias": (N * 2, "random"),
+        "workspace": (12 * 2 * 16 * 32 * 4, "poison"),
+        "semaphore": (12 * 4, "zero"),
+    }
+    assert buffers["a"]["strides"] == [K, 1]
+    assert buffers["b"]["strides"] == [1, K]
+    assert all(b["name"] == b["role"] for b in plan["buffers"])
+    assert plan["problem"] == {"M": M, "N": N, "K": K}
+    assert plan["launches"] == 1
+
+
+def test_without_a_bias_only_read_pointers_get_a_buffer(tmp_path):
+    (path,) = write(tmp_path, "--config", SPLIT.replace("sk2", "sk1"), "-dtype_a", "int8")
+    plan = json.loads(path.read_text())
+    assert [(b["name"], b["dtype"]) for b in plan["buffers"]] == [("a", "i8"), ("b", "i8"), ("c", "i32")]
+
+
+def test_arguments_a_runtime_would_add_are_in_the_plan(tmp_path):
+    (path,) = write(tmp_path, "--config", SPLIT + "__xcds8")
+    plan = json.loads(path.read_text())
+    (kernel,) = code_object.read((tmp_path / plan["object"]).read_bytes())
+    block, at = bytes.fromhex(plan["kernarg"]), {a.kind: a.offset for a in kernel.args}
+    assert len(block) == kernel.kernarg_bytes > kernel.explicit_bytes
+    assert struct.unpack_from("<III", block, at["hidden_block_count_x"]) == tuple(plan["grid"])
+    assert struct.unpack_from("<HHH", block, at["hidden_group_size_x"]) == tuple(plan["block"])
+    assert struct.unpack_from("<I", block, at["hidden_dynamic_lds_size"])[0] == plan["dynamic_lds"]
+    assert struct.unpack_from("<H", block, at["hidden_grid_dims"])[0] == 3
+
+
+def test_stream_k_has_room_for_the_parts_of_its_programs(tmp_path):
+    (path,) = write(tmp_path, "--config", STREAM.replace("num_sms5", "num_sms304"))
+    plan = json.loads(path.read_text())
+    programs = 1 * 2 * 2  # 33 x 100 is 1 x 2 tiles of 2 blocks, of which there are fewer than programs asked for
+    assert plan["grid"] == [programs, 1, 1]
+    sizes = {b["name"]: b["bytes"] for b in plan["buffers"]}
+    assert (sizes["workspace"], sizes["semaphore"]) == (2 * programs * 64 * 64 * 4, 2 * 4)
+
+
+def test_column_bias_is_broadcast_along_rows():
+    from tritongemm.core.problem import Problem
+
+    bias = launch_plans.operands(Problem(M, N, K, dtype_c="fp16", bias="m"))["bias"]
+    assert (bias["shape"], bias["bytes"]) == ([M, 1], M * 2)
+
+
+def test_best_config_and_all(tmp_path):
+    (best,) = write(tmp_path / "one", size=(4, 16, 256))
+    several = write(tmp_path / "two", "--all", "1", size=(4, 16, 256))
+    assert len(several) > 1 and len(write(tmp_path / "two", size=(4, 16, 256))) == 1, (
+        "no plan of an earlier run is left"
+    )
+    several = write(tmp_path / "two", "--all", "1", size=(4, 16, 256))
+    names = [json.loads(p.read_text())["kernel"] for p in several]
+    assert names[0] == json.loads(best.read_text())["kernel"]
+    assert {n.split("__")[0] for n in names} >= {"tile", "gemv"}
+    assert len(set(names)) == len(names)
+    assert not list(tmp_path.glob("*/generated_kernel_*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--config", "no_such_thing"], "is not a config name"),
+        (["--config", SPLIT.replace("tile", "tma")], "does not run template tma"),
+        (["--config", SPLIT.replace("tile", "nothing")], "nothing"),
+        (["--config", SPLIT.replace("bn32", "bn48")], "bn must be a power of two, not 48"),
+        (["--config", SPLIT.replace("w2", "w3")], "w must be a power of two, not 3"),
+        (["--config", SPLIT.replace("sk2", "sk0")], "sk must be at least 1"),
+        (["--config", SPLIT.replace("gm1", "gm0")], "gm must be at least 1"),
+        (["--config", SPLIT + "__speed9"], "nothing reads speed"),
+        (["--config", "torch." + SPLIT], "only kernels of triton, asm, ck have plans"),
+        (
+            ["-m", "2000000000", "-n", "2000000000"],
+            "workgroups, of which a launch has at most 2147483647",
+        ),
+        (["-o", __file__], "can't be a folder of plans: a file has that name; choose another with -o"),
+        (["-o", "/proc/none"], "/proc/none can't be a folder of plans: "),
+        (["-dtype_a", "fp8e4m3fn"], "fp8 encoding is fnuz"),
+        (["--target", "gfx1"], "unknown target"),
+    ],
+)
+def test_bad_input_is_named(tmp_path, capsys, options, named):
+    assert launch_plan.main(["-m", "8", "-n", "8", "-k", "8", "-o", str(tmp_path), *options]) == 2
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", LDS)
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [(SPLIT, (M, N, K)), (GEMV, (1, 33, 300)), (STREAM, (100, 200, K))],
+    ids=["split", "gemv", "stream_k"],
+)
+def test_kernels_run_right_on_an_emulator(tmp_path, target, config, size):
+    (path,) = write(tmp_path, "--config", config, "--bias-vector", "m", size=size, target=target)
+    emulated.run(path, tmp_path)

@@ -1,0 +1,205 @@
+"""The CUPTI binding and the checks every trace goes through, against a stand-in built from the real header."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import triton
+
+from tests.support import FAKES
+from tritongemm.core.errors import DriverError, UnavailableError
+from tritongemm.hip_ext import libraries
+from tritongemm.hip_ext.profilers import cupti
+from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, TraceError
+
+INCLUDE = Path(triton.__file__).parent / "backends/nvidia/include"
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    path = tmp_path_factory.mktemp("fake") / "cupti.so"
+    source = str(FAKES / "cupti.c")
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", f"-I{INCLUDE}", source, "-o", str(path), "-lpthread"], check=True, timeout=60
+    )
+    return path
+
+
+@pytest.fixture
+def library(built, tmp_path):
+    return ctypes.CDLL(str(shutil.copy(built, tmp_path / "cupti.so")))  # its state starts afresh
+
+
+@pytest.fixture
+def tracer(library):
+    return cupti.Tracer(library)
+
+
+def traced(tracer):
+    return KernelTrace(tracer, lambda: None)
+
+
+def poke(library: ctypes.CDLL, name: str, value: int) -> None:
+    ctypes.c_int.in_dll(library, f"fake_{name}").value = value
+
+
+def test_records_come_in_launch_order_with_names_and_times(library, tracer):
+    with traced(tracer) as trace:
+        library.fake_launch(b"second", 3000, 3500, 8)
+        library.fake_launch(b"first", 2000, 2600, 7)
+        library.fake_launch(b"in_graph_b", 5000, 5001, 9)
+        library.fake_launch(b"in_graph_a", 4000, 4001, 9)
+    records = trace.records(["first", "", "in_graph_a", "in_graph_b"])
+    assert records[:2] == [KernelRecord("first", 2000, 2600), KernelRecord("second", 3000, 3500)]
+    assert records[0].seconds == pytest.approx(600e-9)
+    assert trace.records(4) == trace.records() == records
+
+
+def test_memory_operations_are_part_of_a_trace(library, tracer):
+    library.fake_memset(500, 600, 1)
+    with traced(tracer) as trace:
+        library.fake_launch(b"gemm", 3000, 3500, 9)
+        library.fake_memset(2000, 2100, 8)
+        library.fake_memcpy(4000, 4100, 10)
+    assert trace.records(["memset", "gemm", "memcpy"])[2] == KernelRecord("memcpy", 4000, 4100)
+
+
+def test_each_trace_has_its_own_records(library, tracer):
+    for turn in range(3):
+        library.fake_launch(b"between", 1500, 1600, 1)  # it goes on watching, but the next trace has none of it
+        with traced(tracer) as trace:
+            library.fake_launch(b"inside", 2000 + turn, 2100, 2)
+        library.fake_launch(b"after", 2_000_000, 2_000_001, 3)
+        tracer.flush()
+        assert [r.start_ns for r in trace.records(1)] == [2000 + turn]
+    tracer.disable()
+    library.fake_launch(b"unseen", 2000, 2100, 1)
+    tracer.flush()
+    with traced(tracer) as trace:  # which enables it again
+        library.fake_launch(b"inside", 2200, 2300, 1)
+    assert [r.name for r in trace.records(1)] == ["inside"]
+
+
+def test_a_profiler_that_is_refused_is_refused_each_time(library, tracer):
+    poke(library, "refuse", 1)
+    for _ in range(2):
+        with pytest.raises(DriverError, match="cuptiActivityEnable"):
+            tracer.enable()
+    poke(library, "refuse", 0)
+    with traced(tracer) as trace:
+        library.fake_launch(b"inside", 2200, 2300, 1)
+    assert len(trace.records(1)) == 1
+
+
+def test_more_records_than_a_buffer_holds_are_kept(library, tracer):
+    with traced(tracer) as trace:
+        for index in range(20_000):
+            if index % 4000 == 3999:
+                tracer.flush()
+            library.fake_launch(b"k", 2000 + index, 2001 + index, index)
+    assert [r.start_ns for r in trace.records(20_000)] == list(range(2000, 22_000))
+
+
+@pytest.mark.parametrize(
+    ("expected", "message"),
+    [
+        (3, "3 launches, but 2 records"),
+        (1, "1 launches, but 2 records"),
+        (["a"], "1 launches, but 2 records"),
+        (["a", "c"], "launch 1 was c, its record says b"),
+        (["b", "a"], "launch 0 was b, its record says a"),
+    ],
+)
+def test_records_of_other_launches_are_refused(library, tracer, expected, message):
+    with traced(tracer) as trace:
+        library.fake_launch(b"a", 2000, 2100, 1)
+        library.fake_launch(b"b", 2200, 2300, 2)
+    with pytest.raises(TraceError, match=message):
+        trace.records(expected, timeout=0.01)
+
+
+def test_dropped_incomplete_and_leftover_records_are_refused(library, tracer):
+    poke(library, "dropped", 5)
+    with traced(tracer) as trace:
+        library.fake_launch(b"a", 2000, 2100, 1)
+    with pytest.raises(TraceError, match="CUPTI dropped 5 records"):
+        trace.records(1)
+    poke(library, "dropped", 0)
+    with traced(tracer) as trace:
+        library.fake_launch(b"running", 2000, 0, 1)
+    with pytest.raises(TraceError, match="1 records without a valid start and end"):
+        trace.records(1)
+    poke(library, "time", 9000)
+    with traced(tracer) as trace:
+        library.fake_launch(b"earlier", 2000, 2100, 1)
+    with pytest.raises(TraceError, match="1 records of launches before this trace"):
+        trace.records(1)
+
+
+def test_late_records_are_waited_for_but_not_for_ever(library, tracer):
+    with traced(tracer) as trace:
+        library.fake_launch(b"a", 2000, 2100, 1)
+        poke(library, "hold", 3)
+    assert len(trace.records(1)) == 1
+    with traced(tracer) as trace:
+        library.fake_launch(b"a", 3000, 3100, 1)
+        poke(library, "hold", 10_000)
+    with pytest.raises(TraceError, match="1 launches, but 0 records"):
+        trace.records(1, timeout=0.02)
+    # when they do come, they are not taken for those of the next trace
+    poke(library, "hold", 0)
+    poke(library, "time", 4000)
+    with traced(tracer) as trace:
+        library.fake_launch(b"a", 5000, 5100, 2)
+    assert [r.start_ns for r in trace.records(1)] == [5000]
+
+
+def test_traces_do_not_nest_and_close_on_errors(library, tracer):
+    with traced(tracer) as trace:
+        with pytest.raises(TraceError, match="after the with block"):
+            trace.records()
+        with pytest.raises(TraceError, match="another one is open"), traced(tracer):
+            pass
+    with pytest.raises(ZeroDivisionError), traced(tracer):
+        raise ZeroDivisionError
+    with traced(tracer) as trace:
+        library.fake_launch(b"a", 2000, 2100, 1)
+    assert len(trace.records(1)) == 1
+
+
+def test_what_cannot_be_used_is_unavailable(library, monkeypatch):
+    monkeypatch.setattr(libraries, "load", lambda *_: library)
+    poke(library, "refuse", 1)
+    with pytest.raises(
+        UnavailableError, match=r"can't be used here: cuptiActivityRegisterCallbacks failed: CUPTI_ERROR"
+    ):
+        cupti.tracer.__wrapped__()
+    poke(library, "version", 12)
+    with pytest.raises(UnavailableError, match="speaks version 12; 13 is the oldest"):
+        cupti.tracer.__wrapped__()
+
+
+def test_offsets_are_those_of_every_struct_version(tmp_path):
+    """Records of API versions 12 to 26: one prefix for all of a kind."""
+    fields = ["kind", "start", "end", "correlationId"]
+    kernels = [(f"CUpti_ActivityKernel{v}", [*fields, "name"]) for v in range(4, 10)]
+    memory = [(f"CUpti_Activity{name}", fields) for name in ("Memset", "Memset4", "Memcpy", "Memcpy6")]
+    lines = "".join(
+        f'printf("%zu ", offsetof({struct}, {field}));' for struct, wanted in kernels + memory for field in wanted
+    )
+    source = tmp_path / "offsets.c"
+    source.write_text(
+        "#include <stddef.h>\n#include <stdio.h>\n#include <cupti.h>\n#include <cupti_activity_deprecated.h>\n"
+        f"int main(void) {{ {lines} return 0; }}"
+    )
+    subprocess.run(["cc", f"-I{INCLUDE}", str(source), "-o", str(tmp_path / "offsets")], check=True, timeout=60)
+    printed = subprocess.run([tmp_path / "offsets"], check=True, capture_output=True, text=True, timeout=60).stdout
+    span = [cupti._KIND, cupti._SPAN, cupti._SPAN + 8]
+    expected = len(kernels) * [*span, cupti._CORRELATION, cupti._NAME]
+    assert list(map(int, printed.split())) == expected + len(memory) * [*span, cupti._MEMORY_CORRELATION]

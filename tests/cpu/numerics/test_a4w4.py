@@ -1,0 +1,152 @@
+"""Family a4w4_blockscale: packed fp4, the order of its scales, and CK's instances for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import emulated
+from tritongemm.backends.ck import backend as ck
+from tritongemm.cli import launch_plan
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.export import launch_plans
+from tritongemm.formats import Defaults
+from tritongemm.numerics.families import a4w4_blockscale, dense
+from tritongemm.numerics.lookup import extras
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
+
+GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
+FP4 = Problem(33, 64, 512, "fp4e2m1", "fp4e2m1", "bf16", True, False, family="a4w4_blockscale")
+SMALL = "ck.mx__bm32__bn64__bk256__gm1__sk1__w2__s2__pipeline1__wave_m1"
+VALUES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+
+
+def test_what_it_is_for() -> None:
+    assert a4w4_blockscale.unsupported(FP4, GFX950) is None
+    for problem, target, reason in (
+        (FP4, GFX942, "gfx942 has no matrix instruction for fp4"),
+        (replace(FP4, row_major_b=True), GFX950, "column-major"),
+        (replace(FP4, bias="n"), GFX950, "no bias"),
+        (replace(FP4, k=511), GFX950, "even K"),
+        (replace(FP4, dtype_c="fp32"), GFX950, "bf16 or fp16, not fp32"),
+        (replace(FP4, dtype_a="int8"), GFX950, "not int8 by fp4e2m1"),
+    ):
+        assert reason in str(a4w4_blockscale.unsupported(problem, target))
+    assert "--family a4w4_blockscale" in str(dense.unsupported(replace(FP4, family="dense"), GFX950))
+    assert Defaults(family="a4w4_blockscale", row_major_b=False).problem(33, 64, 512) == FP4
+    assert not space(FP4, GFX950).axes, "Triton's epilogues can't apply such scales"
+
+
+def test_the_reference_is_what_the_format_says() -> None:
+    problem = replace(FP4, k=96)
+    operands = a4w4_blockscale.inputs(problem, "cpu")
+    assert operands["a"].shape == (33, 48) and operands["b"].shape == (48, 64) and operands["b"].stride() == (1, 48)
+    exact, scales = (
+        a4w4_blockscale.reference(problem, operands),
+        {n: a4w4_blockscale.plain(operands[n]) for n in ("scale_a", "scale_b")},
+    )
+
+    def number(packed: torch.Tensor, scale: torch.Tensor, row: int, k: int) -> float:
+        nibble = int(packed[row, k // 2]) >> 4 * (k % 2) & 15
+        return (-1) ** (nibble >> 3) * VALUES[nibble & 7] * 2.0 ** (int(scale[row, k // 32]) - 127)
+
+    for i, j in ((0, 0), (32, 63), (17, 40)):
+        terms = (
+            number(operands["a"], scales["scale_a"], i, k) * number(operands["b"].T, scales["scale_b"], j, k)
+            for k in range(96)
+        )
+        assert float(exact[i, j]) == sum(terms)
+    assert a4w4_blockscale.deviation(exact.bfloat16(), exact) < a4w4_blockscale.tolerance(problem)
+    assert a4w4_blockscale.reference(FP4, a4w4_blockscale.inputs(FP4, "cpu", "zeros")).eq(0).all()
+    assert (
+        a4w4_blockscale.reference(replace(FP4, k=16384), a4w4_blockscale.inputs(replace(FP4, k=16384), "cpu"))
+        .abs()
+        .max()
+        < 65504
+    )
+
+
+def test_the_order_of_scales_is_its_own_inverse_and_aiters() -> None:
+    scales = torch.arange(64 * 16).reshape(64, 16)
+    mixed = a4w4_blockscale.shuffled(scales)
+    assert torch.equal(a4w4_blockscale.plain(mixed), scales)
+    # A word of four: two rows 16 apart, of two groups 4 apart; 16 rows, then 4 groups, then blocks along K follow.
+    assert mixed.reshape(-1)[:8].tolist() == [0, 16 * 16, 4, 16 * 16 + 4, 16, 17 * 16, 20, 17 * 16 + 4]
+    assert int(mixed.reshape(-1)[64]) == 1 and int(mixed.reshape(-1)[256]) == 8 and int(mixed.reshape(-1)[512]) == 512
+
+
+def test_operands_of_half_bytes() -> None:
+    assert FP4.bytes == 33 * 256 + 64 * 256 + 33 * 64 * 2
+    known = launch_plans.operands(FP4)
+    assert {n: (known[n]["bytes"], known[n]["dtype"], known[n]["shape"]) for n in ("a", "b", "scale_a", "scale_b")} == {
+        "a": (33 * 256, "fp4e2m1", [33, 512]),
+        "b": (64 * 256, "fp4e2m1", [512, 64]),
+        "scale_a": (64 * 16, "e8m0", [64, 16]),
+        "scale_b": (64 * 16, "e8m0", [64, 16]),
+    }
+    assert known["scale_a"]["strides"] == [16, 1]
+    tensors = a4w4_blockscale.inputs(FP4, "cpu")
+    assert {e.name: tuple(tensors[e.name].shape) for e in extras(FP4)} == {"scale_a": (64, 16), "scale_b": (64, 16)}
+
+
+def test_instances() -> None:
+    configs = ck.configs(FP4, GFX950)
+    assert configs and {c.template for c in configs} == {"mx"}
+    for config in configs:
+        assert Config.parse(config.name) == config and ck.check(config, FP4, GFX950) is None
+        text = ck.source(config, FP4)
+        assert "{{" not in text and "DeviceGemmMX_Xdl_CShuffleV3" in text
+        assert f"{config.block_m}, {config.block_n}, 128, 16, 16, 16, 16, " in text, "K in bytes"
+    assert "static_cast<const int32_t*>(scale_a)" in text and "void* scale_a, " in text
+    assert {c.template for c in ck.configs(Problem(64, 64, 512, "bf16", "bf16", "bf16", True, False), GFX950)} == {
+        "universal"
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "reason"),
+    [
+        (SMALL, replace(FP4, k=384), "K 384 must be a multiple of 256"),
+        (SMALL.replace("sk1", "sk4"), FP4, "the first split only"),
+        (SMALL, replace(FP4, n=48), "N 48 of 32"),
+        (SMALL.replace("bn64", "bn32"), FP4, "don't tile 32 x 32"),
+        (SMALL.replace("pipeline1", "pipeline3"), FP4, "2 K blocks for pipeline v3"),
+        (SMALL, Problem(64, 64, 512, "bf16", "bf16", "bf16", True, False), "does not read bf16"),
+    ],
+)
+def test_what_no_instance_computes(name: str, problem: Problem, reason: str) -> None:
+    config = Config.parse(name)
+    assert reason in str(ck.check(config, problem, GFX950))
+    if "pipeline v3" not in reason:
+        with pytest.raises(InputError):
+            ck.source(config, problem)
+
+
+@pytest.mark.skipif(ck.unavailable() is not None, reason=str(ck.unavailable()))
+@pytest.mark.skipif(
+    settings.emulator_checkout() is None, reason="it compiles for minutes: TRITONGEMM_EMULATOR_CHECKOUT"
+)
+def test_an_instance_runs(tmp_path: Path) -> None:
+    """Two sizes of one binary, M and N filling no block."""
+    common = ["--family", "a4w4_blockscale", "-col_b", "--target", "gfx950", "--timeout", "600", "--num_threads", "1"]
+    paths = []
+    for m, n, k in (("100", "96", "1024"), ("1", "32", "256")):
+        folder = tmp_path / m
+        assert launch_plan.main(["-m", m, "-n", n, "-k", k, *common, "--config", SMALL, "-o", str(folder)]) == 0
+        paths.append(folder / "plan_0.json")
+        assert {b["name"] for b in json.loads(paths[-1].read_text())["buffers"]} == {
+            "a",
+            "b",
+            "c",
+            "scale_a",
+            "scale_b",
+        }
+    emulated.run_scaled(tmp_path, *paths)

@@ -1,0 +1,198 @@
+"""The journal: whole lines, on disk when a call returns, whatever happens to the process or the disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests.support import ROOT
+from tests.support.stores import ONE, THREE, TWO, known, record, rows, take, trial, written
+from tritongemm.core.errors import OutputError
+
+
+def test_a_line_is_on_disk_when_the_call_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), real(fd))[1])
+    with take(tmp_path / "out.yaml") as store:
+        before = len(synced)
+        store.add_trials(ONE, [trial(0)])
+        store.add_record(record(ONE))
+        assert len(synced) == before + 2
+        lines = [json.loads(x) for x in store.journal.read_text().splitlines()]
+    assert [next(iter(sorted(x))) for x in lines] == ["header", "problem", "record"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from tests.support import stores as t
+with t.take(Path({path!r})) as store:
+    for number in range(100000):
+        store.add_trials(t.ONE, [t.trial(number)])
+        print(number, flush=True)
+"""
+
+
+def start(path: Path) -> subprocess.Popen[str]:
+    """A second process that takes `path` and appends until it is killed."""
+    text = WRITER.format(here=str(ROOT), path=str(path))
+    return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+
+
+def test_kill_nine_while_appending(tmp_path: Path) -> None:
+    """What a killed run had said is done is there, once; while it lived, nobody else could take the file."""
+    path = tmp_path / "out.yaml"
+    writer = start(path)
+    try:
+        assert writer.stdout
+        said = [int(writer.stdout.readline()) for _ in range(3)]
+        with pytest.raises(
+            OutputError, match=rf"out\.yaml is held by another run \(process {writer.pid}\).*another -o"
+        ):
+            take(path)
+        said += [int(writer.stdout.readline()) for _ in range(20)]
+    finally:
+        writer.send_signal(signal.SIGKILL)
+    said += [int(x) for x in writer.communicate()[0].splitlines() if x.isdigit()]
+    with take(path) as store:
+        held = store.trials(ONE)
+        assert {t.config.group_m - 1 for t in held.values()} >= set(said)
+        assert len(held) <= len(said) + 1
+        store.add_trials(TWO, [trial(0)])
+    lines = path.with_name("out.yaml.journal").read_text().splitlines()
+    assert len(lines) == 1 + len(held) + 1
+    assert all(json.loads(x) for x in lines)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return written(tmp_path_factory.mktemp("whole") / "out.yaml")
+
+
+@given(share=st.floats(0, 1))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+@example(share=0.0)
+@example(share=1.0)
+def test_torn_at_any_byte_loses_one_line_at_most(tmp_path: Path, whole: bytes, share: float) -> None:
+    path = tmp_path / "out.yaml"
+    journal = path.with_name("out.yaml.journal")
+    cut = round(share * len(whole))
+    journal.write_bytes(whole[:cut])
+    complete = whole[:cut].count(b"\n")
+    with take(path) as store:
+        held = len(known(store)) + len(store.records())
+        assert held == max(0, complete - 1), "every line but the header and the torn one"
+        store.add_trials(ONE, [trial(99)])
+    lines = journal.read_bytes().splitlines()
+    assert len(lines) == max(1, complete) + 1 and all(json.loads(x) for x in lines)
+    journal.unlink()
+
+
+def test_a_damaged_line_is_named(tmp_path: Path, whole: bytes) -> None:
+    path = tmp_path / "out.yaml"
+    lines = whole.splitlines(keepends=True)
+    for damage in (
+        b"{\n",
+        b'"text"\n',
+        b'{"problem": {"m": 0, "n": 1, "k": 1}, "trial": {}}\n',
+        b"\0\0\0\n",
+        b"\xff\xfe\n",
+        b"[]\n",
+    ):
+        path.with_name("out.yaml.journal").write_bytes(b"".join([*lines[:3], damage, *lines[3:]]))
+        with pytest.raises(OutputError, match=r"journal: line 4 is damaged .*--no-resume"):
+            take(path)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the write fails, is cut short, or the sync fails: an error that says what to do, and whole lines only."""
+    path = tmp_path / "out.yaml"
+    write, sync = os.write, os.fsync
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with take(path) as store:
+        store.add_trials(ONE, [trial(0)])
+        before = store.journal.read_bytes()
+        for name, replacement in (
+            ("write", refuse),
+            ("write", lambda fd, data: write(fd, data[: len(data) // 2])),
+            ("fsync", refuse),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(os, name, replacement)
+                with pytest.raises(
+                    OutputError, match=r"No space left on device; what was there before is safe\. Make room"
+                ):
+                    store.add_trials(ONE, [trial(1), trial(2)])
+                with pytest.raises(OutputError):
+                    store.add_record(record(ONE))
+            assert store.journal.read_bytes() == before
+            assert len(store.trials(ONE)) == 1 and store.record(ONE) is None
+        store.add_trials(ONE, [trial(1)])
+    assert os.fsync is sync
+    with take(path) as store:
+        assert len(store.trials(ONE)) == 2
+
+
+def test_a_disk_full_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "out.yaml"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", refuse)
+        with pytest.raises(OutputError, match="No space left"):
+            take(path)
+    take(path).close()  # and the lock was given back
+
+
+def test_two_threads_do_not_tear_each_others_lines(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with take(tmp_path / "out.yaml") as store:
+        add: Callable[[int], None] = lambda n: store.add_trials((ONE, TWO)[n % 2], [trial(n), trial(n + 100)])
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(add, range(40)))
+    with take(tmp_path / "out.yaml") as store:
+        assert len(known(store)) == 80
+
+
+def test_a_damaged_journal_can_be_set_aside(tmp_path: Path, whole: bytes) -> None:
+    path = tmp_path / "out.yaml"
+    lines = whole.splitlines(keepends=True)
+    path.with_name("out.yaml.journal").write_bytes(b"".join([*lines[:2], b"{\n", *lines[2:]]))
+    take(path, resume=False).close()
+    assert rows(path) == [record(ONE), record(TWO), record(THREE)]
+    take(path).close()
+
+
+def test_a_write_that_can_not_even_be_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a line stays for a moment; it is gone before the next one is written."""
+    write = os.write
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with take(tmp_path / "out.yaml") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
+            patch.setattr(os, "ftruncate", refuse)
+            with pytest.raises(OutputError, match="No space left"):
+                store.add_trials(ONE, [trial(0)])
+        store.add_trials(ONE, [trial(1)])
+        lines = store.journal.read_text().splitlines()
+        assert len(lines) == 2 and "trial" in json.loads(lines[1])

@@ -1,0 +1,289 @@
+"""The results file: nothing lost, nothing mixed up, and who may go on from it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.stores import HOW, ONE, THREE, TOOLS, TWO, record, rows, take, trial
+from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import Defaults
+from tritongemm.workloads import sizes
+
+
+def test_what_is_added_is_there_after_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "folder" / "out.yaml"
+    failed = trial(1, status="crashed", samples=(), reason="illegal access")
+    with take(path) as store:
+        store.add_trials(ONE, [trial(0), failed])
+        store.add_trials(TWO, [trial(0, stage="final", error=1e-4, tolerance=1e-3)])
+        store.add_trials(TWO, [])
+        store.add_record(record(ONE))
+        assert not path.exists(), "results are merged at the end"
+    with take(path) as store:
+        assert store.trials(ONE) == {(trial(0).config.name, "screen"): trial(0), (failed.config.name, "screen"): failed}
+        assert list(store.trials(TWO).values()) == [trial(0, stage="final", error=1e-4, tolerance=1e-3)]
+        assert (store.record(ONE), store.record(TWO)) == (record(ONE), None)
+
+
+def test_merge_is_deterministic_and_keeps_other_rows(tmp_path: Path) -> None:
+    """Rows of other problems keep their place; new ones follow in the order asked for, not of their arrival."""
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    for path, arrival in ((first, (ONE, THREE)), (second, (THREE, ONE))):
+        with take(path) as store:
+            store.add_record(record(TWO))
+            store.merge()
+        with take(path, resume=False) as store:
+            for problem in arrival:
+                store.add_record(record(problem))
+            store.merge((ONE, THREE))
+    assert first.read_bytes() == second.read_bytes()
+    rows = sizes.from_file(first, Defaults())
+    assert [r.record for r in rows] == [record(TWO), record(ONE), record(THREE)]
+    with take(first) as store:
+        store.merge((THREE, ONE))
+    assert first.read_bytes() == second.read_bytes(), "merging again changes nothing"
+
+
+def test_measured_anew_replaces_the_row_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        store.add_record(record(ONE))
+        store.add_record(record(TWO))
+        store.merge((ONE, TWO))
+    with take(path, toolchain={**TOOLS, "triton": "9.9"}, resume=False) as store:
+        assert store.record(ONE) is None and store.trials(ONE) == {}
+        store.add_record(record(ONE, 7e-6, toolchain={**TOOLS, "triton": "9.9"}))
+        store.merge((ONE,))
+    assert path.with_name("out.yaml.journal.old").exists(), "the old journal is set aside, not deleted"
+    assert [r.record.seconds for r in sizes.from_file(path, Defaults()) if r.record] == [7e-6, 1e-5]
+
+
+def test_results_without_their_journal_count(tmp_path: Path) -> None:
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        store.add_record(record(ONE))
+        store.merge()
+        store.journal.unlink()
+    with take(path) as store:
+        assert store.record(ONE) == record(ONE)
+
+
+def test_a_merge_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        store.add_record(record(ONE))
+        store.merge()
+        old = path.read_bytes()
+        store.add_record(record(TWO))
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", full)
+            with pytest.raises(OutputError, match=r"out\.yaml can't be written: No space left.*journal .* is safe"):
+                store.merge()
+        assert path.read_bytes() == old
+        assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".out")) == [], "no debris"
+        store.merge()
+    assert len(sizes.from_file(path, Defaults())) == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "complaint"),
+    [
+        ({"target": "sm90"}, r"is for gfx942, this run for sm90: choose another -o"),
+        ({"toolchain": {**TOOLS, "triton": "3.9.0"}}, r"another toolchain \(triton 3\.6\.0 → 3\.9\.0\): .*--no-resume"),
+        ({"toolchain": {**TOOLS, "device": "MI300X"}}, r"another toolchain \(device unknown → MI300X\)"),
+        (
+            {"protocol": {**HOW, "iters": 5}},
+            r"measured otherwise \(iters 200 → 5\): use the same options, another -o, or --no",
+        ),
+        ({"protocol": {"timer": "model"}}, r"\(timer events → model, iters 200 → None\)"),
+    ],
+)
+def test_runs_that_do_not_go_together(tmp_path: Path, other: dict[str, Any], complaint: str) -> None:
+    """Refused with what differs and what to do; nothing that was there is touched."""
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        store.add_trials(ONE, [trial(0)])
+        store.add_record(record(ONE))
+        store.merge()
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    with pytest.raises(OutputError, match=complaint):
+        take(path, **other)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    path.with_name("out.yaml.journal").unlink()
+    if "protocol" not in other:
+        with pytest.raises(OutputError, match=complaint):
+            take(path, **other)
+    take(path).close()
+
+
+def test_files_that_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"file/out\.yaml can't be written: .*choose another file with -o"):
+        take(tmp_path / "file" / "out.yaml")
+    with pytest.raises(OutputError, match="is a folder; name a file with -o"):
+        take(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "complaint"),
+    [
+        (b"- {M: 1, N: 1, K: 1}\n", OutputError, r"out\.yaml: line 1 is not a result; name another file"),
+        (b"- {M: 1, N: 1}\n", InputError, r"out\.yaml: row 1 \(line 1\) has no K"),
+        (b"\xff\xfe\x00", InputError, r"out\.yaml is not text"),
+    ],
+)
+def test_an_output_that_is_something_else(tmp_path: Path, text: bytes, error: type[Exception], complaint: str) -> None:
+    path = tmp_path / "out.yaml"
+    path.write_bytes(text)
+    with pytest.raises(error, match=complaint):
+        take(path)
+    assert path.read_bytes() == text
+
+
+@given(st.permutations([record(p, s) for p, s in zip((THREE, ONE, TWO), (1e-5, 2e-5, 3e-5), strict=True)]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10, deadline=None)
+def test_the_file_does_not_tell_who_came_first(tmp_path: Path, arrival: list[Record]) -> None:
+    path = tmp_path / "out.yaml"
+    texts = set()
+    for given_order in ((), (THREE, TWO, ONE)):
+        with take(path, resume=False) as store:
+            for one in arrival:
+                store.add_record(one)
+            store.merge(given_order)
+        texts.add(tuple(r.problem for r in rows(path) if r))
+        path.unlink()
+        store.journal.unlink()
+    assert texts == {(ONE, TWO, THREE), (THREE, TWO, ONE)}
+
+
+def test_an_interrupted_run_ends_with_the_same_file(tmp_path: Path) -> None:
+    """Ctrl-C merges what is done; going on gives the order of the run that was not interrupted."""
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        store.add_record(record(TWO))
+        store.merge((ONE, TWO, THREE))
+    assert rows(path) == [record(TWO)]
+    with take(path) as store:
+        store.add_record(record(THREE))
+        store.add_record(record(ONE))
+        store.merge((ONE, TWO, THREE))
+    assert rows(path) == [record(ONE), record(TWO), record(THREE)]
+    with take(path) as store:
+        store.add_record(record(four := Problem(1, 1, 1)))
+        store.merge((four, ONE))
+    assert rows(path) == [record(ONE), record(TWO), record(THREE), record(four)], "rows keep their place"
+
+
+def test_the_file_is_the_truth_for_what_was_merged(tmp_path: Path) -> None:
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        for problem in (ONE, TWO):
+            store.add_record(record(problem))
+        store.merge()
+        store.add_record(record(THREE))
+    whole_file = path.read_text()
+    path.write_text("".join(x for x in whole_file.splitlines(keepends=True) if "'M': 16," not in x))
+    with take(path) as store:
+        assert store.record(ONE) is None, "taken out by hand: to be measured again"
+        assert (store.record(TWO), store.record(THREE)) == (record(TWO), record(THREE))
+    path.unlink()
+    with take(path) as store:
+        assert store.records() == [record(ONE), record(TWO), record(THREE)]
+        store.merge()
+    assert len(rows(path)) == 3
+
+
+def test_measuring_anew_does_not_lose_what_was_not_merged(tmp_path: Path) -> None:
+    """Killed before the merge, then --no-resume for another size, twice: the first result is in the file."""
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        store.add_record(record(ONE))
+    for _ in range(2):
+        with take(path, resume=False) as store:
+            assert store.record(ONE) is None
+            store.add_record(record(TWO))
+            store.merge((TWO,))
+        assert rows(path) == [record(ONE), record(TWO)]
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_another_gpu_is_refused_whatever_is_asked(tmp_path: Path, resume: bool) -> None:
+    """Neither a prediction nor another chip of the same architecture may replace what a GPU measured."""
+    path = tmp_path / "out.yaml"
+    measured = {**TOOLS, "device": "H200"}
+    with take(path, toolchain=measured) as store:
+        store.add_record(record(ONE, toolchain=measured))
+        store.merge()
+    for other, ours in ({**TOOLS, "device": "H100"}, "H100"), (TOOLS, "no GPU"):
+        with pytest.raises(OutputError, match=f"was measured on H200, this run has {ours}: choose another -o"):
+            take(path, toolchain=other, resume=resume)
+    with pytest.raises(OutputError, match="is for gfx942, this run for sm90"):
+        take(path, toolchain=measured, target="sm90", resume=resume)
+    assert rows(path) == [record(ONE, toolchain=measured)]
+
+
+def test_rows_of_an_older_toolchain_beside_those_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "out.yaml"
+    newer = {**TOOLS, "triton": "3.9.0"}
+    with take(path) as store:
+        store.add_record(record(ONE))
+        store.add_record(record(TWO))
+        store.merge()
+    with take(path, toolchain=newer, resume=False) as store:
+        store.add_record(record(ONE, toolchain=newer))
+        store.merge()
+    with take(path, toolchain=newer, problems=[ONE]) as store:
+        assert (store.record(ONE), store.record(TWO)) == (record(ONE, toolchain=newer), None)
+        assert len(store.records()) == 2
+    for problems in (None, [TWO]):
+        with pytest.raises(OutputError, match=r"line 3 of .*another toolchain \(triton 3\.6\.0 → 3\.9\.0\)"):
+            take(path, toolchain=newer, problems=problems)
+
+
+def test_links_and_modes_stay(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.yaml", tmp_path / "link.yaml"
+    with take(real) as store:
+        store.add_record(record(ONE))
+        store.merge()
+        link.symlink_to(real)
+        with pytest.raises(OutputError, match=r"link\.yaml is held by another run"):
+            take(link)
+    real.chmod(0o664)
+    with take(link) as store:
+        store.add_record(record(TWO))
+        store.merge()
+    assert link.is_symlink() and len(rows(real)) == 2
+    assert real.stat().st_mode & 0o777 == 0o664
+
+
+def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:
+    journal = tmp_path / "out.yaml.journal"
+    for text in (b"dear diary", b"dear diary\n", b'{"head": 1}\n'):
+        journal.write_bytes(text)
+        with pytest.raises(OutputError, match="is not a journal of tritongemm; move it away"):
+            take(tmp_path / "out.yaml")
+        assert journal.read_bytes() == text
+    with pytest.raises(OutputError, match="is not a file that can be replaced"):
+        take(Path("/dev/null"))
+
+
+def test_nothing_is_added_to_what_was_given_back(tmp_path: Path) -> None:
+    store = take(tmp_path / "out.yaml")
+    store.close()
+    store.close()
+    with pytest.raises(OutputError, match="was given back"):
+        store.add_trials(ONE, [trial(0)])
+    assert not list(tmp_path.glob("*.pid"))

@@ -1,0 +1,127 @@
+"""Generated kernels in Triton's interpreter: every template, layout and kind of dtype, at odd sizes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.kernel_cases import DESCRIBED, GEMV, GEMV_ROW, GFX942, PLAIN, POINTERS, SM90, SPLIT
+from tritongemm.backends.triton import backend as triton_backend
+from tritongemm.codegen import modules, render
+from tritongemm.core import target
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.measure.offline_evaluator import InterpreterJob, reduced
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.workers.child_process import WorkerProcess
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[WorkerProcess]:
+    child = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
+    yield child
+    child.kill()
+
+
+def errors(
+    child: WorkerProcess, problem: Problem, configs: list[Config], target: target.Target, folder: Path
+) -> dict[str, float]:
+    """Each config's share of the error allowed, by Triton's interpreter."""
+    path = modules.write_candidates(problem, configs, target, folder)
+    found = {}
+    for config in configs:
+        ((error, tolerance),) = child.ask(InterpreterJob(problem, config, str(path)), 60)
+        found[config.name] = error if tolerance == 0 else error / tolerance
+    return found
+
+
+LAYOUTS = list(itertools.product([True, False], repeat=2))
+
+
+@pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
+def test_pointer_templates_at_odd_sizes(interpreter: WorkerProcess, tmp_path: Path, row_a: bool, row_b: bool) -> None:
+    problem = Problem(19, 21, 37, row_major_a=row_a, row_major_b=row_b, bias="n" if row_a else "m")
+    found = errors(interpreter, problem, list(POINTERS), GFX942, tmp_path)
+    assert all(e <= 1 for e in found.values()), found
+
+
+@pytest.mark.parametrize(("dtype", "bias"), [("fp16", "m"), ("int8", "n")])
+def test_shared_tiles_are_added_up_in_slices(interpreter: WorkerProcess, tmp_path: Path, dtype: str, bias: str) -> None:
+    problem = Problem(18, 37, 64, dtype, dtype, dtype, bias=bias)
+    configs = [c for c in POINTERS if c.split_k > 1 or c.template == "stream_k"]
+    few = replace(GFX942, sum_elements=64)
+    assert {"tile", "gemv", "stream_k"} == {c.template for c in configs}
+    assert all("slice_rows" in render.kernel_source(problem, c.template, few) for c in configs)
+    found = errors(interpreter, problem, configs, few, tmp_path)
+    assert all(e <= 1 for e in found.values()), found
+
+
+@pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
+def test_descriptor_templates_at_odd_sizes(
+    interpreter: WorkerProcess, tmp_path: Path, row_a: bool, row_b: bool
+) -> None:
+    """Rows have to start at multiples of 16 bytes; everything else may be odd."""
+    m, n, k = 19 if row_a else 24, 40, 40 if row_a or not row_b else 39
+    problem = Problem(m, n, k, row_major_a=row_a, row_major_b=row_b, bias="m" if row_b else "none")
+    found = errors(interpreter, problem, list(DESCRIBED), SM90, tmp_path)
+    assert all(e <= 1 for e in found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "target"),
+    [
+        (("bf16", "bf16", "bf16"), "gfx942"),
+        (("fp32", "fp32", "fp32"), "sm90"),
+        (("int8", "int8", "int32"), "sm90"),
+        (("int8", "int8", "int8"), "gfx942"),
+        (("fp8e4m3fnuz", "fp8e5m2fnuz", "fp16"), "gfx942"),
+        (("fp8e5m2", "fp8e4m3fn", "fp32"), "gfx950"),
+        (("fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn"), "sm90"),
+        (("bf16", "fp16", "bf16"), "gfx942"),
+        (("fp16", "fp8e5m2", "fp16"), "sm90"),
+    ],
+)
+def test_dtypes(interpreter: WorkerProcess, tmp_path: Path, dtypes: tuple[str, str, str], target: str) -> None:
+    problem = Problem(18, 35, 35, *dtypes, row_major_b=False, bias="n")
+    found = errors(interpreter, problem, [SPLIT, GEMV, GEMV_ROW], target_files.load_target(target), tmp_path)
+    assert all(e <= 1 for e in found.values()), found
+
+
+def test_the_interpreter_is_mended_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many modules a process checks: each would call the one before it."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    for holder, name in (
+        (builder, "create_dot"),
+        (interpreter, "_patch_lang_tensor"),
+        (interpreter, "_patch_lang_core"),
+    ):
+        monkeypatch.setattr(holder, name, getattr(holder, name))  # what it was afterwards
+    monkeypatch.setattr(builder, "taught", True, raising=False)
+    del builder.taught
+    module = triton_backend._import(
+        str(modules.write_candidates(Problem(8, 8, 8, "bf16", "bf16", "bf16"), [PLAIN], SM90, tmp_path))
+    )
+    plain = builder.create_dot
+    module.teach_interpreter()
+    mended = builder.create_dot
+    module.teach_interpreter()
+    assert builder.create_dot is mended is not plain
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1), (1, 40, 3), (32, 16, 48)])
+def test_sizes_small_and_even(interpreter: WorkerProcess, tmp_path: Path, size: tuple[int, int, int]) -> None:
+    found = errors(interpreter, Problem(*size), list(POINTERS), GFX942, tmp_path)
+    assert all(e <= 1 for e in found.values()), found
+
+
+def test_a_checked_problem_has_the_remainders_of_the_real_one() -> None:
+    problem = Problem(4097, 70, 100_003)
+    small = reduced(problem, SPLIT)
+    assert (small.m, small.n, small.k) == (2 * 16 + 1, 70, 6 * 16 + 3)
+    assert reduced(Problem(3, 4, 5), SPLIT) == Problem(3, 4, 5)

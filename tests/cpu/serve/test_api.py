@@ -1,0 +1,187 @@
+"""Serving without a GPU: PyTorch's fallback, tracing, and which records serve."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+import tritongemm
+from tests.support.linear_layers import problem, record
+from tritongemm.core.errors import InputError
+from tritongemm.serve.api import DISPATCHER
+from tritongemm.serve.dispatcher import Dispatcher, records_of, servable
+from tritongemm.serve.torch_fallback import linear
+
+
+@pytest.mark.parametrize("lead", [(), (7,), (2, 3)])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_on_the_cpu_it_is_linear(lead, with_bias, dtype):
+    x, w = torch.randn(*lead, 24).to(dtype), torch.randn(10, 24).to(dtype)
+    bias = torch.randn(10).to(dtype) if with_bias else None
+    assert torch.equal(tritongemm.mm(x, w, bias), functional.linear(x, w, bias))
+    assert tritongemm.mm(x, w, bias).shape == (*lead, 10)
+
+
+def test_any_strides_are_right():
+    x, w = torch.randn(24, 6).T, torch.randn(24, 10).T
+    assert torch.equal(tritongemm.mm(x, w), functional.linear(x, w))
+
+
+def test_another_output_dtype_is_not_rounded_twice():
+    x, w, bias = torch.randn(5, 64).bfloat16(), torch.randn(9, 64).bfloat16(), torch.randn(9)
+    out = tritongemm.mm(x, w, bias, torch.float32)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, functional.linear(x.float(), w.float(), bias))
+    assert tritongemm.mm(x.float(), w.float(), bias, torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_eight_bit_operands():
+    x, w = torch.randint(-100, 100, (20, 64), dtype=torch.int8), torch.randint(-100, 100, (8, 64), dtype=torch.int8)
+    exact = x.long() @ w.long().T
+    assert torch.equal(tritongemm.mm(x, w).long(), exact) and tritongemm.mm(x, w).dtype == torch.int32
+    a, b = torch.randn(4, 32).to(torch.float8_e4m3fn), torch.randn(8, 32).to(torch.float8_e4m3fn)
+    assert torch.equal(tritongemm.mm(a, b), (a.float() @ b.float().T).half())
+
+
+def test_wrong_shapes_are_refused_as_pytorch_does():
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        tritongemm.mm(torch.randn(2, 8), torch.randn(4, 9))
+
+
+def test_gradients_flow():
+    x, w = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8)
+    tritongemm.mm(x, w).sum().backward()
+    assert torch.equal(x.grad, w.sum(0).expand(3, 8))
+
+
+def test_forward_derivatives_flow(monkeypatch):
+    forward = torch.autograd.forward_ad
+    x, w, tangent = torch.randn(3, 8), torch.randn(4, 8), torch.randn(3, 8)
+    tritongemm.mm(x, w)
+    # Were the call planned, it would lose the tangent.
+    monkeypatch.setattr(DISPATCHER, "plan", lambda *_: pytest.fail("planned"))
+    monkeypatch.setattr(DISPATCHER.calls, "table", {})
+    with forward.dual_level():
+        out = tritongemm.mm(forward.make_dual(x, tangent), w)
+        torch.testing.assert_close(forward.unpack_dual(out).tangent, tangent @ w.T)
+
+
+def test_autocast_casts_as_a_linear_layer():
+    x, w = torch.randn(3, 8), torch.randn(4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(tritongemm.mm(x, w), functional.linear(x, w))
+
+
+def test_transforms_and_tracers_see_it():
+    x, w = torch.randn(5, 3, 8), torch.randn(4, 8)
+    assert torch.equal(torch.vmap(lambda one: tritongemm.mm(one, w))(x), functional.linear(x, w))
+    traced = torch.jit.trace(lambda x, w: tritongemm.mm(x, w), (x, w))
+    other = torch.randn(5, 3, 8)
+    assert torch.equal(traced(other, w), functional.linear(other, w))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_without_a_graph_break(backend, dynamic):
+    torch._dynamo.reset()
+    bias = torch.randn(4)
+    compiled = torch.compile(
+        lambda x, w: tritongemm.mm(x, w, bias).relu() + 1, fullgraph=True, backend=backend, dynamic=dynamic
+    )
+    with torch.no_grad():
+        for rows in (3, 5):
+            x, w = torch.randn(2, rows, 8), torch.randn(4, 8)
+            torch.testing.assert_close(compiled(x, w), functional.linear(x, w, bias).relu() + 1)
+
+
+def test_the_graph_holds_one_operation():
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    torch.compile(lambda x, w: tritongemm.mm(x, w), fullgraph=True, backend=keep)(torch.randn(3, 8), torch.randn(4, 8))
+    assert [n.target for n in graphs[0].graph.nodes if n.op == "call_function"] == [torch.ops.tritongemm.mm]
+
+
+def test_compiled_gradients_are_pytorchs():
+    torch._dynamo.reset()
+    x, w = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8)
+    torch.compile(lambda x: tritongemm.mm(x, w).sum(), fullgraph=True, backend="aot_eager")(x).backward()
+    torch.testing.assert_close(x.grad, w.sum(0).expand(3, 8))
+
+
+def test_fake_tensors_and_the_operation_itself():
+    with FakeTensorMode():
+        out = tritongemm.mm(torch.empty(2, 3, 8), torch.empty(4, 8), None, torch.bfloat16)
+        assert out.shape == (2, 3, 4) and out.dtype == torch.bfloat16
+    args = torch.randn(3, 8), torch.randn(4, 8), torch.randn(4), torch.float32
+    torch.library.opcheck(torch.ops.tritongemm.mm.default, args)
+
+
+def test_importing_is_light():
+    code = """
+import sys, time, torch
+start = time.process_time()
+import tritongemm
+tritongemm.mm
+took = time.process_time() - start
+heavy = [m for m in ("triton", "jinja2", "joblib", "yaml", "scipy", "sklearn", "rich") if m in sys.modules]
+assert not heavy, heavy
+assert took < 0.1, took
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(tritongemm.__file__).parents[1])
+    code = "import sys, tritongemm, tritongemm.tune, tritongemm.export; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(tritongemm.__file__).parents[1])
+
+
+# What is said of tensors on a GPU, with tensors that pretend to be there.
+
+
+def test_which_records_serve(tmp_path):
+    assert servable(problem(1, 2, 3)) and servable(problem(1, 2, 3, "n"))
+    wrong = ({"row_major_b": True}, {"row_major_a": False}, {"bias": "m"}, {"batch": 2}, {"family": "other"})
+    assert not any(servable(replace(problem(1, 2, 3), **change)) for change in wrong)
+    file = tmp_path / "tuned.yaml"
+    from tritongemm.formats import tune_gemm
+
+    records = [record(problem(16, 32, 64)), record(problem(16, 32, 64), target="gfx942")]
+    file.write_text(tune_gemm.write(records))
+    assert records_of(file) == records
+    file.write_text("- {M: 1, N: 2, K: 3}\n")
+    with pytest.raises(InputError, match="no tuned result"):
+        records_of(file)
+
+
+def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch):
+    dispatcher = Dispatcher()
+    x, w = torch.randn(3, 8), torch.randn(4, 8)
+    dispatcher.run(x, w, None, None)
+    assert len(dispatcher.calls.table) == 1
+    sizes = []
+    thread = threading.Thread(target=lambda: sizes.append(len(dispatcher.calls.table)))
+    thread.start()
+    thread.join()
+    assert sizes == [0]
+    monkeypatch.setattr("tritongemm.serve.dispatcher._MOST_CALLS", 4)
+    for rows in range(1, 20):
+        dispatcher.run(torch.randn(rows, 8), w, None, None)
+    assert len(dispatcher.calls.table) <= 4
+    dispatcher.load([])
+    assert not dispatcher.calls.table
+
+
+def test_the_module_keeps_one_dispatcher():
+    assert isinstance(DISPATCHER, Dispatcher)
+    assert torch.equal(linear(torch.ones(1, 2), torch.ones(3, 2), None, None), torch.full((1, 3), 2.0))

@@ -1,0 +1,324 @@
+"""Tuned kernels made ready without a GPU: compiled for an H200, launched on stand-ins."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import struct
+import subprocess
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+from torch.nn import functional
+
+from tests.support.linear_layers import problem, record
+from tritongemm.build import prepare
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.core.config import Config
+from tritongemm.core.errors import DriverError, ScratchError, UnavailableError
+from tritongemm.core.launch import Launch
+from tritongemm.hip_ext import libraries
+from tritongemm.hip_ext.driver import stream, symbols, tensor_map
+from tritongemm.runtime import loaded_kernels, workspaces
+from tritongemm.runtime.workspaces import WorkspacePool
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.serve import device_kernels
+from tritongemm.serve.fast_call import FastCall
+
+TMA = Config("tma", 64, 64, 64, num_warps=4, num_stages=2)
+TWO_PARTS = Config("ws_tma", 64, 48, 64, num_warps=4, num_stages=2)
+SWAPPED = Config("ws_tma_swapped", 72, 64, 64, num_warps=4, num_stages=2, options=(("swap_ab", 1),))
+PERSISTENT = Config("persistent", 64, 64, 64, num_warps=4, num_stages=2)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """One default stream that captures nothing, also where there is a GPU."""
+    stand_ins = {"_stream": lambda index: 0, "_capturing": lambda: False, "_current": lambda: -1}
+    for name, value in stand_ins.items():
+        monkeypatch.setattr(f"tritongemm.serve.fast_call.{name}", value)
+
+
+class Device:
+    """Stands in for `driver.Device`: memory that only has addresses, tensor maps that name their matrix."""
+
+    api = None
+
+    def __init__(self):
+        self.next, self.allocations, self.full = 1 << 32, 0, False
+
+    def make_current(self):
+        pass
+
+    def stream(self):
+        return SimpleNamespace(handle=1, synchronize=lambda: None, destroy=lambda: None)
+
+    def memset(self, address, byte, nbytes, stream):
+        pass
+
+    def relaxed(self):
+        return nullcontext()
+
+    def alloc(self, nbytes):
+        if self.full:
+            raise DriverError("cuMemAlloc_v2", 2, "CUDA_ERROR_OUT_OF_MEMORY")
+        self.allocations += 1
+        self.next += nbytes
+        return self.next - nbytes
+
+    def tensor_map(self, address, elem_type, elem_size, shape, stride, box, swizzle):
+        return struct.pack("<Q4i", address, *shape, *box).ljust(128, b"m")
+
+
+class Map:
+    """Stands in for `serving.MovingMap`."""
+
+    def __init__(self, api, data):
+        self.data = bytearray(data)
+
+    def move(self, address):
+        struct.pack_into("<Q", self.data, 0, address)
+        return memoryview(self.data)
+
+
+class Function:
+    """Stands in for `driver.Function`: keeps the parameter blocks that were launched."""
+
+    def prepare(self, grid, block, shared, params, cluster, offsets, overlap):
+        self.params, self.offsets, self.launched = bytearray(params), offsets, []
+        return self
+
+    def set_pointer(self, offset, address):
+        struct.pack_into("<Q", self.params, offset, address)
+
+    def set_bytes(self, offset, data):
+        self.params[offset : offset + len(data)] = data
+
+    def launch(self, stream):
+        self.launched.append(bytes(self.params))
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    """Launches for an H200, compiled here: (records, {problem: launch}, the cache)."""
+    cache = ArtifactCache(tmp_path_factory.mktemp("cache"))
+    records = [
+        record(problem(20, 48, 160)),
+        record(problem(20, 48, 160, "n"), TMA),
+        record(problem(100, 64, 128), PERSISTENT),
+        record(problem(100, 96, 128), TWO_PARTS),
+        record(problem(72, 96, 128), SWAPPED),
+        record(problem(8, 16, 16), Config("no_such_template", 16, 16, 16)),
+    ]
+    return records, prepare.launches(records, target_files.load_target("sm90", compute_units=132), cache), cache
+
+
+def values(launch: Launch, block: bytes, kind: str) -> list[int]:
+    code = {"pointer": "<Q", "i32": "<i", "i64": "<q"}[kind]
+    found = zip(launch.params, launch.offsets(), strict=True)
+    return [struct.unpack_from(code, block, at)[0] for p, at in found if p.kind == kind]
+
+
+def aligned(*shape: int) -> torch.Tensor:
+    """A bfloat16 tensor whose address is a multiple of 16."""
+    count = torch.Size(shape).numel()
+    flat = torch.zeros(count + 8, dtype=torch.bfloat16)
+    skip = -flat.data_ptr() % 16 // 2
+    return flat[skip : skip + count].view(shape)
+
+
+def called(kernel: loaded_kernels.TunedKernel, shared: WorkspacePool | None, shape: tuple[int, int]) -> FastCall:
+    device = Device()
+    stand_in = SimpleNamespace(index=-1, place=torch.device("cpu"), device=device, scratch=shared)
+    return FastCall(kernel, stand_in, shape, torch.bfloat16)
+
+
+def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
+    (split, *_), launches, _ = ready
+    launch, function = launches[split.problem], Function()
+    assert launch.grid == (2 * 2, 2, 1)
+    kernel = loaded_kernels.TunedKernel(split, launch, function)
+    assert kernel.bytes("workspace") == 4 * 2 * 32 * 64 and kernel.bytes("semaphore") == 4 * 4
+    shared = WorkspacePool(Device(), kernel.bytes("workspace"), kernel.bytes("semaphore"))
+    call = called(kernel, shared, (20, 48))
+    for _ in range(2):
+        x, w = aligned(20, 160), aligned(48, 160)
+        out = call(x, w, None, None)
+        block = function.launched[-1]
+        a, b, c, bias, workspace, semaphore = values(launch, block, "pointer")[:6]
+        assert (a, b, c, bias) == (x.data_ptr(), w.data_ptr(), out.data_ptr(), 0)
+        assert (workspace, semaphore) == shared.of_stream(0)
+        assert values(launch, block, "i32") == [20, 48, 160, 160, 160, 48, split.config.group_m]
+    assert function.offsets == ()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_tensor_maps_follow_their_operands(told, ready, no_gpu, monkeypatch):
+    """All maps of an operand, and the pointer that some kernels take beside them."""
+    monkeypatch.setattr(tensor_map, "MovingMap", Map)
+    if not told:  # where addresses stand in a map
+        monkeypatch.setattr(tensor_map, "place", lambda made: None)
+    records, launches = ready[0][1:5], ready[1]
+    for one, described in zip(records, ("ab", "abc", "abbcc", "aabcc"), strict=True):
+        p = one.problem
+        launch, function = launches[p], Function()
+        call = called(loaded_kernels.TunedKernel(one, launch, function), None, (p.m, p.n))
+        x, w, bias = aligned(p.m, p.k), aligned(p.n, p.k), aligned(p.n) if p.bias == "n" else None
+        out = call(x, w, bias, None)
+        assert list(function.offsets) == launch.offsets()
+        block = function.launched[-1]
+        found = [(q.value, at) for q, at in zip(launch.params, launch.offsets(), strict=True) if q.kind == "tma"]
+        where = {"a": x, "b": w, "c": out}
+        assert [name for name, _ in found] == list(described)
+        for name, at in found:
+            assert struct.unpack_from("<Q2i", block, at) == (where[name].data_ptr(), *where[name].shape)
+        pointers = [q.value for q in launch.params if q.kind == "pointer"]
+        given = dict(zip(pointers, values(launch, block, "pointer"), strict=True))
+        assert ("b" in given) == (one.config.template == "tma") and given.get("b", w.data_ptr()) == w.data_ptr()
+        if bias is not None:
+            assert given["bias"] == bias.data_ptr()
+
+
+def test_where_an_address_stands_in_a_tensor_map():
+    assert tensor_map.place(lambda at: bytes(16) + struct.pack("<Q", at) + bytes(104)) == 16
+    assert tensor_map.place(lambda at: struct.pack("<Q", at >> 4) + bytes(120)) is None
+    assert tensor_map.place(lambda at: struct.pack("<2Q", at, at % 4096) + bytes(112)) is None
+
+
+def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):
+    (split, *_), launches, _ = ready
+    function = Function()
+    call = called(
+        loaded_kernels.TunedKernel(split, launches[split.problem], function), WorkspacePool(Device(), 9, 9), (20, 48)
+    )
+    x, w = aligned(20, 160).normal_(), aligned(48, 160).normal_()
+    strided = aligned(160, 20).normal_().T
+    odd = aligned(20 * 160 + 1).normal_()[1:].view(20, 160)
+    for left, right in ((strided, w), (odd, w), (x, aligned(160, 48).normal_().T)):
+        torch.testing.assert_close(call(left, right, None, None), functional.linear(left, right))
+    assert not function.launched
+
+
+def test_a_bad_record_costs_itself(ready):
+    records, launches, cache = ready
+    assert "no kernel template is called 'no_such_template'" in launches[records[5].problem]
+    again = prepare.launches(records[:5], target_files.load_target("sm90", compute_units=132), cache)
+    assert again == {p: value for p, value in launches.items() if not isinstance(value, str)}
+    fewer = prepare.launches(records[2:3], target_files.load_target("sm90", compute_units=1), cache)
+    assert (launches[records[2].problem].grid, fewer[records[2].problem].grid) == ((2, 1, 1), (1, 1, 1))
+
+
+def test_a_cache_that_can_not_be_written_is_a_reason(ready, tmp_path):
+    (tmp_path / "cache").write_text("")
+    one = ready[0][0]
+    launches = prepare.launches(
+        [one], target_files.load_target("sm90", compute_units=132), ArtifactCache(tmp_path / "cache")
+    )
+    assert "compiled kernels can't be kept in" in launches[one.problem]
+
+
+def test_what_needs_another_check():
+    assert not device_kernels.moved(record(problem(1, 2, 3)))
+    assert device_kernels.moved(record(problem(1, 2, 3), toolchain={"triton": "0.1"}))
+    assert device_kernels.moved(record(problem(1, 2, 3), toolchain={}))
+
+
+def test_who_rounds_float32():
+    float32 = problem(1, 2, 3, dtype="fp32")
+    assert device_kernels.rounds(record(float32)) and not device_kernels.rounds(record(problem(1, 2, 3)))
+    assert not device_kernels.rounds(record(float32, target="gfx950"))  # whose instructions take float32 whole
+    assert device_kernels.rounds(record(float32, target="gfx950", winner="blaslt"))
+
+
+def test_scratch_is_shared_by_nobody(monkeypatch):
+    device, capture = Device(), 0
+    monkeypatch.setattr(workspaces, "capture_id", lambda api, stream: capture)
+    shared = WorkspacePool(device, 1000, 300)
+    assert shared.each == 512 and shared.holds(1000, 512) and not shared.holds(1001, 1) and not shared.holds(1, 513)
+    first, second = shared.of_stream(1), shared.of_stream(2)
+    assert first is shared.of_stream(1) and abs(first[0] - second[0]) >= 1000 and abs(first[1] - second[1]) >= 512
+    seen = {first[1], second[1]}
+    for capture in (7, 8):  # noqa: B007 (read by the stand-in)
+        seen |= {shared.of_capture(1), shared.of_capture(2)}
+        assert shared.of_capture(1) in seen
+    assert len(seen) == 6 and device.allocations == 3
+    while shared._free:
+        capture += 1
+        shared.of_capture(1)
+    capture += 1
+    assert shared.of_capture(1) is None and device.allocations == 3
+    assert shared.of_stream(3)[1] not in seen and device.allocations == 5
+
+
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_counters_start_as_zeros(stand_in_driver, vendor):
+    library, opened = stand_in_driver(vendor)
+    device = opened.device()
+    shared = WorkspacePool(device, 1000, 300)
+    pairs = [shared.of_stream(stream) for stream in range(20)]  # more than are made at once
+    assert len({address for pair in pairs for address in pair}) == 40
+    assert all(device.copy_from_device(counters, shared.each) == bytes(shared.each) for _, counters in pairs)
+    assert ctypes.c_int.in_dll(library, "fake_mode").value == 0
+    assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value, "not the stream that waits for all others"
+
+
+def test_without_memory_to_share_pytorch_computes(ready, no_gpu):
+    records, launches, _ = ready
+    split = records[0]
+    device, function = Device(), Function()
+    shared = WorkspacePool(device, 9, 9)
+    call = called(loaded_kernels.TunedKernel(split, launches[split.problem], function), shared, (20, 48))
+    device.full = True
+    with pytest.raises(ScratchError, match="OUT_OF_MEMORY"):
+        shared.of_stream(0)
+    x, w = aligned(20, 160), aligned(48, 160)
+    x.fill_(1), w.fill_(1)
+    assert torch.equal(call(x, w, None, None), functional.linear(x, w)) and not function.launched
+    device.full = False
+    call(x, w, None, None)
+    assert len(function.launched) == 1
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_the_two_driver_calls(vendor, tmp_path, monkeypatch):
+    header = {"nvidia": "#include <cuda.h>", "amd": "#define __HIP_PLATFORM_AMD__\n#include <hip/hip_runtime_api.h>"}
+    source = {
+        "nvidia": """
+#undef cuStreamGetCaptureInfo_v2
+CUresult cuStreamGetCaptureInfo_v2(CUstream s, CUstreamCaptureStatus *on, cuuint64_t *id, CUgraph *g,
+                                   const CUgraphNode **d, size_t *n) {
+  return s == (CUstream)9 ? 901 : (*on = s ? CU_STREAM_CAPTURE_STATUS_ACTIVE : 0, *id = 41, 0);
+}
+CUresult cuTensorMapReplaceAddress(CUtensorMap *map, void *at) {
+  return (size_t)map % 64 || (size_t)at % 16 ? 1 : (map->opaque[0] = (cuuint64_t)at, 0);
+}""",
+        "amd": """
+hipError_t hipStreamGetCaptureInfo_v2(hipStream_t s, hipStreamCaptureStatus *on, unsigned long long *id,
+                                      hipGraph_t *g, const hipGraphNode_t **d, size_t *n) {
+  return s == (hipStream_t)9 ? 901 : (*on = s ? hipStreamCaptureStatusActive : 0, *id = 41, 0);
+}""",
+    }
+    (tmp_path / "fake.c").write_text(f"{header[vendor]}\n{source[vendor]}\n")
+    include = Path(triton.__file__).parent / "backends" / vendor / "include"
+    command = ["cc", "-shared", "-fPIC", f"-I{include}", "fake.c", "-o", "fake.so"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+    library = ctypes.CDLL(str(tmp_path / "fake.so"))
+    monkeypatch.setattr(libraries, "load", lambda *_: library)
+    api = symbols.Api(vendor, library)
+    monkeypatch.setattr(symbols.Api, "error", lambda self, call, code: RuntimeError(f"{call} {code}"))
+    assert (stream.capture_id(api, 5), stream.capture_id(api, 0)) == (41, 0)
+    with pytest.raises(RuntimeError, match="CaptureInfo_v2 901"):
+        stream.capture_id(api, 9)
+    if vendor == "amd":
+        with pytest.raises(UnavailableError, match="cuTensorMapReplaceAddress"):
+            tensor_map.MovingMap(api, bytes(128))
+        return
+    moving = tensor_map.MovingMap(api, bytes(8) + b"x" * 120)
+    assert bytes(moving.move(4096)) == struct.pack("<Q", 4096) + b"x" * 120
+    with pytest.raises(RuntimeError, match="ReplaceAddress 1"):
+        moving.move(8)

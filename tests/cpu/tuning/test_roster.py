@@ -1,0 +1,215 @@
+"""Who races beside Triton's kernels: names on the command line, what backends bring, and what a bad one costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.racing import CODE, SIZE, Drop, Judge, race
+from tritongemm.backends.triton import backend as triton_backend
+from tritongemm.build import prepare
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.cli import tune
+from tritongemm.codegen import modules
+from tritongemm.core import settings
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.trial import Trial
+from tritongemm.formats import Defaults
+from tritongemm.hip_ext.driver import driver
+from tritongemm.plugins import registry
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.tuning import roster
+from tritongemm.tuning.finalists import LIBRARY_PLACES, finalists
+from tritongemm.tuning.roster import choose_roster
+from tritongemm.workloads import sizes
+
+OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
+
+
+def test_all_that_can_race_and_why_the_others_can_not(drop: Drop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
+    monkeypatch.setattr(driver, "present", lambda: None)
+    drop("toycode", CODE)
+    everybody = choose_roster("all", runs=True)
+    assert {"triton", "toycode"} <= set(everybody.backends) and "torch" not in everybody.backends
+    assert "TRITONGEMM_ASM_MANIFESTS names none" in everybody.left_out["asm"]
+    assert "no CUDA or HIP driver" in everybody.left_out["blaslt"]
+    quick = choose_roster(None, runs=True)
+    assert "toycode" not in quick.backends and "--libtype all" in quick.left_out["toycode"]
+    assert "toycode" not in choose_roster("all", runs=False).backends, "nothing could check its results"
+    assert "toycode" in choose_roster("all", runs=False, builds_only=True).backends
+
+
+def test_who_asks_for_all_is_told_who_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
+    monkeypatch.setattr(driver, "present", lambda: None)
+    argv = ["-m", "16", "-n", "16", "-k", "16", "--generate_only", "-o", str(tmp_path / "out.yaml")]
+    missing = "asm does not race: no manifest of assembly kernels"
+    assert tune.main([*argv, "--libtype", "all"]) == 0 and missing in capsys.readouterr().err
+    assert tune.main(argv) == 0 and missing not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", registry.names("backends"))
+def test_every_backend_says_how_its_candidates_are_launched(name: str) -> None:
+    """Those who are asked for candidates too: they answer that they launch by themselves."""
+    plugin = registry.load("backends", name)
+    assert callable(plugin.launch)
+    if roster.is_library(name):
+        config = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend=name)
+        assert plugin.launch(Artifact(config, ""), Problem(16, 16, 16), target_files.load_target("sm90")) is None
+
+
+def test_names_on_the_command_line(drop: Drop, monkeypatch: pytest.MonkeyPatch) -> None:
+    drop("toycode", CODE)
+    drop("toyabsent", "def unavailable():\n    return 'its headers are absent'\n")
+    monkeypatch.setattr(registry.load("backends", "blaslt"), "unavailable", lambda: None)
+    assert choose_roster("hipblaslt, triton,cublaslt,torch", runs=True).backends == ("blaslt", "triton")
+    assert choose_roster("torch", runs=True).backends == ("torch",)
+    assert choose_roster("toycode", runs=True).backends == ("toycode",)
+    for name, complaint in (
+        ("triton,abacus", r"no backend is called 'abacus'; there are: all, .*triton.*hipblaslt"),
+        ("toyabsent", "--libtype toyabsent: its headers are absent"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            choose_roster(name, runs=True)
+    for name, complaint in (("torch", "on its GPU only"), ("toycode", r"only be compiled \(--compile_only\)")):
+        with pytest.raises(InputError, match=complaint):
+            choose_roster(name, runs=False)
+
+
+def trial(backend: str, index: int, us: float) -> Trial:
+    return Trial(Config("t", index, 1, 1, backend=backend), "ok", samples=(us * 1e-6,))
+
+
+def test_near_copies_of_one_library_do_not_fill_the_final() -> None:
+    libraries = [trial("blaslt", i, 1 + i / 100) for i in range(50)]
+    ours = [trial("triton", i, 1 + i / 100) for i in range(50)]
+    code = [trial("asm", i, 9) for i in range(9)]
+    wrong = Trial(Config("t", 99, 1, 1, backend="asm"), "wrong")
+    first, rest = finalists([*libraries, *ours, *code, wrong], 12)
+    assert len({*first, *rest}) == len(first) + len(rest) == 109
+    backends = [t.config.backend for t in first]
+    assert {b: backends.count(b) for b in backends} == {"blaslt": 7, "triton": 6, "asm": 3}
+    assert {t.config.backend for t in rest[:44]} == {"triton"}, "the next in line are ours"
+    alone, rest = finalists(ours, 5)
+    assert (alone, rest) == (ours[:5], ours[5:])
+
+
+def test_who_cannot_win_is_represented_by_a_few() -> None:
+    slow, fast = ([trial(name, i, us + i / 100) for i in range(20)] for name, us in (("blaslt", 2), ("triton", 1)))
+    assert set(finalists([*slow, *fast], 12)[0]) == {*slow[:3], *fast[:7]}
+    fast, slow = ([trial(name, i, us + i / 100) for i in range(20)] for name, us in (("blaslt", 1), ("triton", 2)))
+    assert set(finalists([*slow, *fast], 12)[0]) == {*fast[:7], *slow[:3]}
+
+
+def test_a_librarys_best_and_its_own_choice_race() -> None:
+    alike = [trial("blaslt", i, 1 + i / 10000) for i in range(50)]
+    first, _ = finalists(alike, 12)
+    assert first == alike[:LIBRARY_PLACES]
+    favourite, *others = [trial("blaslt", 0, 100), *(trial("blaslt", i, 1 + i) for i in range(1, 9))]
+    first, _ = finalists([favourite, *others], 12)
+    assert set(first) == {favourite, *others[:3]}
+
+
+def test_a_backend_of_code_races_with_triton(drop: Drop, tmp_path: Path) -> None:
+    """Its configs are compiled in the first round; what is wrong with one costs that one, or that backend."""
+    drop("toycode", CODE)
+    drop("toybroken", "def configs(problem, target):\n    raise ZeroDivisionError('no headers')\n")
+    judge = Judge()
+    failures, store, said = race(tmp_path, ("blaslt", "toybroken", "toycode", "triton"), judge)
+    assert failures == {}
+    found = {
+        t.config.block_m: t
+        for (_, s), t in store.trials(SIZE).items()
+        if t.config.backend == "toycode" and s == "screen"
+    }
+    assert (found[1].status, found[2].status, found[3].status) == ("ok", "compile_failed", "compile_failed")
+    assert "two is no number" in found[2].reason and "three is truncated" in found[3].reason
+    assert {c.backend for c in judge.raced} == {"toycode", "triton"}
+    record = store.record(SIZE)
+    assert record and (record.winner, record.config.block_m) == ("toycode", 1)
+    assert "toybroken does not race: ZeroDivisionError: no headers" in said
+    assert "blaslt does not race: blaslt lacks a symbol" in said
+    assert "toycode brings 3 candidates" in said
+
+
+def test_without_triton_its_space_is_not_searched(drop: Drop, tmp_path: Path) -> None:
+    drop("toycode", CODE)
+    failures, store, _ = race(tmp_path, ("toycode",))
+    assert failures == {} and {t.config.backend for t in store.trials(SIZE).values()} == {"toycode"}
+    assert not [*tmp_path.glob("generated_kernel*")]
+    drop(
+        "toynone",
+        "def configs(problem, target):\n    return []\ndef refusal(problem, target):\n    return 'not on Mondays'\n",
+    )
+    failures, _, _ = race(tmp_path / "none", ("toynone",))
+    assert failures == {SIZE: "no candidate passed: toynone brought none, toynone: not on Mondays"}
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kernel of ours as an assembly kernel, in a manifest whose other rows are wrong in one way each."""
+    facts, folder = target_files.load_target("gfx942"), tmp_path_factory.mktemp("asm")
+    config = Config.parse("tile__bm16__bn16__bk32__gm1__sk1__w1__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0")
+    job = triton_backend.job(config, SIZE, facts, str(modules.write_candidates(SIZE, [config], facts, folder)))
+    built, code, name = triton_backend.build(job)
+    (folder / name).write_bytes(code)
+    (folder / "short.co").write_bytes(code[: len(code) // 2])
+    rest = f"mn,{built.launch['dynamic_shared']},{built.threads},fp16,TT"
+    text = "knl_name,co_name,tile_m,tile_n,layout,grid,lds,threads,dtypes,trans\n"
+    text += f"{built.symbol},{name},16,16,{OWN},{rest}\n"
+    text += f"missing,absent.co,17,16,{OWN},{rest}\n"
+    text += f"truncated,short.co,18,16,{OWN},{rest}\n"
+    text += f"absent_symbol,{name},20,16,{OWN},{rest}\n"
+    (folder / "kernels.csv").write_text(text)
+    return folder / "kernels.csv"
+
+
+def test_bad_rows_of_a_manifest_cost_themselves(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The good kernel wins; its row is written and read back, checked and served by its code object."""
+    monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(manifest))
+    failures, store, _ = race(tmp_path, ("asm", "triton"))
+    assert failures == {}
+    reasons = {t.config.template: t.reason for t in store.trials(SIZE).values() if t.status == "compile_failed"}
+    assert "there is no " in reasons["missing"] and "truncated" in reasons["truncated"]
+    assert "holds tile__" in reasons["absent_symbol"]
+    record = store.record(SIZE)
+    assert record and record.winner == record.config.backend == "asm"
+    (row,) = sizes.from_file(tmp_path / "out.yaml", Defaults())
+    assert row.record == record
+    # What can't be checked without a GPU says so; a kernel that no manifest has any more costs its row.
+    monkeypatch.setattr(driver, "present", lambda: None)
+    argv = ["--gemm_size_file", str(tmp_path / "out.yaml"), "--compare_wo_tuning", "--num_threads", "1"]
+    assert tune.main(argv) == 1
+    assert "only a GPU can check a kernel of asm" in capsys.readouterr().out
+    found = prepare.launches([record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder()))
+    launch = found[SIZE]
+    assert not isinstance(launch, str) and launch.symbol == record.config.template
+    assert Path(launch.path).read_bytes() == (manifest.parent / "kernel.hsaco").read_bytes()
+    monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", "")
+    assert tune.main(argv) == 1
+    assert "no manifest holds this kernel" in capsys.readouterr().out
+    found = prepare.launches([record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder()))
+    assert "no manifest holds this kernel" in str(found[SIZE])
+
+
+@pytest.mark.parametrize("text", [None, "knl_name,co_name\n", "knl_name,co_name,tileM,tileN\nk,k.co,many,1\n"])
+def test_a_bad_manifest_costs_its_backend(
+    drop: Drop, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop("toycode", CODE)
+    path = tmp_path / "bad.csv"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
+    failures, store, said = race(tmp_path, ("asm", "toycode"))
+    assert failures == {} and store.record(SIZE)
+    assert f"asm does not race: {path}: " in said

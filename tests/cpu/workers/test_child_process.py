@@ -1,0 +1,253 @@
+"""Child processes: however one ends, the parent hears how and goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.workers import child_process
+from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
+
+
+class Role:
+    """What the child of these tests does: one of its methods by name."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, request: tuple[str, Any]) -> Iterator[Any]:
+        name, value = request
+        self.calls += 1
+        yield from getattr(self, name)(value)
+
+    def count(self, upto: int) -> Iterator[int]:
+        yield from range(upto)
+
+    def served(self, _: object) -> Iterator[int]:
+        yield self.calls
+
+    def environment(self, name: str) -> Iterator[tuple[str, int, int]]:
+        yield os.environ.get(name, ""), os.getpid(), os.getpgid(0)
+
+    def fail(self, after: int) -> Iterator[int]:
+        yield from range(after)
+        raise ValueError("that can't be")
+
+    def kill(self, number: int) -> Iterator[int]:
+        yield 1
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    def leave(self, status: int) -> Iterator[int]:
+        print("first words\nlast words", file=sys.stderr)
+        raise SystemExit(status)
+        yield
+
+    def linger(self, reason: str) -> Iterator[int]:
+        """End, with something left that does not."""
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        raise SystemExit(reason)
+        yield
+
+    def hang_up(self, _: object) -> Iterator[int]:
+        os.closerange(3, 100)
+        time.sleep(60)
+        yield
+
+    def abort(self, _: object) -> Iterator[int]:
+        import ctypes
+
+        ctypes.string_at(0)
+        yield 1
+
+    def hang(self, note: str) -> Iterator[int]:
+        """Start a grandchild that ignores what can be ignored, and hang with it."""
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            while True:
+                signal.pause()
+        Path(note).write_text(f"{os.getpid()} {child}")
+        yield child
+        while True:
+            signal.pause()
+
+    def unpicklable(self, _: object) -> Iterator[Any]:
+        yield lambda: None
+
+
+class Stillborn:
+    """A role that can't start."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("no coffee")
+
+    def __call__(self, request: object) -> Iterator[object]:
+        yield request
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[WorkerProcess]:
+    """One child for the module; every test leaves it usable, which is the point."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent))
+        one = WorkerProcess("tests.cpu.workers.test_child_process:Role", {"TOY_SETTING": "blue"})
+        yield one
+        one.kill()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that waits to be reaped by init does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_answers_come_in_order_from_one_process(child: WorkerProcess) -> None:
+    assert list(child.ask(("count", 5), 60)) == [0, 1, 2, 3, 4]
+    assert list(child.ask(("count", 0), 60)) == []
+    (before,) = child.ask(("served", None), 60)
+    (after,) = child.ask(("served", None), 60)
+    assert after == before + 1, "the same object answers"
+
+
+def test_its_own_session_and_environment(child: WorkerProcess) -> None:
+    ((value, pid, group),) = child.ask(("environment", "TOY_SETTING"), 60)
+    assert value == "blue" and "TOY_SETTING" not in os.environ
+    assert pid == group != os.getpgid(0), "Ctrl-C at the terminal reaches the parent alone"
+    assert child.alive
+
+
+def test_a_request_that_raises_costs_itself(child: WorkerProcess) -> None:
+    ((_, pid, _),) = child.ask(("environment", ""), 60)
+    answers = child.ask(("fail", 2), 60)
+    assert [next(answers), next(answers)] == [0, 1]
+    with pytest.raises(WorkerError, match=r"^ValueError: that can't be$"):
+        next(answers)
+    with pytest.raises(WorkerError, match="pickle"):
+        list(child.ask(("unpicklable", None), 60))
+    ((_, same, _),) = child.ask(("environment", ""), 60)
+    assert same == pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_crash_is_told_and_another_child_goes_on(child: WorkerProcess, number: int) -> None:
+    answers = child.ask(("kill", number), 60)
+    assert next(answers) == 1, "what came before the crash is kept"
+    with pytest.raises(WorkerDied, match=f"signal {signal.Signals(number).name}"):
+        next(answers)
+    assert not child.alive
+    assert list(child.ask(("count", 2), 60)) == [0, 1]
+
+
+def test_an_illegal_access_is_a_crash(child: WorkerProcess) -> None:
+    with pytest.raises(WorkerDied, match="signal SIGSEGV"):
+        list(child.ask(("abort", None), 60))
+
+
+def test_how_it_left_and_its_last_words(child: WorkerProcess) -> None:
+    with pytest.raises(WorkerDied, match=r"^exit status 3: last words$"):
+        list(child.ask(("leave", 3), 60))
+    assert list(child.ask(("count", 1), 60)) == [0]
+
+
+def test_an_end_is_not_held_up(child: WorkerProcess) -> None:
+    """As a device that is lost may do."""
+    started = time.monotonic()
+    with pytest.raises(WorkerDied, match="exit status 1: the device is gone"):
+        list(child.ask(("linger", "the device is gone"), 5))
+    assert time.monotonic() - started < 5
+
+
+def test_what_hangs_up_but_does_not_end_is_killed(child: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "_LAST_SECONDS", 0.1)
+    with pytest.raises(WorkerDied, match="signal SIGKILL"):
+        list(child.ask(("hang_up", None), 5))
+    assert list(child.ask(("count", 2), 5)) == [0, 1]
+
+
+def test_a_hang_is_killed_with_what_it_started(child: WorkerProcess, tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    list(child.ask(("count", 0), 60))  # started, so that the limit is for the answer
+    answers = child.ask(("hang", str(note)), 0.3)
+    next(answers)
+    own, grandchild = map(int, note.read_text().split())
+    assert alive(own) and alive(grandchild)
+    with pytest.raises(WorkerTimeout, match=r"no answer within 0\.3 s"):
+        next(answers)
+    limit = time.monotonic() + 10
+    while (alive(own) or alive(grandchild)) and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert not alive(own) and not alive(grandchild)
+    assert list(child.ask(("count", 1), 60)) == [0]
+
+
+def test_a_child_that_can_not_start(child: WorkerProcess) -> None:
+    with pytest.raises(WorkerDied, match="exit status 1: RuntimeError: no coffee"):
+        list(WorkerProcess("tests.cpu.workers.test_child_process:Stillborn").ask(1, 60))
+    with pytest.raises(WorkerDied, match="ModuleNotFoundError"):
+        list(WorkerProcess("a_module_nobody_has:Role").ask(1, 60))
+    late = WorkerProcess("tests.cpu.workers.test_child_process:Role", startup=0.0)
+    with pytest.raises(WorkerTimeout, match="did not start within 0 s"):
+        list(late.ask(("count", 1), 60))
+    assert not late.alive
+
+
+def test_it_ends_with_its_parent(child: WorkerProcess) -> None:
+    """A parent that is killed leaves no child behind: the pipe closes."""
+    import subprocess
+
+    text = (
+        "import os, signal\nfrom tritongemm.workers.child_process import WorkerProcess as Child\n"
+        "c = Child('tests.cpu.workers.test_child_process:Role')\n((_, pid, _),) = c.ask(('environment', ''), 60)\n"
+        "print(pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = os.pathsep.join(p for p in sys.path if p)
+    done = subprocess.run(
+        [sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    pid = int(done.stdout)
+    limit = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert not alive(pid)
+
+
+def test_killing_twice_is_harmless(child: WorkerProcess) -> None:
+    list(child.ask(("count", 1), 60))
+    child.kill()
+    child.kill()
+    assert not child.alive and list(child.ask(("count", 1), 60)) == [0]
+
+
+def test_last_words_are_its_own(child: WorkerProcess) -> None:
+    """What an earlier request wrote does not explain a later death."""
+    with pytest.raises(WorkerError):
+        list(child.ask(("fail", 0), 60))
+    with pytest.raises(WorkerDied, match=r"^signal SIGKILL$"):
+        list(child.ask(("kill", signal.SIGKILL), 60))
+
+
+def test_compilers_work_in_memory_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def folder(free: int) -> str:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+        compiler = BuildPool(ArtifactCache(tmp_path), jobs=16)
+        name = compiler._scratch.name
+        compiler.close()
+        return name
+
+    assert not folder(64 << 20).startswith("/dev/shm/"), "what a container has of it: sixteen compilers need more"
+    assert folder(8 << 30).startswith("/dev/shm/") == os.access("/dev/shm", os.W_OK)

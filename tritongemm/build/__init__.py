@@ -1,0 +1,1 @@
+"""Configs to binaries: compiler processes and the cache that they fill."""

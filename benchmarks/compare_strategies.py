@@ -31,9 +31,10 @@ from replay_tables import Table, read
 
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.plugins import registry
+from tritongemm.core.space import Space
+from tritongemm.plugins import _modules as registry
 from tritongemm.search.cost_model import model as cost_model
-from tritongemm.search.space import Space, space
+from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
 Floats = NDArray[np.float64]

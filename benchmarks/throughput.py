@@ -24,7 +24,7 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.runtime import machine
 from tritongemm.search import planner
 

@@ -23,7 +23,6 @@ from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.operands import OperandSpec
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.numerics.lookup import extras
 
 TL = {"fp16": "tl.float16", "bf16": "tl.bfloat16", "fp32": "tl.float32", "int8": "tl.int8"}
 
@@ -101,7 +100,7 @@ def facts(problem: Problem, target: Target) -> KernelFacts:
     if integer:
         precision = ", out_dtype=tl.int32"
     acc = "tl.int32" if integer else "tl.float32"
-    applied = extras(problem)
+    applied = problem.extras
     total = "tl.float32" if any(e.operator == "*" for e in applied) else acc
     bounds: tuple[str, ...] = ()
     if problem.c.is_fp8 or problem.c.name == "int8":
@@ -192,7 +191,13 @@ def _render(template: str, problem: Problem, configs: list[Config], target: Targ
 
 
 def module(
-    problem: Problem, configs: list[Config], target: Target, tolerance: float, scale: float, library: str = ""
+    problem: Problem,
+    configs: list[Config],
+    target: Target,
+    tolerance: float,
+    scale: float,
+    typical_scale: float = 1.0,
+    library: str = "",
 ) -> str:
     """A module with all candidates of one problem, which verifies and times them when run by itself.
 
@@ -202,9 +207,16 @@ def module(
         target: where they run.
         tolerance: largest error that passes, as the family measures it.
         scale: standard deviation of the random operands.
+        typical_scale: middle of the random scale factors.
         library: PyTorch's function for the problem, or "" where it has none.
     """
-    more = {"tolerance": tolerance, "scale": scale, "library": library, "rotating_mb": 3 * target.llc_bytes >> 20}
+    more = {
+        "tolerance": tolerance,
+        "scale": scale,
+        "typical_scale": typical_scale,
+        "library": library,
+        "rotating_mb": 3 * target.llc_bytes >> 20,
+    }
     return _render("module.py.j2", problem, configs, target, **more)
 
 

@@ -19,7 +19,6 @@ import yaml
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
-from tritongemm.numerics.lookup import extras
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 _FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
@@ -83,7 +82,7 @@ def tail(block: int) -> int:
 
 def operands(problem: Problem) -> tuple[str, ...]:
     """Names of a kernel's operands, in order; every kernel has a place for a bias."""
-    others = [e.name for e in extras(problem) if e.name != "bias"]
+    others = [e.name for e in problem.extras if e.name != "bias"]
     return ("a", "b", "c", *others, "bias", "workspace", "semaphore")
 
 

@@ -23,7 +23,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.workloads import sizes
 
 ROOT = Path(__file__).resolve().parents[2]

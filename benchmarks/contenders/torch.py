@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contenders import Ready, Refused, Setting
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 
 NOTE = "torch.mm(x, w.T, out=y), the library's own choice of kernel"
 

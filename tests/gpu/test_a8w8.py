@@ -12,7 +12,7 @@ from tritongemm.cli import tune
 from tritongemm.core.problem import Problem
 from tritongemm.numerics import verify
 from tritongemm.numerics.families import a8w8
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.runtime.machine import Machine
 
 

@@ -24,7 +24,7 @@ from tritongemm.core.record import Record
 from tritongemm.export import kernel_manifest
 from tritongemm.hip_ext.compilers import assemble
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.runtime.machine import Machine
 
 SIZE = Problem(250, 512, 1024, "bf16", "bf16", "bf16", row_major_b=False)
@@ -57,7 +57,7 @@ def test_exported_kernels_are_right_and_race(
     built = list(compiler.stream(asm.job(c, problem, gpu_machine.target, "") for c in configs))
     assert [b.status for b in built] == ["ok", "ok"], [b.reason for b in built]
     assert all(t.status == "ok" for t in gpu.screen(problem, built, float("inf")))
-    final = gpu.final(problem, built, "torch")
+    final = gpu.race(problem, built, "torch")
     assert [t.status for t in final.trials] == ["ok", "ok"], [t.reason for t in final.trials]
     assert all(t.error is not None and t.tolerance and t.error <= t.tolerance for t in final.trials)
     assert len(final.samples) == 3
@@ -94,7 +94,7 @@ def test_ptx_runs(
     built = compiler.build(asm.job(chosen, SIZE, facts, ""))
     assert built.status == "ok", built.reason
     assert Path(built.path).read_bytes() == assemble.assemble(tmp_path / "kernel.ptx", facts.name)
-    (trial,) = gpu.check(SIZE, [built])
+    (trial,) = gpu.verify(SIZE, [built])
     assert trial.status == "ok", trial.reason
 
 

@@ -13,7 +13,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import verify
 from tritongemm.numerics.families import dense
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 
 pytestmark = pytest.mark.skipif(driver.present() is None, reason="no GPU driver")
 

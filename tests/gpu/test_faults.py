@@ -120,7 +120,7 @@ def test_screening_goes_on(crew: Crew) -> None:
 
 def test_a_fast_wrong_kernel_never_wins(crew: Crew) -> None:
     """The final names the wrong ones with their error, loses nobody, and races the right ones with the library alone."""
-    final = crew.gpu.final(PROBLEM, crew.built, "torch")
+    final = crew.gpu.race(PROBLEM, crew.built, "torch")
     found = outcome(final.trials)
     assert found.keys() == EDITS.keys()
     status = {name: t.status for name, t in found.items()}
@@ -138,8 +138,8 @@ def test_the_next_request_finds_a_device_that_works(crew: Crew) -> None:
     """Right after a fault a fresh process takes over."""
     bad = [b for b in crew.built if NAMES[b.config.name] == "illegal"]
     good = [b for b in crew.built if NAMES[b.config.name] == "good"]
-    (trial,) = crew.gpu.check(PROBLEM, bad)
+    (trial,) = crew.gpu.verify(PROBLEM, bad)
     assert trial.status == "crashed"
-    (trial,) = crew.gpu.check(PROBLEM, good)
+    (trial,) = crew.gpu.verify(PROBLEM, good)
     assert trial.status == "ok" and trial.error is not None and trial.tolerance is not None
     assert trial.error <= trial.tolerance

@@ -89,7 +89,7 @@ def judge(
             continue
         assert one.status == "ok", f"{places[0][0].key} {one.config.name}: {one.reason}"
         for problem, config in places:
-            (trial,) = gpu.check(problem, [one])
+            (trial,) = gpu.verify(problem, [one])
             right += trial.status == "ok"
             if trial.status != "ok":
                 bad.append(f"{problem.key} {config.name}: {trial.status} {trial.reason}")

@@ -22,7 +22,7 @@ from tritongemm.measure.choose import BASELINE_ENTRY
 from tritongemm.measure.jobs import Request
 from tritongemm.measure.operand_sets import OperandSets, PreparedCandidate
 from tritongemm.measure.timers import cupti, events, rocprofv3
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.runtime.machine import Machine
 from tritongemm.search import planner
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tritongemm.cli import tune
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.runtime.machine import Machine
 
 SIZES = "- {M: 16, N: 512, K: 1024, rowMajorB: N}\n- {M: 250, N: 328, K: 520, rowMajorB: N, bias: n}\n"

@@ -18,7 +18,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.search_spaces import loader as target_files
@@ -67,10 +67,10 @@ class Judge:
             registry.load("backends", one.config.backend).launch(one, problem, self.target)
             yield Trial(one.config, "ok", samples=(seconds(one.config),), timer="sundial")
 
-    def enumerate(self, problem: Problem, backend: str, most: int) -> list[Config]:
+    def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
         raise TritonGemmError(f"{backend} lacks a symbol")
 
-    def final(self, problem: Problem, built: list[Artifact], library: str) -> RaceResult:
+    def race(self, problem: Problem, built: list[Artifact], baseline: str) -> RaceResult:
         self.raced = [b.config for b in built]
         trials = [Trial(c, "ok", "", (seconds(c),), "sundial", "final", 0.0, 0.1) for c in self.raced]
         return RaceResult(tuple(trials), {t.config.name: t.samples for t in trials}, True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from concurrent.futures import FIRST_COMPLETED
-from concurrent.futures import Future
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import wait
-from math import inf
-from tritongemm.build.pool import BuildPool
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.artifact import CompileJob
-from tritongemm.tuning.task import Task
 import time
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from math import inf
+
+from tritongemm.build.pool import BuildPool
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.tuning.task import Task
+
 
 class BackgroundBuilds:
     """Compiles on half of a compiler's processes at the most, so that the search has the others.

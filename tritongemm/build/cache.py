@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.errors import InputError
 import json
 import os
 import shutil
 import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.errors import InputError
 
 _BUILT = "built.json"
 

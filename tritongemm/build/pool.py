@@ -8,21 +8,6 @@ another size or on a GPU node, compiles nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from dataclasses import replace
-from math import inf
-from pathlib import Path
-from queue import SimpleQueue
-from tritongemm.build.cache import ArtifactCache
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.artifact import CompileJob
-from tritongemm.core.errors import OutputError
-from tritongemm.plugins import registry
-from tritongemm.workers.child_process import WorkerDied
-from tritongemm.workers.child_process import WorkerError
-from tritongemm.workers.child_process import WorkerProcess
-from tritongemm.workers.child_process import WorkerTimeout
 import gc
 import itertools
 import os
@@ -30,6 +15,17 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from queue import SimpleQueue
+
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.errors import OutputError
+from tritongemm.plugins import _modules as registry
+from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 GIVES_WAY = 5  # niceness of compilers: what plans, searches and times goes first, for they all wait for it
 _ROOM = 64 << 20  # bytes a compiler may need for its files; nvcc keeps a few stages of a large source

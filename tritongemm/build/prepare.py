@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.launch import HostLaunch
-from tritongemm.core.launch import Launch
+from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from typing import Any
-from typing import TYPE_CHECKING
-import os
-import tempfile
 
 if TYPE_CHECKING:
     from tritongemm.build.cache import ArtifactCache
     from tritongemm.core.artifact import Artifact
     from tritongemm.core.target import Target
 
-def launches(records: Sequence[Record], target: Target, cache: ArtifactCache) -> dict[Problem, Launch | HostLaunch | str]:
+
+def launches(
+    records: Sequence[Record], target: Target, cache: ArtifactCache
+) -> dict[Problem, Launch | HostLaunch | str]:
     """The launch of each record's config, compiled in parallel where the cache lacks it; or why there is none.
 
     Args:
@@ -28,10 +30,9 @@ def launches(records: Sequence[Record], target: Target, cache: ArtifactCache) ->
         target: facts of the live device; its compute units size persistent grids.
         cache: compiled kernels.
     """
-    from tritongemm.codegen import modules
-    from tritongemm.plugins import registry
-    from tritongemm.codegen import template_facts
     from tritongemm.build.pool import BuildPool
+    from tritongemm.codegen import modules, template_facts
+    from tritongemm.plugins import _modules as registry
 
     found: dict[Problem, Launch | HostLaunch | str] = {}
     waiting: dict[Problem, Any] = {}
@@ -53,7 +54,9 @@ def launches(records: Sequence[Record], target: Target, cache: ArtifactCache) ->
                 backend = registry.load("backends", config.backend)
                 generated = config.backend == "triton"
                 if generated:
-                    template_facts.kernel_template(config.template)  # the record may be older or newer than the templates
+                    template_facts.kernel_template(
+                        config.template
+                    )  # the record may be older or newer than the templates
                 job = backend.job(config, problem, target, "")
                 built = cache.get(job.digest)
                 if built is None:

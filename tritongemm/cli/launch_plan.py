@@ -32,7 +32,8 @@ from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.launch import HostLaunch
 from tritongemm.export import launch_plans
 from tritongemm.export.selection import BACKENDS, Selection, emptied, launches
-from tritongemm.plugins import registry
+from tritongemm.plugins import registry as plugins
+from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.workloads import sizes
 
@@ -103,8 +104,8 @@ def _run(args: argparse.Namespace) -> Iterator[Path]:
         raise InputError("name a size with -m, -n and -k")
     (row,) = sizes.from_options(args.m, args.n, args.k, options.defaults(args, facts.fp8))
     problem, folder = row.problem, Path(args.output)
-    refusal = registry.load("families", problem.family).unsupported(problem, facts)
-    if refusal:
+    refusal = plugins.get(Family, problem.family).supports(problem, facts)
+    if not refusal:
         raise InputError(f"{problem.key}: {refusal}")
     emptied(folder)
     which = Selection(args.config, args.all, args.backend, tuple(map(Path, args.manifest)))

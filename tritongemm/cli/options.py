@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from tritongemm.formats import Defaults
 from tritongemm.numerics.random_inputs import INITS
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry as plugins
+from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader as target_files
 
 EXAMPLES = """\
@@ -35,7 +37,7 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
         g.add_argument(f"-{flag}", f"--{flag.replace('_', '-')}", default=None, metavar="DTYPE", help=text)
     g.add_argument("--bias-vector", nargs="?", const="m", choices=("m", "n"), default=None,
                    help="add a bias: m, one value per row of C (the default form), or n, one per column")  # fmt: skip
-    g.add_argument("--family", default="dense", choices=registry.names("families"),
+    g.add_argument("--family", default="dense", choices=[*plugins.names(Family), *(n for f in plugins.every(Family) for n in f.variants)],
                    help="dense (default); a8w8: fp8 or int8 with a scale per row of A and per column of B; a4w4_blockscale: fp4 "
                    "with a scale for each 32 numbers along K; …_bpreshuffle: B in the order of AITER's assembly kernels")  # fmt: skip
 

@@ -25,8 +25,9 @@ from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.formats import FormatRow
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Evaluator
+from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry as plugins
+from tritongemm.plugins.contracts import Evaluator, Family
 from tritongemm.report import candidates_csv
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
@@ -71,8 +72,8 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
     here = machine.find(args.target, args.gpu_ids, args.ngpus)
     rows = _rows(args, here)
     for problem in (r.problem for r in rows):
-        refusal = registry.load("families", problem.family).unsupported(problem, here.target)
-        if refusal:
+        refusal = plugins.get(Family, problem.family).supports(problem, here.target)
+        if not refusal:
             raise InputError(f"{problem.key}: {refusal}")
     roster = choose_roster(args.libtype, bool(here.devices), args.compile_only)
     reporter.say(here.why)

@@ -1,39 +1,47 @@
-"""The nouns `Operand` and `Operands`: what a GEMM reads beside A and B, and all that it reads and writes as tensors."""
+"""The nouns `OperandSpec` and `Operands`: one operand of a GEMM as it lies in memory, and the tensors of all of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
 from tritongemm.core.dtypes import DType
-from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import Scaling
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# A [M, K] and B [K, N] as ``a`` and ``b``, a family's other operands by their names; where something is computed, C [M, N]
+# A [M, K] and B [K, N] as ``a`` and ``b``, a problem's other operands by their names; where something is computed, C [M, N]
 # as ``c``.
 Operands: TypeAlias = "dict[str, Tensor]"
 
 
 @dataclass(frozen=True)
 class OperandSpec:
-    """One operand beside A and B, dense.
+    """One operand, dense.
 
     Attributes:
-        name: ``bias``, ``scale_a``, ``scale_b`` …
+        name: ``a``, ``b``, ``c``, ``scale_a``, ``scale_b`` or ``bias``.
         dtype: of its elements.
-        shape: [M, 1] or [N], so that it broadcasts over C, where the epilogue applies it.
-        operator: ``+`` or ``*``: how the epilogue applies it to the sum over K, before C is rounded; "" where it does not,
-            as with scales that change along K.
-        typical: size of the random numbers it is filled with.
+        shape: extents; a factor or an addend of the epilogue is [M, 1] or [N], so that it broadcasts over C.
+        order: how it lies in memory: ``rows``, ``columns``, or the name of a layout of weights or scales.
+        applied: where a kernel applies it: ``epilogue`` (to the sum over K, before C is rounded), ``mainloop`` (scales that
+            change along K), or "" for A, B and C.
+        scaling: what a scale factor covers; None for other operands.
     """
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
-    operator: str
-    typical: float = 1.0
+    order: str = "rows"
+    applied: str = ""
+    scaling: Scaling | None = None
+
+    @property
+    def operator(self) -> str:
+        """How the epilogue applies it: ``*`` for a scale, ``+`` for a bias, "" where it does not."""
+        return ("*" if self.scaling else "+") if self.applied == "epilogue" else ""
 
     @property
     def along(self) -> str:
@@ -42,13 +50,5 @@ class OperandSpec:
 
     @property
     def count(self) -> int:
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
-
-
-def bias(problem: Problem) -> tuple[OperandSpec, ...]:
-    """The problem's bias as the last of its operands; none where it has none."""
-    shapes = {"m": (problem.m, 1), "n": (problem.n,)}
-    return (OperandSpec("bias", problem.bias_dtype, shapes[problem.bias], "+"),) if problem.bias in shapes else ()
+        """Number of elements."""
+        return prod(self.shape)

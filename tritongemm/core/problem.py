@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.errors import InputError
+from tritongemm.core.operands import OperandSpec
+from tritongemm.core.scaling import Scaling
 
 MAX_DIM = 2**31 - 1
 BIASES = ("none", "m", "n")
+PLAIN = "plain"  # the order of a B that lies in rows or columns, as `row_major_b` says
 
 
 @dataclass(frozen=True, order=True)
@@ -23,7 +27,10 @@ class Problem:
         row_major_b: B is stored [K, N]; otherwise [N, K], as the weight of a linear layer is.
         bias: ``none``, ``m`` (one value per row of C) or ``n`` (one per column).
         batch: number of independent GEMMs, each operand densely strided.
-        family: plug-in of families/ that makes inputs, the reference and the tolerance.
+        family: plug-in of numerics/families that makes inputs, the reference and the tolerance.
+        order_b: order of B in memory: ``plain``, or a plug-in of numerics/weight_layouts.
+        scale_a, scale_b: the scale factors of A and of B; None where it has none. `Family.problem` fills them in.
+        groups: number of products of different M that share one call (a mixture of experts); their rows add up to M.
     """
 
     m: int
@@ -37,9 +44,13 @@ class Problem:
     bias: str = "none"
     batch: int = 1
     family: str = "dense"
+    order_b: str = PLAIN
+    scale_a: Scaling | None = None
+    scale_b: Scaling | None = None
+    groups: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("m", "n", "k", "batch"):
+        for name in ("m", "n", "k", "batch", "groups"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise InputError(f"{name.upper()} must be a whole number, not {value!r}")
@@ -62,6 +73,41 @@ class Problem:
     @property
     def c(self) -> DType:
         return DTYPES[self.dtype_c]
+
+    @property
+    def kind(self) -> str:
+        """``one`` product, ``batched`` (equal products side by side) or ``grouped`` (products of different M)."""
+        return "grouped" if self.groups > 1 else "batched" if self.batch > 1 else "one"
+
+    @cached_property
+    def operands(self) -> dict[str, OperandSpec]:
+        """What a kernel reads and writes, by name: a, b, c, then scale_a, scale_b and bias where there are any."""
+        m, n, k = self.m, self.n, self.k
+        specs = [
+            OperandSpec("a", self.a, (m, k), "rows" if self.row_major_a else "columns"),
+            OperandSpec(
+                "b",
+                self.b,
+                (k, n),
+                self.order_b if self.order_b != PLAIN else "rows" if self.row_major_b else "columns",
+            ),
+            OperandSpec("c", self.c, (m, n), "rows"),
+        ]
+        for name, scaling, rows in (("scale_a", self.scale_a, m), ("scale_b", self.scale_b, n)):
+            if scaling is not None:
+                shape: tuple[int, ...] = scaling.shape(rows, k)
+                if scaling.applied == "epilogue" and name == "scale_b":
+                    shape = shape[:1]  # so that it broadcasts over the columns of C
+                specs.append(OperandSpec(name, DTYPES[scaling.dtype], shape, scaling.layout, scaling.applied, scaling))
+        if self.bias != "none":
+            shape = (m, 1) if self.bias == "m" else (n,)
+            specs.append(OperandSpec("bias", self.bias_dtype, shape, "rows", "epilogue"))
+        return {spec.name: spec for spec in specs}
+
+    @cached_property
+    def extras(self) -> tuple[OperandSpec, ...]:
+        """The operands beside A, B and C, in the order in which an epilogue applies those that it does."""
+        return tuple(self.operands.values())[3:]
 
     @property
     def bias_dtype(self) -> DType:
@@ -99,12 +145,23 @@ class Problem:
         parts = [f"{self.m}x{self.n}x{self.k}", self.dtypes, self.layout]
         parts += [f"bias{self.bias}"] if self.bias != "none" else []
         parts += [f"batch{self.batch}"] if self.batch != 1 else []
+        parts += [f"groups{self.groups}"] if self.groups != 1 else []
         parts += [self.family] if self.family != "dense" else []
+        parts += [self.order_b] if self.order_b != PLAIN else []
         return "_".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """The fields as JSON values; those that came after schema 1 only where they are not at their defaults."""
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ("scale_a", "scale_b"):
+            data[name] = data[name].to_json() if data[name] else None
+        later = {"order_b": PLAIN, "scale_a": None, "scale_b": None, "groups": 1}
+        return {k: v for k, v in data.items() if k not in later or v != later[k]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Problem:
-        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        for name in ("scale_a", "scale_b"):
+            if known.get(name):
+                known[name] = Scaling.from_json(known[name])
+        return cls(**known)

@@ -8,11 +8,10 @@ from typing import Any
 from tritongemm.core.dtypes import DType
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import HostLaunch, Launch
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.target import Target
 from tritongemm.export import host_launch_plans
 from tritongemm.hip_ext.binaries import code_object, hidden_args
-from tritongemm.numerics.lookup import extras, shuffled_b
 
 _SHORT = {"int8": "i8", "int32": "i32"}  # as the readers of plans spell them
 
@@ -88,9 +87,9 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
         "b": _operand("b", problem.b, (k, n), b),
         "c": {**_operand("c", problem.c, (m, n), (n, 1)), "init": "poison"},
     }
-    if shuffled_b(problem):
+    if problem.order_b != PLAIN:
         known["b"]["order"] = "shuffled"
-    return known | {e.name: _operand(e.name, e.dtype, e.shape, (*e.shape[1:], 1)) for e in extras(problem)}
+    return known | {e.name: _operand(e.name, e.dtype, e.shape, (*e.shape[1:], 1)) for e in problem.extras}
 
 
 def _operand(role: str, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space

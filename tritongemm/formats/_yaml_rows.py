@@ -14,7 +14,7 @@ import yaml
 
 from tritongemm.core.errors import InputError
 from tritongemm.formats._rows import EXAMPLE
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,17})")  # no octal 010, nothing that int() refuses for its length
 # libyaml, where PyYAML has it, reads a thousand rows in a tenth of the time.

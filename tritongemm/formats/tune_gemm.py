@@ -30,10 +30,13 @@ import yaml
 from tritongemm.codegen.template_facts import odd_block
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import BIASES, Problem
 from tritongemm.core.record import Record
-from tritongemm.formats._rows import Defaults, FormatRow
+from tritongemm.formats._rows import problem_of
 from tritongemm.formats._yaml_rows import Entry, entries
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
 
 FORMAT = "tune_gemm's YAML, a list of maps"
 HEAD = "# Tuned by tritongemm: tune_gemm's keys, then tritongemm's. With timer: model, times are predictions.\n"
@@ -99,11 +102,16 @@ def _problem(entry: Entry, defaults: Defaults) -> Problem:
         if key in entry:
             given[name] = entry.text(key, choices=("T", "N")) == "T"
     given["batch"] = entry.whole("batch", 1, 1)
-    given["family"] = entry.plugin("family", "families", defaults.family)
+    given["family"] = entry.text("family", defaults.family, families())
     try:
-        return defaults.problem(m, n, k, **given)
+        return problem_of(defaults, m, n, k, **given)
     except InputError as error:
         entry.fail(f"can't be: {error}")
+
+
+def families() -> list[str]:
+    """Names that a row's family may have: families, and their variants."""
+    return [*registry.names(Family), *(name for f in registry.every(Family) for name in f.variants)]
 
 
 def _config(entry: Entry) -> Config | None:

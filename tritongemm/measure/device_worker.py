@@ -26,7 +26,7 @@ from tritongemm.measure import choose
 from tritongemm.measure.jobs import Request
 from tritongemm.measure.operand_sets import LeadInKernel, LibraryRefusal, OperandSets, PreparedCandidate
 from tritongemm.numerics import verify
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 
 # After these the context is lost; everything else is the candidate's own refusal.
 FATAL = (

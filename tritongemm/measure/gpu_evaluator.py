@@ -18,7 +18,8 @@ from tritongemm.core.protocol import MeasureProtocol, RaceResult
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.measure.jobs import Request
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
+from tritongemm.plugins.contracts import Evaluator
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 Candidate = tuple[Config, Launch | HostLaunch | None]
@@ -42,7 +43,7 @@ def _blamed(fault: Exception, last: Any, timeout: float) -> _Fault:
     return _Fault("crashed", str(fault))
 
 
-class GpuEvaluator:
+class GpuEvaluator(Evaluator):
     """One device and the process that works on it.
 
     Args:
@@ -99,22 +100,22 @@ class GpuEvaluator:
                 refused.append(Trial(one.config, "out_of_resources", str(error), stage=stage))
         return launches, refused
 
-    def screen(self, problem: Problem, built: Sequence[Artifact], best: float) -> Iterator[Trial]:
+    def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
         """A cheap time for each candidate, as they come.
 
         Args:
             problem: what they compute.
-            built: compiled candidates.
-            best: seconds of the best so far.
+            artifacts: compiled candidates.
+            best_s: seconds of the best so far.
 
         Raises:
             TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
         """
-        left, refused = self._launches(problem, built, "screen")
+        left, refused = self._launches(problem, artifacts, "screen")
         yield from refused
         while left:
             try:
-                for answer in self._answers(self._request("screen", problem, left, best=best)):
+                for answer in self._answers(self._request("screen", problem, left, best=best_s)):
                     if isinstance(answer, Trial):
                         left.pop(0)
                         yield answer
@@ -122,8 +123,8 @@ class GpuEvaluator:
                 if fault.status and left:
                     yield Trial(left.pop(0)[0], fault.status, fault.reason, stage="screen")
 
-    def enumerate(self, problem: Problem, backend: str, most: int) -> list[Config]:
-        """The configs a library has for a problem, `most` of them unless that is 0.
+    def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
+        """The configs a library has for a problem, `limit` of them unless that is 0.
 
         Raises:
             TritonGemmError: it can't be asked; says why.
@@ -132,18 +133,18 @@ class GpuEvaluator:
         if reason:
             raise UnavailableError(reason)
         try:
-            answers = list(self._answers(self._request("enumerate", problem, (), library=backend, most=most)))
+            answers = list(self._answers(self._request("enumerate", problem, (), library=backend, most=limit)))
         except _Fault as fault:
             raise TritonGemmError(fault.reason) from None
         found: list[Config] = answers[-1]
         return found
 
-    def check(self, problem: Problem, built: Sequence[Artifact]) -> Iterator[Trial]:
+    def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
         """The error of each candidate at full size."""
-        for one in built:
-            yield from self.final(problem, [one], "", race=False).trials
+        for one in artifacts:
+            yield from self.race(problem, [one], "", race=False).trials
 
-    def final(self, problem: Problem, built: Sequence[Artifact], library: str, race: bool = True) -> RaceResult:
+    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, race: bool = True) -> RaceResult:
         """Verify candidates and race those that pass with the library.
 
         Raises:
@@ -151,7 +152,7 @@ class GpuEvaluator:
         """
         timer = registry.load("timers", self.protocol.timer)
         outside = getattr(timer, "race", None) if race else None  # a clock that runs the race in a process of its own
-        left, lost = self._launches(problem, built, "final")
+        left, lost = self._launches(problem, artifacts, "final")
         deaths = 0  # that are nobody's fault
         kind = "final" if race and outside is None else "check"
         while True:
@@ -160,7 +161,7 @@ class GpuEvaluator:
             cold, racing = True, ""
             try:
                 # After a death in the race that nobody can be blamed for, whoever runs is named.
-                request = self._request(kind, problem, left, library=library, watched=deaths > 0)
+                request = self._request(kind, problem, left, library=baseline, watched=deaths > 0)
                 for answer in self._answers(request):
                     if isinstance(answer, Trial):
                         trials.append(answer)
@@ -188,7 +189,7 @@ class GpuEvaluator:
                         ) from None
                 continue
             if outside and (configs := [t.config for t in trials if t.status == "ok"]):
-                samples = self._outside(outside, problem, configs, library)
+                samples = self._outside(outside, problem, configs, baseline)
             raced = [replace(t, samples=tuple(samples.get(t.config.name, ())), timer=timer.LABEL) for t in trials]
             return RaceResult((*raced, *lost), samples, cold)
 

@@ -17,8 +17,10 @@ from tritongemm.core.protocol import RaceResult
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.measure.timers import model as model_timer
+from tritongemm.numerics.error_metric import deviation
 from tritongemm.numerics.verify import poison
-from tritongemm.plugins import registry
+from tritongemm.plugins import registry as plugins
+from tritongemm.plugins.contracts import Evaluator, Family
 from tritongemm.tuning import roster
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
@@ -64,15 +66,15 @@ class Interpreter:
         vars(module)["torch"] = self._torch  # the module imports it only when it is run
         module.teach_interpreter()
         problem = check.problem
-        family = registry.load("families", problem.family)
-        operands = family.inputs(problem, "cpu")
+        family = plugins.get(Family, problem.family)
+        operands = family.make_inputs(problem, "cpu")
         # The interpreter truncates where hardware rounds to nearest: narrow floats stay float32.
         narrow = problem.c.is_fp8 or problem.dtype_c == "bf16"
         dtype = self._torch.float32 if narrow else getattr(self._torch, problem.c.torch)
         c = self._torch.empty((problem.m, problem.n), dtype=dtype)
         poison(c)
         module.launch(check.config.name, c=c, **operands)
-        yield family.deviation(c, family.reference(problem, operands)), family.tolerance(problem)
+        yield deviation(c, family.reference(problem, operands)), family.tolerance(problem)
 
 
 def _unchecked(config: Config) -> str | None:
@@ -84,7 +86,7 @@ def _unchecked(config: Config) -> str | None:
     return None
 
 
-class OfflineEvaluator:
+class OfflineEvaluator(Evaluator):
     """The stand-in for a GPU.
 
     Args:
@@ -101,9 +103,9 @@ class OfflineEvaluator:
     def start(self) -> None:
         """Nothing: the interpreter is wanted last, and compilers need the cores till then."""
 
-    def screen(self, problem: Problem, built: Sequence[Artifact], best: float) -> Iterator[Trial]:
+    def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
         """A predicted time for each candidate that could be checked here."""
-        for one in built:
+        for one in artifacts:
             ours = one.config.backend == roster.SEARCHED
             if ours and (reason := _unchecked(one.config)):
                 yield Trial(one.config, "pruned", reason)
@@ -112,16 +114,16 @@ class OfflineEvaluator:
                 one.config, "ok", samples=(model_timer.predict(problem, self.target, one),), timer=model_timer.LABEL
             )
 
-    def enumerate(self, problem: Problem, backend: str, most: int) -> list[Config]:
+    def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
         """None: a library can be asked on a GPU only."""
         return []
 
-    def check(self, problem: Problem, built: Sequence[Artifact]) -> Iterator[Trial]:
+    def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
         """The error of each candidate, from Triton's interpreter on a reduced problem."""
-        reasons = {b.config: _unchecked(b.config) for b in built}
+        reasons = {b.config: _unchecked(b.config) for b in artifacts}
         runs = [config for config, reason in reasons.items() if reason is None]
         path = modules.write_candidates(problem, runs, self.target, Path(self._folder.name)) if runs else None
-        for one in built:
+        for one in artifacts:
             if path and one.config in runs:
                 yield self._checked(problem, one.config, path)
             else:
@@ -140,11 +142,11 @@ class OfflineEvaluator:
             return replace(trial, status="wrong", reason=f"error {error:.3g} > {tolerance:.3g}")
         return trial
 
-    def final(self, problem: Problem, built: Sequence[Artifact], library: str) -> RaceResult:
+    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str) -> RaceResult:
         """Check candidates in predicted order until one passes; there is no race to run and no library to race."""
         trials: list[Trial] = []
-        for one in sorted(built, key=lambda b: model_timer.predict(problem, self.target, b)):
-            (trial,) = self.check(problem, [one])
+        for one in sorted(artifacts, key=lambda b: model_timer.predict(problem, self.target, b)):
+            (trial,) = self.verify(problem, [one])
             seconds = model_timer.predict(problem, self.target, one)
             trials.append(replace(trial, samples=(seconds,), timer=model_timer.LABEL))
             if trial.status == "ok":

@@ -18,7 +18,9 @@ from tritongemm.core.operands import Operands
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
 from tritongemm.measure.jobs import Request
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry as plugins
+from tritongemm.plugins.contracts import Family
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,10 +113,10 @@ class OperandSets:
 
         problem, protocol = request.problem, request.protocol
         self.problem, self.device, self.stream = problem, device, stream
-        self.family = registry.load("families", problem.family)
+        self.family = plugins.get(Family, problem.family)
         self.protocol = protocol
         place = f"cuda:{request.device}"
-        operands: Operands = self.family.inputs(problem, place, protocol.init, protocol.seed)
+        operands: Operands = self.family.make_inputs(problem, place, protocol.init, protocol.seed)
         a, b = operands["a"], operands["b"]
         c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=place)
         one_set = sum(t.numel() * t.element_size() for t in (a, b, c))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tritongemm.core.operands import Operands, OperandSpec
+from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def reference(problem: Problem, extras: Iterable[OperandSpec], operands: Operands) -> Tensor:
-    """C in float64 [M, N], saturated as the kernels saturate."""
+def epilogue_reference(problem: Problem, operands: Operands) -> Tensor:
+    """C in float64 [M, N], its scales and bias applied to the sum over K, saturated as the kernels saturate."""
     exact = operands["a"].double() @ operands["b"].double()
-    for extra in extras:
+    for extra in problem.extras:
         vector = operands[extra.name].double()
-        vector = vector[:, None] if extra.along == "m" else vector[None, :]
+        vector = vector if vector.dim() > 1 else vector[:, None] if extra.along == "m" else vector[None, :]
         exact = exact.mul_(vector) if extra.operator == "*" else exact.add_(vector)
     if problem.c.is_fp8 or problem.dtype_c == "int8":
         exact = exact.clamp(-problem.c.maximum - (problem.dtype_c == "int8"), problem.c.maximum)

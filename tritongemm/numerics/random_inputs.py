@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tritongemm.core.errors import InputError
@@ -16,14 +15,14 @@ INITS = ("randn", "hpl", "trig_float", "zeros")
 
 
 def random_inputs(
-    problem: Problem, extras: Iterable[OperandSpec], deviation: float, device: str, init: str, seed: int
+    problem: Problem, deviation: float, typical_scale: float, device: str, init: str, seed: int
 ) -> Operands:
-    """A [M, K] and B [K, N] in the problem's layouts, and the other operands as vectors [M] or [N].
+    """A [M, K] and B [K, N] in the problem's layouts, and the other operands in their shapes, vectors flat.
 
     Args:
-        problem: sizes, dtypes, layouts.
-        extras: the operands beside A and B; factors are uniform between a half and one and a half of what is typical.
+        problem: sizes, dtypes, layouts and the other operands.
         deviation: standard deviation of A and B.
+        typical_scale: scale factors are uniform between a half and one and a half of this.
         device: a torch device.
         init: ``randn``, ``hpl`` (uniform in [-0.5, 0.5]), ``trig_float`` (sines and cosines of the index) or ``zeros``.
         seed: of the random numbers.
@@ -56,11 +55,11 @@ def random_inputs(
 
     def vector(operand: OperandSpec) -> Tensor:
         dtype = getattr(torch, operand.dtype.torch)
-        if operand.operator == "*":
-            uniform = torch.rand(operand.count, device=device, generator=generator) + 0.5
-            return (uniform * operand.typical).to(dtype)
-        return fill((operand.count,), dtype, 0.5)
+        shape = operand.shape if operand.applied == "mainloop" else (operand.count,)
+        if operand.scaling is not None:
+            return ((torch.rand(shape, device=device, generator=generator) + 0.5) * typical_scale).to(dtype)
+        return fill(shape, dtype, 0.5)
 
     a = matrix(problem.m, problem.k, getattr(torch, problem.a.torch), problem.row_major_a, 0.0)
     b = matrix(problem.k, problem.n, getattr(torch, problem.b.torch), problem.row_major_b, 1.5707963)
-    return {"a": a, "b": b} | {operand.name: vector(operand) for operand in extras}
+    return {"a": a, "b": b} | {operand.name: vector(operand) for operand in problem.extras}

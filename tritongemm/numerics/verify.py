@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tritongemm.core.problem import Problem
+from tritongemm.numerics.error_metric import deviation, outside
+from tritongemm.plugins.contracts import Family
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,17 +59,17 @@ def poison(c: Tensor) -> None:
 
 
 def verify(
-    problem: Problem, family: ModuleType, run: Callable[[], None], c: Tensor, exact: Tensor, ratio: float = 0.0
+    problem: Problem, family: Family, run: Callable[[], None], c: Tensor, exact: Tensor, ratio: float = 0.0
 ) -> VerifyResult:
     """Run a candidate twice on a poisoned C and compare.
 
     Args:
         problem: what it computes.
-        family: its module, for the error and the tolerance.
+        family: gives the tolerance.
         run: launches the candidate and waits for it.
         c: where it writes [M, N].
         exact: float64 reference [M, N].
-        ratio: largest share of elements beyond the tolerance that passes, if the family can count them.
+        ratio: largest share of elements beyond the tolerance that passes.
     """
     import torch
 
@@ -85,7 +86,7 @@ def verify(
 
 
 def verify_once(
-    problem: Problem, family: ModuleType, run: Callable[[], object], c: Tensor, exact: Tensor, ratio: float = 0.0
+    problem: Problem, family: Family, run: Callable[[], object], c: Tensor, exact: Tensor, ratio: float = 0.0
 ) -> VerifyResult:
     """As `verify`, from a single run; C and the reference may be the same part of each."""
     poison(c)
@@ -93,8 +94,8 @@ def verify_once(
     return compare(problem, family, c, exact, ratio)
 
 
-def compare(problem: Problem, family: ModuleType, c: Tensor, exact: Tensor, ratio: float = 0.0) -> VerifyResult:
+def compare(problem: Problem, family: Family, c: Tensor, exact: Tensor, ratio: float = 0.0) -> VerifyResult:
     """As `verify`, of what is in C."""
-    error, tolerance = family.deviation(c, exact), family.tolerance(problem)
-    counted = ratio and error > tolerance and hasattr(family, "outside")
-    return VerifyResult(error, tolerance, True, family.outside(c, exact, tolerance) if counted else None, ratio)
+    error, tolerance = deviation(c, exact), family.tolerance(problem)
+    counted = ratio and error > tolerance
+    return VerifyResult(error, tolerance, True, outside(c, exact, tolerance) if counted else None, ratio)

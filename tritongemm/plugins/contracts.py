@@ -1,39 +1,651 @@
-"""The contracts of plug-ins."""
+"""The contract of every kind of plug-in.
+
+A plug-in is a class in a file (or a folder with backend.py) of its kind's package, found by the file's name. It derives
+from its kind's class here and fills the methods that begin with an underscore; the public methods are final, check what
+they are given and call those. A class that leaves an abstract method out is refused when it is defined. docs/plugins has a
+page for each kind with a short example.
+
+Plugin
+├── Backend                 a source of GEMM kernels
+│   ├── KernelBackend       whose kernels are compiled here, from text, code objects or instances of a library
+│   │   └── SearchedBackend     whose kernels come from templates with a search space
+│   └── LibraryBackend      a library that is asked on its GPU for its algorithms
+├── Family                  what is computed: operands, inputs, reference, tolerance
+├── WeightLayout            an order of B in memory
+├── ScaleLayout             an order of scale factors in memory
+├── Timer                   a clock
+├── Strategy                a search
+├── Format                  a file format
+└── KernelSource            who may serve a call at run time
+Evaluator                   what times and verifies candidates: a GPU, or what stands in for one
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, final
 
-from tritongemm.core import search_results
-from tritongemm.core.artifact import Artifact
+from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults, FormatRow
+from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.protocol import RaceResult
+from tritongemm.core.record import Record
+from tritongemm.core.scaling import Scaling
+from tritongemm.core.search_results import Predictions, Pruned
+from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.space import Space
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 
-Search: TypeAlias = "Generator[list[Config], list[Trial], None]"  # yields batches, and is sent their trials
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Search: TypeAlias = Generator[list[Config], list[Trial], None]  # yields batches of configs, and is sent their trials
 
 
-class Evaluator(Protocol):
-    """What times and verifies candidates: a GPU, or the stand-in for one."""
+class Plugin(ABC):  # noqa: B024 (kinds have the abstract methods)
+    """What every plug-in has.
+
+    Attributes:
+        package: where plug-ins of this kind lie.
+        kind: what messages call one.
+        name: the file's name; the registry sets it.
+        aliases: other names that a command line or a file may use.
+    """
+
+    package: ClassVar[str] = ""
+    kind: ClassVar[str] = ""
+    name: str = ""
+    aliases: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, abstract: bool = False, **more: Any) -> None:
+        """Refuse a plug-in that leaves something out.
+
+        Raises:
+            TypeError: names the methods and attributes that are missing.
+        """
+        super().__init_subclass__(**more)
+        if abstract:
+            return
+        members = {name: getattr(cls, name, None) for name in dir(cls)}
+        missing = [name for name, member in members.items() if getattr(member, "__isabstractmethod__", False)]
+        missing += [name for name in _declared(cls) if name not in members]
+        if missing:
+            where = f"{cls.__module__}.{cls.__qualname__}"
+            raise TypeError(
+                f"{where} is no {cls.kind} plug-in yet: it lacks {', '.join(sorted(missing))} (docs/plugins)"
+            )
+
+    def available(self) -> Support:
+        """Whether this machine has what the plug-in needs."""
+        return SUPPORTED
+
+
+def _declared(cls: type) -> Iterator[str]:
+    """Names of the class variables that bases declare without a value: a plug-in must give them one."""
+    for base in cls.__mro__:
+        for name, annotation in vars(base).get("__annotations__", {}).items():
+            if "ClassVar" in str(annotation) and not any(name in vars(b) for b in cls.__mro__):
+                yield name
+
+
+# --- Backends ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend's kernels can compute at all; an empty tuple of architectures or families is all of them.
+
+    Attributes:
+        archs: names of the targets.
+        kinds: of `Problem.kind`.
+        orders_b: orders of B in memory.
+        scales: where its kernels can apply scale factors: ``epilogue``, ``mainloop``.
+    """
+
+    archs: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ("one",)
+    orders_b: tuple[str, ...] = (PLAIN,)
+    scales: tuple[str, ...] = ()
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Whether a problem is of a kind that these kernels compute."""
+        if self.archs and target.name not in self.archs:
+            return Support(f"its kernels are for {' and '.join(self.archs)}, not {target.name}")
+        if problem.kind not in self.kinds:
+            return Support(f"it computes {' or '.join(self.kinds)} GEMM at a time, not {problem.kind} ones")
+        if problem.order_b not in self.orders_b:
+            return Support(f"it reads B in the order {' or '.join(self.orders_b)}, not {problem.order_b}")
+        for spec in problem.extras:
+            if spec.scaling is not None and spec.applied not in self.scales:
+                return Support(f"its kernels can't apply {spec.name} in the {spec.applied}")
+        return SUPPORTED
+
+
+@dataclass(frozen=True)
+class BuildInputs:
+    """Files that compiling may need beside the config.
+
+    Attributes:
+        module: generated module that holds the config's kernel; None where there is none (yet).
+        manifests: files that list kernels; empty for those that the environment names.
+    """
+
+    module: Path | None = None
+    manifests: tuple[Path, ...] = ()
+
+
+NO_INPUTS = BuildInputs()
+
+
+class Backend(Plugin, abstract=True):
+    """A source of GEMM kernels.
+
+    Attributes:
+        summary: one line for ``--help``.
+        capabilities: what its kernels can compute at all.
+        baseline: it is what users run today, which every race is measured against.
+    """
+
+    package = "tritongemm.backends"
+    kind = "backend"
+    summary: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+    baseline: ClassVar[bool] = False
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return self.name
+
+    @final
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Whether it has a kernel for a problem on a target; the reason names the number or type that decides it."""
+        return self.capabilities.supports(problem, target) and self._supports(problem, target)
+
+    def _supports(self, problem: Problem, target: Target) -> Support:
+        """As `supports`, of what `capabilities` do not say."""
+        return SUPPORTED
+
+
+class KernelBackend(Backend, abstract=True):
+    """A backend whose kernels are compiled here.
+
+    Attributes:
+        compile_limit_s: seconds that one compile may take; 0 for the run's ``--timeout``. Such a backend races only where
+            it is asked for, and compiles in the background.
+    """
+
+    compile_limit_s: ClassVar[float] = 0.0
+
+    @final
+    def candidates(
+        self, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS, everything: bool = False
+    ) -> list[Config]:
+        """Configs to try, the most promising first; empty where it has none for the problem.
+
+        Args:
+            problem, target: what and where.
+            inputs: files to look into.
+            everything: all it has, not only what a tuning run tries by default.
+
+        Raises:
+            InputError: a file that lists kernels is wrong.
+        """
+        if not self.supports(problem, target):
+            return []
+        found = list(self._candidates(problem, target, inputs, everything))
+        _own(self, found)
+        return found
+
+    @abstractmethod
+    def _candidates(
+        self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
+    ) -> Iterable[Config]: ...
+
+    @final
+    def check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS) -> Support:
+        """Whether a config, wherever it comes from, can compute a problem on a target."""
+        _own(self, [config])
+        return self.supports(problem, target) and self._check(config, problem, target, inputs)
+
+    @abstractmethod
+    def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support: ...
+
+    @final
+    def compile_job(
+        self, config: Config, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS
+    ) -> CompileJob:
+        """What to compile for one config. Its identity does not depend on where `inputs` lie.
+
+        Raises:
+            InputError: the config can't be compiled for the problem.
+            UnavailableError: a tool or library is missing.
+        """
+        _own(self, [config])
+        return self._compile_job(config, problem, target, inputs)
+
+    @abstractmethod
+    def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob: ...
+
+    @final
+    def compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:
+        """Compile one job in this process: the artifact, the code, the file name of the code.
+
+        Raises:
+            InputError: the compiler refuses it.
+            UnavailableError: a tool is missing.
+        """
+        _own(self, [job.config])
+        return self._compile(job)
+
+    @abstractmethod
+    def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]: ...
+
+    @final
+    def launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch | HostLaunch:
+        """The launch of a compiled config on one problem.
+
+        Raises:
+            InputError: it was not compiled, or the binary does not fit this version's way of passing arguments.
+        """
+        _own(self, [artifact.config])
+        if artifact.status != "ok":
+            raise InputError(f"{artifact.config.name} was not compiled: {artifact.reason}")
+        return self._launch(artifact, problem, target)
+
+    @abstractmethod
+    def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch | HostLaunch: ...
+
+    def manifest_row(self, record: Record, launch: Launch, target: Target) -> dict[str, Any] | Support:
+        """A tuned kernel as a row of a manifest of assembly kernels, without its object's name; or why it can't be told."""
+        return Support(f"kernels of {self.name} can't be told in a manifest")
+
+
+class SearchedBackend(KernelBackend, abstract=True):
+    """A backend whose kernels come from templates with a search space; a strategy picks which configs are tried."""
+
+    @abstractmethod
+    def space(self, problem: Problem, target: Target) -> Space:
+        """All configs of a problem, before pruning."""
+
+    @abstractmethod
+    def write_candidates(self, problem: Problem, configs: Sequence[Config], target: Target, folder: Path) -> Path:
+        """Write the module that holds the kernels of these configs; its path."""
+
+    @abstractmethod
+    def write_winner(self, record: Record, target: Target, folder: Path) -> Path:
+        """Write a record's kernel as a module to take away; its path."""
+
+    @abstractmethod
+    def interpreted(self, config: Config) -> Support:
+        """Whether an interpreter on the CPU can run a config's kernel."""
+
+
+class LibraryBackend(Backend, abstract=True):
+    """A library that is asked on its GPU for its algorithms, and launches them itself."""
+
+    @final
+    def list_algorithms(self, problem: Problem, operands: Operands, limit: int = 0) -> list[Config]:
+        """The library's algorithms for a problem as configs, its best guess first.
+
+        Args:
+            problem: dtypes, layouts and bias.
+            operands: A [M, K], B [K, N], C [M, N] and the problem's others, on the device.
+            limit: most of them; 0 for all.
+        """
+        found = list(self._list_algorithms(problem, operands, limit))
+        _own(self, found)
+        return found
+
+    @abstractmethod
+    def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]: ...
+
+    @abstractmethod
+    def operation(
+        self, problem: Problem, operands: Operands, config: Config | None = None
+    ) -> Callable[[], object] | None:
+        """A call that computes C on the current stream, and can be captured; None where the library has it not.
+
+        Args:
+            problem, operands: as for `list_algorithms`.
+            config: one of them; None for the library's own choice.
+        """
+
+    def torch_function(self, problem: Problem) -> str:
+        """Name of the function of torch that a generated module may race against; "" where there is none."""
+        return ""
+
+    def load(self, record: Record, device_index: int, device: Any) -> LoadedKernel | Support:
+        """A record's algorithm, loaded on a device, or why it can't be called from here.
+
+        Args:
+            record: a result that this backend won.
+            device_index: as PyTorch counts.
+            device: the driver's device (`hip_ext.driver.driver.Device`), the current one.
+        """
+        return Support(f"its winner {self.name} can't be called from here")
+
+    def default_kernel(
+        self, problem: Problem, precision: str, device_index: int, device: Any
+    ) -> tuple[LoadedKernel, int] | None:
+        """The kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it.
+
+        Args:
+            problem: x [M, K], w [N, K], a bias along N or none.
+            precision: how float32 is multiplied, ``fp32`` or ``tf32``.
+            device_index, device: as for `load`.
+
+        Returns:
+            None where that isn't known.
+        """
+        return None
+
+
+def _own(backend: Backend, configs: Iterable[Config]) -> None:
+    for config in configs:
+        if config.backend != backend.name:
+            raise InputError(f"{config.name} is a config of backend {config.backend}, not of {backend.name}")
+
+
+# --- Numerics ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FamilyDefaults:
+    """Dtypes of a problem that does not say.
+
+    Attributes:
+        dtype_a: of A and B.
+        dtype_c: of C; "" for A's, or fp16 where A is fp8, or int32 where A is int8.
+        order_b: order of B.
+    """
+
+    dtype_a: str = "fp16"
+    dtype_c: str = ""
+    order_b: str = PLAIN
+
+
+class Family(Plugin, abstract=True):
+    """What is computed: C = A @ B with scales and a bias, in some dtypes.
+
+    Attributes:
+        summary: one line for ``--help``.
+        defaults: dtypes of a problem that does not say.
+        variants: other names for the family with other defaults, e.g. for another order of B.
+        kinds: of `Problem.kind` that it can make inputs and references for.
+    """
+
+    package = "tritongemm.numerics.families"
+    kind = "family"
+    summary: ClassVar[str]
+    defaults: ClassVar[FamilyDefaults] = FamilyDefaults()
+    variants: ClassVar[Mapping[str, FamilyDefaults]] = {}
+    kinds: ClassVar[tuple[str, ...]] = ("one",)
+
+    @final
+    def problem(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        dtype_a: str,
+        dtype_b: str,
+        dtype_c: str,
+        *,
+        row_major_a: bool = True,
+        row_major_b: bool = True,
+        bias: str = "none",
+        batch: int = 1,
+        groups: int = 1,
+        order_b: str = PLAIN,
+    ) -> Problem:
+        """A problem of this family with its operands; dtypes by our names.
+
+        Raises:
+            InputError: a size, dtype or bias that can't be.
+        """
+        scale_a, scale_b = self.scaling(dtype_a, dtype_b)
+        return Problem(
+            m, n, k, dtype_a, dtype_b, dtype_c, row_major_a, row_major_b, bias, batch, self.name, order_b, scale_a,
+            scale_b, groups,
+        )  # fmt: skip
+
+    def scaling(self, dtype_a: str, dtype_b: str) -> tuple[Scaling | None, Scaling | None]:
+        """The scale factors of A and of B in this family, for operands of these types."""
+        return None, None
+
+    @final
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Whether a target can compute a problem, whatever kernels there are for it."""
+        if problem.kind not in self.kinds:
+            kinds = " and ".join(self.kinds)
+            return Support(
+                f"family {self.name} computes {kinds} GEMM a call; {problem.kind} ones (batch {problem.batch}, groups "
+                f"{problem.groups}) are not computed yet"
+            )
+        if (problem.scale_a, problem.scale_b) != self.scaling(problem.dtype_a, problem.dtype_b):
+            return Support(f"{problem.key} does not have the scales of family {self.name}")
+        return self._supports(problem, target)
+
+    @abstractmethod
+    def _supports(self, problem: Problem, target: Target) -> Support: ...
+
+    @abstractmethod
+    def make_inputs(self, problem: Problem, device: str, distribution: str = "randn", seed: int = 0) -> Operands:
+        """Random operands: A [M, K], B [K, N] and the others by their names, in the problem's orders."""
+
+    @abstractmethod
+    def reference(self, problem: Problem, operands: Operands) -> Tensor:
+        """C in float64 [M, N]."""
+
+    @abstractmethod
+    def tolerance(self, problem: Problem) -> float:
+        """Largest error that is rounding rather than a fault: of max |C - reference| / (|reference| + rms)."""
+
+    @abstractmethod
+    def input_deviation(self, problem: Problem) -> float:
+        """Standard deviation of the random floats of A and B."""
+
+    def typical_scale(self, problem: Problem) -> float:
+        """Middle of the random scale factors, of A and of B alike; random operands then give a C of about one."""
+        return 1.0
+
+
+class WeightLayout(Plugin, abstract=True):
+    """An order of B in memory beside rows and columns."""
+
+    package = "tritongemm.numerics.weight_layouts"
+    kind = "weight layout"
+
+    @abstractmethod
+    def supports(self, problem: Problem) -> Support:
+        """Whether a problem's B can lie in this order."""
+
+    @abstractmethod
+    def pack(self, b: Tensor) -> Tensor:
+        """B [K, N], column-major, in this order; of packed elements K counts bytes."""
+
+    @abstractmethod
+    def unpack(self, b: Tensor) -> Tensor:
+        """What `pack` was given."""
+
+
+class ScaleLayout(Plugin, abstract=True):
+    """An order of scale factors in memory beside rows and groups."""
+
+    package = "tritongemm.numerics.scale_layouts"
+    kind = "scale layout"
+
+    @abstractmethod
+    def pack(self, scales: Tensor) -> Tensor:
+        """Factors [rows, groups along K], padded, in this order."""
+
+    @abstractmethod
+    def unpack(self, scales: Tensor) -> Tensor:
+        """What `pack` was given."""
+
+
+# --- Measuring --------------------------------------------------------------------------------------------------------
+
+
+class Clock(Protocol):
+    """A timer made ready on a device."""
+
+    def time(self, graph: Any, launches: int, symbol: str = "") -> float:
+        """Seconds of one launch, from a replay of a captured graph of so many; `symbol`: the kernel that each launches."""
+
+
+class Timer(Plugin, abstract=True):
+    """A clock.
+
+    Attributes:
+        label: what results say of it.
+        vendor: whose GPUs it reads; "" for any.
+        screens_with: another timer that screens in its place; "" for itself.
+        keeps_code: code must not be unloaded while it is in use.
+        counts_gaps: the time from one launch to the next counts, so a lead-in kernel runs before each sample.
+    """
+
+    package = "tritongemm.measure.timers"
+    kind = "timer"
+    label: ClassVar[str]
+    vendor: ClassVar[str] = ""
+    screens_with: ClassVar[str] = ""
+    keeps_code: ClassVar[bool] = False
+    counts_gaps: ClassVar[bool] = False
+
+    def prepare(self) -> None:
+        """Register with the profiler, before the process first uses its GPU."""
+
+    @abstractmethod
+    def clock(self, device: Any, stream: int) -> Clock:
+        """The clock on a driver's device, for graphs that run on a stream's handle."""
+
+
+@dataclass(frozen=True)
+class ExternalRaceJob:
+    """A race that a profiler runs in a process of its own.
+
+    Attributes:
+        problem, target: what and where.
+        configs: verified finalists.
+        baseline: plug-in of backends/ that races with them; "" for none.
+        device: ordinal.
+        rotating_mb: MB that the operands rotate through.
+        warmup, iters: launches of each, untimed and timed.
+        timeout_s: seconds the tool may take.
+    """
+
+    problem: Problem
+    target: Target
+    configs: tuple[Config, ...]
+    baseline: str
+    device: int
+    rotating_mb: int
+    warmup: int
+    iters: int
+    timeout_s: float
+
+
+class ExternalTimer(Timer, abstract=True):
+    """A clock that runs the final race in a process of its own."""
+
+    @abstractmethod
+    def race(self, job: ExternalRaceJob) -> dict[str, list[float]]:
+        """Seconds of each launch by config name, the baseline's under `core.trial.BASELINE_ENTRY`."""
+
+    def races(self, backend: str) -> Support:
+        """Whether kernels of a backend can take part."""
+        return SUPPORTED
+
+
+class Evaluator(ABC):
+    """What times and verifies candidates: a GPU, or what stands in for one.
+
+    Attributes:
+        target: facts of the device.
+    """
 
     target: Target
 
-    def start(self) -> None: ...
-    def screen(self, problem: Problem, built: Sequence[Artifact], best: float) -> Iterator[Trial]: ...
-    def enumerate(self, problem: Problem, backend: str, most: int) -> list[Config]: ...
-    def check(self, problem: Problem, built: Sequence[Artifact]) -> Iterator[Trial]: ...
-    def final(self, problem: Problem, built: Sequence[Artifact], library: str) -> RaceResult: ...
-    def describe(self, problem: Problem, config: Config) -> str: ...
-    def close(self) -> None: ...
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to start; it may take seconds, in which problems can be planned."""
+
+    @abstractmethod
+    def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
+        """A cheap time for each candidate, as they come; `best_s`: seconds of the best so far."""
+
+    @abstractmethod
+    def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
+        """The error of each candidate."""
+
+    @abstractmethod
+    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str) -> RaceResult:
+        """Verify candidates and race those that pass with a baseline backend ("" for none)."""
+
+    @abstractmethod
+    def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
+        """The configs that a library has for a problem, `limit` of them unless that is 0."""
+
+    @abstractmethod
+    def describe(self, problem: Problem, config: Config) -> str:
+        """How a result is verified, in a few words."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the device back."""
+
+
+# --- Searching --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """What a strategy is given.
+
+    Attributes:
+        space: where neighbours are looked for; names the problem and the target.
+        expected: kept configs with their predictions, the best first.
+        seeds: winners of similar problems, to be tried first.
+        compiled: names of kernels that other problems of the run ask for, which cost no compile.
+    """
+
+    space: Space
+    expected: Predictions
+    seeds: tuple[Config, ...] = ()
+    compiled: Collection[str] = field(default=frozenset())
+
+
+class Strategy(Plugin, abstract=True):
+    """A search: which of a problem's configs are tried, in which order."""
+
+    package = "tritongemm.search.strategies"
+    kind = "strategy"
+
+    @abstractmethod
+    def search(self, plan: SearchPlan, budget: int) -> Search:
+        """A generator that yields batches of configs and is sent their trials; it ends where it wants no more.
+
+        Args:
+            plan: what there is to try.
+            budget: most configs to try; 0 for the strategy's own.
+        """
 
 
 class Watcher(Protocol):
-    """What is told of the progress."""
+    """What is told of the progress of a run."""
 
-    def planned(self, problem: Problem, total: int, pruned: search_results.Pruned) -> None: ...
+    def planned(self, problem: Problem, total: int, pruned: Pruned) -> None: ...
     def offered(self, problem: Problem, backend: str, count: int, why: str) -> None: ...
     def refused(self, problem: Problem, backend: str, reason: str) -> None: ...
     def stage(self, name: str, total: int) -> None: ...
@@ -41,3 +653,103 @@ class Watcher(Protocol):
     def trial(self, problem: Problem, trial: Trial) -> None: ...
     def failed(self, problem: Problem, reason: str) -> None: ...
     def compiled(self, builds: Mapping[Problem, Collection[Artifact]]) -> None: ...
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+class Format(Plugin, abstract=True):
+    """A file format of sizes or results.
+
+    Attributes:
+        title: what it is, in a few words, for messages.
+        suffixes: file names end so.
+        can_write: it can tell our results.
+    """
+
+    package = "tritongemm.formats"
+    kind = "format"
+    title: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    can_write: ClassVar[bool] = False
+
+    @abstractmethod
+    def recognises(self, path: Path, text: str) -> bool:
+        """Whether a file is in this format, by its name or contents."""
+
+    @abstractmethod
+    def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
+        """The rows of a file, in its order.
+
+        Args:
+            path: for messages.
+            text: contents.
+            defaults: what holds for a row that does not say.
+
+        Raises:
+            InputError: a row is wrong; names file, row, line and field.
+        """
+
+    def write(self, records: Iterable[Record]) -> str:
+        """The records as a file's text; `read` gives equal records back.
+
+        Raises:
+            InputError: the format can't tell results.
+        """
+        raise InputError(f"{self.title} can't hold our results")
+
+
+# --- Serving ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CallSignature:
+    """What is asked for at run time.
+
+    Attributes:
+        problem: x [M, K] @ w [N, K].T (+ bias [N]).
+        precision: how PyTorch multiplies float32 now, ``fp32`` or ``tf32``; ``fp32`` for other types.
+        vector: x has one dimension, which is another operation to PyTorch.
+        often: the size has been called many times, so that learning how to serve it pays.
+    """
+
+    problem: Problem
+    precision: str = "fp32"
+    vector: bool = False
+    often: bool = True
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """Who serves a call.
+
+    Attributes:
+        kind: ``exact`` (the tuned kernel), ``library`` (it won the tuning) or ``fallback`` (PyTorch).
+        text: which kernel, and why.
+        kernel: what is launched; None where PyTorch is called.
+        lasting: whether an equal call will be resolved alike until other records are loaded.
+    """
+
+    kind: str
+    text: str
+    kernel: LoadedKernel | None = None
+    lasting: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+class KernelSource(Plugin, abstract=True):
+    """Who may serve a call at run time.
+
+    Attributes:
+        rank: sources are asked in the order of their ranks, the lowest first.
+    """
+
+    package = "tritongemm.serve.sources"
+    kind = "kernel source"
+    rank: ClassVar[int]
+
+    @abstractmethod
+    def resolve(self, call: CallSignature, device: Any) -> Resolution | Support:
+        """Who serves the call on a device (`serve.device_kernels.DeviceKernels`), or why this source does not."""

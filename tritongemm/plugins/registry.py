@@ -1,59 +1,122 @@
-"""Plug-ins found by file name: one file in families/, strategies/, backends/, timers/ or interop/ is one plug-in.
+"""Plug-ins found by file name: one file (or one folder with backend.py) in a kind's package is one plug-in.
 
-A plug-in module is imported on first use. It may define ``unavailable() -> str | None``: the reason it can't run on
-this machine, or None. A file whose name starts with an underscore is shared code, not a plug-in.
+A plug-in is imported on first use. A file whose name starts with an underscore is shared code, not a plug-in.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
+from functools import cache
 from types import ModuleType
+from typing import TypeVar
 
 from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.support import Support
+from tritongemm.plugins.contracts import Family, FamilyDefaults, Plugin
 
-KINDS = {  # the package that each kind of plug-in lies in
-    "families": "tritongemm.numerics.families",
-    "strategies": "tritongemm.search.strategies",
-    "backends": "tritongemm.backends",
-    "timers": "tritongemm.measure.timers",
-    "formats": "tritongemm.formats",
-}
+P = TypeVar("P", bound=Plugin)
 
 
-def names(kind: str) -> list[str]:
+def names(kind: type[Plugin]) -> list[str]:
     """Names of all plug-ins of one kind, sorted; imports none of them."""
-    package = importlib.import_module(KINDS[kind])
+    package = importlib.import_module(kind.package)
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
 
 
-def load(kind: str, name: str) -> ModuleType:
-    """Import one plug-in.
+@cache
+def get(kind: type[P], name: str) -> P:
+    """The plug-in called `name`, imported on first use.
+
+    Args:
+        kind: the contract's class in `plugins.contracts` that names the kind, e.g. `Backend`.
+        name: its file's name.
 
     Raises:
-        InputError: no such plug-in; lists those there are.
+        InputError: no such plug-in; lists those there are. Or its file holds none.
         UnavailableError: the plug-in's own imports failed.
     """
-    path = f"{KINDS[kind]}.{name}"
-    for found in (f"{path}.backend", path):
-        if found in sys.modules and not name.startswith("_") and not hasattr(sys.modules[found], "__path__"):
-            return sys.modules[found]  # asked for every candidate, and reading the folder takes a millisecond
     known = names(kind)
     if name not in known:
-        raise InputError(f"no {kind} plug-in is called {name!r}; there are: {', '.join(known)}")
+        raise InputError(f"no {kind.kind} is called {name!r}; there are: {', '.join(known)}")
+    path = f"{kind.package}.{name}"
     try:
         module = importlib.import_module(path)
-        return importlib.import_module(f"{path}.backend") if hasattr(module, "__path__") else module
+        if hasattr(module, "__path__"):
+            module = importlib.import_module(f"{path}.backend")
     except ImportError as error:
-        raise UnavailableError(f"{kind}/{name}.py needs a package that is missing: {error}") from error
+        raise UnavailableError(f"{kind.kind} {name} needs a package that is missing: {error}") from error
+    plugin = _plugin_class(kind, module)()
+    plugin.name = name
+    return plugin
 
 
-def unavailable(kind: str, name: str) -> str | None:
-    """Why a plug-in can't be used on this machine, or None if it can."""
+def _plugin_class(kind: type[P], module: ModuleType) -> type[P]:
+    """The one class of a module that derives from a kind's contract and is not shared by others."""
+    found = [
+        c
+        for c in vars(module).values()
+        if isinstance(c, type)
+        and issubclass(c, kind)
+        and c.__module__ == module.__name__
+        and not c.__name__.startswith("_")
+    ]
+    if len(found) != 1:
+        held = ", ".join(c.__name__ for c in found) or "none"
+        raise InputError(f"{module.__name__} must hold one class that derives from {kind.__name__}; it holds {held}")
+    return found[0]
+
+
+def every(kind: type[P]) -> list[P]:
+    """All plug-ins of one kind whose imports work, in the order of their names."""
+    found = []
+    for name in names(kind):
+        try:
+            found.append(get(kind, name))
+        except UnavailableError:
+            continue
+    return found
+
+
+def available(kind: type[Plugin], name: str) -> Support:
+    """Whether a plug-in can be used on this machine.
+
+    Raises:
+        InputError: no such plug-in.
+    """
     try:
-        module = load(kind, name)
+        answer: Support = get(kind, name).available()
+        return answer
     except UnavailableError as error:
-        return str(error)
-    probe = getattr(module, "unavailable", None)
-    return probe() if probe else None
+        return Support(str(error))
+
+
+def resolve(kind: type[Plugin], text: str) -> str:
+    """The name of the plug-in that a name or an alias stands for.
+
+    Raises:
+        InputError: there is none; lists names and aliases.
+    """
+    known = names(kind)
+    if text in known:
+        return text
+    aliases = {alias: plugin.name for plugin in every(kind) for alias in plugin.aliases}
+    if text not in aliases:
+        raise InputError(f"no {kind.kind} is called {text!r}; there are: {', '.join([*known, *aliases])}")
+    return aliases[text]
+
+
+def family_of(text: str) -> tuple[Family, FamilyDefaults]:
+    """The family that a name or the name of a variant stands for, and what it says of problems that do not say.
+
+    Raises:
+        InputError: there is none; lists families and variants.
+    """
+    known = names(Family)
+    if text in known:
+        family = get(Family, text)
+        return family, family.defaults
+    variants = {name: (family, found) for family in every(Family) for name, found in family.variants.items()}
+    if text not in variants:
+        raise InputError(f"no family is called {text!r}; there are: {', '.join([*known, *variants])}")
+    return variants[text]

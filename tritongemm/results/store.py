@@ -26,7 +26,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults, text_of
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.results import journal
 from tritongemm.results.journal import Journal
 

@@ -14,10 +14,11 @@ from tritongemm.codegen import modules
 from tritongemm.core import search_results
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_results import Predictions
+from tritongemm.core.space import Space
 from tritongemm.core.target import Target
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning import prune
-from tritongemm.search.space import Space, space
+from tritongemm.search.space import space
 
 FEW = 3  # so many problems are planned sooner than processes start
 

@@ -2,88 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
-from tritongemm.core.config import AXES, BLOCKS, Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.config import AXES
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.space import Space, TemplateSpace
 from tritongemm.core.target import Target
-from tritongemm.numerics.lookup import extras, shuffled_b
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.search_spaces import schema as space_schema
 
 ROW_ALIGN = 16  # bytes; the copy engine's requirement
 
 
-@dataclass(frozen=True)
-class TemplateSpace:
-    """The axes of one template: a name and its values each, fixed fields first, then options; and whose template."""
-
-    template: str
-    values: tuple[tuple[str, tuple[int, ...]], ...]
-    backend: str = "triton"
-
-    def __len__(self) -> int:
-        return prod(len(v) for _, v in self.values)
-
-    def config(self, point: tuple[int, ...]) -> Config:
-        fixed: dict[str, Any] = dict(zip(AXES, point, strict=False))
-        options = tuple(zip((n for n, _ in self.values[len(AXES) :]), point[len(AXES) :], strict=True))
-        return Config(template=self.template, options=options, backend=self.backend, **fixed)
-
-    def as_deep(self, config: Config, other: Config) -> Config:
-        """`config` with as many bytes of A and B under way as `other`, or nearly."""
-        bytes_of = {c: (c.block_m + c.block_n) * c.block_k for c in (config, other)}
-        stages = other.num_stages * bytes_of[other] / bytes_of[config]
-        return replace(config, num_stages=min(dict(self.values)["num_stages"], key=lambda n: abs(n - stages)))
-
-    def point(self, config: Config) -> tuple[int, ...]:
-        return tuple(
-            getattr(config, name) if name in AXES else config.option(name, values[0]) for name, values in self.values
-        )
-
-
-@dataclass(frozen=True)
-class Space:
-    """All configs of one problem on one target, before pruning."""
-
-    target: Target
-    problem: Problem
-    axes: tuple[TemplateSpace, ...]
-
-    def __len__(self) -> int:
-        return sum(map(len, self.axes))
-
-    def __iter__(self) -> Iterator[Config]:
-        for axes in self.axes:
-            yield from map(axes.config, itertools.product(*(v for _, v in axes.values)))
-
-    def sample(self, count: int, rng: random.Random) -> list[Config]:
-        """`count` configs drawn with replacement, templates by the size of their axes."""
-        chosen = rng.choices(self.axes, weights=[len(a) for a in self.axes], k=count)
-        return [a.config(tuple(rng.choice(v) for _, v in a.values)) for a in chosen]
-
-    def neighbours(self, config: Config) -> Iterator[Config]:
-        """Configs one step away along one axis; from blocks of another size also with as many bytes under way."""
-        axes = next(a for a in self.axes if a.template == config.template)
-        point = axes.point(config)
-        for i, (name, values) in enumerate(axes.values):
-            here = values.index(point[i]) if point[i] in values else None
-            for j in range(len(values)) if here is None else (here - 1, here + 1):
-                if 0 <= j < len(values):
-                    near = axes.config((*point[:i], values[j], *point[i + 1 :]))
-                    yield near
-                    if name in BLOCKS:
-                        yield axes.as_deep(near, config)
-
-
 def _usable(section: dict[str, Any], problem: Problem, target: Target, backend: str) -> bool:
     """Whether the target can run a template and the problem has the sizes and alignment it is for."""
-    if shuffled_b(problem) or (backend == "triton" and not all(e.operator for e in extras(problem))):
+    if (problem.order_b != PLAIN) or (backend == "triton" and not all(e.operator for e in problem.extras)):
         return False  # no template reads such a B; Triton's epilogues can't apply such scales
     low, high = section.get("m", (1, problem.m))
     rows = {

@@ -95,7 +95,7 @@ class DeviceKernels:
             self.kernels[problem] = launch if isinstance(launch, str) else self._kernel(by_problem[problem], launch)
 
     def _library(self, record: Record) -> LibraryKernel | str:
-        from tritongemm.plugins import registry
+        from tritongemm.plugins import _modules as registry
 
         reason = registry.unavailable("backends", LIBRARY)
         if reason:

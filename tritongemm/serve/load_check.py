@@ -9,7 +9,8 @@ import torch
 from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.numerics import verify
-from tritongemm.plugins import registry
+from tritongemm.plugins import registry as plugins
+from tritongemm.plugins.contracts import Family
 from tritongemm.runtime.patched_launch import ServingDevice, TunedLoadedKernel
 from tritongemm.serve.fast_call import FastCall
 
@@ -25,9 +26,9 @@ def complaint(kernel: TunedLoadedKernel, place: ServingDevice) -> str | None:
     """
     record, tools = kernel.record, f"Triton {settings.version('triton')}, torch {settings.version('torch')}"
     problem = record.problem
-    family = registry.load("families", problem.family)
+    family = plugins.get(Family, problem.family)
     try:
-        operands = family.inputs(problem, str(place.place))
+        operands = family.make_inputs(problem, str(place.place))
         c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=place.place)
         call = FastCall(kernel, place, c.shape, c.dtype)
         a, b, bias = (operands[name].data_ptr() if name in operands else 0 for name in ("a", "b", "bias"))

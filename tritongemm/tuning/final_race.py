@@ -53,7 +53,7 @@ def _raced(task: Task, plan: TuningOptions, store: Store, watcher: Watcher) -> t
     raced: set[str] = set()
     while batch and not raced:
         try:
-            final = task.judge.final(task.problem, [task.built[t.config.name] for t in batch], plan.library)
+            final = task.judge.race(task.problem, [task.built[t.config.name] for t in batch], plan.library)
         except TritonGemmError as error:
             task.failure = str(error)
             break

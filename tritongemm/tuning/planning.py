@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.plugins.contracts import Search, Watcher
 from tritongemm.search.planner import SearchPlan, plan_searches
 from tritongemm.search.warm_start import WarmStart

@@ -17,7 +17,7 @@ from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.formats import FormatRow
 from tritongemm.measure import choose
 from tritongemm.measure.timers import model as model_timer
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.report.console import Reporter
 from tritongemm.tuning import roster
@@ -76,7 +76,7 @@ def _checked(row: FormatRow, built: Artifact, judge: Evaluator) -> Trial:
     if built.status != "ok":
         return Trial(built.config, built.status, built.reason)
     try:
-        (trial,) = judge.check(row.problem, [built])
+        (trial,) = judge.verify(row.problem, [built])
         return trial
     except TritonGemmError as error:  # e.g. its operands do not fit; the other rows do
         return Trial(built.config, "crashed", str(error))
@@ -171,7 +171,7 @@ def _timed(row: FormatRow, built: Artifact, judge: Evaluator, plan: TuningOption
     if built.status != "ok":
         return Trial(built.config, built.status, built.reason), None
     try:
-        final = judge.final(row.problem, [built], plan.library)
+        final = judge.race(row.problem, [built], plan.library)
     except TritonGemmError as error:
         return Trial(built.config, "crashed", str(error)), None
     library = final.samples.get(choose.BASELINE_ENTRY)

@@ -14,7 +14,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 
 SEARCHED = "triton"
 BASELINE = "torch"

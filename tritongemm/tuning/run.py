@@ -26,7 +26,7 @@ from tritongemm.core.errors import OutputError, TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.plugins.contracts import Evaluator, Watcher
 from tritongemm.results.store import Store
 from tritongemm.search.warm_start import WarmStart
@@ -261,7 +261,7 @@ class TuningRun:
         for backend in filter(roster.is_library, self.plan.backends):
             builds = []
             try:
-                configs = task.judge.enumerate(task.problem, backend, self.plan.algorithms)
+                configs = task.judge.list_algorithms(task.problem, backend, self.plan.algorithms)
             except TritonGemmError as error:
                 self._refused(task, backend, str(error))
                 continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tritongemm.core.errors import InputError
-from tritongemm.formats import Defaults, FormatRow, text_of
-from tritongemm.plugins import registry
+from tritongemm.formats import Defaults, FormatRow, problem_of, text_of
+from tritongemm.plugins import _modules as registry
 
 __all__ = ["Defaults", "FormatRow", "from_file", "from_options"]
 
@@ -17,7 +17,7 @@ def from_options(m: int, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
     Raises:
         InputError: a size or dtype that can't be.
     """
-    return [FormatRow(defaults.problem(m, n, k))]
+    return [FormatRow(problem_of(defaults, m, n, k))]
 
 
 def from_file(path: Path, defaults: Defaults) -> list[FormatRow]:

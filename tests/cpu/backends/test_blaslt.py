@@ -26,7 +26,7 @@ from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
 from tritongemm.hip_ext.blaslt.types import Matmul, Matrix
 from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics.families import a8w8
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 

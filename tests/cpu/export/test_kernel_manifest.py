@@ -17,7 +17,7 @@ from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.export import kernel_manifest
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.results.store import Store
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files

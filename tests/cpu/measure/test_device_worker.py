@@ -25,7 +25,7 @@ from tritongemm.measure import device_worker, operand_sets
 from tritongemm.measure.device_worker import DeviceWorker
 from tritongemm.measure.jobs import Request
 from tritongemm.measure.operand_sets import OperandSets
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.search_spaces import loader as target_files
 
 SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")

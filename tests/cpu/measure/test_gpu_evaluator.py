@@ -16,7 +16,7 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import Trial
 from tritongemm.measure import gpu_evaluator
 from tritongemm.measure.jobs import Request
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerTimeout
 
@@ -37,13 +37,13 @@ def test_the_gpu_process_is_asked_for_what_a_library_has(monkeypatch):
     monkeypatch.setattr(gpu._child, "ask", ask)
     monkeypatch.setattr(registry, "unavailable", lambda kind, name: None)
     problem = Problem(5, 7, 3)
-    assert gpu.enumerate(problem, "blaslt", 9) == [config]
+    assert gpu.list_algorithms(problem, "blaslt", 9) == [config]
     assert (asked[0].kind, asked[0].library, asked[0].problem, asked[0].most) == ("enumerate", "blaslt", problem, 9)
     with pytest.raises(TritonGemmError, match="UnavailableError: no library"):
-        gpu.enumerate(problem, "blaslt", 9)
+        gpu.list_algorithms(problem, "blaslt", 9)
     monkeypatch.setattr(registry, "unavailable", lambda kind, name: "not here")
     with pytest.raises(UnavailableError, match="not here"):
-        gpu.enumerate(problem, "blaslt", 9)
+        gpu.list_algorithms(problem, "blaslt", 9)
     assert len(asked) == 2
     assert gpu._launches(problem, [Artifact(config, "")], "screen") == ([(config, None)], [])
 
@@ -68,7 +68,7 @@ def test_a_candidate_without_a_launch_or_that_raises_costs_itself(monkeypatch):
     monkeypatch.setattr(blaslt, "launch", launch)
     monkeypatch.setattr(gpu._child, "ask", ask)
     built = [Artifact(c, "") for c in configs]
-    for trials in (list(gpu.screen(Problem(5, 7, 3), built, 1.0)), gpu.final(Problem(5, 7, 3), built, "").trials):
+    for trials in (list(gpu.screen(Problem(5, 7, 3), built, 1.0)), gpu.race(Problem(5, 7, 3), built, "").trials):
         found = {t.config.block_m: (t.status, t.reason) for t in trials}
         assert found == {
             0: ("out_of_resources", "no launch for it"),
@@ -118,7 +118,7 @@ def test_who_hangs_in_the_race_costs_itself(monkeypatch: pytest.MonkeyPatch) -> 
         yield {c.name: [1.0] for c, _ in request.candidates}
 
     monkeypatch.setattr(gpu._child, "ask", ask)
-    final = gpu.final(SIZE, [Artifact(c, "") for c in configs], "torch")
+    final = gpu.race(SIZE, [Artifact(c, "") for c in configs], "torch")
     assert final.samples.keys() == {configs[0].name, configs[2].name}
     assert {t.config.block_m: t.status for t in final.trials} == {1: "ok", 2: "timeout", 3: "ok"}
     assert final.trials[-1].reason == "in the race: no answer within 5 s; killed"
@@ -143,7 +143,7 @@ def test_who_hangs_in_the_rounds_is_found_at_the_second_try(monkeypatch: pytest.
         yield {c.name: [1.0] for c, _ in request.candidates}
 
     monkeypatch.setattr(gpu._child, "ask", ask)
-    final = gpu.final(SIZE, [Artifact(c, "") for c in configs], "torch")
+    final = gpu.race(SIZE, [Artifact(c, "") for c in configs], "torch")
     assert watched == [False, True, True]
     assert final.samples.keys() == {configs[0].name, configs[2].name}
     assert {t.config.block_m: t.status for t in final.trials} == {1: "ok", 2: "timeout", 3: "ok"}
@@ -167,5 +167,5 @@ def test_a_fault_costs_nobody_else(monkeypatch: pytest.MonkeyPatch, end: Excepti
 
     monkeypatch.setattr(gpu._child, "ask", ask)
     built = [Artifact(c, "") for c in configs]
-    for trials in (gpu.screen(SIZE, built, 1.0), gpu.final(SIZE, built, "").trials):
+    for trials in (gpu.screen(SIZE, built, 1.0), gpu.race(SIZE, built, "").trials):
         assert {t.config.block_m: t.status for t in trials} == {1: "crashed", 2: "ok", 3: "ok"}

@@ -19,7 +19,7 @@ from tritongemm.measure.choose import BASELINE_ENTRY
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.jobs import Request
 from tritongemm.measure.timers import rocprofv3
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.search_spaces import loader as target_files
 
 HEADER = (
@@ -192,7 +192,7 @@ def test_the_final_race_is_run_by_the_tool(tool, monkeypatch):
     )
     monkeypatch.setattr(gpu, "_child", SimpleNamespace(ask=ask))
     monkeypatch.setattr(gpu, "_launches", lambda problem, built, stage: ([(b.config, None) for b in built], []))
-    final = gpu.final(Problem(64, 64, 64), [Artifact(c, "") for c in CONFIGS], "torch")
+    final = gpu.race(Problem(64, 64, 64), [Artifact(c, "") for c in CONFIGS], "torch")
     assert asked == ["check"] and set(final.samples) == {CONFIGS[0].name, BASELINE_ENTRY}
     assert (final.trials[0].timer, len(final.trials[0].samples), final.trials[1].samples) == ("rocprofv3", 3, ())
     assert registry.load("timers", "rocprofv3").SCREEN == "events"

@@ -25,7 +25,7 @@ from tritongemm.measure import device_worker
 from tritongemm.measure.jobs import Request
 from tritongemm.measure.operand_sets import OperandSets, PreparedCandidate
 from tritongemm.measure.timers import cupti, events, rocprofiler, rocprofv3
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
 

@@ -19,7 +19,6 @@ from tritongemm.core.problem import Problem
 from tritongemm.export import launch_plans
 from tritongemm.formats import Defaults
 from tritongemm.numerics.families import a4w4_blockscale, dense
-from tritongemm.numerics.lookup import extras
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 

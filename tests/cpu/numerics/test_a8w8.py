@@ -29,7 +29,6 @@ from tritongemm.export import kernel_manifest
 from tritongemm.formats import Defaults, FormatRow, tune_gemm
 from tritongemm.measure.offline_evaluator import InterpreterJob
 from tritongemm.numerics.families import a8w8
-from tritongemm.numerics.lookup import extras
 from tritongemm.runtime.machine import Machine
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
@@ -81,7 +80,7 @@ def test_what_it_is_for(problem: Problem, target: Target, reason: str | None) ->
 @pytest.mark.parametrize("problem", [FP8, INT8, replace(FP8, k=4096)])
 def test_the_reference_is_scaled_by_rows_and_columns(problem: Problem) -> None:
     operands = a8w8.inputs(problem, "cpu")
-    assert list(operands) == ["a", "b", "scale_a", "scale_b", "bias"] == ["a", "b", *(e.name for e in extras(problem))]
+    assert list(operands) == ["a", "b", "scale_a", "scale_b", "bias"] == ["a", "b", *(e.name for e in problem.extras)]
     assert (operands["scale_a"].shape, operands["scale_b"].shape) == ((problem.m,), (problem.n,))
     assert operands["scale_a"].dtype == torch.float32 and operands["scale_a"].min() > 0
     exact, i, j = a8w8.reference(problem, operands), 5, 7

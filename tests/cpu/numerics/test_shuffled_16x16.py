@@ -16,12 +16,11 @@ from tritongemm.cli import launch_plan
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.export import launch_plans
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
-from tritongemm.numerics.lookup import extras, shuffled_b
 from tritongemm.numerics.weight_layouts import shuffled_16x16
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 

@@ -21,7 +21,7 @@ from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions as Plan
 from tritongemm.formats import Defaults
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.search import planner
@@ -135,7 +135,7 @@ class ToyJudge:
             seconds = self.timer.Timer(None, 0).time(None, 1) + len(self.screened)
             yield Trial(one.config, "ok", samples=(seconds,), timer=self.timer.LABEL)
 
-    def final(self, problem: Problem, built: list[Artifact], library: str) -> RaceResult:
+    def race(self, problem: Problem, built: list[Artifact], baseline: str) -> RaceResult:
         trials = tuple(Trial(b.config, "ok", samples=(60.0,), timer="sundial", stage="final", error=0.0) for b in built)
         return RaceResult(trials, {t.config.name: t.samples for t in trials}, True)
 

@@ -10,11 +10,12 @@ import pytest
 from tritongemm.core import target
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.problem import Problem
+from tritongemm.core.space import Space, TemplateSpace
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.pruning.rules import RULES, Rule
 from tritongemm.search.pruning.rules_tune_gemm import TUNE_GEMM_RULES
-from tritongemm.search.space import Space, TemplateSpace, space
+from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
 GFX942, SM90 = target_files.load_target("gfx942"), target_files.load_target("sm90")

@@ -17,11 +17,12 @@ import tritongemm.search.strategies
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_results import Predictions
+from tritongemm.core.space import Space
 from tritongemm.core.trial import Trial
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
-from tritongemm.search.space import Space, space
+from tritongemm.search.space import space
 from tritongemm.search.strategies import guided
 from tritongemm.search.strategies._candidates import CandidateSet
 from tritongemm.search_spaces import loader as target_files

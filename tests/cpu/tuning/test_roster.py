@@ -20,7 +20,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults
 from tritongemm.hip_ext.driver import driver
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning import roster
 from tritongemm.tuning.finalists import LIBRARY_PLACES, finalists

@@ -20,13 +20,14 @@ from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import Problem
+from tritongemm.core.space import Space
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
-from tritongemm.search.space import Space, space
+from tritongemm.search.space import space
 from tritongemm.search.strategies import exhaustive
 from tritongemm.tuning.run import TuningRun
 from tritongemm.workers.work_queue import WorkQueue

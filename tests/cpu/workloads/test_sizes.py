@@ -11,7 +11,7 @@ from tritongemm import formats
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults, FormatRow
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 from tritongemm.workloads import sizes
 
 

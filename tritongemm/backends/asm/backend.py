@@ -28,7 +28,6 @@ from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
 from tritongemm.hip_ext.compilers import assemble
-from tritongemm.numerics.lookup import extras
 
 _THREADS = 256  # of AITER's workgroups
 _GRIDS = {"i8": "nk,m", "fp8_blockscale": "nk,m"}
@@ -205,7 +204,7 @@ def launch(built: Artifact, problem: Problem, target: Target) -> Launch:
     config, facts = built.config, built.launch
     fields = [Field(str(name), int(offset)) for name, offset in facts["fields"]]
     values = _values(facts["layout"], config, problem)
-    read = {"a", "b", "c", "workspace", "semaphore", *(e.name for e in extras(problem))}
+    read = {"a", "b", "c", "workspace", "semaphore", *(e.name for e in problem.extras)}
     # Those with scales add a bias always: zeros, which is what counters are before and after each launch.
     names = ["semaphore" if f.name == "bias" and facts["layout"] in _GRIDS else f.name for f in fields]
     params = [

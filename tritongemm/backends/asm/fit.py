@@ -7,11 +7,10 @@ from contextlib import suppress
 from tritongemm.backends.asm import param_layout, scaled
 from tritongemm.backends.asm.manifest import KernelRow
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.compilers import assemble
-from tritongemm.numerics.lookup import extras, shuffled_b
 
 COUNTERS = 16 * 64  # of AITER's semaphore, one a tile
 _MOST_SPLITS = 16
@@ -41,9 +40,9 @@ def refusal(row: KernelRow, problem: Problem, target: Target) -> str | None:
             arch = code_object.arch(row.path.read_bytes())
             if arch != target.name:
                 return f"its code object is for {arch}, not {target.name}"
-    if row.shuffled and not shuffled_b(problem):
+    if row.shuffled and problem.order_b == PLAIN:
         return f"B must be shuffled beforehand, which family {problem.family} does not do"
-    if not row.shuffled and shuffled_b(problem):
+    if not row.shuffled and (problem.order_b != PLAIN):
         return f"it reads B as it is, family {problem.family} shuffles it beforehand"
     if problem.batch != 1:
         return f"it computes one GEMM at a time, not {problem.batch}"
@@ -78,7 +77,7 @@ def _own_refusal(row: KernelRow, problem: Problem) -> str | None:
     for column, value in (("dtypes", problem.dtypes), ("trans", problem.layout)):
         if row.others.get(column, value) != value:
             return f"it is for {row.others[column]}, not {value}"
-    wanted, has = ({*names} & _SCALES for names in ({e.name for e in extras(problem)}, row.layout.lower().split()))
+    wanted, has = ({*names} & _SCALES for names in ({e.name for e in problem.extras}, row.layout.lower().split()))
     if wanted != has:
         return f"it takes {' and '.join(sorted(has)) or 'no scales'}, family {problem.family} has {len(wanted)}"
     if problem.bias != ("n" if row.bias else "none"):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from tritongemm.backends.asm.manifest import KernelRow
 from tritongemm.core.problem import Problem
-from tritongemm.numerics.lookup import extras
 
 REACH = 2**32  # bytes that 32-bit offsets and sizes reach
 _PLAIN_DEPTH = 512  # the kernel that reads B as it is fetches two steps of K before it looks at K
@@ -56,7 +55,7 @@ def refusal(layout: str, row: KernelRow, problem: Problem) -> str | None:
     wanted = LAYOUTS[layout]
     if problem.k % wanted.depth or problem.n % row.tile_n:
         return f"K must be a multiple of {wanted.depth} and N of {row.tile_n}"
-    scales = {e.name: e.shape for e in extras(problem)}
+    scales = {e.name: e.shape for e in problem.extras}
     if problem.a != problem.b or problem.dtype_a not in wanted.dtypes or scales != wanted.scales(problem):
         return f"it multiplies {wanted.what} and adds nothing, not {problem.key}"
     if problem.dtype_c != "bf16" or problem.layout != "TN":

@@ -20,7 +20,7 @@ from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
@@ -28,7 +28,6 @@ from tritongemm.hip_ext.blaslt import types
 from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
 from tritongemm.hip_ext.blaslt.types import Algorithm, Matmul, Matrix
 from tritongemm.hip_ext.driver import driver
-from tritongemm.numerics.lookup import extras, shuffled_b
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,8 +146,8 @@ def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Prepare
         address = tensor.data_ptr()
         align = min(align, address & -address if address else 256)
     matmul = replace(to_matmul(problem, leads, strides, align, opened.table.vendor), fast=fast)
-    scales = tuple(operands[e.name].data_ptr() for e in extras(problem) if e.operator != "+")
-    if shuffled_b(problem) or (scales and not problem.a.is_fp8):
+    scales = tuple(operands[e.name].data_ptr() for e in problem.extras if e.operator != "+")
+    if (problem.order_b != PLAIN) or (scales and not problem.a.is_fp8):
         return None  # a scale for each row is for fp8 alone, and B is read as it is
     if scales:
         matmul = replace(matmul, scales=(scales[1], scales[0], 0), scale_modes=("outer_vec", "outer_vec"))
@@ -304,5 +303,5 @@ def _listed(problem: Problem) -> list[Config]:
     a = empty(problem.m, problem.k, problem.a.torch, problem.row_major_a)
     b = empty(problem.k, problem.n, problem.b.torch, problem.row_major_b)
     c = empty(problem.m, problem.n, problem.c.torch, True)
-    added = {e.name: torch.empty(e.count, dtype=getattr(torch, e.dtype.torch), device="cuda") for e in extras(problem)}
+    added = {e.name: torch.empty(e.count, dtype=getattr(torch, e.dtype.torch), device="cuda") for e in problem.extras}
     return enumerate(problem, {"a": a, "b": b, "c": c} | added)

@@ -21,7 +21,6 @@ from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object, offload_bundle
 from tritongemm.hip_ext.compilers import hip_compiler
 from tritongemm.hip_ext.libraries import wheel_folders
-from tritongemm.numerics.lookup import extras
 
 COMPILE_SECONDS = 600.0
 ARCHS = ("gfx942", "gfx950")
@@ -81,7 +80,7 @@ def _headers() -> tuple[Path, ...]:
 
 def refusal(problem: Problem, target: Target) -> str | None:
     """Why no instance computes this problem, or None."""
-    scaled = any(e.operator == "*" for e in extras(problem))
+    scaled = any(e.operator == "*" for e in problem.extras)
     outputs = ("bf16", "fp16") if problem.a.is_fp8 or scaled else _OUTPUTS.get(problem.dtype_a, ())
     reason = _cpp_instances.refusal("CK", ARCHS, FAMILIES, outputs, problem, target)
     if reason:
@@ -114,7 +113,7 @@ def check(config: Config, problem: Problem, target: Target) -> str | None:
 def _parameters(problem: Problem) -> list[tuple[str, str]]:
     names = [(n, "pointer") for n in _POINTERS] + [(n, "i32") for n in ("M", "N", "K", "lda", "ldb", "ldc", "splits")]
     names += [("workspace", "pointer"), ("stream", "pointer"), ("time_kernel", "i32")]
-    return names + [(e.name, "pointer") for e in extras(problem)]
+    return names + [(e.name, "pointer") for e in problem.extras]
 
 
 def source(config: Config, problem: Problem) -> str:
@@ -137,7 +136,7 @@ def source(config: Config, problem: Problem) -> str:
             "vector": min(values["c"]["vector"], _VECTOR // e.dtype.bytes) if e.along == "n" else 1,
             "operator": e.operator,
         }
-        for e in extras(problem)
+        for e in problem.extras
         if e.operator
     ]
     if config.template == "mx":
@@ -149,7 +148,7 @@ def source(config: Config, problem: Problem) -> str:
     return _cpp_instances.render(
         "ck/mx.j2" if config.template == "mx" else "ck/xdl.j2",
         name=_cpp_instances.at_run_time(config, _RUN_TIME).name,
-        formula="A @ B" + "".join(f" {e.operator} {e.name}" for e in extras(problem) if e.operator),
+        formula="A @ B" + "".join(f" {e.operator} {e.name}" for e in problem.extras if e.operator),
         header=header,
         device=device,
         accumulator="int32_t" if problem.a.is_integer else "float",

@@ -8,9 +8,8 @@ from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.target import Target
-from tritongemm.numerics.lookup import extras, shuffled_b
 
 LABEL = "torch"
 CHOICE = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend=LABEL)  # what kernel it takes is its own affair
@@ -40,7 +39,7 @@ def operation(problem: Problem, operands: Operands, config: Config | None = None
     row = bias if problem.bias == "n" else None
     column = bias[:, None] if bias is not None and problem.bias == "m" else None
     name = function(problem)
-    factors = [operands[e.name] for e in extras(problem) if e.operator == "*"]
+    factors = [operands[e.name] for e in problem.extras if e.operator == "*"]
     if name == "_scaled_mm":
         one = torch.ones((), device=a.device)
         of_a, of_b = (factors[0][:, None], factors[1][None, :]) if factors else (one, one)
@@ -62,12 +61,12 @@ def launch(built: Artifact, problem: Problem, target: Target) -> None:
 
 def function(problem: Problem) -> str:
     """PyTorch's function for a problem: ``mm``, ``addmm``, ``_int_mm`` or ``_scaled_mm``; "" where it has none."""
-    if shuffled_b(problem):
+    if problem.order_b != PLAIN:
         return ""
     if problem.a.is_fp8:
         # cuBLASLt reads fp8 as row-major A times column-major B only.
         refused = problem.c.is_fp8 or problem.bias == "m" or problem.k % 16 or problem.n % 16
-        if any(e.operator == "*" for e in extras(problem)):  # a scale for each row and column
+        if any(e.operator == "*" for e in problem.extras):  # a scale for each row and column
             refused = refused or problem.dtype_c != "bf16"
         return "" if refused else "_scaled_mm"
     if problem.dtype_a == "int8":

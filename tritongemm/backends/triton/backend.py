@@ -22,7 +22,6 @@ from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object
-from tritongemm.numerics.lookup import extras
 
 SIZES = ("M", "N", "K", "stride_a", "stride_b", "stride_c")
 NUMBERS = (*SIZES, "GROUP_M")
@@ -77,7 +76,7 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
     template = template_facts.kernel_template(config.template)
     accumulator = "i32" if render.common_type(problem.a, problem.b).is_integer else "fp32"
     types = {"a": problem.a.triton, "b": problem.b.triton, "c": problem.c.triton, "bias": problem.bias_dtype.triton}
-    types |= {e.name: e.dtype.triton for e in extras(problem)}
+    types |= {e.name: e.dtype.triton for e in problem.extras}
     types |= {"workspace": accumulator, "semaphore": "i32"}
     blocks = geometry.geometry(config, problem, 1).descriptors
     result = {}

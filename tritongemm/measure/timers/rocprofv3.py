@@ -22,7 +22,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError, busy_seconds
 from tritongemm.measure.choose import BASELINE_ENTRY
-from tritongemm.plugins import registry
+from tritongemm.plugins import _modules as registry
 
 LABEL = "rocprofv3"
 VENDOR = "amd"

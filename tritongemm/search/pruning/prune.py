@@ -11,10 +11,10 @@ from tritongemm.core.config import Config
 from tritongemm.core.config_memo import RecordingConfig
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_results import Pruned
+from tritongemm.core.space import Space, TemplateSpace
 from tritongemm.core.target import Target
 from tritongemm.search.pruning.rules import RULES, Rule
 from tritongemm.search.pruning.rules_tune_gemm import TUNE_GEMM_RULES
-from tritongemm.search.space import Space, TemplateSpace
 
 __all__ = ["RULES", "TUNE_GEMM_RULES", "Pruned", "Rule", "prune"]
 

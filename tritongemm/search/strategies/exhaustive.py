@@ -6,8 +6,8 @@ from collections.abc import Collection, Generator, Sequence
 
 from tritongemm.core.config import Config
 from tritongemm.core.search_results import Predictions
+from tritongemm.core.space import Space
 from tritongemm.core.trial import Trial
-from tritongemm.search.space import Space
 
 OWN = 0.25  # of a budget goes to the best predicted; the rest prefers kernels that other problems have compiled,
 POOL = 2  # among the best predicted, so many times the budget

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.search_results import Predictions
+from tritongemm.core.space import Space, TemplateSpace
 from tritongemm.core.trial import Trial
-from tritongemm.search.space import Space, TemplateSpace
 from tritongemm.search.strategies._candidates import CandidateSet
 
 POPULATION, GENERATIONS = 32, 8

@@ -15,9 +15,9 @@ from threadpoolctl import threadpool_limits
 
 from tritongemm.core.config import Config
 from tritongemm.core.search_results import Predictions
+from tritongemm.core.space import Space
 from tritongemm.core.trial import Trial
 from tritongemm.search.cost_model import model as cost_model
-from tritongemm.search.space import Space
 from tritongemm.search.strategies._candidates import CandidateSet
 from tritongemm.search.strategies._gaussian_process import Surrogate, features
 

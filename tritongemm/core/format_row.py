@@ -1,0 +1,65 @@
+"""The nouns `FormatRow` (one row of a file of sizes or results) and `Defaults` (what holds for a row that does not say)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tritongemm.core.config import Config
+from tritongemm.core.dtypes import BY_ENCODING, dtype
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+
+
+@dataclass(frozen=True)
+class FormatRow:
+    """One row of a file of sizes or results.
+
+    Attributes:
+        problem: what to tune, check or time.
+        config: how to run it; None for a bare size.
+        record: the result, where the row has a time.
+        line: where the row starts, from 1; None for the command line.
+    """
+
+    problem: Problem
+    config: Config | None = None
+    record: Record | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What holds for a row that does not say.
+
+    Attributes:
+        dtype_a: name or alias; None for the family's own default.
+        dtype_b: the same; None for A's.
+        dtype_c: the same; None for the family's default, or for A's, or fp16 where A is fp8, or int32 where A is int8.
+        row_major_a, row_major_b: layouts.
+        bias: ``none``, ``m`` or ``n``.
+        family: plug-in of numerics/families.
+        order_b: order of B in memory, ``plain`` or a plug-in of numerics/weight_layouts.
+        fp8_encoding: meaning of ``fp8`` and ``bf8``: ``fn``, ``fnuz`` or, on a target without fp8, ``none``.
+    """
+
+    dtype_a: str | None = None
+    dtype_b: str | None = None
+    dtype_c: str | None = None
+    row_major_a: bool = True
+    row_major_b: bool = True
+    bias: str = "none"
+    family: str = "dense"
+    order_b: str = "plain"
+    fp8_encoding: str = "fn"
+
+    def dtype(self, name: str) -> str:
+        """Our name of the dtype called `name`.
+
+        Raises:
+            InputError: unknown, or ``fp8`` and the like on a target that has none.
+        """
+        encodings = BY_ENCODING.get(name.lower().removeprefix("torch."))
+        if encodings and self.fp8_encoding not in encodings:
+            raise InputError(f"dtype {name!r}: the target has no fp8; choose another dtype, or a --target that has it")
+        return dtype(name, self.fp8_encoding).name

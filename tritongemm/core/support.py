@@ -1,0 +1,25 @@
+"""The noun `Support`: an answer that is true, or false with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether something can be done here: true without a reason, false with one.
+
+    Attributes:
+        reason: why it can't, with the numbers that decide it; "" where it can.
+    """
+
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return not self.reason
+
+    def __str__(self) -> str:
+        return self.reason or "supported"
+
+
+SUPPORTED = Support()

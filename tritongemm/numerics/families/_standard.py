@@ -1,0 +1,75 @@
+"""Shared by families: random operands, the reference in float64, and which dtypes and orders of B there are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.core.target import Target
+from tritongemm.numerics.error_metric import epilogue_reference
+from tritongemm.numerics.random_inputs import random_inputs
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, WeightLayout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class StandardFamily(Family, abstract=True):
+    """A family whose inputs are random numbers of its dtypes and whose scales and bias the epilogue applies."""
+
+    def _supports(self, problem: Problem, target: Target) -> Support:
+        return self._types(problem, target) and order_of_b(problem)
+
+    def _types(self, problem: Problem, target: Target) -> Support:
+        """Whether there is such a product of these dtypes on the target."""
+        return readable(problem, target)
+
+    def make_inputs(self, problem: Problem, device: str, distribution: str = "randn", seed: int = 0) -> Operands:
+        """Random operands; see `random_inputs`."""
+        operands = random_inputs(
+            problem, self.input_deviation(problem), self.typical_scale(problem), device, distribution, seed
+        )
+        return operands | {"b": packed(problem, operands["b"])}
+
+    def reference(self, problem: Problem, operands: Operands) -> Tensor:
+        """C in float64 [M, N], saturated as the kernels saturate."""
+        return epilogue_reference(problem, operands | {"b": unpacked(problem, operands["b"])})
+
+    def input_deviation(self, problem: Problem) -> float:
+        """Standard deviation of the random floats of A and B."""
+        return 1.0
+
+
+def order_of_b(problem: Problem) -> Support:
+    """Whether B can lie in the problem's order."""
+    return SUPPORTED if problem.order_b == PLAIN else registry.get(WeightLayout, problem.order_b).supports(problem)
+
+
+def packed(problem: Problem, b: Tensor) -> Tensor:
+    """B [K, N] in the problem's order."""
+    return b if problem.order_b == PLAIN else registry.get(WeightLayout, problem.order_b).pack(b)
+
+
+def unpacked(problem: Problem, b: Tensor) -> Tensor:
+    """B [K, N] in rows or columns."""
+    return b if problem.order_b == PLAIN else registry.get(WeightLayout, problem.order_b).unpack(b)
+
+
+def readable(problem: Problem, target: Target) -> Support:
+    """Whether the target's matrix units read both operands."""
+    for name, dtype in (("A", problem.a), ("B", problem.b)):
+        if dtype.packed > 1:
+            return Support(
+                f"{dtype.name} ({name}) has no meaning without scales: choose a --family with scales along K"
+            )
+        if not target.supports(dtype):
+            return Support(f"{target.name} has no matrix instruction for {dtype.name} ({name}); {fp8_of(target)}")
+    return SUPPORTED
+
+
+def fp8_of(target: Target) -> str:
+    """The target's encoding of fp8, in words."""
+    return "it has no fp8" if target.fp8 == "none" else f"its fp8 encoding is {target.fp8}"

@@ -1,0 +1,1 @@
+"""Orders of scale factors in memory beside rows and groups: one file each."""

@@ -1,0 +1,31 @@
+"""Scale layout: e8m0 factors in the order in which CDNA4's matrix instructions want them, AITER's `e8m0_shuffle`.
+
+Blocks of 32 rows and 8 groups follow each other; rows and groups are padded to whole blocks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tritongemm.plugins.contracts import ScaleLayout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROWS, GROUPS = 32, 8  # of a block
+
+
+class E8m0Blocks(ScaleLayout):
+    """Blocks of 32 x 8 factors, each as a matrix instruction reads it."""
+
+    def pack(self, scales: Tensor) -> Tensor:
+        """Factors [rows, groups], of whole blocks, in the order of the matrix instructions."""
+        rows, groups = scales.shape
+        blocks = scales.reshape(rows // ROWS, 2, ROWS // 2, groups // GROUPS, 2, GROUPS // 2)
+        return blocks.permute(0, 3, 5, 2, 4, 1).reshape(rows, groups)
+
+    def unpack(self, scales: Tensor) -> Tensor:
+        """What `pack` was given."""
+        rows, groups = scales.shape
+        blocks = scales.reshape(rows // ROWS, groups // GROUPS, GROUPS // 2, ROWS // 2, 2, 2)
+        return blocks.permute(0, 5, 3, 1, 4, 2).reshape(rows, groups)

@@ -30,7 +30,8 @@ _WARP, _MOST_THREADS = 32, 1024
 
 class Argument(NamedTuple):
     """One kernel parameter: byte offset, bytes, and what it is (``pointer``, ``value``, AMD's ``hidden_…``, or "" where
-    the binary does not say)."""
+    the binary does not say).
+    """
 
     offset: int
     size: int

@@ -125,7 +125,8 @@ class Device:
     @cached_property
     def properties(self) -> dict[str, Any]:
         """compute_units, lds_bytes (most shared memory a block may opt in to), l2_bytes, memory_bytes, clock_khz,
-        wave_size, max_threads (of a block) and bus_id (PCI)."""
+        wave_size, max_threads (of a block) and bus_id (PCI).
+        """
         names = ("compute_units", "lds_bytes", "l2_bytes", "clock_khz", "wave_size", "max_threads")
         facts: dict[str, Any] = {name: self._attribute(name) for name in names}
         total, bus_id = c_size_t(), ctypes.create_string_buffer(32)

@@ -71,7 +71,8 @@ class Function:
     @cached_property
     def attributes(self) -> dict[str, int]:
         """What the driver says of it: registers of a thread, bytes of local memory (scratch) of a thread, bytes of
-        static shared memory, and the most threads of a block."""
+        static shared memory, and the most threads of a block.
+        """
         values, out = {}, c_int()
         for name, number in symbols.FUNCTION_ATTRIBUTES.items():
             self._api.calls["function_attribute"](byref(out), number, self.handle)

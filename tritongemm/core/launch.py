@@ -1,5 +1,6 @@
 """The nouns `Launch` and `HostCall`: everything one kernel launch needs, as plain data, so that the driver, the launch
-plan and the dispatcher all start a kernel from the same numbers."""
+plan and the dispatcher all start a kernel from the same numbers.
+"""
 
 from __future__ import annotations
 

@@ -182,7 +182,8 @@ class DeviceWorker:
 
     def _first_look(self, bench: OperandSets, config: Config, calls: PreparedCandidate) -> Trial | None:
         """Why a library's kernel is wrong, or None; with hundreds of them, wrong ones must not fill the final, which
-        looks at the whole of C."""
+        looks at the whole of C.
+        """
         ratio, family = bench.protocol.err_ratio, bench.family
         step = -(-bench.exact.numel() // self.SEEN)
         c, exact = bench.sets[0]["c"][::step], bench.exact[::step]
@@ -263,7 +264,8 @@ class DeviceWorker:
     ) -> Iterator[Any]:
         """Answers: {"racing": name} of who warms up, so that one that hangs is known, and of nobody when all have, or of
         whoever runs where the race is `watched`; then samples by name, the library's under "", taken in rounds of a new
-        order each, so that drift meets all alike."""
+        order each, so that drift meets all alike.
+        """
         entries = ours + library
         order = random.Random(bench.protocol.seed)
         headed = getattr(registry.load("timers", bench.protocol.timer), "HEADED", False)

@@ -1,5 +1,6 @@
 """Stage: launches → Trials, on a machine without a GPU: times predicted from the binaries, results checked by
-Triton's interpreter on the CPU."""
+Triton's interpreter on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProc
 
 def reduced(problem: Problem, config: Config) -> Problem:
     """A smaller problem with the same remainders: two tiles and what is left over along M and N, and a K loop that
-    gives every split two blocks and the remainder."""
+    gives every split two blocks and the remainder.
+    """
 
     def shrink(size: int, block: int, blocks: int) -> int:
         return min(size, blocks * block + size % block)

@@ -1,5 +1,6 @@
 """Memory that programs of one tile share: a workspace of any contents, and words that every launch leaves zero, counters
-or sums that aren't there yet."""
+or sums that aren't there yet.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ class WorkspacePool:
 
     def of_capture(self, stream: int) -> int | None:
         """Address of the counters of the capture that `stream` is in; None when all are given out, as memory can't
-        be allocated meanwhile."""
+        be allocated meanwhile.
+        """
         key = (capture_id(self._device.api, stream), stream)
         with self._lock:
             if key not in self._captures:

@@ -27,7 +27,7 @@ _forward = torch.autograd.forward_ad  # a dual number is a plain tensor to all e
 
 
 def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    """x @ w.T (+ bias), by the tuned kernel of exactly this size if there is one that beat the library, else by PyTorch.
+    """X @ w.T (+ bias), by the tuned kernel of exactly this size if there is one that beat the library, else by PyTorch.
 
     For inference: under enabled gradients, with an operand that requires one, and in forward mode PyTorch computes it
     differentiably. Under autocast operands are cast as for a linear layer. PyTorch's settings (reduced precision,

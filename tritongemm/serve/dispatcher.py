@@ -140,7 +140,7 @@ class Dispatcher:
         return len(usable)
 
     def run(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        """x @ w.T (+ bias) for plain tensors that want no gradient. `mm` repeats these lines, to save a call."""
+        """X @ w.T (+ bias) for plain tensors that want no gradient. `mm` repeats these lines, to save a call."""
         now = precision() if x.dtype is torch.float32 else None
         if bias is None:
             key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, now)
@@ -159,7 +159,8 @@ class Dispatcher:
         often: bool = False,
     ) -> Serve:
         """What serves calls of this key, kept for the next one; `now`: the precision in it; `often`: after many calls,
-        see `Waiting`."""
+        see `Waiting`.
+        """
         calls = self.calls
         verdict = self.verdict(x, w, bias, out_dtype, often, now)
         made: Serve = plainly if is_plain(x, w, out_dtype) else linear

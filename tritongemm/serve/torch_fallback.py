@@ -34,7 +34,7 @@ def precision() -> str:
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-    """x @ w.T (+ bias) by PyTorch.
+    """X @ w.T (+ bias) by PyTorch.
 
     Args:
         x: [..., K], any strides.
@@ -57,7 +57,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | N
 
 
 def _direct(x: Tensor, w: Tensor, bias: Tensor | None, wanted: torch.dtype) -> Tensor | None:
-    """x [M, K] @ w[N, K].T by a library kernel that takes these dtypes as they are, if there is one."""
+    """X [M, K] @ w[N, K].T by a library kernel that takes these dtypes as they are, if there is one."""
     if not x.is_cuda or x.dtype != w.dtype:
         return None
     n, k = w.shape

@@ -38,7 +38,8 @@ class TorchKernels:
 
     def find(self, problem: Problem, compute: str) -> ServedAlgorithm | None:
         """The kernel for a problem, whose products are computed in ``fp32`` or ``tf32``; None where it isn't known which
-        it is, or first asked for during a capture."""
+        it is, or first asked for during a capture.
+        """
         key = problem, compute
         if key not in self._found:
             with torch.cuda.device(self._place.index):

@@ -113,7 +113,8 @@ def _plan(library: blaslt_library.Library, matmul: Matmul, device: int) -> Prepa
 
 def to_matmul(problem: Problem, lead: Sequence[int], strides: Sequence[int], align: int, vendor: str) -> Matmul:
     """The problem as the library sees it, without a bias; `lead` and `strides` (from matrix to matrix) of A, B, C in
-    elements, `align` the bytes that their addresses are multiples of."""
+    elements, `align` the bytes that their addresses are multiples of.
+    """
     m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
     rows, cols = (n, k) if problem.row_major_b else (k, n)
     left = Matrix(problem.dtype_b, rows, cols, lead[1], batch, strides[1])

@@ -99,7 +99,8 @@ def shape(config: Config, problem: Problem) -> dict[str, Any]:
 
 def _mx_shape(config: Config, problem: Problem) -> dict[str, Any]:
     """Template parameters of an instance for fp4 with scales: 32 rows and columns and 256 numbers along K share words
-    of scales, and what lies beyond M and N is never read."""
+    of scales, and what lies beyond M and N is never read.
+    """
     m, n, k = config.tile
     threads, wave_m = config.num_warps * WAVE, config.option("wave_m", 1)
     wave_n = config.num_warps // wave_m
@@ -190,7 +191,8 @@ def _loops(config: Config, problem: Problem, target: Target) -> str | None:
 
 def _arrays(config: Config, problem: Problem, target: Target) -> str | None:
     """Pipeline v5 with operands read across K leaves its arrays in scratch (2 KB a thread, in the compilers seen), and
-    is not seen to work."""
+    is not seen to work.
+    """
     if config.option("pipeline") != 5 or problem.layout == "TN":
         return None
     return f"pipeline v5 with layout {problem.layout}, whose arrays end up in scratch"

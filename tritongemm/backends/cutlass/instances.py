@@ -105,7 +105,8 @@ def _narrow(config: Config, problem: Problem, target: Target) -> str | None:
 
 def preference(config: Config) -> tuple[int, ...]:
     """Orders instances of one tile. Clusters share what they read, which large tiles gain from; few small tiles rather
-    lose SMs to them, because a cluster needs its SMs side by side."""
+    lose SMs to them, because a cluster needs its SMs side by side.
+    """
     programs = config.option("cluster_m") * config.option("cluster_n")
     large = config.block_m * config.block_n >= 128 * 128
     kind = ("pingpong", "cooperative", "single", "stream_k").index(config.template)

@@ -201,7 +201,7 @@ def nonkdim_size(config: Config, problem: Problem, target: Target) -> str | None
 
 
 def kpack(config: Config, problem: Problem, target: Target) -> str | None:
-    """kpack 2 reads two matrix instructions' worth of K at once."""
+    """Kpack 2 reads two matrix instructions' worth of K at once."""
     pack = config.option("kpack", 1)
     if pack <= 1:
         return None

@@ -15,7 +15,6 @@ _RING_BARRIERS = 512  # bytes of barriers, and of what warps are told at the sta
 
 def ring(config: Config, problem: Problem, target: Target) -> str | None:
     """Slots between the warp that fetches and those that multiply: as many as fit beside the part of C being stored."""
-
     rows, width = sides(config)
     rest = tail(width)
 
@@ -44,7 +43,8 @@ def groups(config: Config, problem: Problem, target: Target) -> str | None:
 
 def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     """A tile that is no power of two wide costs a little more to multiply: it must leave less of a round empty than a
-    wider one, and no more than a narrower one, which loads more."""
+    wider one, and no more than a narrower one, which loads more.
+    """
     rows, width = sides(config)
     rest = tail(width)
     if not rest:

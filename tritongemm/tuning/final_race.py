@@ -1,66 +1,116 @@
-"""Stage: screened Trials of one problem → its Record: the best are verified and raced, the winner is written."""
+"""Stage: screened Trials of one problem → the race of the best, and its Record."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 
-from tritongemm.codegen import modules
+from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
+from tritongemm.core.record import Record
+from tritongemm.core.target import Target
+from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure import choose
-from tritongemm.plugins.contracts import Watcher
-from tritongemm.results.store import Store
-from tritongemm.tuning import finalists, roster
-from tritongemm.tuning.task import Task
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Evaluator, SearchedBackend
+from tritongemm.tuning import roster
+from tritongemm.tuning.finalists import pick_finalists
+from tritongemm.tuning.task import Task, make_record
 
 
-def finish(task: Task, plan: TuningOptions, store: Store, watcher: Watcher) -> None:
-    """Race the best of one problem and record the winner, or say of the task why there is none.
+@dataclass(frozen=True)
+class RaceWork:
+    """A race that a device is to run.
 
-    Raises:
-        OutputError: the result can't be written.
+    Attributes:
+        problem: what is raced.
+        first: finalists, which race first.
+        reserve: who is next in line, should all of those be wrong.
     """
-    problem, judge = task.problem, task.judge
-    final, raced = _raced(task, plan, store, watcher)
-    if final is None or not raced:
-        lost = [*task.trials.values(), *(final.trials if final else ())]
-        counts = Counter(t.status for t in lost)
-        within = f" within {plan.seconds:g} s" if plan.seconds else ""
-        said = [f"{n} {s}" for s, n in counts.items()] or [f"{', '.join(plan.backends)} brought none{within}"]
-        said += [f"{name}: {reason}" for name, reason in task.refused.items()]
-        said += [f"{t.config.name}: {t.reason}" for t in lost if t.reason][:1]
-        task.failure = task.failure or f"no candidate passed: {', '.join(said)}"
-        watcher.failed(problem, task.failure)
-        return
-    record = task.record(final, plan)
-    ours = [t for t in final.trials if t.samples and t.config.backend == roster.SEARCHED]
-    if ours:  # whoever won, the best kernel of ours can be taken away
-        best = min(ours, key=lambda t: t.seconds)
-        modules.write_winner(replace(record, config=best.config, seconds=best.seconds), judge.target, plan.folder)
-    # Last and at once: what has a record is done for good, and a race without one would be run again.
-    store.add_trials(problem, final.trials, record)
+
+    problem: Problem
+    first: tuple[Artifact, ...]
+    reserve: tuple[Artifact, ...]
 
 
-def _raced(task: Task, plan: TuningOptions, store: Store, watcher: Watcher) -> tuple[RaceResult | None, set[str]]:
-    """The race, and who took part; wrong finalists make room for the next in line, until somebody passes."""
+@dataclass(frozen=True)
+class RaceOutcome:
+    """What came of a race.
+
+    Attributes:
+        lost: trials of earlier finalists, none of which passed.
+        result: the race in which somebody took part; None where there was none.
+        verified: how the results were verified, in words.
+        failure: why the race could not be finished; "" where it could.
+    """
+
+    lost: tuple[Trial, ...]
+    result: RaceResult | None
+    verified: str = ""
+    failure: str = ""
+
+
+def prepare_race(task: Task, finalists: int) -> RaceWork:
+    """Who races for a size, from what is known of it and has been built."""
     # A resumed run knows trials of what it has not built: the cache is gone, or the time was up.
-    at_hand = {name for name, built in task.built.items() if built.status == "ok"}
-    known = [t for t in task.trials.values() if t.config.name in at_hand]
-    batch, waiting = finalists.finalists(known, plan.finalists)
-    final: RaceResult | None = None
-    raced: set[str] = set()
-    while batch and not raced:
+    built = {name: artifact for name, artifact in task.artifacts.items() if artifact.status == "ok"}
+    known = [t for t in task.trials.values() if t.config.name in built]
+    first, reserve = pick_finalists(known, finalists)
+    return RaceWork(
+        task.problem, tuple(built[t.config.name] for t in first), tuple(built[t.config.name] for t in reserve)
+    )
+
+
+def run_race(work: RaceWork, evaluator: Evaluator, options: TuningOptions) -> RaceOutcome:
+    """Race on a device; wrong finalists make room for the next in line, until somebody passes."""
+    batch, waiting = work.first, work.reserve
+    lost: list[Trial] = []
+    while batch:
         try:
-            final = task.judge.race(task.problem, [task.built[t.config.name] for t in batch], plan.library)
+            result = evaluator.race(work.problem, batch, options.library)
         except TritonGemmError as error:
-            task.failure = str(error)
-            break
-        raced = final.samples.keys() - {choose.BASELINE_ENTRY}
-        if not raced:
-            store.add_trials(task.problem, final.trials)
-        for trial in final.trials:
-            watcher.trial(task.problem, trial)
-        batch, waiting = waiting[: plan.finalists], waiting[plan.finalists :]
-    return final, raced
+            return RaceOutcome(tuple(lost), None, failure=str(error))
+        entered = result.samples.keys() - {choose.BASELINE_ENTRY}
+        if entered:
+            winner = min(entered, key=lambda name: median(result.samples[name]))
+            config = next(t.config for t in result.trials if t.config.name == winner)
+            return RaceOutcome(tuple(lost), result, evaluator.describe(work.problem, config))
+        lost += result.trials
+        batch, waiting = waiting[: options.finalists], waiting[options.finalists :]
+    return RaceOutcome(tuple(lost), None)
+
+
+def decide(task: Task, outcome: RaceOutcome, target: Target, options: TuningOptions) -> Record | None:
+    """The record of a race, or None where nobody passed: then the task is told why."""
+    if outcome.result is None:
+        task.fail(outcome.failure or _why_nobody_passed(task, outcome.lost, target, options))
+        return None
+    libraries = frozenset(n for n in options.backends if roster.is_library(n))
+    return make_record(task.problem, outcome.result, target, options, libraries, outcome.verified)
+
+
+def write_best_kernel(record: Record, trials: Sequence[Trial], target: Target, options: TuningOptions) -> None:
+    """Write the fastest generated kernel of a race as a module: whoever won, it can be taken away."""
+    for name in options.backends:
+        backend = registry.get(Backend, name)
+        ours = [t for t in trials if t.samples and t.config.backend == name]
+        if ours and isinstance(backend, SearchedBackend):
+            best = min(ours, key=lambda t: t.seconds)
+            mine = replace(record, config=best.config, seconds=best.seconds)
+            backend.write_winner(mine, target, options.folder)
+
+
+def _why_nobody_passed(task: Task, lost: Sequence[Trial], target: Target, options: TuningOptions) -> str:
+    trials = [*task.trials.values(), *lost]
+    counts = Counter(t.status for t in trials)
+    within = f" within {options.seconds:g} s" if options.seconds else ""
+    reasons = [f"{n} {s}" for s, n in counts.items()] or [f"{', '.join(options.backends)} brought none{within}"]
+    reasons += [f"{name}: {reason}" for name, reason in task.refused.items()]
+    reasons += [f"{t.config.name}: {t.reason}" for t in trials if t.reason][:1]
+    hint = "" if trials else roster.who_could(task.problem, target, options.backends)
+    return f"no candidate passed: {', '.join(reasons)}" + (f"; {hint}" if hint else "")

@@ -1,47 +1,62 @@
-"""Stage: tasks of a run → their searches, begun in the order of the tasks."""
+"""Stage: the tasks of a round → their batches, planned in the order of the tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tritongemm.core.target import Target
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.plugins import _modules as registry
-from tritongemm.plugins.contracts import Search, Watcher
-from tritongemm.search.planner import SearchPlan, plan_searches
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Search, SearchPlan, Strategy, Watcher
+from tritongemm.search.planner import PlannedProblem, plan_problems
 from tritongemm.search.warm_start import WarmStart
 from tritongemm.tuning import roster
 from tritongemm.tuning.task import Task, no_search
 
 
-def planned(
-    tasks: Sequence[Task], what: TuningOptions, jobs: int, others: WarmStart, watcher: Watcher
+def plan_tasks(
+    tasks: Sequence[Task],
+    target: Target,
+    options: TuningOptions,
+    processes: int,
+    warm_start: WarmStart,
+    watcher: Watcher,
 ) -> Iterator[Task]:
     """The tasks in their order, each as soon as its strategy has said what to try first.
 
     Args:
         tasks: those that have been planned already are given back as they are.
-        what: names strategy, budget and folder.
-        jobs: processes to plan on.
-        others: what they tell each other's strategies.
+        target: where they are tuned.
+        options: strategy, budget and folder.
+        processes: to plan on.
+        warm_start: what problems tell each other's strategies.
         watcher: told of the progress.
     """
     problems = [t.problem for t in tasks if t.search is None]
-    searched = roster.SEARCHED in what.backends
-    made = plan_searches(problems, tasks[0].judge.target, what.folder, jobs) if problems and searched else iter(())
+    searched = roster.searched_backend(options.backends)
+    planned: Iterator[PlannedProblem] = iter(())
+    if problems and searched is not None:
+        planned = plan_problems(problems, target, searched.name, options.folder, processes)
     for task in tasks:
         if task.search is None:
-            task.search = _search(task, next(made), what, others, watcher) if searched else no_search()
+            task.search = (
+                no_search() if searched is None else _begin_search(task, next(planned), options, warm_start, watcher)
+            )
             task.batch = next(task.search)
-            others.asked(task.problem, task.batch)
+            warm_start.asked(task.problem, task.batch)
             watcher.step("plan")
         yield task
 
 
-def _search(task: Task, made: SearchPlan, what: TuningOptions, others: WarmStart, watcher: Watcher) -> Search:
-    task.module = made.module
-    watcher.planned(task.problem, len(made.space), made.pruned)
-    known = others.winners(task.problem), made.order, others.kernels(task.problem)
-    search: Search = registry.load("strategies", what.strategy).search(
-        made.space, made.order.configs, what.budget, *known
+def _begin_search(
+    task: Task, planned: PlannedProblem, options: TuningOptions, warm_start: WarmStart, watcher: Watcher
+) -> Search:
+    task.module = planned.module
+    watcher.planned(task.problem, len(planned.space), planned.pruned)
+    plan = SearchPlan(
+        planned.space,
+        planned.expected,
+        tuple(warm_start.winners(task.problem)),
+        warm_start.kernels(task.problem),
     )
-    return search
+    return registry.get(Strategy, options.strategy).search(plan, options.budget)

@@ -1,51 +1,67 @@
 """The line: Problems → Records. Prune, rank, generate, compile, time, verify, choose and write, in rounds.
 
-In a round every problem asks its strategy for a batch; what they ask for is compiled once for all of them and timed as
-the binaries arrive. A problem's next batch is thought out while the GPU times the others'. The first round takes in what
-other backends bring: their kernels are compiled with the rest, and libraries are asked while the first compiles run. When
-a problem's strategy asks for no more, its finalists are verified and raced as soon as there is nothing to screen. What takes
-minutes to compile does so beside the line: only the final waits for it.
+One thread owns all tasks and the store: the one that calls `TuningRun.tune`. Builders, devices and strategies work in
+threads and processes of their own and tell it what they have done (`tuning.events`).
+
+In a round every size asks its strategy for a batch; what they ask for is compiled once for all of them and screened as
+the binaries arrive, by whichever device is free. A strategy works out the next batch while devices screen for others. In
+its first round a size also takes in what other backends bring: their kernels are compiled with the rest, and libraries are
+asked while the first compiles run. When a strategy wants no more, the finalists are verified and raced as soon as a device
+has nothing to screen. What takes minutes to compile does so in the background: only the race waits for it.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import TypeAlias
+from queue import Empty, SimpleQueue
 
 from tritongemm.build.background import BackgroundBuilds
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
-from tritongemm.core.errors import OutputError, TritonGemmError
+from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.plugins import _modules as registry
-from tritongemm.plugins.contracts import Evaluator, Watcher
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, BuildInputs, Evaluator, KernelBackend, Search, Watcher
 from tritongemm.results.store import Store
 from tritongemm.search.warm_start import WarmStart
-from tritongemm.tuning import final_race, planning, roster
-from tritongemm.tuning.task import Task, dealt, longest_first
-from tritongemm.workers.work_queue import WorkQueue
-
-# A judge is given binaries to screen, and other work on a task.
-Item: TypeAlias = "tuple[Task, Artifact | Callable[[Task], None]]"
+from tritongemm.tuning import roster
+from tritongemm.tuning.device_queue import DeviceQueue
+from tritongemm.tuning.events import (
+    AlgorithmsListed,
+    ArtifactBuilt,
+    BatchChosen,
+    BuildsEnded,
+    Event,
+    Raced,
+    Screened,
+    SlowArtifactBuilt,
+    ThreadFailed,
+)
+from tritongemm.tuning.final_race import RaceOutcome, decide, prepare_race, write_best_kernel
+from tritongemm.tuning.planning import plan_tasks
+from tritongemm.tuning.screening import AlgorithmsWork, DeviceThread, ScreenWork, Work
+from tritongemm.tuning.task import Task, TaskState, longest_first, trials_of
 
 
 class TuningRun:
     """The stages and what they share during one run.
 
     Args:
-        judges: one for each device; problems are dealt out among them.
-        compiler: builds for all of them.
+        evaluators: one for each device.
+        pool: compiles for all of them.
         store: where trials and records go.
-        plan: what to do.
+        options: what to do.
         watcher: told of the progress.
 
     Attributes:
@@ -53,254 +69,331 @@ class TuningRun:
     """
 
     def __init__(
-        self, judges: Sequence[Evaluator], compiler: BuildPool, store: Store, plan: TuningOptions, watcher: Watcher
+        self, evaluators: Sequence[Evaluator], pool: BuildPool, store: Store, options: TuningOptions, watcher: Watcher
     ) -> None:
-        self.judges, self.compiler, self.store, self.plan, self.watcher = judges, compiler, store, plan, watcher
+        self.evaluators, self.pool, self.store, self.options, self.watcher = evaluators, pool, store, options, watcher
         self.unstored: dict[Problem, list[Trial]] = {}
-        self._deadline = inf  # when the search ends, by time.monotonic
-        self._others = WarmStart((), store)
-        self._lanes: dict[int, WorkQueue[Item]] = {}  # by the identity of their judge
+        self._deadline = inf  # of time.monotonic; from then on nothing new is tried
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._devices: DeviceQueue[Task, Work] = DeviceQueue()
+        self._waiting: dict[str, list[tuple[Task, Config]]] = {}  # who waits for a binary, by its digest
+        self._building = False  # whether more artifacts of this round come
+        self._tasks: list[Task] = []
 
     def tune(self, problems: Sequence[Problem]) -> dict[Problem, str]:
         """Tune the problems that have no record yet; records go to the store as they are made.
 
         Returns:
             The problems that failed, with the reason.
+
+        Raises:
+            OutputError: the store or the cache can't be written.
         """
-        self._deadline = time.monotonic() + (self.plan.seconds or inf)
-        turns = longest_first(problems, self.judges[0].target)
-        todo = [p for p in turns if self.store.record(p) is None]
-        self._others = WarmStart(turns, self.store)
-        self.watcher.stage("plan", len(todo))
-        if todo and not self.plan.stop:
-            self.compiler.start()
-            for judge in self.judges:
-                judge.start()
-        tasks = dealt(todo, self.judges, self.plan.folder)
-        if self.plan.stop == "generate":
-            return {t.problem: t.failure for t in self._planned(tasks) if t.failure}
-        self.watcher.stage("final", 0 if self.plan.stop else len(tasks))
-        running, ended = tasks, list[Task]()
-        with closing(BackgroundBuilds(self.compiler)) as sideline, ThreadPoolExecutor(1) as thinker:
-            self._lanes = {id(judge): WorkQueue[Item](partial(self._work, thinker)) for judge in self.judges}
-            while running or ended:
-                if not running:
-                    sideline.wait(ended, self._deadline)
-                running, ended = self._round(running, ended, sideline, thinker)
-            for lane in self._lanes.values():
-                lane.close()
-        if self.plan.stop == "compile":
-            for task in (t for t in tasks if not any(b.status == "ok" for b in t.built.values())):
-                task.failure = task.failure or "no config could be compiled"
-                self.watcher.failed(task.problem, task.failure)
-            self.watcher.compiled({t.problem: t.built.values() for t in tasks})
+        self._deadline = time.monotonic() + (self.options.seconds or inf)
+        ordered = longest_first(problems, self._target)
+        self._tasks = tasks = [Task(p) for p in ordered if self.store.record(p) is None]
+        warm_start = WarmStart(ordered, self.store)
+        self.watcher.stage("plan", len(tasks))
+        if self.options.stop == "generate":
+            for _ in self._planned(tasks, warm_start):
+                pass
+            return {}
+        with ExitStack() as stack:
+            background = stack.enter_context(closing(BackgroundBuilds(self.pool)))
+            thinker = stack.enter_context(ThreadPoolExecutor(1))
+            if tasks and not self.options.stop:
+                self._start_devices(stack)
+                self.watcher.stage("final", len(tasks))
+            ready = tasks
+            while ready:
+                ready = self._run_round(ready, warm_start, background, thinker)
+            while not all(task.finished for task in tasks):
+                self._handle_next(thinker)
+        if self.options.stop:
+            self._tell_what_was_compiled(tasks)
         return {t.problem: t.failure for t in tasks if t.failure}
 
-    def _planned(self, tasks: Sequence[Task]) -> Iterator[Task]:
-        """The tasks, each as soon as it has been planned."""
-        return planning.planned(tasks, self.plan, self.compiler.jobs, self._others, self.watcher)
+    @property
+    def _target(self) -> Target:
+        return self.evaluators[0].target
 
-    def _next(self, task: Task) -> bool:
-        """Send a task's trials to its strategy; whether it asks for more. If not, it races, unless it waits still."""
-        more = self._asks(task)
-        if not more and not task.slow:
-            self._race(task)
-        return more
+    def _start_devices(self, stack: ExitStack) -> None:
+        """Start the compilers, the devices and a thread for each device."""
+        self.pool.start()
+        stack.callback(self._devices.close, abandon=True)
+        for number, evaluator in enumerate(self.evaluators):
+            evaluator.start()
+            screened = partial(self.watcher.step, "screen")
+            worker = DeviceThread(number, evaluator, self._devices, self.options, self._events.put, screened)
+            threading.Thread(target=worker.run, name=f"device {number}", daemon=True).start()
 
-    def _race(self, task: Task) -> None:
-        if not self.plan.stop:
-            self._put(task, self._finish, later=True)
+    def _planned(self, tasks: Sequence[Task], warm_start: WarmStart) -> Iterator[Task]:
+        return plan_tasks(tasks, self._target, self.options, self.pool.jobs, warm_start, self.watcher)
 
-    def _put(self, task: Task, thing: Artifact | Callable[[Task], None], later: bool = False) -> None:
-        self._lanes[id(task.judge)].put((task, thing), later)
+    # --- a round ------------------------------------------------------------------------------------------------------
 
-    def _asks(self, task: Task) -> bool:
-        if task.failure or self.plan.stop or time.monotonic() > self._deadline:
-            return False
+    def _run_round(
+        self, tasks: Sequence[Task], warm_start: WarmStart, background: BackgroundBuilds, thinker: ThreadPoolExecutor
+    ) -> list[Task]:
+        """Compile and screen what the strategies of these tasks ask for; the tasks whose strategies ask for more."""
+        if not self.options.stop:
+            for task in (t for t in tasks if not t.libraries_asked):
+                for backend in filter(roster.is_library, self.options.backends):
+                    self._send(task, AlgorithmsWork(backend))
+        jobs: SimpleQueue[CompileJob | None] = SimpleQueue()
+        self._building = True
+        threading.Thread(target=self._build, args=(jobs,), name="builds", daemon=True).start()
+        for task in self._planned(tasks, warm_start):
+            task.move_to(TaskState.BUILDING)
+            for job in self._begin_batch(task, background):
+                jobs.put(job)
+            self._go_on(task, thinker)
+            self._handle_all(thinker)
+        jobs.put(None)
+        while self._building or any(task.in_round for task in tasks):
+            self._handle_next(thinker)
+        return [task for task in tasks if task.state is TaskState.READY]
+
+    def _build(self, jobs: SimpleQueue[CompileJob | None]) -> None:
+        """Run in the builders' thread: tell of each artifact as it is built."""
         try:
-            assert task.search is not None
-            task.batch = task.search.send([task.trials[c.name] for c in task.batch])
-            return True
-        except StopIteration:
-            return False
+            for artifact in self.pool.stream(iter(jobs.get, None), self._deadline):
+                self._events.put(ArtifactBuilt(artifact))
+        except BaseException as error:
+            self._events.put(ThreadFailed(error))
+        else:
+            self._events.put(BuildsEnded())
 
-    def _round(
-        self, tasks: list[Task], ended: list[Task], sideline: BackgroundBuilds, thinker: ThreadPoolExecutor
-    ) -> tuple[list[Task], list[Task]]:
-        """Compile and screen what the strategies of `tasks` ask for, and race those of the `ended` that wait no more.
+    def _begin_batch(self, task: Task, background: BackgroundBuilds) -> Iterator[CompileJob]:
+        """The compile jobs of a task's batch, and of what other backends bring; slow ones are begun in the background."""
+        jobs = list(self._jobs(task))
+        task.libraries_asked = True
+        self.watcher.stage("compile", len(jobs))
+        self.watcher.stage("screen", len(jobs))
+        for config, job in jobs:
+            if roster.compile_limit_s(config.backend):
+                task.slow[config.name] = config
+                background.start(job).add_done_callback(partial(self._tell_slow, task, config))
+            else:
+                task.unscreened += 1
+                self._waiting.setdefault(job.digest, []).append((task, config))
+        yield from (job for config, job in jobs if not roster.compile_limit_s(config.backend))
 
-        Returns:
-            The tasks whose strategies ask for more, and those whose do not but that wait for slow compiles.
-        """
-        wanted: dict[str, list[tuple[Task, Config]]] = {}
-        for task in (*tasks, *ended):
-            self._take_late(task)
-        for task in ended:
-            if not task.slow:
-                self._race(task)
-        for task in tasks:
-            if not task.asked and not self.plan.stop:
-                self._put(task, self._ask_libraries)
-        for built in self.compiler.stream(self._wanted(tasks, wanted, sideline, thinker), self._deadline):
-            for task, config in wanted.pop(built.digest, ()):
-                self.watcher.step("compile")
-                self._put(task, replace(built, config=config))
-        for lane in self._lanes.values():
-            lane.wait()
-        going = [task for task in tasks if task.more is not None and task.more.result()]
-        for task in tasks:
-            if task.more is None and not task.slow:  # its time was up before its kernels were compiled
-                self._race(task)
-        return going, [t for t in (*ended, *tasks) if t.slow and t not in going]
-
-    def _wanted(
-        self,
-        tasks: Sequence[Task],
-        wanted: dict[str, list[tuple[Task, Config]]],
-        sideline: BackgroundBuilds,
-        thinker: ThreadPoolExecutor,
-    ) -> Iterator[CompileJob]:
-        """The jobs of the tasks' batches, task by task; those before are screened while later ones are planned and made.
-
-        Args:
-            wanted: filled with who wants each, by digest.
-            sideline: is given those whose compiles take minutes.
-            thinker: is told of tasks that want none.
-        """
-        for task in self._planned(tasks):
-            task.more = None
-            every = list(self._jobs(task))
-            task.asked = True
-            self.watcher.stage("compile", len(every))
-            self.watcher.stage("screen", len(every))
-            jobs = [pair for pair in every if not roster.compile_seconds(pair[0].backend)]
-            task.slow += [(c, sideline.put(job)) for c, job in every if roster.compile_seconds(c.backend)]
-            task.waiting = len(jobs)
-            if not jobs:
-                task.more = thinker.submit(self._next, task)
-            for config, job in jobs:
-                wanted.setdefault(job.digest, []).append((task, config))
-                yield job
-
-    def _take_late(self, task: Task) -> None:
-        """Screen what has been compiled beside the line meanwhile; once the time is spent, go on without the rest."""
-        slow, task.slow, builds = task.slow, [], list[Artifact]()
-        for config, future in slow:
-            if future.done():  # asked once: what ends meanwhile must not be neither
-                builds.append(replace(future.result(), config=config))
-            elif not task.failure:
-                task.slow.append((config, future))
-        if builds:
-            self.watcher.step("compile", len(builds))
-            self._put(task, partial(self._look, builds=builds))
-        if task.slow and time.monotonic() > self._deadline:
-            for backend in dict.fromkeys(c.backend for c, _ in task.slow):
-                count = sum(c.backend == backend for c, _ in task.slow)
-                self._refused(task, backend, f"the budget was spent before {count} of its kernels were compiled")
-            task.slow = []
+    def _tell_slow(self, task: Task, config: Config, future: Future[Artifact]) -> None:
+        """Run in the thread that compiled it: tell of the artifact."""
+        if future.cancelled():
+            return
+        error = future.exception()
+        artifact = None if error else replace(future.result(), config=config)
+        self._events.put(SlowArtifactBuilt(task, config, artifact) if artifact else ThreadFailed(error))
 
     def _jobs(self, task: Task) -> Iterator[tuple[Config, CompileJob]]:
-        """What to compile of a task's batch, and of what other backends bring; what is known to fail is not compiled again."""
-        trials = self.store.trials(task.problem)
-        for config in [*task.batch, *(() if task.asked else self._brought(task))]:
-            known = trials.get((config.name, "screen"))
-            if known is not None:
-                task.trials[config.name] = known
-                if known.status != "ok" and not self.plan.stop:
+        """What to compile of a batch; what is known to fail is not compiled again."""
+        known = self.store.trials(task.problem)
+        inputs = BuildInputs(task.module)
+        for config in [*task.batch, *(() if task.libraries_asked else self._candidates(task))]:
+            trial = known.get((config.name, "screen"))
+            if trial is not None:
+                task.add_trial(trial)
+                if trial.status != "ok" and not self.options.stop:
                     continue
-            backend = registry.load("backends", config.backend)
+            backend = registry.get(Backend, config.backend)
+            assert isinstance(backend, KernelBackend), "only kernels of our own are compiled"
             try:
-                job = backend.job(config, task.problem, task.judge.target, str(task.module))
+                job = backend.compile_job(config, task.problem, self._target, inputs)
             except (TritonGemmError, OSError) as error:
-                self._done(task, [Trial(config, "compile_failed", str(error))])
+                self._keep(task, [Trial(config, "compile_failed", str(error))])
                 continue
             yield config, job
 
-    def _brought(self, task: Task) -> list[Config]:
-        """The candidates of the backends that carry code; one that fails costs itself alone."""
+    def _candidates(self, task: Task) -> list[Config]:
+        """The candidates of the backends that bring code; a backend that fails costs itself alone."""
         found: list[Config] = []
-        for name in filter(roster.brings_code, self.plan.backends):
+        for name in filter(roster.brings_code, self.options.backends):
             try:
-                configs, why = roster.candidates_of(name, task.problem, task.judge.target)
+                configs, why = roster.candidates_of(name, task.problem, self._target)
             except TritonGemmError as error:
-                self._refused(task, name, str(error))
+                self._refuse(task, name, str(error))
                 continue
             self.watcher.offered(task.problem, name, len(configs), why)
             task.refused |= {name: why} if why else {}
             found += configs
         return found
 
-    def _refused(self, task: Task, backend: str, reason: str) -> None:
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _handle_all(self, thinker: ThreadPoolExecutor) -> None:
+        """Handle what has been told meanwhile."""
+        try:
+            while True:
+                self._handle(self._events.get_nowait(), thinker)
+        except Empty:
+            return
+
+    def _handle_next(self, thinker: ThreadPoolExecutor) -> None:
+        """Wait for the next event and handle it; once the time is spent, go on without slow compiles."""
+        left = self._deadline - time.monotonic()
+        if left <= 0 and self._give_up_slow():
+            return
+        try:
+            event = self._events.get(timeout=left if 0 < left < inf else None)
+        except Empty:
+            return
+        self._handle(event, thinker)
+
+    def _handle(self, event: Event, thinker: ThreadPoolExecutor) -> None:
+        match event:
+            case ArtifactBuilt(artifact):
+                for task, config in self._waiting.pop(artifact.digest, ()):
+                    self.watcher.step("compile")
+                    self._take_artifact(task, replace(artifact, config=config), in_batch=True)
+                    self._go_on(task, thinker)
+            case SlowArtifactBuilt(task, config, artifact):
+                if task.slow.pop(config.name, None) is not None:  # it was not given up meanwhile
+                    self.watcher.step("compile")
+                    self._take_artifact(task, artifact, in_batch=False)
+                    self._go_on(task, thinker)
+            case BuildsEnded():
+                self._building = False
+                left, self._waiting = self._waiting, {}
+                for task, _ in (pair for pairs in left.values() for pair in pairs):
+                    task.unscreened -= 1  # the time was spent before it was compiled
+                    self._go_on(task, thinker)
+            case Screened(task, batch_pieces, other_pieces, trials, failure):
+                task.unscreened -= batch_pieces
+                task.in_flight -= batch_pieces + other_pieces
+                if failure and not task.failure:
+                    task.fail(failure)
+                    self.watcher.failed(task.problem, failure)
+                self._keep(task, trials)
+                self._go_on(task, thinker)
+            case AlgorithmsListed(task, backend, configs, refusal):
+                task.in_flight -= 1
+                self._take_algorithms(task, backend, configs, refusal)
+                self._go_on(task, thinker)
+            case BatchChosen(task, batch):
+                task.batch = batch or []
+                task.move_to(TaskState.WAITING if batch is None else TaskState.READY)
+                self._go_on(task, thinker)
+            case Raced(task, outcome):
+                self._take_race(task, outcome)
+            case ThreadFailed(error):
+                raise error
+
+    def _go_on(self, task: Task, thinker: ThreadPoolExecutor) -> None:
+        """Take a task to its next state, where nothing that it waits for is under way."""
+        if task.state is TaskState.BUILDING and not task.unscreened:
+            task.move_to(TaskState.SEARCHING)
+            if task.failure or self.options.stop or time.monotonic() > self._deadline:
+                task.move_to(TaskState.WAITING)
+            else:
+                assert task.search is not None, "a task that is built has been planned"
+                thinker.submit(self._think, task, task.search, trials_of(task, task.batch))
+        if task.state is TaskState.WAITING and not task.slow and not task.in_flight:
+            self._begin_race(task)
+
+    def _think(self, task: Task, search: Search, trials: list[Trial]) -> None:
+        """Run in the strategies' thread: what a strategy asks for next."""
+        try:
+            self._events.put(BatchChosen(task, search.send(trials)))
+        except StopIteration:
+            self._events.put(BatchChosen(task, None))
+        except BaseException as error:
+            self._events.put(ThreadFailed(error))
+
+    def _send(self, task: Task, work: Work, later: bool = False) -> None:
+        """Queue work of a task for a device."""
+        task.in_flight += 1
+        self._devices.put(task, work, later)
+
+    def _take_artifact(self, task: Task, artifact: Artifact, in_batch: bool) -> None:
+        """Screen an artifact that has not been; one that was not built has its trial without a device."""
+        task.artifacts[artifact.config.name] = artifact
+        known = artifact.config.name in task.trials or bool(task.failure)
+        if not known and artifact.status == "ok" and not self.options.stop:
+            self._send(task, ScreenWork(artifact, in_batch))
+            return
+        self.watcher.step("screen")
+        task.unscreened -= in_batch
+        if not known and artifact.status != "ok":
+            trial = Trial(artifact.config, artifact.status, artifact.reason)
+            # A compile that took too long may do so because the machine was busy: a resumed run tries it again.
+            self._keep(task, [trial], stored=artifact.status != "timeout")
+
+    def _take_algorithms(self, task: Task, backend: str, configs: Sequence[Config], refusal: str) -> None:
+        """Screen a library's algorithms that have not been; they need no compiling."""
+        if refusal:
+            self._refuse(task, backend, refusal)
+            return
+        self.watcher.offered(task.problem, backend, len(configs), "")
+        known = self.store.trials(task.problem)
+        for config in configs:
+            trial = known.get((config.name, "screen"))
+            task.artifacts[config.name] = Artifact(config, "")
+            if trial is not None:
+                task.add_trial(trial)
+            elif not task.failure:
+                self.watcher.stage("screen", 1)
+                self._send(task, ScreenWork(task.artifacts[config.name], in_batch=False))
+
+    def _give_up_slow(self) -> bool:
+        """Go on without compiles that are not done, where the time is spent; whether there were any."""
+        waiting = [task for task in self._tasks if task.slow]
+        for task in waiting:
+            for backend in dict.fromkeys(c.backend for c in task.slow.values()):
+                count = sum(c.backend == backend for c in task.slow.values())
+                self._refuse(task, backend, f"the budget was spent before {count} of its kernels were compiled")
+            task.slow.clear()
+            if task.state is TaskState.WAITING and not task.in_flight:
+                self._begin_race(task)
+        return bool(waiting)
+
+    # --- the end of a size --------------------------------------------------------------------------------------------
+
+    def _begin_race(self, task: Task) -> None:
+        if self.options.stop:
+            task.move_to(TaskState.DONE)
+            return
+        self.watcher.step("final")
+        if task.failure:
+            task.move_to(TaskState.FAILED)
+            return
+        task.move_to(TaskState.RACING)
+        self._send(task, prepare_race(task, self.options.finalists), later=True)
+
+    def _take_race(self, task: Task, outcome: RaceOutcome) -> None:
+        """Keep the trials and the record that a race has given."""
+        trials = outcome.result.trials if outcome.result else ()
+        for trial in (*outcome.lost, *trials):
+            self.watcher.trial(task.problem, trial)
+        self.store.add_trials(task.problem, outcome.lost)
+        record = decide(task, outcome, self._target, self.options)
+        if record is None:
+            self.watcher.failed(task.problem, task.failure)
+            task.move_to(TaskState.FAILED)
+            return
+        write_best_kernel(record, trials, self._target, self.options)
+        # Last and at once: what has a record is done for good, and a race without one would be run again.
+        self.store.add_trials(task.problem, trials, record)
+        task.move_to(TaskState.DONE)
+
+    def _tell_what_was_compiled(self, tasks: Sequence[Task]) -> None:
+        for task in (t for t in tasks if not any(a.status == "ok" for a in t.artifacts.values())):
+            reasons = [f"{name}: {reason}" for name, reason in task.refused.items()]
+            task.fail("; ".join(["no config could be compiled", *reasons]))
+            self.watcher.failed(task.problem, task.failure)
+        self.watcher.compiled({t.problem: t.artifacts.values() for t in tasks})
+
+    def _refuse(self, task: Task, backend: str, reason: str) -> None:
         task.refused[backend] = reason
         self.watcher.refused(task.problem, backend, reason)
 
-    def _work(self, thinker: ThreadPoolExecutor, items: list[Item]) -> None:
-        """What a judge's thread does: screen binaries, or what else an item says."""
-        by_task: dict[int, tuple[Task, list[Artifact]]] = {}
-        for task, item in items:
-            if isinstance(item, Artifact):
-                by_task.setdefault(id(task), (task, []))[1].append(item)
-            else:
-                item(task)
-        for task, builds in by_task.values():
-            self._look(task, builds)
-            task.waiting -= len(builds)
-            if not task.waiting:
-                task.more = thinker.submit(self._next, task)
-
-    def _look(self, task: Task, builds: list[Artifact]) -> None:
-        """Screen what has not been."""
-        task.built |= {b.config.name: b for b in builds}
-        fresh = [b for b in builds if b.config.name not in task.trials and not task.failure]
-        self.watcher.step("screen", len(builds) - len(fresh))
-        self._screen(task, fresh)
-
-    def _ask_libraries(self, task: Task) -> None:
-        """Screen the libraries' own candidates of one problem; they need no compiling."""
-        known = self.store.trials(task.problem)
-        for backend in filter(roster.is_library, self.plan.backends):
-            builds = []
-            try:
-                configs = task.judge.list_algorithms(task.problem, backend, self.plan.algorithms)
-            except TritonGemmError as error:
-                self._refused(task, backend, str(error))
-                continue
-            self.watcher.offered(task.problem, backend, len(configs), "")
-            for config in configs:
-                task.built[config.name] = Artifact(config, "")
-                if (config.name, "screen") in known:
-                    task.trials[config.name] = known[config.name, "screen"]
-                else:
-                    builds.append(task.built[config.name])
-            self.watcher.stage("screen", len(builds))
-            self._screen(task, builds)
-
-    def _screen(self, task: Task, builds: list[Artifact]) -> None:
-        fresh = [Trial(b.config, b.status, b.reason) for b in builds if b.status != "ok"]
-        ready = [b for b in builds if b.status == "ok"]
-        try:
-            if self.plan.stop != "compile":
-                for trial in task.judge.screen(task.problem, ready, task.best):
-                    fresh.append(trial)
-                    self.watcher.step("screen")
-        except OutputError:
-            raise
-        except TritonGemmError as error:
-            task.failure = str(error)
-            self.watcher.failed(task.problem, task.failure)
-        self.watcher.step("screen", sum(b.status != "ok" for b in builds))
-        # A compile that took too long may do so because the machine was busy: a resumed run tries it again.
-        late = {b.config.name for b in builds if b.status == "timeout"}
-        self.unstored.setdefault(task.problem, []).extend(t for t in fresh if t.config.name in late)
-        self._done(task, fresh, late)
-
-    def _done(self, task: Task, trials: Sequence[Trial], unstored: Collection[str] = ()) -> None:
-        self.store.add_trials(task.problem, [t for t in trials if t.config.name not in unstored])
+    def _keep(self, task: Task, trials: Sequence[Trial], stored: bool = True) -> None:
+        """Take note of trials, on disk as well unless a resumed run shall try them again."""
+        if stored:
+            self.store.add_trials(task.problem, trials)
+        else:
+            self.unstored.setdefault(task.problem, []).extend(trials)
         for trial in trials:
-            task.trials[trial.config.name] = trial
+            task.add_trial(trial)
             self.watcher.trial(task.problem, trial)
-
-    def _finish(self, task: Task) -> None:
-        self.watcher.step("final")
-        if not task.failure:
-            final_race.finish(task, self.plan, self.store, self.watcher)

@@ -1,10 +1,11 @@
-"""What the pipeline works on and with: tasks, the plan for all of them, and who judges and who watches."""
+"""The noun `Task`: one size on its way down the line, with its state. The thread that runs the line owns all tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -17,71 +18,157 @@ from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure import choose
-from tritongemm.plugins.contracts import Evaluator, Search
+from tritongemm.plugins.contracts import Search
 
 
-@dataclass
+class TaskState(Enum):
+    """Where a size is on its way down the line."""
+
+    QUEUED = "queued"  # nothing of it has been planned
+    BUILDING = "building"  # the batch that its strategy asked for is compiled, and screened binary by binary
+    SEARCHING = "searching"  # its strategy works out the next batch
+    READY = "ready"  # the next batch waits for the next round
+    WAITING = "waiting"  # its strategy wants no more; slow compiles or a device still have something of it
+    RACING = "racing"  # its finalists are verified and raced, or queued for that
+    DONE = "done"  # it has a record, or was compiled where no more was wanted
+    FAILED = "failed"  # it can't be tuned; `Task.failure` says why
+
+
+_NEXT = {
+    TaskState.QUEUED: {TaskState.BUILDING},
+    TaskState.BUILDING: {TaskState.SEARCHING},
+    TaskState.SEARCHING: {TaskState.READY, TaskState.WAITING},
+    TaskState.READY: {TaskState.BUILDING},
+    TaskState.WAITING: {TaskState.RACING, TaskState.DONE},
+    TaskState.RACING: {TaskState.DONE},
+    TaskState.DONE: set(),
+    TaskState.FAILED: set(),
+}
+
+
+class BestTime:
+    """The shortest seconds of a size so far; the one value of a task that its device's thread reads and lowers."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = inf
+
+    def lower(self, seconds: float) -> None:
+        """Take note of a time."""
+        self.seconds = min(self.seconds, seconds)
+
+
+@dataclass(eq=False)
 class Task:
-    """One problem on its way down the line.
+    """One size on its way down the line.
 
     Attributes:
-        problem, judge, module: what is tuned, by whom it is timed, and where its kernels are.
+        problem: what is tuned.
+        state: where it is; `move_to` changes it.
         search: the strategy, which yields batches and is sent their trials; None until the problem has been planned.
-        batch: what it asked for last.
-        trials, built: what became of every config so far, by name.
-        asked: other backends have been asked for their candidates.
-        waiting: configs that the next batch waits for.
-        slow: configs that are compiled beside the line, for which only the final waits.
-        more: whether the strategy asks for more, once the batch has been timed.
+        module: generated module of the problem's kernels, where it has any.
+        batch: what the strategy asked for last.
+        trials: what became of every config so far, by config name.
+        artifacts: what was compiled, by config name.
+        libraries_asked: other backends have been asked for their candidates.
+        unscreened: configs of the batch that have not been screened.
+        in_flight: pieces of work that a device has not answered.
+        slow: configs whose compiles take minutes, by name; the race alone waits for them.
+        best: the shortest time so far.
         failure: why the problem can't be tuned; "" while it can.
         refused: backends that brought nothing, and why.
     """
 
     problem: Problem
-    judge: Evaluator
-    module: Path
+    state: TaskState = TaskState.QUEUED
     search: Search | None = None
+    module: Path | None = None
     batch: list[Config] = field(default_factory=list)
     trials: dict[str, Trial] = field(default_factory=dict)
-    built: dict[str, Artifact] = field(default_factory=dict)
-    asked: bool = False
-    waiting: int = 0
-    slow: list[tuple[Config, Future[Artifact]]] = field(default_factory=list)
-    more: Future[bool] | None = None
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    libraries_asked: bool = False
+    unscreened: int = 0
+    in_flight: int = 0
+    slow: dict[str, Config] = field(default_factory=dict)
+    best: BestTime = field(default_factory=BestTime)
     failure: str = ""
     refused: dict[str, str] = field(default_factory=dict)
 
     @property
-    def best(self) -> float:
-        return min((t.seconds for t in self.trials.values() if t.status == "ok"), default=float("inf"))
+    def finished(self) -> bool:
+        """Whether nothing more happens to it."""
+        return self.state in (TaskState.DONE, TaskState.FAILED)
 
-    def record(self, final: RaceResult, plan: TuningOptions) -> Record:
-        """The result of the final race."""
-        choice = choose.choose(final.samples, plan.margin)
-        best = next(t for t in final.trials if t.config.name == choice.name)
-        library = final.samples.get(choose.BASELINE_ENTRY)
-        return Record(
-            problem=self.problem,
-            target=self.judge.target.name,
-            config=best.config,
-            winner=plan.library if choice.library_won else best.config.backend,
-            seconds=best.seconds,
-            spread=best.spread,
-            timer=best.timer,
-            error=best.error,
-            tolerance=best.tolerance,
-            library_seconds=median(library) if library else None,
-            library=plan.library if library else "",
-            tie=choice.tie,
-            verified=self.judge.describe(self.problem, best.config)
-            + (f", {best.outside:.3%} of the elements beyond the tolerance" if best.outside else ""),
-            toolchain=plan.toolchain,
-            cold=final.cold,
-        )
+    @property
+    def in_round(self) -> bool:
+        """Whether the round that it is part of waits for it."""
+        return self.state in (TaskState.BUILDING, TaskState.SEARCHING)
+
+    def move_to(self, state: TaskState) -> None:
+        """Change the state.
+
+        Raises:
+            ValueError: the line does not lead there from where it is.
+        """
+        if state is not TaskState.FAILED and state not in _NEXT[self.state]:
+            raise ValueError(f"{self.problem.key} can't go from {self.state.value} to {state.value}")
+        self.state = state
+
+    def fail(self, reason: str) -> None:
+        """Note why it can't be tuned; the first reason counts."""
+        self.failure = self.failure or reason
+
+    def add_trial(self, trial: Trial) -> None:
+        """Take note of what became of a config."""
+        self.trials[trial.config.name] = trial
+        if trial.status == "ok":
+            self.best.lower(trial.seconds)
+
+
+def make_record(
+    problem: Problem, race: RaceResult, target: Target, options: TuningOptions, libraries: frozenset[str], verified: str
+) -> Record:
+    """The result of a final race.
+
+    Args:
+        problem: what was tuned.
+        race: trials and samples; at least one candidate raced.
+        target: facts of the device.
+        options: names the baseline, the margin and the toolchain.
+        libraries: backends whose kernels are a library's own.
+        verified: how results are verified, in words.
+    """
+    library_entries = frozenset(t.config.name for t in race.trials if t.config.backend in libraries)
+    choice = choose.choose(race.samples, options.margin, library_entries)
+    best = next(t for t in race.trials if t.config.name == choice.name)
+    baseline = race.samples.get(choose.BASELINE_ENTRY)
+    beyond = f", {best.outside:.3%} of the elements beyond the tolerance" if best.outside else ""
+    return Record(
+        problem=problem,
+        target=target.name,
+        config=best.config,
+        winner=options.library if choice.library_won else best.config.backend,
+        seconds=best.seconds,
+        spread=best.spread,
+        timer=best.timer,
+        error=best.error,
+        tolerance=best.tolerance,
+        library_seconds=median(baseline) if baseline else None,
+        library=options.library if baseline else "",
+        tie=choice.tie,
+        verified=verified + beyond,
+        toolchain=options.toolchain,
+        cold=race.cold,
+        compute_units=target.compute_units,
+    )
 
 
 def longest_first(problems: Iterable[Problem], target: Target) -> list[Problem]:
-    """Those that keep a device busy longest come first: it times them while kernels for the others compile."""
+    """Problems in the order in which they are begun: first those that keep a device busy longest.
+
+    A device times them while kernels for the others compile.
+    """
 
     def least_seconds(problem: Problem) -> float:
         return target.roofline_seconds(problem.flops, problem.bytes, problem.a)
@@ -89,11 +176,11 @@ def longest_first(problems: Iterable[Problem], target: Target) -> list[Problem]:
     return sorted(problems, key=least_seconds, reverse=True)
 
 
-def dealt(problems: Iterable[Problem], judges: Sequence[Evaluator], folder: Path) -> list[Task]:
-    """Problems dealt out among judges."""
-    return [Task(p, judges[i % len(judges)], folder) for i, p in enumerate(problems)]
-
-
 def no_search() -> Search:
-    """The search of a run that leaves Triton's space alone: one batch, empty."""
+    """The search of a run that leaves generated kernels alone: one batch, empty."""
     yield []
+
+
+def trials_of(task: Task, configs: Sequence[Config]) -> list[Trial]:
+    """What became of these configs of a task, in their order."""
+    return [task.trials[c.name] for c in configs]

@@ -1,0 +1,71 @@
+"""Work that devices draw when they are free; the work of one size stays on the device that drew it first."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+W = TypeVar("W")
+
+
+class DeviceQueue(Generic[K, W]):
+    """A queue that several devices draw from, each in a thread of its own.
+
+    A size is bound to the device that first draws work of it, so that its times are of one device. What can wait (races)
+    is drawn when nothing else is left for the device.
+    """
+
+    MOST_DRAWN = 256  # pieces of work that a device draws at a time
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._urgent: dict[K, deque[W]] = {}
+        self._later: dict[K, deque[W]] = {}
+        self._device_of: dict[K, int] = {}
+        self._closed = False
+
+    def put(self, size: K, work: W, later: bool = False) -> None:
+        """Queue a piece of work of a size; one for `later` is drawn alone, when nothing else is left."""
+        with self._changed:
+            (self._later if later else self._urgent).setdefault(size, deque()).append(work)
+            self._changed.notify_all()
+
+    def draw(self, device: int) -> tuple[K, list[W]] | None:
+        """Wait for work that a device may do.
+
+        Args:
+            device: its number.
+
+        Returns:
+            A size and pieces of its work, in order; None once the queue is closed and empty for this device.
+        """
+        with self._changed:
+            while True:
+                for queue, most in ((self._urgent, self.MOST_DRAWN), (self._later, 1)):
+                    size = next((s for s in queue if self._device_of.get(s, device) == device), None)
+                    if size is not None:
+                        self._device_of[size] = device
+                        return size, self._taken(queue, size, most)
+                if self._closed:
+                    return None
+                self._changed.wait()
+
+    @staticmethod
+    def _taken(queue: dict[K, deque[W]], size: K, most: int) -> list[W]:
+        works = queue[size]
+        drawn = [works.popleft() for _ in range(min(most, len(works)))]
+        if not works:
+            del queue[size]
+        return drawn
+
+    def close(self, abandon: bool = False) -> None:
+        """Let devices end once nothing is left for them, or at once where the rest is abandoned."""
+        with self._changed:
+            self._closed = True
+            if abandon:
+                self._urgent.clear()
+                self._later.clear()
+            self._changed.notify_all()

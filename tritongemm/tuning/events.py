@@ -1,0 +1,82 @@
+"""What threads tell the one that owns all tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.trial import Trial
+from tritongemm.tuning.final_race import RaceOutcome
+from tritongemm.tuning.task import Task
+
+
+@dataclass(frozen=True)
+class ArtifactBuilt:
+    """A kernel was compiled, or came from the cache."""
+
+    artifact: Artifact
+
+
+@dataclass(frozen=True)
+class SlowArtifactBuilt:
+    """A compile that takes minutes has ended."""
+
+    task: Task
+    config: Config
+    artifact: Artifact
+
+
+@dataclass(frozen=True)
+class BuildsEnded:
+    """No more artifacts of this round come."""
+
+
+@dataclass(frozen=True)
+class BatchChosen:
+    """A strategy has worked out what to try next; None: it wants no more."""
+
+    task: Task
+    batch: list[Config] | None
+
+
+@dataclass(frozen=True)
+class Screened:
+    """A device has screened artifacts of a size, of its batch and others; `failure`: why it can't go on with the size."""
+
+    task: Task
+    batch_pieces: int
+    other_pieces: int
+    trials: tuple[Trial, ...]
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class AlgorithmsListed:
+    """A library has told its algorithms; `refusal`: why it can't."""
+
+    task: Task
+    backend: str
+    configs: tuple[Config, ...]
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Raced:
+    """The final race of a size is over."""
+
+    task: Task
+    outcome: RaceOutcome
+
+
+@dataclass(frozen=True)
+class ThreadFailed:
+    """A thread has met an error that ends the run."""
+
+    error: BaseException
+
+
+Event: TypeAlias = (
+    ArtifactBuilt | SlowArtifactBuilt | BuildsEnded | BatchChosen | Screened | AlgorithmsListed | Raced | ThreadFailed
+)

@@ -6,17 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tritongemm.core.launch import HostLaunch, Launch, Param
+from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver, tensor_map
 from tritongemm.hip_ext.driver.module import PreparedLaunch
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
+from tritongemm.runtime.launch_preparation import PLACEHOLDER_ADDRESS, prepare_launch, tensor_map_makers
 from tritongemm.runtime.patched_launch import PatchedLaunch, in_order, patching, words
 
 if TYPE_CHECKING:
     from tritongemm.backends.blaslt.served_algorithm import ServedAlgorithm
-
-_PLACE = 1 << 20  # any aligned address: a tensor map is moved before it is used
 
 
 @dataclass(frozen=True)
@@ -40,11 +39,8 @@ class TunedKernel:
     def bind(self, device: driver.Device) -> PatchedLaunch:
         """A launch for one thread."""
         launch, offsets = self.launch, self.launch.offsets()
-        makers = {i: _maker(device, p) for i, p in enumerate(launch.params) if p.kind == "tma"}
-        packed = launch.pack({}, {i: made(_PLACE) for i, made in makers.items()})
-        prepared = self.function.prepare(
-            launch.grid, launch.block, launch.shared, packed, launch.cluster, offsets if makers else (), launch.overlap
-        )
+        makers = tensor_map_makers(device, launch)
+        prepared = prepare_launch(self.function, launch, makers)
         block = words(prepared.params)
         places: dict[str, list[tuple[memoryview, int, int]]] = {}
         puts: dict[str, list[Callable[[int], None]]] = {}
@@ -53,7 +49,7 @@ class TunedKernel:
             if p.kind == "tma":
                 found = tensor_map.place(makers[index])
                 if found is None:
-                    moving = tensor_map.MovingMap(device.api, makers[index](_PLACE))
+                    moving = tensor_map.MovingMap(device.api, makers[index](PLACEHOLDER_ADDRESS))
                     puts.setdefault(name, []).append(_mover(moving, prepared, offsets[index]))
                     continue
                 inside = found
@@ -64,11 +60,6 @@ class TunedKernel:
         for name, at in places.items():
             puts.setdefault(name, []).append(patching(at))
         return PatchedLaunch({name: in_order(each) for name, each in puts.items()}, prepared.launch)
-
-
-def _maker(device: driver.Device, p: Param) -> Callable[[int], bytes]:
-    """A tensor map for a matrix at any address."""
-    return lambda at: device.tensor_map(at, p.elem_type, p.elem_size, p.shape, p.stride, p.box, p.swizzle)
 
 
 def _mover(moving: tensor_map.MovingMap, prepared: PreparedLaunch, offset: int) -> Callable[[int], None]:

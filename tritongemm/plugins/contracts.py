@@ -102,7 +102,7 @@ def _declared(cls: type) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend's kernels can compute at all; an empty tuple of architectures or families is all of them.
+    """What a backend's kernels can compute at all; an empty tuple of architectures is all of them.
 
     Attributes:
         archs: names of the targets.
@@ -182,9 +182,13 @@ class KernelBackend(Backend, abstract=True):
     Attributes:
         compile_limit_s: seconds that one compile may take; 0 for the run's ``--timeout``. Such a backend races only where
             it is asked for, and compiles in the background.
+        has_plans: its launches can be written as launch plans.
+        has_manifest_rows: `manifest_row` tells of its kernels.
     """
 
     compile_limit_s: ClassVar[float] = 0.0
+    has_plans: ClassVar[bool] = True
+    has_manifest_rows: ClassVar[bool] = False
 
     @final
     def candidates(
@@ -210,6 +214,19 @@ class KernelBackend(Backend, abstract=True):
     def _candidates(
         self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
     ) -> Iterable[Config]: ...
+
+    @final
+    def has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS) -> Support:
+        """Whether `candidates` has any, or why it has none.
+
+        Raises:
+            InputError: a file that lists kernels is wrong.
+        """
+        return self.supports(problem, target) and self._has_candidates(problem, target, inputs)
+
+    def _has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
+        any_left = any(True for _ in self._candidates(problem, target, inputs, False))
+        return SUPPORTED if any_left else Support("none of its kernels fits the problem")
 
     @final
     def check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS) -> Support:

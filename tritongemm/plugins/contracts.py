@@ -39,7 +39,7 @@ from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.search_results import Predictions, Pruned
-from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.space import Space
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
@@ -717,43 +717,6 @@ class Format(Plugin, abstract=True):
 
 
 # --- Serving ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CallSignature:
-    """What is asked for at run time.
-
-    Attributes:
-        problem: x [M, K] @ w [N, K].T (+ bias [N]).
-        precision: how PyTorch multiplies float32 now, ``fp32`` or ``tf32``; ``fp32`` for other types.
-        vector: x has one dimension, which is another operation to PyTorch.
-        often: the size has been called many times, so that learning how to serve it pays.
-    """
-
-    problem: Problem
-    precision: str = "fp32"
-    vector: bool = False
-    often: bool = True
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """Who serves a call.
-
-    Attributes:
-        kind: ``exact`` (the tuned kernel), ``library`` (it won the tuning) or ``fallback`` (PyTorch).
-        text: which kernel, and why.
-        kernel: what is launched; None where PyTorch is called.
-        lasting: whether an equal call will be resolved alike until other records are loaded.
-    """
-
-    kind: str
-    text: str
-    kernel: LoadedKernel | None = None
-    lasting: bool = True
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.text}"
 
 
 class KernelSource(Plugin, abstract=True):

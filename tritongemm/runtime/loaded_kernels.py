@@ -1,4 +1,4 @@
-"""Kernels of records, loaded on a device: those that the driver launches, and those that a library's host code launches."""
+"""Tuned kernels loaded on a device: those that the driver launches, and those that a library's host code launches."""
 
 from __future__ import annotations
 

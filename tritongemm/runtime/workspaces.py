@@ -1,4 +1,4 @@
-"""Memory that the programs of a kernel share: a workspace of any contents, and counters that every launch leaves zero."""
+"""Memory that a kernel's programs share: a workspace of any contents, and counters that every launch leaves zero."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class WorkspacePool:
     """A workspace and counters for each stream, and counters for each stream of each capture.
 
     A capture needs its own, because a graph may be replayed beside the stream that it was captured on. (Its workspace
-    comes from PyTorch's allocator, which puts it into the graph's own pool.) The memory comes from the driver, so that no
-    graph's pool holds it, and is never freed: queued work and graphs point to it. Counters may also be sums that are not
-    there yet.
+    comes from PyTorch's allocator, which puts it into the graph's own pool.) The memory comes from the driver, so that
+    no graph's pool holds it, and is never freed: queued work and graphs point to it. Instead of counters a kernel may
+    keep sums there that it finds at zero and leaves at zero.
 
     Args:
         device: the device.

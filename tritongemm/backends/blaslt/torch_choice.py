@@ -1,7 +1,7 @@
 """The kernel that PyTorch itself would launch for a linear layer, where it is known what PyTorch asks of the library.
 
-PyTorch asks the library anew at every call, and takes what it proposes first within a workspace of PyTorch's. Asked once
-within the same workspace, the library proposes the same kernel; `tests/gpu/test_direct.py` compares the launches.
+PyTorch asks the library anew at every call, and takes what it proposes first within a workspace of PyTorch's. Asked
+once within the same workspace, the library proposes the same kernel; `tests/gpu/test_direct.py` compares the launches.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tritongemm.backends.blaslt.served_algorithm import LoadedAlgorithm
     from tritongemm.hip_ext.driver import driver
 
-# Bytes of PyTorch's workspace by bias, for each architecture, version of torch and version of CUDA on which the library,
-# given so many, was seen to launch the kernels that PyTorch launches.
+# Bytes of PyTorch's workspace by bias, for each architecture, version of torch and version of CUDA on which the
+# library, given so many, was seen to launch the kernels that PyTorch launches.
 WORKSPACE_BYTES = {("sm90", "2.11", "13.0"): {"none": 32 << 20, "n": 1 << 20}}
 _DTYPES = ("bf16", "fp16", "fp32")
 # Environment variables that begin so change what PyTorch asks for.

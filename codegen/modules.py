@@ -11,16 +11,15 @@ from tritongemm.core.files import atomic_write
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
-from tritongemm.plugins import _modules as registry
-from tritongemm.plugins import registry as plugins
+from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 
 
 def write_candidates(problem: Problem, configs: Sequence[Config], target: Target, folder: Path) -> Path:
     """Write the module of all candidates; its path."""
-    family = plugins.get(Family, problem.family)
+    family = registry.get(Family, problem.family)
     path = folder / f"{render.module_name(problem)}.py"
-    library = registry.load("backends", "torch").in_module(problem)
+    library = registry.baseline().torch_function(problem)
     numbers = family.tolerance(problem), family.input_deviation(problem), family.typical_scale(problem)
     atomic_write(path, render.module(problem, list(configs), target, *numbers, library))
     return path

@@ -1,13 +1,14 @@
-"""A race without a GPU: backends made of text, a judge that reads times off the tiles, and a run with both."""
+"""A race without a GPU: backends made of text, and a run with them and the stand-in for an evaluator."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from tests.support.evaluators import FakeEvaluator
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core import settings
@@ -15,13 +16,11 @@ from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
-from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins import _modules as registry
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
-from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning.run import TuningRun
 
 SIZE = Problem(16, 16, 32)
@@ -48,49 +47,15 @@ def launch(built, problem, target):
 """
 
 
-def seconds(config: Config) -> float:
-    return (config.block_m + (config.backend == "triton")) * 1e-6
-
-
-class Judge:
-    """Stands in for a GPU: a candidate takes as many microseconds as its tile has rows, one of Triton's a little more."""
-
-    def __init__(self, arch: str = "gfx942") -> None:
-        self.target = target_files.load_target(arch)
-        self.raced: list[Config] = []
-
-    def start(self) -> None:
-        pass
-
-    def screen(self, problem: Problem, built: list[Artifact], best: float) -> Iterator[Trial]:
-        for one in built:
-            registry.load("backends", one.config.backend).launch(one, problem, self.target)
-            yield Trial(one.config, "ok", samples=(seconds(one.config),), timer="sundial")
-
-    def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
-        raise TritonGemmError(f"{backend} lacks a symbol")
-
-    def race(self, problem: Problem, built: list[Artifact], baseline: str) -> RaceResult:
-        self.raced = [b.config for b in built]
-        trials = [Trial(c, "ok", "", (seconds(c),), "sundial", "final", 0.0, 0.1) for c in self.raced]
-        return RaceResult(tuple(trials), {t.config.name: t.samples for t in trials}, True)
-
-    def describe(self, problem: Problem, config: Config) -> str:
-        return "by eye"
-
-    def close(self) -> None:
-        pass
-
-
 def race(
     folder: Path,
     backends: tuple[str, ...],
-    judge: Judge | None = None,
+    judge: FakeEvaluator | None = None,
     build: Callable[[CompileJob], None] = lambda job: None,
     **plan: Any,
 ) -> tuple[Any, Store, str]:
     """A run's failures, its store and what it said; `build` is called before a toy is built, `plan` goes to the Plan."""
-    compiler, judge = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1), judge or Judge()
+    compiler, judge = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1), judge or FakeEvaluator()
     builds = compiler.build
 
     def built(job: CompileJob) -> Artifact:
@@ -116,5 +81,5 @@ def race(
 
 
 def passed(self: Any, problem: Any, config: Config, path: Path) -> Trial:
-    """In place of `Offline._checked`: the interpreter's verdict, without asking it."""
+    """Stands in for what the interpreter would say of a candidate."""
     return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)

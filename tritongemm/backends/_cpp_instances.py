@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.launch import Buffer, HostLaunch, Param
 from tritongemm.core.problem import Problem
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.host_calls.shared_object import C_TYPES
 from tritongemm.search import space as space_module
@@ -33,35 +33,29 @@ def power_of_two(size: int, most: int) -> int:
     return min(size & -size, most)
 
 
-def refusal(
-    name: str,
-    archs: Collection[str],
-    families: Collection[str],
-    outputs: Collection[str],
-    problem: Problem,
-    target: Target,
-) -> str | None:
-    """Why no instance computes a problem, as far as all libraries of instances have it in common, or None.
+def check_dtypes(problem: Problem, outputs: Collection[str]) -> Support:
+    """Whether a library has instances for a problem's dtypes, as far as all libraries have it in common.
 
     Args:
-        name: of the library.
-        archs: architectures it has instances for.
-        families: those it has instances for.
-        outputs: dtypes of C that it has for the operands' dtype.
-        problem, target: what and where.
+        problem: what is computed.
+        outputs: dtypes of C that the library has for the operands' dtype.
     """
-    if target.name not in archs:
-        return f"{name}'s instances are for {' and '.join(archs)}, not {target.name}"
-    if problem.batch != 1 or problem.family not in families:
-        return f"only a single GEMM of family {' or '.join(families)}"
     if problem.dtype_a != problem.dtype_b:
-        return f"{problem.dtype_a} times {problem.dtype_b}: both operands must be of one type"
+        return Support(f"{problem.dtype_a} times {problem.dtype_b}: both operands must be of one type")
     if problem.dtype_c not in outputs:
-        return f"{problem.dtype_a} operands give {' or '.join(outputs) or 'nothing'} here, not {problem.dtype_c}"
-    return None
+        return Support(
+            f"{problem.dtype_a} operands give {' or '.join(outputs) or 'nothing'} here, not {problem.dtype_c}"
+        )
+    return SUPPORTED
 
 
-def configs(
+def check_rules(checks: Sequence[Rule], config: Config, problem: Problem, target: Target) -> Support:
+    """Whether a config passes a library's own rules."""
+    reasons = (rule.check(config, problem, target) for rule in checks)
+    return Support(next(filter(None, reasons), ""))
+
+
+def rank_configs(
     backend: str,
     problem: Problem,
     target: Target,
@@ -114,26 +108,6 @@ def at_run_time(config: Config, names: Sequence[str]) -> Config:
     fixed: dict[str, Any] = {n: 1 for n in names if n in AXES}
     options = tuple((k, 0 if k in names else v) for k, v in config.options)
     return replace(config, options=options, **fixed)
-
-
-@cache
-def _environment() -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    folder = Path(__file__).parent.parent / "templates"
-    return Environment(
-        loader=FileSystemLoader(folder),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        autoescape=False,  # C++, not HTML
-    )
-
-
-def render(template: str, **values: Any) -> str:
-    """The C++ text of an instance."""
-    text: str = _environment().get_template(template).render(**values)
-    return text
 
 
 def signature(parameters: Sequence[tuple[str, str]]) -> str:

@@ -4,7 +4,7 @@ TritonGemmError            everything below; the CLI prints it without a traceba
 ├── InputError             a size, file, row, dtype or option is wrong: says which, and what to write instead
 ├── TargetError            an unknown target, or a device that is not there
 ├── OutputError            the output can't be written, or another run holds it
-├── ScratchError           no memory for what the programs of a kernel share; where it is served, PyTorch computes
+├── WorkspaceError         no memory for what the programs of a kernel share; where `mm` meets it, PyTorch computes
 ├── UnavailableError       an optional library, tool or plug-in is missing: says which and where it was looked for
 └── DriverError            a GPU driver call failed: carries the vendor's error name and text
 """
@@ -28,7 +28,7 @@ class OutputError(TritonGemmError):
     """Output not writable, or held by another run."""
 
 
-class ScratchError(TritonGemmError):
+class WorkspaceError(TritonGemmError):
     """No memory for what the programs of a kernel share."""
 
 

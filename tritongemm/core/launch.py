@@ -75,6 +75,7 @@ class Launch:
         at: byte offset of each parameter as the binary says; empty for natural alignment. (A tensor map is aligned in
             the constant bank, not in the parameter block.)
         overlap: it waits itself for the launch before it, and may be started while that one still runs.
+        zeroed: memory that is set to zero before each launch, on the same stream; the kernel adds into it.
     """
 
     path: str
@@ -87,6 +88,7 @@ class Launch:
     cluster: int = 1
     at: tuple[int, ...] = ()
     overlap: bool = False
+    zeroed: tuple[Buffer, ...] = ()
 
     def offsets(self) -> list[int]:
         """Byte offset of each parameter."""
@@ -120,13 +122,15 @@ class Launch:
         return bytes(block)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """JSON values; ``zeroed`` only where there is any."""
+        data = asdict(self)
+        return data if self.zeroed else {name: value for name, value in data.items() if name != "zeroed"}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Launch:
-        params, buffers = _params(data), _buffers(data)
         shapes = {name: tuple(data[name]) for name in ("grid", "block", "at")}
-        return cls(**{**data, **shapes, "params": params, "buffers": buffers})
+        zeroed = tuple(Buffer(**b) for b in data.get("zeroed", ()))
+        return cls(**{**data, **shapes, "params": _params(data), "buffers": _buffers(data), "zeroed": zeroed})
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Record:
         verified: how the result was checked.
         toolchain: versions that made it, e.g. ``{"triton": "3.6.0"}``.
         cold: the weights were not in the last-level cache.
+        compute_units: of the device that it was tuned on; 0 where that is not known.
     """
 
     problem: Problem
@@ -45,6 +46,7 @@ class Record:
     verified: str = ""
     toolchain: dict[str, str] = field(default_factory=dict)
     cold: bool = True
+    compute_units: int = 0
 
     @property
     def tflops(self) -> float:

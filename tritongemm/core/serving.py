@@ -1,10 +1,12 @@
-"""The nouns of serving that a backend must know: a loaded kernel, and its launch at addresses that are still to be given."""
+"""The nouns of a call at run time: what it asks for, who computes it, a loaded kernel and a launch of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from tritongemm.core.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -33,3 +35,40 @@ class LoadedKernel(Protocol):
 
     def prepare(self, device: Any) -> PatchedLaunch:
         """A launch for one thread; `device` is the driver's (`hip_ext.driver.driver.Device`)."""
+
+
+@dataclass(frozen=True)
+class CallSignature:
+    """What is asked for at run time.
+
+    Attributes:
+        problem: x [M, K] @ w [N, K].T (+ bias [N]).
+        precision: how float32 is multiplied, ``fp32`` or ``tf32``; ``fp32`` for other types.
+        vector: x has one dimension, which is another operation to PyTorch.
+        frequent: the size has been called many times, so that looking for a better kernel pays.
+    """
+
+    problem: Problem
+    precision: str = "fp32"
+    vector: bool = False
+    frequent: bool = True
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """Who serves a call.
+
+    Attributes:
+        kind: ``exact`` (the tuned kernel), ``library`` (it won the tuning) or ``fallback`` (PyTorch).
+        text: which kernel, and why.
+        kernel: what is launched; None where PyTorch is called.
+        lasting: whether an equal call will be resolved alike until other records are loaded.
+    """
+
+    kind: str
+    text: str
+    kernel: LoadedKernel | None = None
+    lasting: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tritongemm.backends import _cpp_instances
+from tritongemm.codegen import cpp
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import HostLaunch
@@ -52,7 +52,7 @@ def record(call: HostLaunch, facts: Target) -> list[RecordedLaunch]:
 def _runtime(facts: Target) -> Path:
     """The listening runtime's library."""
     values = {"arch": facts.name, "wave": facts.wave_size, "compute_units": facts.compute_units, "lds": facts.lds_bytes}
-    source = _cpp_instances.render("ck/recorder.cpp.j2", **values)
+    source = cpp.render_cpp("ck/recorder.cpp.j2", **values)
     compiler = hip_compiler.compiler(facts.name)
     key = hashlib.sha256(f"{compiler.version}\n{source}".encode()).hexdigest()[:16]
     place = settings.cache_folder() / f"recorder-{key}.so"

@@ -39,7 +39,7 @@ from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.search_results import Predictions, Pruned
-from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.space import Space
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
@@ -102,7 +102,7 @@ def _declared(cls: type) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend's kernels can compute at all; an empty tuple of architectures or families is all of them.
+    """What a backend's kernels can compute at all; an empty tuple of architectures is all of them.
 
     Attributes:
         archs: names of the targets.
@@ -182,9 +182,13 @@ class KernelBackend(Backend, abstract=True):
     Attributes:
         compile_limit_s: seconds that one compile may take; 0 for the run's ``--timeout``. Such a backend races only where
             it is asked for, and compiles in the background.
+        has_plans: its launches can be written as launch plans.
+        has_manifest_rows: `manifest_row` tells of its kernels.
     """
 
     compile_limit_s: ClassVar[float] = 0.0
+    has_plans: ClassVar[bool] = True
+    has_manifest_rows: ClassVar[bool] = False
 
     @final
     def candidates(
@@ -210,6 +214,19 @@ class KernelBackend(Backend, abstract=True):
     def _candidates(
         self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
     ) -> Iterable[Config]: ...
+
+    @final
+    def has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS) -> Support:
+        """Whether `candidates` has any, or why it has none.
+
+        Raises:
+            InputError: a file that lists kernels is wrong.
+        """
+        return self.supports(problem, target) and self._has_candidates(problem, target, inputs)
+
+    def _has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
+        any_left = any(True for _ in self._candidates(problem, target, inputs, False))
+        return SUPPORTED if any_left else Support("none of its kernels fits the problem")
 
     @final
     def check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS) -> Support:
@@ -700,43 +717,6 @@ class Format(Plugin, abstract=True):
 
 
 # --- Serving ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CallSignature:
-    """What is asked for at run time.
-
-    Attributes:
-        problem: x [M, K] @ w [N, K].T (+ bias [N]).
-        precision: how PyTorch multiplies float32 now, ``fp32`` or ``tf32``; ``fp32`` for other types.
-        vector: x has one dimension, which is another operation to PyTorch.
-        often: the size has been called many times, so that learning how to serve it pays.
-    """
-
-    problem: Problem
-    precision: str = "fp32"
-    vector: bool = False
-    often: bool = True
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """Who serves a call.
-
-    Attributes:
-        kind: ``exact`` (the tuned kernel), ``library`` (it won the tuning) or ``fallback`` (PyTorch).
-        text: which kernel, and why.
-        kernel: what is launched; None where PyTorch is called.
-        lasting: whether an equal call will be resolved alike until other records are loaded.
-    """
-
-    kind: str
-    text: str
-    kernel: LoadedKernel | None = None
-    lasting: bool = True
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.text}"
 
 
 class KernelSource(Plugin, abstract=True):

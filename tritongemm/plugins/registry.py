@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.support import Support
-from tritongemm.plugins.contracts import Family, FamilyDefaults, Plugin
+from tritongemm.plugins.contracts import Backend, Family, FamilyDefaults, LibraryBackend, Plugin
 
 P = TypeVar("P", bound=Plugin)
 
@@ -36,6 +36,16 @@ def get(kind: type[P], name: str) -> P:
         InputError: no such plug-in; lists those there are. Or its file holds none.
         UnavailableError: the plug-in's own imports failed.
     """
+    root = next(c for c in reversed(kind.__mro__) if issubclass(c, Plugin) and c.package == kind.package)
+    plugin = _load(root, name)
+    if not isinstance(plugin, kind):
+        raise InputError(f"{kind.kind} {name} is a {type(plugin).__base__.__name__}, not a {kind.__name__}")
+    return plugin
+
+
+@cache
+def _load(kind: type[Plugin], name: str) -> Plugin:
+    """As `get`, for the contract at the head of a kind, so that a plug-in has one object however it is asked for."""
     known = names(kind)
     if name not in known:
         raise InputError(f"no {kind.kind} is called {name!r}; there are: {', '.join(known)}")
@@ -51,7 +61,7 @@ def get(kind: type[P], name: str) -> P:
     return plugin
 
 
-def _plugin_class(kind: type[P], module: ModuleType) -> type[P]:
+def _plugin_class(kind: type[Plugin], module: ModuleType) -> type[Plugin]:
     """The one class of a module that derives from a kind's contract and is not shared by others."""
     found = [
         c
@@ -65,6 +75,12 @@ def _plugin_class(kind: type[P], module: ModuleType) -> type[P]:
         held = ", ".join(c.__name__ for c in found) or "none"
         raise InputError(f"{module.__name__} must hold one class that derives from {kind.__name__}; it holds {held}")
     return found[0]
+
+
+def baseline() -> LibraryBackend:
+    """The backend that every race is measured against."""
+    libraries = (b for b in every(Backend) if isinstance(b, LibraryBackend))
+    return next(b for b in libraries if b.baseline)
 
 
 def every(kind: type[P]) -> list[P]:

@@ -1,90 +1,39 @@
-"""A launch made ready whose addresses can be replaced, whatever it launches; belongs to one thread."""
+"""How the addresses in a prepared launch's parameter block are written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
 
-if TYPE_CHECKING:
-    import torch
-
-    from tritongemm.core.record import Record
-    from tritongemm.hip_ext.driver import driver
-    from tritongemm.runtime.workspaces import WorkspacePool
-
-WORD = 8  # bytes
+WORD_BYTES = 8  # An address takes eight bytes.
 
 
-def words(block: bytearray) -> memoryview:
-    """A parameter block as whole words, to be patched: an address can have a dozen places, and this is the fastest way."""
-    return memoryview(block)[: len(block) // WORD * WORD].cast("Q")
+def as_words(block: bytearray) -> memoryview:
+    """A parameter block as whole words, which is the fastest way to write an address that stands in many of them."""
+    return memoryview(block)[: len(block) // WORD_BYTES * WORD_BYTES].cast("Q")
 
 
-def patching(places: Sequence[tuple[memoryview, int, int]]) -> Callable[[int], None]:
-    """What writes an address to its places.
+def address_writer(slots: Sequence[tuple[memoryview, int, int]]) -> Callable[[int], None]:
+    """A function that writes an address wherever it stands.
 
     Args:
-        places: a block's words, the byte there, a multiple of 8, and what is added to the address.
+        slots: the words of a block, the offset in bytes there, a multiple of 8, and what is added to the address.
     """
-    found = [(block, offset // WORD, distance) for block, offset, distance in places]
+    indexed = [(block, offset // WORD_BYTES, distance) for block, offset, distance in slots]
 
-    def put(address: int) -> None:
-        for block, index, distance in found:
+    def write(address: int) -> None:
+        for block, index, distance in indexed:
             block[index] = address + distance
 
-    return put
+    return write
 
 
-def in_order(calls: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
-    """One call that passes its argument to all of these, one after the other."""
-    if len(calls) == 1:
-        return calls[0]
+def call_all(functions: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
+    """One function that passes its argument to all of these, one after the other."""
+    if len(functions) == 1:
+        return functions[0]
 
     def call(argument: int) -> None:
-        for each in calls:
-            each(argument)
+        for function in functions:
+            function(argument)
 
     return call
-
-
-@dataclass(frozen=True)
-class PatchedLaunch:
-    """A launch at addresses that are still to be given.
-
-    Attributes:
-        places: what takes the address of ``a``, ``b``, ``c``, ``bias``, ``workspace`` or ``semaphore``; one that is
-            missing is not used.
-        launch: queues it on the stream of a handle.
-    """
-
-    places: Mapping[str, Callable[[int], None]]
-    launch: Callable[[int], None]
-
-    def put(self, name: str) -> Callable[[int], None]:
-        """What takes the address of one buffer."""
-        return self.places.get(name, lambda address: None)
-
-
-class LoadedKernel(Protocol):
-    """What can be made ready: a kernel or a library's algorithm that is loaded."""
-
-    def bytes(self, buffer: str) -> int: ...
-    def bind(self, device: driver.Device) -> PatchedLaunch: ...
-
-
-class TunedLoadedKernel(LoadedKernel, Protocol):
-    """One that won the tuning."""
-
-    @property
-    def record(self) -> Record: ...
-
-
-class ServingDevice(Protocol):
-    """The device that it is loaded on, as PyTorch counts it, names it, and as its driver does; what kernels share there."""
-
-    index: int
-    arch: str
-    place: torch.device
-    device: driver.Device
-    scratch: WorkspacePool | None

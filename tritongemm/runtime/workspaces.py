@@ -1,90 +1,100 @@
-"""Memory that programs of one tile share: a workspace of any contents, and words that every launch leaves zero, counters
-or sums that aren't there yet.
-"""
+"""Memory that a kernel's programs share: a workspace of any contents, and counters that every launch leaves zero."""
 
 from __future__ import annotations
 
 import threading
 
-from tritongemm.core.errors import ScratchError, TritonGemmError
+from tritongemm.core.errors import TritonGemmError, WorkspaceError
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.driver.stream import capture_id
 
+_COUNTER_ALIGNMENT_BYTES = 256  # Each set of counters starts at a multiple of so many bytes.
+_FEWEST_SETS, _MOST_SETS = 16, 1024  # Sets of counters that are allocated at once.
+_MOST_BYTES = 64 << 20  # Sets allocated at once take no more bytes than this, where more than the fewest are.
+
 
 class WorkspacePool:
-    """A workspace and counters for each stream, and counters for each stream of each capture, because a graph may be
-    replayed beside the stream that it was captured on. (A capture's workspace comes from PyTorch's allocator, which
-    puts it into the graph's own pool.)
+    """A workspace and counters for each stream, and counters for each stream of each capture.
 
-    The memory comes from the driver, so that no graph's pool holds it, and stays: queued work and graphs point to it.
+    A capture needs its own, because a graph may be replayed beside the stream that it was captured on. (Its workspace
+    comes from PyTorch's allocator, which puts it into the graph's own pool.) The memory comes from the driver, so that
+    no graph's pool holds it, and is never freed: queued work and graphs point to it. Instead of counters a kernel may
+    keep sums there that it finds at zero and leaves at zero.
 
     Args:
         device: the device.
-        workspace: bytes that the most demanding kernel needs.
-        counters: likewise.
+        workspace_bytes: bytes that the most demanding kernel needs.
+        counter_bytes: likewise.
+
+    Attributes:
+        workspace_bytes: bytes of each stream's workspace.
+        counter_bytes: bytes of each set of counters.
 
     Raises:
-        ScratchError: there is no memory for them.
+        WorkspaceError: there is no memory for them.
     """
 
-    FEWEST, SETS, MOST_BYTES = 16, 1024, 64 << 20
-
-    def __init__(self, device: driver.Device, workspace: int, counters: int) -> None:
-        self.workspace, self.each = workspace, -(-max(counters, 1) // 256) * 256
+    def __init__(self, device: driver.Device, workspace_bytes: int, counter_bytes: int) -> None:
+        self.workspace_bytes = workspace_bytes
+        self.counter_bytes = -(-max(counter_bytes, 1) // _COUNTER_ALIGNMENT_BYTES) * _COUNTER_ALIGNMENT_BYTES
         self._device = device
         self._lock = threading.Lock()
         self._free: list[int] = []
-        self._streams: dict[int, tuple[int, int]] = {}
-        self._captures: dict[tuple[int, int], int] = {}
-        self._grow()
+        self._of_streams: dict[int, tuple[int, int]] = {}
+        self._of_captures: dict[tuple[int, int], int] = {}
+        self._allocate_counters()
 
-    def holds(self, workspace: int, counters: int) -> bool:
+    def holds(self, workspace_bytes: int, counter_bytes: int) -> bool:
         """Whether this is enough for a kernel that needs so many bytes of each."""
-        return workspace <= self.workspace and counters <= self.each
+        return workspace_bytes <= self.workspace_bytes and counter_bytes <= self.counter_bytes
 
-    def of_stream(self, stream: int) -> tuple[int, int]:
-        """Addresses of a stream's workspace and counters, while nothing is being captured on it; the same pair each
-        time.
+    def for_stream(self, stream: int) -> tuple[int, int]:
+        """Addresses of a stream's workspace and counters, while nothing is being captured on it.
+
+        Returns:
+            The same pair each time.
 
         Raises:
-            ScratchError: there is no memory for them.
+            WorkspaceError: there is no memory for them.
         """
-        pair = self._streams.get(stream)
+        pair = self._of_streams.get(stream)
         if pair is None:
             with self._lock:
                 if not self._free:
-                    self._grow()
-                if stream not in self._streams:
-                    workspace = self._alloc(self.workspace) if self.workspace else 0
-                    self._streams[stream] = workspace, self._free.pop()
-                pair = self._streams[stream]
+                    self._allocate_counters()
+                if stream not in self._of_streams:
+                    workspace = self._allocate(self.workspace_bytes) if self.workspace_bytes else 0
+                    self._of_streams[stream] = workspace, self._free.pop()
+                pair = self._of_streams[stream]
         return pair
 
-    def of_capture(self, stream: int) -> int | None:
-        """Address of the counters of the capture that `stream` is in; None when all are given out, as memory can't
-        be allocated meanwhile.
+    def for_capture(self, stream: int) -> int | None:
+        """Address of the counters of the capture that a stream is in.
+
+        Returns:
+            None when all are given out, as memory can't be allocated during a capture.
         """
         key = (capture_id(self._device.api, stream), stream)
         with self._lock:
-            if key not in self._captures:
+            if key not in self._of_captures:
                 if not self._free:
                     return None
-                self._captures[key] = self._free.pop()
-            return self._captures[key]
+                self._of_captures[key] = self._free.pop()
+            return self._of_captures[key]
 
-    def _alloc(self, nbytes: int) -> int:
+    def _allocate(self, nbytes: int) -> int:
         try:
             with self._device.relaxed():
                 return self._device.alloc(nbytes)
         except TritonGemmError as error:
-            raise ScratchError(f"no memory for what programs share: {error}") from error
+            raise WorkspaceError(f"no memory for what programs share: {error}") from error
 
-    def _grow(self) -> None:
-        count = max(self.FEWEST, min(self.SETS, self.MOST_BYTES // self.each))
-        start = self._alloc(count * self.each)
+    def _allocate_counters(self) -> None:
+        count = max(_FEWEST_SETS, min(_MOST_SETS, _MOST_BYTES // self.counter_bytes))
+        start = self._allocate(count * self.counter_bytes)
         # To wait for the whole device would wait for queued work, and break a capture.
         stream = self._device.stream()
-        self._device.memset(start, 0, count * self.each, stream.handle)
+        self._device.memset(start, 0, count * self.counter_bytes, stream.handle)
         stream.synchronize()
         stream.destroy()
-        self._free += [start + i * self.each for i in range(count)]
+        self._free += [start + i * self.counter_bytes for i in range(count)]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from tritongemm.core.record import Record
-from tritongemm.serve.dispatcher import Dispatcher, plainly
-from tritongemm.serve.torch_fallback import linear, output_dtype, precision
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.serve.calls import CallOperands
+from tritongemm.serve.dispatcher import Dispatcher, plain_linear
+from tritongemm.serve.torch_fallback import float32_precision, linear, output_dtype
 
-DISPATCHER = Dispatcher()
+_dispatcher: Final = Dispatcher()
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _FLOAT32 = torch.float32
@@ -26,13 +28,22 @@ _linear = torch.nn.functional.linear
 _forward = torch.autograd.forward_ad  # a dual number is a plain tensor to all else
 
 
+def default_dispatcher() -> Dispatcher:
+    """The one dispatcher of this process, which `mm`, `load`, `explain` and the traced operation share.
+
+    This module makes it when it is imported, and nothing replaces it. Other records are kept apart by a `Dispatcher` of
+    one's own and its `run`.
+    """
+    return _dispatcher
+
+
 def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    """X @ w.T (+ bias), by the tuned kernel of exactly this size if there is one that beat the library, else by PyTorch.
+    """X @ w.T (+ bias), by the tuned kernel of exactly this size if one beat the library, else by PyTorch.
 
     For inference: under enabled gradients, with an operand that requires one, and in forward mode PyTorch computes it
     differentiably. Under autocast operands are cast as for a linear layer. PyTorch's settings (reduced precision,
-    determinism) count as they are when a size is first asked for, but that of float32's precision at every call: kernels
-    tuned in tf32 serve while PyTorch is set to it.
+    determinism) count as they are when a size is first asked for, but that of float32's precision counts at every call:
+    kernels tuned in tf32 serve while PyTorch is set to it.
 
     Args:
         x: [..., K] activations; kernels take dense rows on a GPU.
@@ -59,26 +70,26 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
         or _forward._current_level >= 0
     ):
         return _unusual(x, w, bias, out_dtype)
-    now = precision() if x.dtype is _FLOAT32 else None
+    precision = float32_precision() if x.dtype is _FLOAT32 else None
     if bias is None:
-        key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, now)
+        key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision)
     else:
         if type(bias) not in _PLAIN:
             return _unusual(x, w, bias, out_dtype)
-        key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, now, bias.shape, bias.dtype)
-    call = DISPATCHER.calls.table.get(key) or DISPATCHER.plan(key, now, x, w, bias, out_dtype)
-    return _linear(x, w, bias) if call is plainly else call(x, w, bias, out_dtype)
+        key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision, bias.shape, bias.dtype)
+    call = _dispatcher.calls.table.get(key) or _dispatcher.resolve(key, CallOperands(x, w, bias, out_dtype))
+    return _linear(x, w, bias) if call is plain_linear else call(x, w, bias, out_dtype)
 
 
 def load(source: str | os.PathLike[str] | Iterable[Record]) -> int:
-    """Add tuned records to those that `mm` serves, and make the current GPU's kernels ready; later ones win.
+    """Add tuned records to those that `mm` uses, and load the current GPU's kernels; a later record replaces an earlier.
 
     Kernels that the cache lacks are compiled, all are loaded, and those made by another Triton than the one installed
     are checked against float64. Called before the first `mm`, it takes the place of TRITONGEMM_CONFIG. A server that
     forks calls it in its workers: it starts CUDA or HIP.
 
     Args:
-        source: a results file of `python -m tritongemm.tune` or another format of interop/, or records.
+        source: a results file of `python -m tritongemm.tune` or another known format, or records.
 
     Returns:
         How many of the records are of a kind that `mm` asks for, whatever their target.
@@ -86,30 +97,35 @@ def load(source: str | os.PathLike[str] | Iterable[Record]) -> int:
     Raises:
         InputError: the file can't be read, or holds no tuned result.
     """
-    return DISPATCHER.load(source)
+    return _dispatcher.load(source)
 
 
 def explain(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> str:
-    """Who serves `mm` of these operands: ``exact: …``, ``library: …`` or ``fallback: reason``."""
-    hindrance = _hindrance(x, w, bias) if x.is_cuda else None
-    return f"fallback: {hindrance}" if hindrance else str(DISPATCHER.verdict(x, w, bias, out_dtype))
+    """Which kernel computes `mm` of these operands, and why.
+
+    Returns:
+        A line ``exact: kernel``, ``library: kernel`` or ``fallback: reason``, and, where sources of kernels were asked,
+        a line for each of them.
+    """
+    support = _takes_fast_path(x, w, bias) if x.is_cuda else SUPPORTED
+    return str(_dispatcher.explain(x, w, bias, out_dtype)) if support else f"fallback: {support}"
 
 
-def _hindrance(x: Tensor, w: Tensor, bias: Tensor | None) -> str | None:
-    """What sends a call to PyTorch that its shapes and dtypes would not, or None."""
+def _takes_fast_path(x: Tensor, w: Tensor, bias: Tensor | None) -> Support:
+    """Whether nothing but its shapes and dtypes decides which kernel computes a call, or what sends it to PyTorch."""
     operands = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
     if torch.is_grad_enabled() and any(t.requires_grad for t in operands.values()):
-        return "a gradient is wanted; call it under torch.no_grad()"
+        return Support("a gradient is wanted; call it under torch.no_grad()")
     for name, t in operands.items():
         if type(t) not in _PLAIN:
-            return f"{name} is a {type(t).__name__}"
+            return Support(f"{name} is a {type(t).__name__}")
         if t.device != x.device:
-            return f"{name} is on {t.device}, x on {x.device}"
+            return Support(f"{name} is on {t.device}, x on {x.device}")
         if t.layout == torch.strided and not t.is_contiguous():
-            return f"{name} has strides {t.stride()}; kernels take dense rows"
+            return Support(f"{name} has strides {t.stride()}; kernels take dense rows")
         if t.layout == torch.strided and t.is_cuda and t.data_ptr() % 16:
-            return f"{name} starts at {t.data_ptr():#x}, not a multiple of 16 bytes"
-    return None
+            return Support(f"{name} starts at {t.data_ptr():#x}, not a multiple of 16 bytes")
+    return SUPPORTED
 
 
 def _requires(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
@@ -136,11 +152,11 @@ def _unusual(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype |
         return linear(x, w, bias, out_dtype)
     half = torch.get_autocast_dtype("cuda")
     x, w, *rest = (t.to(half) if t.is_floating_point() and t.dtype != torch.float64 else t for t in operands)
-    return DISPATCHER.run(x, w, rest[0] if rest else None, out_dtype)
+    return _dispatcher.run(x, w, rest[0] if rest else None, out_dtype)
 
 
 def _operation(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    return DISPATCHER.run(x, w, bias, out_dtype).contiguous()
+    return _dispatcher.run(x, w, bias, out_dtype).contiguous()
 
 
 def _fake(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""A loaded kernel, run on random operands → why it is not to be trusted here, or nothing."""
+"""A loaded kernel is run on random operands before calls rely on it."""
 
 from __future__ import annotations
 
@@ -8,33 +8,39 @@ import torch
 
 from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.record import Record
+from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics import verify
-from tritongemm.plugins import registry as plugins
+from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.runtime.patched_launch import ServingDevice, TunedLoadedKernel
 from tritongemm.serve.fast_call import FastCall
+from tritongemm.serve.serving_device import ServingDevice
 
-SLACK = 1.1  # of the error that a record was accepted with, where --errRatio let it be beyond the tolerance
+# A kernel may deviate by this factor of the error that its record was accepted with, where --errRatio let that be
+# beyond the tolerance.
+ACCEPTED_ERROR_FACTOR = 1.1
 
 
-def complaint(kernel: TunedLoadedKernel, place: ServingDevice) -> str | None:
-    """What is wrong with a kernel, with the tools that are here; None where nothing is.
+def check_kernel(kernel: LoadedKernel, record: Record, device: ServingDevice) -> Support:
+    """Whether a kernel computes its problem with the tools that are installed, or what is wrong with it.
 
     Args:
-        kernel: loaded, with its record.
-        place: the device that it is loaded on.
+        kernel: the loaded kernel.
+        record: the result that chose it.
+        device: the GPU that it is loaded on.
     """
-    record, tools = kernel.record, f"Triton {settings.version('triton')}, torch {settings.version('torch')}"
+    tools = f"Triton {settings.version('triton')}, torch {settings.version('torch')}"
     problem = record.problem
-    family = plugins.get(Family, problem.family)
+    family = registry.get(Family, problem.family)
     try:
-        operands = family.make_inputs(problem, str(place.place))
-        c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=place.place)
-        call = FastCall(kernel, place, c.shape, c.dtype)
+        operands = family.make_inputs(problem, str(device.torch_device))
+        c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=device.torch_device)
+        call = FastCall(kernel, device, c.shape, c.dtype)
         a, b, bias = (operands[name].data_ptr() if name in operands else 0 for name in ("a", "b", "bias"))
         run = partial(call.start, a, b, c.data_ptr(), bias)
-        found = verify.verify(problem, family, run, c, family.reference(problem, operands))
+        result = verify.verify(problem, family, run, c, family.reference(problem, operands))
     except (TritonGemmError, torch.cuda.OutOfMemoryError) as error:
-        return f"could not be checked with {tools}: {error}"
-    accepted = max(found.tolerance, SLACK * (record.error or 0.0))
-    return None if found.error <= accepted else f"wrong with {tools}: {found.reason}"
+        return Support(f"could not be checked with {tools}: {error}")
+    accepted = max(result.tolerance, ACCEPTED_ERROR_FACTOR * (record.error or 0.0))
+    return SUPPORTED if result.error <= accepted else Support(f"wrong with {tools}: {result.reason}")

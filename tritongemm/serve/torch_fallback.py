@@ -1,4 +1,4 @@
-"""What PyTorch does with the call `tritongemm.mm` gets; served wherever no tuned kernel fits."""
+"""What PyTorch computes for a call of `tritongemm.mm`, wherever no tuned kernel fits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch.nn import functional
 
 from tritongemm.core.dtypes import DTYPES
 
-NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
-_FP8 = frozenset(t for t, name in NAMES.items() if DTYPES[name].is_fp8)
+DTYPE_NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
+_FP8 = frozenset(t for t, name in DTYPE_NAMES.items() if DTYPES[name].is_fp8)
 _NARROW = _FP8 | {torch.int8}
-_precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # since PyTorch 2.9
+_read_precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # It exists since PyTorch 2.9.
 
 
 def output_dtype(x: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
@@ -26,11 +26,11 @@ def is_plain(x: Tensor, w: Tensor, out_dtype: torch.dtype | None) -> bool:
     return x.dtype == w.dtype and out_dtype in (None, x.dtype) and x.dtype not in _NARROW
 
 
-def precision() -> str:
-    """How PyTorch multiplies float32 on a GPU, as it is set now: ``fp32``, in full, or ``tf32``."""
-    if _precision is None:
+def float32_precision() -> str:
+    """How PyTorch is set to multiply float32 on a GPU: ``fp32``, in full, or ``tf32``."""
+    if _read_precision is None:
         return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
-    return "tf32" if _precision("cuda", "matmul") == "tf32" else "fp32"
+    return "tf32" if _read_precision("cuda", "matmul") == "tf32" else "fp32"
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
@@ -47,17 +47,17 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | N
     wanted = output_dtype(x, out_dtype)
     if x.dim() > 1 and w.dim() == 2:
         rows = x.reshape(-1, x.shape[-1])
-        direct = _direct(rows, w, bias, wanted)
-        if direct is not None:
-            return direct.view(*x.shape[:-1], w.shape[0])
+        product = _mixed_product(rows, w, bias, wanted)
+        if product is not None:
+            return product.view(*x.shape[:-1], w.shape[0])
     # Integers go through float64, which holds every sum of int8 products exactly.
     wide = torch.float64 if not x.dtype.is_floating_point else torch.promote_types(torch.float32, wanted)
     summand = None if bias is None else bias.to(wide)
     return functional.linear(x.to(wide), w.to(wide), summand).to(wanted)
 
 
-def _direct(x: Tensor, w: Tensor, bias: Tensor | None, wanted: torch.dtype) -> Tensor | None:
-    """X [M, K] @ w[N, K].T by a library kernel that takes these dtypes as they are, if there is one."""
+def _mixed_product(x: Tensor, w: Tensor, bias: Tensor | None, wanted: torch.dtype) -> Tensor | None:
+    """X [M, K] @ w[N, K].T by a function of PyTorch that takes these dtypes as they are; None where there is none."""
     if not x.is_cuda or x.dtype != w.dtype:
         return None
     n, k = w.shape

@@ -1,70 +1,74 @@
-"""PyTorch's own kernel for a linear layer, called without PyTorch: the same algorithm of the library, chosen once.
-
-PyTorch asks the library anew at every call, and takes what it proposes within a workspace of PyTorch's. Asked once within
-the same workspace, it proposes the same kernel; `tests/gpu/test_direct.py` compares the launches.
-"""
+"""PyTorch's own kernels for linear layers, launched without PyTorch."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 import torch
 
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
-from tritongemm.runtime.workspaces import WorkspacePool
+from tritongemm.core.serving import LoadedKernel
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, LibraryBackend
+from tritongemm.serve._module_backends import get_backend
+from tritongemm.serve.serving_device import ServingDevice
 
-if TYPE_CHECKING:
-    from tritongemm.backends.blaslt.served_algorithm import ServedAlgorithm
-    from tritongemm.runtime.patched_launch import ServingDevice
+_MOST_KERNELS = 8192  # Kernels kept for one device; sequences of any length must not fill the memory.
 
 
 class TorchKernels:
-    """PyTorch's kernels on one device, each asked for once.
+    """PyTorch's kernels on one device, each looked for once.
 
     Args:
-        place: the device; its scratch memory grows to what PyTorch gives the library, where a kernel needs any.
+        device: the device; its workspaces grow to what PyTorch gives the library, where a kernel needs any.
     """
 
-    MOST = 8192  # problems; sequences of any length must not fill the memory
+    def __init__(self, device: ServingDevice) -> None:
+        self._device = device
+        self._libraries = [b for b in map(get_backend, registry.names(Backend)) if isinstance(b, LibraryBackend)]
+        self._kernels: dict[tuple[Problem, str], LoadedKernel | None] = {}
+        self._lock = threading.Lock()
 
-    def __init__(self, place: ServingDevice) -> None:
-        self._place, self._found, self._lock = (
-            place,
-            dict[tuple[Problem, str], "ServedAlgorithm | None"](),
-            threading.Lock(),
-        )
+    def find(self, problem: Problem, precision: str) -> LoadedKernel | None:
+        """The kernel that PyTorch launches for a problem.
 
-    def find(self, problem: Problem, compute: str) -> ServedAlgorithm | None:
-        """The kernel for a problem, whose products are computed in ``fp32`` or ``tf32``; None where it isn't known which
-        it is, or first asked for during a capture.
+        Args:
+            problem: x [M, K], w [N, K], a bias along N or none.
+            precision: how float32 is multiplied, ``fp32`` or ``tf32``.
+
+        Returns:
+            None where it isn't known which kernel that is, or where it is looked for first during a capture.
         """
-        key = problem, compute
-        if key not in self._found:
-            with torch.cuda.device(self._place.index):
+        key = problem, precision
+        if key not in self._kernels:
+            with torch.cuda.device(self._device.index):
                 if torch.cuda.is_current_stream_capturing():
                     return None
                 with self._lock:
-                    if key not in self._found:  # or another thread has asked meanwhile
-                        if len(self._found) >= self.MOST:
-                            self._found.clear()
-                        self._found[key] = self._ask(*key)
-        return self._found.get(key)
+                    if key not in self._kernels:  # Another thread may have looked for it meanwhile.
+                        if len(self._kernels) >= _MOST_KERNELS:
+                            self._kernels.clear()
+                        self._kernels[key] = self._load(*key)
+        return self._kernels.get(key)
 
-    def _ask(self, problem: Problem, compute: str) -> ServedAlgorithm | None:
-        from tritongemm.backends.blaslt import served_algorithm, torch_choice
-
-        place = self._place
-        most = torch_choice.workspace(problem, place.arch)
-        if most is None:
-            return None
-        try:  # whatever goes wrong, PyTorch is there
-            with place.device.relaxed():
-                found = served_algorithm.torch_default(problem, compute, most, place.index, place.device)
-                have, each = (place.scratch.workspace, place.scratch.each) if place.scratch else (0, 0)
-                if have < found.bytes("workspace"):
-                    place.scratch = WorkspacePool(place.device, most, each)  # calls that are ready keep theirs
+    def _load(self, problem: Problem, precision: str) -> LoadedKernel | None:
+        """The kernel from the first library that knows it, with workspaces for it."""
+        device = self._device
+        try:  # Whatever goes wrong, PyTorch itself is there.
+            with device.driver_device.relaxed():
+                for library in self._libraries:
+                    found = library.default_kernel(problem, precision, device.index, device.driver_device)
+                    if found is not None:
+                        self._reserve(*found)
+                        return found[0]
         except (TritonGemmError, LookupError):
-            return None
-        return found
+            pass
+        return None
+
+    def _reserve(self, kernel: LoadedKernel, workspace_bytes: int) -> None:
+        """Have a workspace for a kernel, as large as PyTorch gives the library, so that the next kernel finds it."""
+        device, needed = self._device, kernel.bytes("workspace")
+        pool = device.workspaces
+        if needed > (pool.workspace_bytes if pool else 0):
+            device.reserve_workspaces(workspace_bytes, pool.counter_bytes if pool else 0)

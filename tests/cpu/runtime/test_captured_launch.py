@@ -1,4 +1,4 @@
-"""A call's kernels learned from captures of it, on the stand-in driver: what can be told, and what is turned down."""
+"""A call's kernels told from captures of it, on the stand-in driver: what can be told, and what is turned down."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_call_of_two_kernels_is_repeated_elsewhere(nvidia, offsets):
         second.launch(stream)
 
     found = captured_launch.capture_launches(device, ("a", "c", "workspace"), queue)
-    assert [k.places for k in found] == [{"c": ((0, 64),)}, {"workspace": ((0, 0),)}]
+    assert [k.address_slots for k in found] == [{"c": ((0, 64),)}, {"workspace": ((0, 0),)}]
     assert [(k.kernel.cluster, k.kernel.overlap, k.kernel.offsets) for k in found] == [
         ((1, 1, 1), False, offsets),
         ((2, 1, 1), True, offsets),
@@ -53,12 +53,12 @@ def test_a_call_of_two_kernels_is_repeated_elsewhere(nvidia, offsets):
     c, workspace = device.alloc(256), device.alloc(256)
     for address in (c, workspace):
         device.memset(address, 0, 256)
-    bound = captured_launch.bind(device, found)
-    assert bound.places.keys() == {"c", "workspace"}
-    bound.put("a")(1 << 20)
-    bound.put("c")(c)
-    bound.put("workspace")(workspace)
-    bound.launch(5)
+    prepared = captured_launch.prepare_captured(device, found)
+    assert prepared.setters.keys() == {"c", "workspace"}
+    prepared.set_address("a")(1 << 20)
+    prepared.set_address("c")(c)
+    prepared.set_address("workspace")(workspace)
+    prepared.launch(5)
     assert device.copy_from_device(c, 96) == bytes(64) + struct.pack("<4i", *[7] * 4) + bytes(16)
     assert device.copy_from_device(workspace, 12) == struct.pack("<3i", 9, 9, 0)
     assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value == 5
@@ -75,13 +75,13 @@ def test_memory_set_to_zero_is_part_of_a_call(nvidia):
         fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
 
     found = captured_launch.capture_launches(device, ("c", "workspace"), queue)
-    assert [k.places for k in found] == [{"workspace": ((0, 32),)}, {"c": ((0, 0),)}]
+    assert [k.address_slots for k in found] == [{"workspace": ((0, 32),)}, {"c": ((0, 0),)}]
     c, workspace = device.alloc(256), device.alloc(256)
     device.memset(workspace, 9, 256)
-    bound = captured_launch.bind(device, found)
-    bound.put("c")(c)
-    bound.put("workspace")(workspace)
-    bound.launch(6)
+    prepared = captured_launch.prepare_captured(device, found)
+    prepared.set_address("c")(c)
+    prepared.set_address("workspace")(workspace)
+    prepared.launch(6)
     assert device.copy_from_device(workspace, 64) == bytes([9] * 32 + [0] * 16 + [9] * 16)
     assert device.copy_from_device(c, 16) == struct.pack("<4i", *[7] * 4)
     assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value == 6
@@ -128,9 +128,9 @@ def test_a_cluster_along_any_axis_is_repeated(nvidia, cluster):
 
     (found,) = captured_launch.capture_launches(device, ("c",), queue)
     assert found.kernel.cluster == cluster
-    bound = captured_launch.bind(device, [found])
-    bound.put("c")(device.alloc(256))
-    bound.launch(1)
+    prepared = captured_launch.prepare_captured(device, [found])
+    prepared.set_address("c")(device.alloc(256))
+    prepared.launch(1)
     x, y, z = cluster
     assert ctypes.c_uint.in_dll(library, "fake_cluster").value == 100 * x + 10 * y + z
     poke(library, "policy", 2)
@@ -212,7 +212,7 @@ def test_a_driver_that_does_not_tell(stand_in_driver):
     assert captured_launch.capture_launches(device, ("c",), lambda at, stream: pytest.fail("called")) is None
 
 
-def test_what_was_learned_says_where_it_would_be():
+def test_a_captured_kernel_says_its_launch_at_other_addresses():
     kernel = Captured(77, (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, bytes(24), ())
     known = CapturedKernel(kernel, {"a": ((0, 0), (16, 128)), "b": ((8, 0),)})
     assert known.at({"a": 1 << 20, "b": 3}) == replace(kernel, params=struct.pack("<3Q", 1 << 20, 3, (1 << 20) + 128))

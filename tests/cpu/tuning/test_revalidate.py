@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.racing import SIZE, Judge, passed
+from tests.support.evaluators import FakeEvaluator
+from tests.support.racing import SIZE, passed
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
 from tritongemm.codegen import modules
 from tritongemm.core import settings
-from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.problem import Problem
-from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
-from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.formats import FormatRow
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
@@ -79,19 +74,6 @@ def test_results_of_one_size_on_two_targets(tmp_path: Path, monkeypatch: pytest.
     assert tune.main([*argv, "--compare_wo_tuning"]) == 0
 
 
-class Watch(Judge):
-    """Everything takes 2 us, the library 3 us; a problem of 5 rows does not fit."""
-
-    def check(self, problem: Problem, built: Sequence[Artifact]) -> Any:
-        yield from self.final(problem, list(built), "").trials
-
-    def race(self, problem: Problem, built: list[Artifact], baseline: str) -> RaceResult:
-        if problem.m == 5:
-            raise TritonGemmError("out of memory")
-        (trial,) = [Trial(b.config, "ok", "", (2e-6,), "sundial", "final", 0.0, 0.1) for b in built]
-        return RaceResult((trial,), {trial.config.name: trial.samples, "": (3e-6,)}, True)
-
-
 def test_recorded_gains_are_timed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Beside what was stored; a library's win is no gain of ours, and a size that can't run costs its row alone."""
     config = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend="torch")
@@ -101,10 +83,11 @@ def test_recorded_gains_are_timed_again(tmp_path: Path, capsys: pytest.CaptureFi
         record = Record(problem, "gfx942", config, winner, seconds, 0.0, "sundial", library_seconds=3e-6, library="x")
         rows.append(FormatRow(problem, config, record))
     compiler = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)
+    gpu = FakeEvaluator(seconds=lambda config: 2e-6, baseline_seconds=3e-6, fits=lambda problem: problem.m != 5)
     with Reporter() as reporter:
-        assert revalidate.retime_results(rows, [Watch()], compiler, TuningOptions(tmp_path), reporter) == 1
+        assert revalidate.retime_results(rows, [gpu], compiler, TuningOptions(tmp_path), reporter) == 1
         said = capsys.readouterr()
-        assert revalidate.verify_results(rows, [Watch()], compiler, TuningOptions(tmp_path), reporter) == 1
+        assert revalidate.verify_results(rows, [gpu], compiler, TuningOptions(tmp_path), reporter) == 1
     compiler.close()
     table = {x.split()[0]: x.split()[1:] for x in said.out.splitlines() if x}
     assert table["1x16x32_fp16_TT"][:2] == ["2.00", "1.99"] and table["1x16x32_fp16_TT"][3:6] == [

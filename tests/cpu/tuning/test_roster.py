@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.racing import CODE, SIZE, Drop, Judge, race
+from tests.support.evaluators import FakeEvaluator
+from tests.support.racing import CODE, SIZE, Drop, race
 from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
@@ -121,7 +122,7 @@ def test_a_backend_of_code_races_with_triton(drop: Drop, tmp_path: Path) -> None
     """Its configs are compiled in the first round; what is wrong with one costs that one, or that backend."""
     drop("toycode", CODE)
     drop("toybroken", "def configs(problem, target):\n    raise ZeroDivisionError('no headers')\n")
-    judge = Judge()
+    judge = FakeEvaluator()
     failures, store, said = race(tmp_path, ("blaslt", "toybroken", "toycode", "triton"), judge)
     assert failures == {}
     found = {

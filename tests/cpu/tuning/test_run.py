@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.racing import CODE, SIZE, Drop, Judge, race
+from tests.support.evaluators import FakeEvaluator
+from tests.support.racing import CODE, SIZE, Drop, race
 from tests.support.stores import record, take
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -33,31 +33,29 @@ from tritongemm.tuning.run import TuningRun
 from tritongemm.workers.work_queue import WorkQueue
 
 
-class Counting(Judge):
-    """Says when it has screened so many of Triton's."""
+def announced(enough: int) -> tuple[FakeEvaluator, threading.Event]:
+    """An evaluator, and what is set when it has screened so many of Triton's kernels."""
+    reached = threading.Event()
+    screened: list[Trial] = []
 
-    def __init__(self, enough: int) -> None:
-        super().__init__()
-        self.left, self.reached = enough, threading.Event()
+    def count(trial: Trial) -> None:
+        screened.extend([trial] * (trial.config.backend == "triton"))
+        if len(screened) >= enough:
+            reached.set()
 
-    def screen(self, problem: Problem, built: list[Artifact], best: float) -> Iterator[Trial]:
-        for trial in super().screen(problem, built, best):
-            yield trial
-            self.left -= trial.config.backend == "triton"
-            if not self.left:
-                self.reached.set()
+    return FakeEvaluator(on_trial=count), reached
 
 
 def test_the_search_goes_on_while_slow_backends_compile(drop: Drop, tmp_path: Path) -> None:
     """Two batches of Triton's are screened before the first instance is built; the final waits for all of them."""
     drop("toycode", CODE)
-    judge = Counting(enough=2)
+    judge, reached = announced(enough=2)
     waited: list[bool] = []
     failures, store, _ = race(
         tmp_path,
         ("toycode", "triton"),
         judge,
-        lambda job: waited.append(judge.reached.wait(20)),
+        lambda job: waited.append(reached.wait(20)),
         strategy="guided",
         budget=2,
     )
@@ -69,7 +67,7 @@ def test_the_search_goes_on_while_slow_backends_compile(drop: Drop, tmp_path: Pa
 
 def out_of_time(folder: Path) -> str:
     """A race without the backend whose compiler does not end in time, and what was said of it."""
-    judge, over = Judge(), threading.Event()
+    judge, over = FakeEvaluator(), threading.Event()
     failures, _, said = race(
         folder,
         ("toycode", "triton"),
@@ -121,7 +119,7 @@ def test_a_resumed_run_asks_for_what_the_first_did(tmp_path: Path, monkeypatch: 
     def run(store: Store) -> None:
         plan = TuningOptions(tmp_path, "exhaustive", budget=100, stop="generate")
         with closing(BuildPool(ArtifactCache(tmp_path / "cache"), jobs=1)) as compiler:
-            TuningRun([Judge()], compiler, store, plan, Reporter()).tune([small, other, large])
+            TuningRun([FakeEvaluator()], compiler, store, plan, Reporter()).tune([small, other, large])
 
     with take(tmp_path / "out.yaml") as store:
         run(store)
@@ -131,7 +129,7 @@ def test_a_resumed_run_asks_for_what_the_first_did(tmp_path: Path, monkeypatch: 
         store.add_record(record(large))
         run(store)
     assert asked == {small: first[small], other: first[other]}
-    target = Judge().target
+    target = FakeEvaluator().target
     whole = space(small, target)
     (alone,) = search(whole, rank(prune(whole, small, target).kept, small, target).configs, 100)
     assert first[small] != alone and {c.kernel_name for c in first[large]} & {c.kernel_name for c in first[small]}

@@ -1,20 +1,20 @@
-"""Backend: assembly kernels from manifests (`tritongemm.manifest`), as code objects or as sources to assemble.
+"""Backend: assembly kernels from manifests (`backends.asm.manifest`), as code objects or as sources to assemble.
 
-A config's template is the kernel's symbol. Kernels that add into C from several workgroups are launched with one split
-only, because a launch can't zero C first; the others choose among the splits that AITER's tuner tries.
+A config's template is the kernel's symbol. Kernels that add into C from several workgroups get a C that is set to zero
+before each launch; kernels that share the K loop of a tile choose among the splits that AITER's tuner tries.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tritongemm.backends._code_files import CODE_FILES
 from tritongemm.backends.asm import fit as asm_fit
-from tritongemm.backends.asm import manifest, param_layout
+from tritongemm.backends.asm import manifest, param_layout, scaled
 from tritongemm.backends.asm.fit import COUNTERS, cdiv, layout_name, splits
 from tritongemm.backends.asm.manifest import KernelRow
 from tritongemm.backends.asm.param_layout import LAYOUTS, Field
@@ -23,25 +23,101 @@ from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Buffer, Launch, Param
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
 from tritongemm.hip_ext.compilers import assemble
+from tritongemm.plugins.contracts import NO_INPUTS, BuildInputs, Capabilities, KernelBackend
 
 _THREADS = 256  # of AITER's workgroups
 _GRIDS = {"i8": "nk,m", "fp8_blockscale": "nk,m"}
 
 
-def unavailable() -> str | None:
-    """Why no assembly kernel can be used here, or None."""
-    if not settings.asm_manifests():
-        return "no manifest of assembly kernels: TRITONGEMM_ASM_MANIFESTS names none"
-    return None  # a manifest that is not there is said by who reads it
+class AsmBackend(KernelBackend):
+    """The kernels of the manifests that the environment or the caller names."""
+
+    summary = "assembly kernels of the manifests in TRITONGEMM_ASM_MANIFESTS"
+    capabilities = Capabilities(orders_b=(PLAIN, "shuffled_16x16"), scales=("epilogue", "mainloop"))
+
+    def available(self) -> Support:
+        """Whether a manifest is named; one that is not there is said by who reads it."""
+        named = settings.asm_manifests()
+        return SUPPORTED if named else Support("no manifest of assembly kernels: TRITONGEMM_ASM_MANIFESTS names none")
+
+    def _candidates(
+        self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
+    ) -> Iterable[Config]:
+        return survey(problem, target, inputs.manifests)[0]
+
+    def _has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
+        configs, refused = survey(problem, target, inputs.manifests)
+        if configs:
+            return SUPPORTED
+        reasons = [f"{symbol}: {reason}" for symbol, reason in refused.items()]
+        if not reasons:
+            return Support("the manifests list no kernel") if inputs.manifests or self.available() else self.available()
+        return Support(reasons[0] + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""))
+
+    def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
+        configs, refused = survey(problem, target, inputs.manifests)
+        offered = [c.split_k for c in configs if c.template == config.template]
+        if offered and config.split_k not in offered:
+            splits_text = ", ".join(map(str, offered))
+            return Support(f"its splits along K can be {splits_text}, not {config.split_k}")
+        missing = "" if offered else "no manifest holds this kernel; TRITONGEMM_ASM_MANIFESTS or --manifest names them"
+        return Support(refused.get(config.template, missing))
+
+    def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
+        row, code = _find_row(config, problem, target, inputs.manifests)
+        described = asdict(row)
+        identity = {
+            "backend": "asm",
+            "arch": target.name,
+            "wave": target.wave_size,
+            "lds": target.lds_bytes,
+            "code": hashlib.sha256(code).hexdigest(),
+            "config": config.name,
+            "row": {k: v for k, v in described.items() if k not in ("manifest", "line")},
+        }
+        return CompileJob(config, identity, {"row": described, "file": CODE_FILES[target.vendor]})
+
+    def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:
+        """Load or assemble one kernel and check it against its manifest."""
+        row, wanted = KernelRow(**job.payload["row"]), job.identity
+        if not row.path.is_file():
+            raise InputError(f"{row.where}: there is no {row.path}")
+        source = row.path.suffix in assemble.SUFFIXES
+        code = assemble.assemble(row.path, wanted["arch"]) if source else row.path.read_bytes()
+        kernel, fields = inspect(row, code, wanted["arch"], wanted["wave"], wanted["lds"])
+        name = layout_name(row)
+        artifact = Artifact(
+            job.config,
+            job.digest,
+            symbol=row.symbol,
+            registers=kernel.registers,
+            spills=kernel.spills,
+            shared=kernel.shared + row.lds,
+            threads=row.threads or kernel.max_threads,
+            launch={
+                "layout": name,
+                "fields": [[f.name, f.offset] for f in fields],
+                "parameter_bytes": kernel.kernarg_bytes if name else kernel.explicit_bytes,
+                "grid": row.grid or _GRIDS.get(name, "n,m,k"),
+                "dynamic_shared": row.lds,
+            },
+        )
+        return artifact, code, job.payload["file"]
+
+    def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch:
+        return _make_launch(artifact, problem)
 
 
-def configs(problem: Problem, target: Target, manifests: Sequence[Path] = ()) -> list[Config]:
-    """The kernels that can compute a problem, each with the splits that fit it.
+def survey(
+    problem: Problem, target: Target, manifests: Sequence[Path] = NO_INPUTS.manifests
+) -> tuple[list[Config], dict[str, str]]:
+    """The kernels that can compute a problem, each with the splits that fit it; and why the others can't, by symbol.
 
     Args:
         problem, target: what and where.
@@ -50,30 +126,15 @@ def configs(problem: Problem, target: Target, manifests: Sequence[Path] = ()) ->
     Raises:
         InputError: a manifest is wrong.
     """
-    return survey(problem, target, manifests)[0]
-
-
-def survey(problem: Problem, target: Target, manifests: Sequence[Path] = ()) -> tuple[list[Config], dict[str, str]]:
-    """As `configs`, and why the other kernels can't, by symbol."""
-    found, refused = list[Config](), dict[str, str]()
+    configs, refused = list[Config](), dict[str, str]()
     for row in _rows(manifests):
         reason = asm_fit.refusal(row, problem, target)
         if reason:
             refused[row.symbol] = reason
             continue
         refused.pop(row.symbol, None)
-        found += [_config(row, target, split) for split in splits(row, problem, target)]
-    return list(dict.fromkeys(found)), refused
-
-
-def refusal(problem: Problem, target: Target) -> str | None:
-    """Why no kernel of the environment's manifests can compute a problem, or None."""
-    found, refused = survey(problem, target)
-    if found:
-        return None
-    reasons = [f"{symbol}: {reason}" for symbol, reason in refused.items()]
-    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-    return reasons[0] + more if reasons else unavailable() or "the manifests list no kernel"
+        configs += [_config(row, target, split) for split in splits(row, problem, target)]
+    return list(dict.fromkeys(configs)), refused
 
 
 def _rows(manifests: Sequence[Path]) -> list[KernelRow]:
@@ -87,20 +148,15 @@ def _config(row: KernelRow, target: Target, split: int) -> Config:
     return Config(row.symbol, *sizes, backend="asm")
 
 
-def job(config: Config, problem: Problem, target: Target, module: str) -> CompileJob:
-    """What to load or assemble for one config.
-
-    Args:
-        config: its template is the symbol.
-        problem: tells kernels of one name apart.
-        target: architecture.
-        module: paths of manifests, separated as in PATH; without one, those of the environment are read.
+def _find_row(
+    config: Config, problem: Problem, target: Target, manifests: Sequence[Path]
+) -> tuple[KernelRow, bytes]:
+    """The manifest's row of a config's kernel, and its code or source (empty where the file is missing).
 
     Raises:
         InputError: no manifest holds the kernel.
     """
-    paths = [Path(p) for p in module.split(os.pathsep) if p.endswith(".csv")]
-    rows = [r for r in _rows(paths) if r.symbol == config.template]
+    rows = [r for r in _rows(manifests) if r.symbol == config.template]
     if not rows:
         raise InputError(
             f"{config.name}: no manifest holds this kernel; TRITONGEMM_ASM_MANIFESTS or --manifest names them"
@@ -108,18 +164,7 @@ def job(config: Config, problem: Problem, target: Target, module: str) -> Compil
     # Of kernels with one name that for the problem goes first.
     rows.sort(key=lambda r: asm_fit.refusal(r, problem, target) is not None)
     codes = [(row, row.path.read_bytes() if row.path.is_file() else b"") for row in rows]
-    row, code = next(((r, c) for r, c in codes if _is_for(r, c, target)), codes[0])
-    described = asdict(row)
-    identity = {
-        "backend": "asm",
-        "arch": target.name,
-        "wave": target.wave_size,
-        "lds": target.lds_bytes,
-        "code": hashlib.sha256(code).hexdigest(),
-        "config": config.name,
-        "row": {k: v for k, v in described.items() if k not in ("manifest", "line")},
-    }
-    return CompileJob(config, identity, {"row": described})
+    return next(((r, c) for r, c in codes if _is_for(r, c, target)), codes[0])
 
 
 def _is_for(row: KernelRow, code: bytes, target: Target) -> bool:
@@ -166,41 +211,8 @@ def inspect(row: KernelRow, code: bytes, arch: str, wave: int, lds: int) -> tupl
     return kernel, fields
 
 
-def build(job: CompileJob) -> tuple[Artifact, bytes, str]:
-    """Load or assemble one kernel and check it against its manifest: the Built, the code object, its file name.
-
-    Raises:
-        InputError: the object is missing or damaged, or disagrees with the manifest.
-        UnavailableError: a source, and no assembler.
-    """
-    row, wanted = KernelRow(**job.payload["row"]), job.identity
-    if not row.path.is_file():
-        raise InputError(f"{row.where}: there is no {row.path}")
-    source = row.path.suffix in assemble.SUFFIXES
-    code = assemble.assemble(row.path, wanted["arch"]) if source else row.path.read_bytes()
-    kernel, fields = inspect(row, code, wanted["arch"], wanted["wave"], wanted["lds"])
-    name = layout_name(row)
-    built = Artifact(
-        job.config,
-        job.digest,
-        symbol=row.symbol,
-        registers=kernel.registers,
-        spills=kernel.spills,
-        shared=kernel.shared + row.lds,
-        threads=row.threads or kernel.max_threads,
-        launch={
-            "layout": name,
-            "fields": [[f.name, f.offset] for f in fields],
-            "parameter_bytes": kernel.kernarg_bytes if name else kernel.explicit_bytes,
-            "grid": row.grid or _GRIDS.get(name, "n,m,k"),
-            "dynamic_shared": row.lds,
-        },
-    )
-    return built, code, "kernel.cubin" if wanted["arch"].startswith("sm") else "kernel.hsaco"
-
-
-def launch(built: Artifact, problem: Problem, target: Target) -> Launch:
-    """The launch of a built kernel on one problem."""
+def _make_launch(built: Artifact, problem: Problem) -> Launch:
+    """The launch of a compiled kernel on one problem."""
     config, facts = built.config, built.launch
     fields = [Field(str(name), int(offset)) for name, offset in facts["fields"]]
     values = _values(facts["layout"], config, problem)
@@ -216,7 +228,8 @@ def launch(built: Artifact, problem: Problem, target: Target) -> Launch:
     if facts["parameter_bytes"] > end:
         params.append(Param("pad", facts["parameter_bytes"] - end))
         offsets.append(end)
-    tiles = {"m": cdiv(problem.m, config.block_m), "n": cdiv(problem.n, config.block_n), "k": config.split_k, "1": 1}
+    groups = scaled.groups_along_k(facts["layout"], problem.k, config.split_k)
+    tiles = {"m": cdiv(problem.m, config.block_m), "n": cdiv(problem.n, config.block_n), "k": groups, "1": 1}
     grid = [1, 1, 1]
     for axis, letters in enumerate(str(facts["grid"]).replace(" ", "").split(",")):
         for letter in letters:
@@ -236,7 +249,13 @@ def launch(built: Artifact, problem: Problem, target: Target) -> Launch:
         params=tuple(params),
         buffers=tuple(Buffer(n, size) for n, size in sizes.items() if n in names and size),
         at=tuple(offsets),
+        zeroed=(Buffer("c", problem.m * problem.n * problem.c.bytes),) if _adds_into_c(facts["layout"], config) else (),
     )
+
+
+def _adds_into_c(layout: str, config: Config) -> bool:
+    """Whether the workgroups that share a tile add their sums into C, which must be zero before."""
+    return layout in scaled.LAYOUTS and config.split_k > 1
 
 
 def _values(layout: str, config: Config, problem: Problem) -> dict[str, Any]:

@@ -41,18 +41,18 @@ def refusal(row: KernelRow, problem: Problem, target: Target) -> str | None:
             if arch != target.name:
                 return f"its code object is for {arch}, not {target.name}"
     if row.shuffled and problem.order_b == PLAIN:
-        return f"B must be shuffled beforehand, which family {problem.family} does not do"
-    if not row.shuffled and (problem.order_b != PLAIN):
-        return f"it reads B as it is, family {problem.family} shuffles it beforehand"
-    if problem.batch != 1:
-        return f"it computes one GEMM at a time, not {problem.batch}"
+        return "B must be shuffled beforehand, and this one's is not"
+    if not row.shuffled and problem.order_b != PLAIN:
+        return f"it reads B as it is, this one is in the order {problem.order_b}"
     if name in scaled.LAYOUTS:
         return scaled.refusal(name, row, problem)
     return _bf16_refusal(row, problem) if name == "bf16" else _own_refusal(row, problem)
 
 
 def _bf16_refusal(row: KernelRow, problem: Problem) -> str | None:
-    outputs = ("fp32",) if "outf32" in row.symbol else ("bf16", "fp32") if "fp32bf16" in row.symbol else ("bf16",)
+    if problem.scale_a is not None or problem.scale_b is not None:
+        return "it applies no scales"
+    outputs = ("fp32",) if "outf32" in row.symbol else ("bf16", "fp32")
     if (problem.dtype_a, problem.dtype_b) != ("bf16", "bf16") or problem.dtype_c not in outputs:
         return f"it reads bf16 and writes {' or '.join(outputs)}, not {problem.dtypes}"
     if problem.layout != "TN":
@@ -79,7 +79,7 @@ def _own_refusal(row: KernelRow, problem: Problem) -> str | None:
             return f"it is for {row.others[column]}, not {value}"
     wanted, has = ({*names} & _SCALES for names in ({e.name for e in problem.extras}, row.layout.lower().split()))
     if wanted != has:
-        return f"it takes {' and '.join(sorted(has)) or 'no scales'}, family {problem.family} has {len(wanted)}"
+        return f"it takes {' and '.join(sorted(has)) or 'no scales'}, this problem has {' and '.join(sorted(wanted)) or 'none'}"
     if problem.bias != ("n" if row.bias else "none"):
         return f"it adds {'a bias along N' if row.bias else 'no bias'}, not {problem.bias}"
     multiples = [int(v) if v.isdigit() else 0 for v in row.others.get("multiple", "1/1/1").split("/")]
@@ -110,8 +110,10 @@ def _fixed_split(row: KernelRow) -> int:
 def splits(row: KernelRow, problem: Problem, target: Target) -> list[int]:
     if not layout_name(row):
         return [_fixed_split(row)]
-    if not row.split_k or layout_name(row) in scaled.LAYOUTS:
-        return [1]  # the splits of those with scales add into C
+    if not row.split_k:
+        return [1]
+    if layout_name(row) in scaled.LAYOUTS:
+        return scaled.splits(layout_name(row), problem.k)
     tiles = cdiv(problem.m, row.tile_m) * cdiv(problem.n, row.tile_n)
     wanted = 4 if tiles >= target.compute_units else target.compute_units // tiles
     return list(range(2, max(2, min(_MOST_SPLITS, wanted, problem.k // row.sub_k)) + 1))

@@ -1,29 +1,22 @@
-"""Which of AITER's assembly kernels with scales computes which problem. All of them were tried in an emulator."""
+"""Which of AITER's assembly kernels with scales computes which problem, and how often they can share K. All of them were
+tried in an emulator.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tritongemm.backends.asm.manifest import KernelRow
 from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import Scaling
 
 REACH = 2**32  # bytes that 32-bit offsets and sizes reach
 _PLAIN_DEPTH = 512  # the kernel that reads B as it is fetches two steps of K before it looks at K
 
-
-def _vectors(problem: Problem) -> dict[str, tuple[int, ...]]:
-    return {"scale_a": (problem.m, 1), "scale_b": (problem.n,)}
-
-
-def _blocks(problem: Problem) -> dict[str, tuple[int, ...]]:
-    groups = problem.k // 128
-    return {"scale_a": (groups, problem.m), "scale_b": (-(-problem.n // 128), groups)}
-
-
-def _groups(problem: Problem) -> dict[str, tuple[int, ...]]:
-    rows_a, rows_b = (-(-size // 32) * 32 for size in (problem.m, problem.n))
-    return {"scale_a": (rows_a, problem.k // 32), "scale_b": (rows_b, problem.k // 32)}
+# Scale factors as the kernels read them.
+_PER_ROW = Scaling()
+_PER_32 = Scaling("e8m0", 1, 32, "e8m0_32x8", (32, 8))
+_PER_1X128, _PER_128X128 = Scaling(depth=128, layout="groups"), Scaling(rows=128, depth=128)
 
 
 @dataclass(frozen=True)
@@ -34,20 +27,51 @@ class Scaled:
         what: in words.
         dtypes: of A and B.
         depth: what K must be a multiple of.
-        scales: shapes of the operands beside A and B, by name.
+        scales: the scale factors of A and of B.
+        step: elements along K that a workgroup's share is a multiple of.
+        splits: numbers of workgroups along K that may share a tile.
     """
 
     what: str
     dtypes: tuple[str, ...]
     depth: int
-    scales: Callable[[Problem], dict[str, tuple[int, ...]]]
+    scales: tuple[Scaling, Scaling]
+    step: int
+    splits: tuple[int, ...]
 
 
 LAYOUTS = {
-    "fp4": Scaled("fp4 with a scale for each 32 numbers", ("fp4e2m1",), 256, _groups),
-    "i8": Scaled("int8 with a scale for each row and column", ("int8",), 128, _vectors),
-    "fp8_blockscale": Scaled("fp8 with a scale for each 128 numbers", ("fp8e4m3fn", "fp8e4m3fnuz"), 128, _blocks),
+    "fp4": Scaled("fp4 with a scale for each 32 numbers", ("fp4e2m1",), 256, (_PER_32, _PER_32), 256, (1, 2, 4, 8)),
+    "i8": Scaled(
+        "int8 with a scale for each row and column", ("int8",), 128, (_PER_ROW, _PER_ROW), 128, tuple(range(1, 9))
+    ),
+    "fp8_blockscale": Scaled(
+        "fp8 with a scale for each 128 numbers",
+        ("fp8e4m3fn", "fp8e4m3fnuz"),
+        128,
+        (_PER_1X128, _PER_128X128),
+        128,
+        tuple(range(1, 9)),
+    ),
 }
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def groups_along_k(layout: str, k: int, split: int) -> int:
+    """Workgroups along K that a launch needs: those with scales take whole steps of K, so that fewer may be left."""
+    if layout not in LAYOUTS:
+        return split
+    step = LAYOUTS[layout].step
+    steps = _cdiv(_cdiv(k, split), step)  # of one workgroup
+    return _cdiv(k, steps * step)
+
+
+def splits(layout: str, k: int) -> list[int]:
+    """The splits along K that AITER's tuner tries: those in which every workgroup has a share."""
+    return [s for s in LAYOUTS[layout].splits if groups_along_k(layout, k, s) == s]
 
 
 def refusal(layout: str, row: KernelRow, problem: Problem) -> str | None:
@@ -55,8 +79,9 @@ def refusal(layout: str, row: KernelRow, problem: Problem) -> str | None:
     wanted = LAYOUTS[layout]
     if problem.k % wanted.depth or problem.n % row.tile_n:
         return f"K must be a multiple of {wanted.depth} and N of {row.tile_n}"
-    scales = {e.name: e.shape for e in problem.extras}
-    if problem.a != problem.b or problem.dtype_a not in wanted.dtypes or scales != wanted.scales(problem):
+    scales = problem.scale_a, problem.scale_b
+    alike = problem.a == problem.b and problem.dtype_a in wanted.dtypes
+    if not alike or scales != wanted.scales or problem.bias != "none":
         return f"it multiplies {wanted.what} and adds nothing, not {problem.key}"
     if problem.dtype_c != "bf16" or problem.layout != "TN":
         return f"it reads A row-major and B column-major (TN) and writes bf16, not {problem.key}"
@@ -69,8 +94,7 @@ def refusal(layout: str, row: KernelRow, problem: Problem) -> str | None:
 def _mx_refusal(row: KernelRow, problem: Problem) -> str | None:
     if not row.shuffled and (problem.m % row.tile_m or problem.k < _PLAIN_DEPTH):
         return f"M must be a multiple of {row.tile_m} and K at least {_PLAIN_DEPTH}"
-    rows, groups = _groups(problem)["scale_a"]
-    fetched = 2 * row.tile_m
-    if rows * groups < fetched:
-        return f"it fetches {fetched} scales of A before it looks at M; A has {rows * groups}"
+    fetched, have = 2 * row.tile_m, problem.operands["scale_a"].count
+    if have < fetched:
+        return f"it fetches {fetched} scales of A before it looks at M; A has {have}"
     return None

@@ -6,21 +6,22 @@ are our columns. A bias per column of C is fused; any other is copied into C fir
 
 from __future__ import annotations
 
-import builtins
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.errors import DriverError, UnavailableError
+from tritongemm.core.errors import DriverError, TritonGemmError, UnavailableError
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.record import Record
+from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
@@ -28,11 +29,11 @@ from tritongemm.hip_ext.blaslt import types
 from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
 from tritongemm.hip_ext.blaslt.types import Algorithm, Matmul, Matrix
 from tritongemm.hip_ext.driver import driver
+from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-ALIASES = ("hipblaslt", "cublaslt")  # what it is called on the command line
 NAMELESS = "heuristic"  # the template where the library does not name its kernels
 WORKSPACE_BYTES = 64 << 20
 REQUESTED = {"nvidia": 1024, "amd": 4096}
@@ -40,27 +41,102 @@ _PLACE = ("index", "version")  # where an algorithm was found, not which it is
 _MACRO_TILE, _SPLIT = re.compile(r"_MT(\d+)x(\d+)x(\d+)"), re.compile(r"_GSU(\d+)")
 
 
-def __getattr__(name: str) -> str:
-    # asked lazily: which library it is depends on the driver
-    if name == "LABEL":
-        return blaslt_tables.TABLES[_vendor() or "nvidia"].label
-    raise AttributeError(name)
-
-
 _vendor = driver.present
 
 
-def unavailable() -> str | None:
-    """Why the library can't be used here, or None."""
-    vendor = _vendor()
-    try:
-        return (
-            None
-            if vendor and blaslt_library.open(vendor)
-            else "it needs a GPU: no CUDA or HIP driver with a device is here"
-        )
-    except UnavailableError as error:
-        return str(error)
+class BlasltBackend(LibraryBackend):
+    """Each algorithm of the vendor's library."""
+
+    summary = "the algorithms of the vendor's library, hipBLASLt or cuBLASLt"
+    aliases = ("hipblaslt", "cublaslt")
+    capabilities = Capabilities(kinds=("one", "batched"), scales=("epilogue",))
+
+    @property
+    def label(self) -> str:
+        """What tables call it; which library it is depends on the driver."""
+        return blaslt_tables.TABLES[_vendor() or "nvidia"].label
+
+    def available(self) -> Support:
+        """Whether there is a GPU, and its library loads."""
+        vendor = _vendor()
+        if not vendor:
+            return Support("it needs a GPU: no CUDA or HIP driver with a device is here")
+        try:
+            blaslt_library.open(vendor)
+        except UnavailableError as error:
+            return Support(str(error))
+        return SUPPORTED
+
+    def _supports(self, problem: Problem, target: Target) -> Support:
+        if any(spec.scaling for spec in problem.extras) and not problem.a.is_fp8:
+            return Support("it applies scales for each row and column to fp8 alone")
+        return SUPPORTED
+
+    def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
+        """The algorithms the library has for the problem, its best guess first, `limit` of each way to accumulate."""
+        import torch
+
+        c, current, configs = operands["c"], version(), list[Config]()
+        units = torch.cuda.get_device_properties(c.device).multi_processor_count if c.is_cuda else 1
+        for fast in _accumulations(problem):
+            prepared = _prepared(problem, operands, fast)
+            algorithms = islice(prepared[0].every(units), limit or None) if prepared else ()
+            configs += [_config(algorithm, index, current, fast) for index, algorithm in enumerate(algorithms)]
+        return configs
+
+    def operation(
+        self, problem: Problem, operands: Operands, config: Config | None = None
+    ) -> Callable[[], object] | None:
+        """A call that computes C with one algorithm on torch's current stream; None where the library has it not.
+
+        Once called on a stream, it can be captured there: memory is allocated before.
+
+        Args:
+            problem: dtypes, layouts and bias.
+            operands: on the device; C is written.
+            config: of `list_algorithms`; None for the library's first choice.
+        """
+        a, b, c, bias = operands["a"], operands["b"], operands["c"], operands.get("bias")
+        with _device_of(a):
+            prepared = _prepared(problem, operands, bool(config and config.option("fast")))
+            if not prepared:
+                return None
+            plan, fused = prepared
+            algorithm = plan.algorithms[0] if config is None else find(plan, config, version())
+        if not algorithm:
+            return None
+        added = c.data_ptr() if plan.matmul.c.dtype == plan.matmul.d.dtype else 0
+        start = plan.prepare(algorithm, b.data_ptr(), a.data_ptr(), added, c.data_ptr(), add=not fused)
+        _workspace(a.device, _stream(a.device.index or 0))
+        addend = None if fused or bias is None else bias[:, None] if problem.bias == "m" else bias[None, :]
+        # the operands ride along: the library knows their addresses only
+        return partial(_run, start, addend, dict(operands))
+
+    def load(self, record: Record, device_index: int, device: driver.Device) -> LoadedKernel | Support:
+        """A record's algorithm, loaded on a device, or why it can't be called from here."""
+        from tritongemm.backends.blaslt import served_algorithm
+
+        if not self.available():
+            return self.available()
+        try:
+            return served_algorithm.tuned_algorithm(record.problem, record.config, device_index, device)
+        except (TritonGemmError, LookupError) as error:
+            return Support(str(error))
+
+    def default_kernel(
+        self, problem: Problem, precision: str, device_index: int, device: driver.Device
+    ) -> tuple[LoadedKernel, int] | None:
+        """The kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it."""
+        from tritongemm.backends.blaslt import served_algorithm, torch_choice
+
+        workspace = torch_choice.workspace(problem, device.arch)
+        if workspace is None:
+            return None
+        try:
+            algorithm = served_algorithm.torch_default(problem, precision, workspace, device_index, device)
+        except (TritonGemmError, LookupError):
+            return None
+        return algorithm, workspace
 
 
 def library() -> blaslt_library.Library:
@@ -148,8 +224,9 @@ def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Prepare
         align = min(align, address & -address if address else 256)
     matmul = replace(to_matmul(problem, leads, strides, align, opened.table.vendor), fast=fast)
     scales = tuple(operands[e.name].data_ptr() for e in problem.extras if e.operator != "+")
-    if (problem.order_b != PLAIN) or (scales and not problem.a.is_fp8):
-        return None  # a scale for each row is for fp8 alone, and B is read as it is
+    along_k = any(e.applied == "mainloop" for e in problem.extras)
+    if problem.order_b != PLAIN or along_k or (scales and not problem.a.is_fp8):
+        return None  # a scale for each row is for fp8 alone, none changes along K, and B is read as it is
     if scales:
         matmul = replace(matmul, scales=(scales[1], scales[0], 0), scale_modes=("outer_vec", "outer_vec"))
     if bias is not None and problem.bias == "n" and not problem.c.is_integer:
@@ -175,25 +252,6 @@ def _config(algorithm: Algorithm, index: int, version: int, fast: bool) -> Confi
         depth, stages = blaslt_tables.stages().get(values["stages"], (0, 0))
         shape = (cols, rows, depth, 1, max(1, options.pop("splitk")), 0, stages)
     return Config(name or NAMELESS, *shape, options=tuple(options.items()), backend="blaslt")
-
-
-def enumerate(problem: Problem, operands: Operands, most: int = 0) -> list[Config]:
-    """The algorithms the library has for the problem, its best guess first; runs in the GPU's process.
-
-    Args:
-        problem: dtypes, layouts and bias.
-        operands: as for `operation`.
-        most: how many at most, of each way to accumulate; 0 for all.
-    """
-    import torch
-
-    c, now, found = operands["c"], version(), list[Config]()
-    units = torch.cuda.get_device_properties(c.device).multi_processor_count if c.is_cuda else 1
-    for fast in _accumulations(problem):
-        prepared = _prepared(problem, operands, fast)
-        algorithms = islice(prepared[0].every(units), most or None) if prepared else ()
-        found += [_config(algorithm, index, now, fast) for index, algorithm in builtins.enumerate(algorithms)]
-    return found
 
 
 def _accumulations(problem: Problem) -> tuple[bool, ...]:
@@ -223,43 +281,12 @@ def find(plan: PreparedMatmul, config: Config, now: int) -> Algorithm | None:
     return next(matching, None)
 
 
-def operation(problem: Problem, operands: Operands, config: Config | None = None) -> Callable[[], object] | None:
-    """A call that computes C with one algorithm on torch's current stream; None where the library has it not.
-
-    Once called on a stream, it can be captured there: memory is allocated before.
-
-    Args:
-        problem: dtypes, layouts and bias.
-        operands: on the device; C is written.
-        config: of `enumerate`; None for the library's first choice.
-    """
-    a, b, c, bias = operands["a"], operands["b"], operands["c"], operands.get("bias")
-    with _device_of(a):
-        prepared = _prepared(problem, operands, bool(config and config.option("fast")))
-        if not prepared:
-            return None
-        plan, fused = prepared
-        algorithm = plan.algorithms[0] if config is None else find(plan, config, version())
-    if not algorithm:
-        return None
-    added = c.data_ptr() if plan.matmul.c.dtype == plan.matmul.d.dtype else 0
-    start = plan.prepare(algorithm, b.data_ptr(), a.data_ptr(), added, c.data_ptr(), add=not fused)
-    _workspace(a.device, _stream(a.device.index or 0))
-    addend = None if fused or bias is None else bias[:, None] if problem.bias == "m" else bias[None, :]
-    # the operands ride along: the library knows their addresses only
-    return partial(_run, start, addend, dict(operands))
-
-
 def _run(start: Callable[[int, int], None], addend: Tensor | None, operands: Operands) -> None:
     c = operands["c"]
     if addend is not None:
         c.copy_(addend.expand_as(c))
     stream = _stream(c.device.index or 0)
     start(_workspace(c.device, stream).data_ptr(), stream)
-
-
-def launch(built: Artifact, problem: Problem, target: Target) -> None:
-    """None: `operation` launches."""
 
 
 def identity(config: Config) -> Config:

@@ -1,147 +1,160 @@
-"""One algorithm of the vendor's library made ready for a linear layer's operands, wherever they lie."""
+"""One algorithm of the vendor's library, loaded for the operands of a linear layer, wherever they lie."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.backends.blaslt import backend as blaslt
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.support import Support
 from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
 from tritongemm.hip_ext.blaslt.types import Algorithm
 from tritongemm.runtime import captured_launch
 from tritongemm.runtime.captured_launch import CapturedKernel
-from tritongemm.runtime.patched_launch import PatchedLaunch
+from tritongemm.runtime.patched_launch import call_all
 
 if TYPE_CHECKING:
     from tritongemm.hip_ext.driver import driver
 
-_ALIGN = 16  # bytes that addresses are multiples of
-_ANYWHERE = 1 << 20  # a bias is moved before it is used
+_ALIGNMENT_BYTES = 16  # Addresses of operands are multiples of so many bytes.
+_ANY_ADDRESS = 1 << 20  # A bias is moved from here before it is used.
 
 
-class ServedAlgorithm:
-    """An algorithm of the library; `tuned` and `first` make it.
+class LoadedAlgorithm:
+    """An algorithm of the library on a device.
+
+    Where the kernels that it launches can be told, they are launched without the library.
 
     Args:
         problem: x [M, K] and w [N, K] dense, a bias along N or none.
         device: the current one.
-        make: a plan for it, with the algorithm.
+        plan: prepares the product, and picks the algorithm.
 
     Raises:
-        LookupError: from `make`.
+        LookupError: from `plan`.
     """
 
     def __init__(
-        self, problem: Problem, device: driver.Device, make: Callable[[], tuple[PreparedMatmul, Algorithm]]
+        self, problem: Problem, device: driver.Device, plan: Callable[[], tuple[PreparedMatmul, Algorithm]]
     ) -> None:
-        self._problem, self._make = problem, make
-        self._made = make()
-        self._kernels = self._learn(device)
+        self._problem, self._plan = problem, plan
+        self._planned = plan()
+        self._kernels = self._capture(device)
 
     @property
-    def learned(self) -> bool:
+    def captured(self) -> bool:
         """Whether its kernels are launched without the library."""
         return self._kernels is not None
 
     def bytes(self, buffer: str) -> int:
         """Bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""
-        return self._made[1].workspace if buffer == "workspace" else 0
+        return self._planned[1].workspace if buffer == "workspace" else 0
 
-    def bind(self, device: driver.Device) -> PatchedLaunch:
-        """A launch for one thread, on the device that the plan was made for."""
+    def prepare(self, device: driver.Device) -> PatchedLaunch:
+        """A launch for one thread, on the device that the algorithm was loaded on."""
         if self._kernels:
-            return captured_launch.bind(device, self._kernels)
+            return captured_launch.prepare_captured(device, self._kernels)
         # A bias lies in the descriptor, which threads must not share then.
-        return self._call(*(self._made if self._problem.bias == "none" else self._make()))
+        return self._library_call(*(self._planned if self._problem.bias == "none" else self._plan()))
 
-    def _learn(self, device: driver.Device) -> tuple[CapturedKernel, ...] | None:
+    def _capture(self, device: driver.Device) -> tuple[CapturedKernel, ...] | None:
         """The kernels that the library would launch, where that can be told."""
-        bound = self._call(*self._made)
+        call = self._library_call(*self._planned)
 
         def queue(addresses: Mapping[str, int], stream: int) -> None:
             for name, address in addresses.items():
-                bound.put(name)(address)
-            bound.launch(stream)
+                call.set_address(name)(address)
+            call.launch(stream)
 
         try:
-            return captured_launch.capture_launches(device, tuple(bound.places), queue)
+            return captured_launch.capture_launches(device, tuple(call.setters), queue)
         except TritonGemmError:
             return None
 
-    def _call(self, plan: PreparedMatmul, algorithm: Algorithm) -> PatchedLaunch:
+    def _library_call(self, plan: PreparedMatmul, algorithm: Algorithm) -> PatchedLaunch:
+        """A call of the library. Its A is our B and its B our A, as it computes C transposed."""
         call = plan.moving(algorithm)
-        places = {"a": call.put("b"), "b": call.put("a"), "c": call.put("d"), "workspace": call.put("workspace")}
+        setters = {"a": call.put("b"), "b": call.put("a"), "c": call.put("d"), "workspace": call.put("workspace")}
         # An eight-bit C has no addend of its own type.
         if plan.matmul.c.dtype == plan.matmul.d.dtype:
-            addend, result = call.put("c"), call.put("d")
-
-            def put_c(address: int) -> None:
-                addend(address)
-                result(address)
-
-            places["c"] = put_c
+            setters["c"] = call_all((call.put("c"), call.put("d")))
         if self._problem.bias == "n":
-            places["bias"] = plan.move_bias
-        return PatchedLaunch(places, call.launch)
+            setters["bias"] = plan.move_bias
+        return PatchedLaunch(setters, call.launch)
 
 
-def tuned_algorithm(problem: Problem, config: Config, index: int, device: driver.Device) -> ServedAlgorithm:
-    """The algorithm that a record names.
-
-    Args:
-        problem: see `Solution`.
-        config: as stored.
-        index, device: the current device.
-
-    Raises:
-        LookupError: this version of the library has it not; says so.
-    """
-    found = blaslt.resolve(config, problem, blaslt.version())
-    if found is None:
-        raise LookupError(f"{blaslt.identity(config).name} is not in this version of the library")
-    vendor = blaslt.library().table.vendor
-
-    def make() -> tuple[PreparedMatmul, Algorithm]:
-        fast = bool(config.option("fast"))
-        plan = _plan(problem, index, blaslt.WORKSPACE_BYTES, blaslt.REQUESTED[vendor], fast=fast)
-        algorithm = blaslt.find(plan, found, blaslt.version())
-        if algorithm is None:
-            raise LookupError(f"{found.name} is not offered for {problem.key}")
-        return plan, algorithm
-
-    return ServedAlgorithm(problem, device, make)
-
-
-def torch_default(problem: Problem, compute: str, workspace: int, index: int, device: driver.Device) -> ServedAlgorithm:
-    """The library's first choice.
+def load_tuned(record: Record, device_index: int, device: driver.Device) -> LoadedAlgorithm | Support:
+    """The algorithm that won a record, or why it can't be called here.
 
     Args:
-        problem: see `Solution`.
-        compute: compute type.
-        workspace: most bytes it may need.
-        index, device: the current device.
+        record: of a problem as `LoadedAlgorithm` takes it.
+        device_index: the current device, as PyTorch counts.
+        device: the same, as the driver knows it.
+    """
+    problem = record.problem
+    try:
+        config = blaslt.resolve(record.config, problem, blaslt.version())
+        if config is None:
+            return Support(f"{blaslt.identity(record.config).name} is not in this version of the library")
+        return LoadedAlgorithm(problem, device, partial(_plan_config, problem, config, device_index))
+    except (TritonGemmError, LookupError) as error:
+        return Support(str(error))
+
+
+def _plan_config(problem: Problem, config: Config, device_index: int) -> tuple[PreparedMatmul, Algorithm]:
+    """The product of a config's operands prepared, with the algorithm that the config names.
 
     Raises:
-        LookupError: there is none.
+        LookupError: the library does not offer it for this product.
+    """
+    fast, requested = bool(config.option("fast")), blaslt.REQUESTED[blaslt.library().table.vendor]
+    prepared = _prepare(problem, device_index, blaslt.WORKSPACE_BYTES, requested, fast=fast)
+    algorithm = blaslt.find(prepared, config, blaslt.version())
+    if algorithm is None:
+        raise LookupError(f"{config.name} is not offered for {problem.key}")
+    return prepared, algorithm
+
+
+def load_first_choice(
+    problem: Problem, precision: str, workspace_bytes: int, device_index: int, device: driver.Device
+) -> LoadedAlgorithm:
+    """The algorithm that the library itself proposes first.
+
+    Args:
+        problem: as `LoadedAlgorithm` takes it.
+        precision: how float32 is multiplied, ``fp32`` or ``tf32``.
+        workspace_bytes: the most that it may need.
+        device_index: the current device, as PyTorch counts.
+        device: the same, as the driver knows it.
+
+    Raises:
+        LookupError: the library proposes none.
     """
 
-    def make() -> tuple[PreparedMatmul, Algorithm]:
-        plan = _plan(problem, index, workspace, 1, compute=compute)
-        for algorithm in plan.heuristics(workspace):
-            return plan, algorithm
+    def plan() -> tuple[PreparedMatmul, Algorithm]:
+        prepared = _prepare(problem, device_index, workspace_bytes, 1, compute=precision)
+        for algorithm in prepared.heuristics(workspace_bytes):
+            return prepared, algorithm
         raise LookupError(f"nothing is offered for {problem.key}")
 
-    return ServedAlgorithm(problem, device, make)
+    return LoadedAlgorithm(problem, device, plan)
 
 
-def _plan(problem: Problem, index: int, workspace: int, requested: int, **changes: Any) -> PreparedMatmul:
+def _prepare(
+    problem: Problem, device_index: int, workspace_bytes: int, requested: int, **changes: Any
+) -> PreparedMatmul:
+    """The product of dense operands prepared, with `changes` to the fields of `Matmul`."""
     library = blaslt.library()
     leads = (problem.k, problem.k, problem.n)
-    matmul = replace(blaslt.to_matmul(problem, leads, (0, 0, 0), _ALIGN, library.table.vendor), **changes)
+    matmul = blaslt.to_matmul(problem, leads, (0, 0, 0), _ALIGNMENT_BYTES, library.table.vendor)
+    matmul = replace(matmul, **changes)
     if problem.bias == "n":
-        matmul = replace(matmul, bias=_ANYWHERE, bias_dtype=problem.bias_dtype.name)
-    return PreparedMatmul(library, matmul, index, workspace, requested)
+        matmul = replace(matmul, bias=_ANY_ADDRESS, bias_dtype=problem.bias_dtype.name)
+    return PreparedMatmul(library, matmul, device_index, workspace_bytes, requested)

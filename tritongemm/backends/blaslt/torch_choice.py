@@ -1,30 +1,68 @@
-"""What PyTorch asks of the vendor's library for a linear layer, where that is known."""
+"""The kernel that PyTorch itself would launch for a linear layer, where it is known what PyTorch asks of the library.
+
+PyTorch asks the library anew at every call, and takes what it proposes first within a workspace of PyTorch's. Asked
+once within the same workspace, the library proposes the same kernel; `tests/gpu/test_direct.py` compares the launches.
+"""
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import torch
 
+from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
 
-# Bytes of workspace by bias, where both were seen to launch the same kernels: architecture, torch, CUDA.
-WORKSPACE = {("sm90", "2.11", "13.0"): {"none": 32 << 20, "n": 1 << 20}}
+if TYPE_CHECKING:
+    from tritongemm.backends.blaslt.served_algorithm import LoadedAlgorithm
+    from tritongemm.hip_ext.driver import driver
+
+# Bytes of PyTorch's workspace by bias, for each architecture, version of torch and version of CUDA on which the
+# library, given so many, was seen to launch the kernels that PyTorch launches.
+WORKSPACE_BYTES = {("sm90", "2.11", "13.0"): {"none": 32 << 20, "n": 1 << 20}}
 _DTYPES = ("bf16", "fp16", "fp32")
-_VARIABLES = ("CUBLAS", "TORCH_BLAS", "TORCH_CUBLAS", "DISABLE_ADDMM_CUDA_LT")  # change PyTorch's choice
+# Environment variables that begin so change what PyTorch asks for.
+_VARIABLES = ("CUBLAS", "TORCH_BLAS", "TORCH_CUBLAS", "DISABLE_ADDMM_CUDA_LT")
 
 
-def workspace(problem: Problem, arch: str) -> int | None:
-    """Bytes that PyTorch, as it is set now, gives the library for a problem; None where it isn't known to agree.
+def load_torch_default(
+    problem: Problem, precision: str, device_index: int, device: driver.Device
+) -> tuple[LoadedAlgorithm, int] | None:
+    """The kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it.
 
     Args:
-        problem: as `mm` asks for it.
+        problem: x [M, K], w [N, K], a bias along N or none.
+        precision: how float32 is multiplied, ``fp32`` or ``tf32``.
+        device_index: the current device, as PyTorch counts.
+        device: the same, as the driver knows it.
+
+    Returns:
+        None where it isn't known which kernel that is, or the library can't be asked.
+    """
+    from tritongemm.backends.blaslt import served_algorithm
+
+    workspace_bytes = torch_workspace_bytes(problem, device.arch)
+    if workspace_bytes is None:
+        return None
+    try:
+        kernel = served_algorithm.load_first_choice(problem, precision, workspace_bytes, device_index, device)
+    except (TritonGemmError, LookupError):
+        return None
+    return kernel, workspace_bytes
+
+
+def torch_workspace_bytes(problem: Problem, arch: str) -> int | None:
+    """Bytes that PyTorch, with its settings of today, gives the library; None where it isn't known to launch the same.
+
+    Args:
+        problem: as for `load_torch_default`.
         arch: the device's architecture.
     """
     release = ".".join(torch.__version__.split(".")[:2])
-    known = WORKSPACE.get((arch, release, torch.version.cuda or ""))
+    known = WORKSPACE_BYTES.get((arch, release, torch.version.cuda or ""))
     dtypes = {problem.dtype_a, problem.dtype_b, problem.dtype_c}
-    if known is None or len(dtypes) > 1 or problem.dtype_a not in _DTYPES or not _as_it_comes():
+    if known is None or len(dtypes) > 1 or problem.dtype_a not in _DTYPES or _changes_choice():
         return None
     # For these PyTorch calls another library, or none, or says otherwise how a single number lies in memory.
     if problem.k == 1 or (problem.n == 1 and (problem.m == 1 or problem.bias == "n")):
@@ -32,10 +70,10 @@ def workspace(problem: Problem, arch: str) -> int | None:
     return known[problem.bias]
 
 
-def _as_it_comes() -> bool:
-    """Whether nothing was set that makes PyTorch choose otherwise."""
+def _changes_choice() -> bool:
+    """Whether something was set that makes PyTorch choose otherwise."""
     matmul, library = torch.backends.cuda.matmul, torch.backends.cuda.preferred_blas_library()
-    return not (
+    return (
         any(name.startswith(_VARIABLES) for name in os.environ)
         or torch.are_deterministic_algorithms_enabled()
         or torch.cuda.tunable.is_enabled()

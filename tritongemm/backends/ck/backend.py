@@ -5,27 +5,30 @@ Split-K adds into C with atomics, in C's own type; the library zeroes C first, o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.ck import instances as ck_instances
+from tritongemm.codegen.cpp import render_cpp
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.launch import HostLaunch
 from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import Scaling
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object, offload_bundle
 from tritongemm.hip_ext.compilers import hip_compiler
 from tritongemm.hip_ext.libraries import wheel_folders
+from tritongemm.plugins.contracts import BuildInputs, Capabilities, KernelBackend
 
-COMPILE_SECONDS = 600.0
 ARCHS = ("gfx942", "gfx950")
 TEMPLATES = ("universal", "mx")
-FAMILIES = ("dense", "a8w8", "a4w4_blockscale")
 _HEADER = "ck/tensor_operation/gpu/device/impl/device_gemm_xdl_cshuffle_v3.hpp"
 _TYPES = {
     "bf16": "ck::bhalf_t", "fp16": "ck::half_t", "fp32": "float", "int8": "int8_t", "int32": "int32_t",
@@ -33,6 +36,7 @@ _TYPES = {
     "fp4e2m1": "ck::f4x2_pk_t",
 }  # fmt: skip
 _OUTPUTS = {"bf16": ("bf16",), "fp16": ("fp16",), "int8": ("int32",), "fp4e2m1": ("bf16", "fp16")}
+_MX_SCALING = Scaling("e8m0", 1, 32, "e8m0_32x8", (32, 8))  # the scale factors that template mx reads
 _MOST_SCRATCH = 1024  # bytes
 _VECTOR = 16  # bytes
 _POINTERS = ("a", "b", "c")
@@ -44,14 +48,90 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def unavailable() -> str | None:
-    """Why CK's kernels can't be used here, or None."""
-    try:
-        _headers()
-        hip_compiler.compiler(ARCHS[0])
-    except UnavailableError as error:
-        return str(error)
-    return None
+class CkBackend(KernelBackend):
+    """Instances of CK's universal GEMM, compiled by a HIP compiler."""
+
+    summary = "instances of Composable Kernel, which take minutes to compile"
+    compile_limit_s = 600.0
+    capabilities = Capabilities(archs=ARCHS, scales=("epilogue", "mainloop"))
+
+    def available(self) -> Support:
+        """Whether CK's headers and a compiler for them are here."""
+        try:
+            _headers()
+            hip_compiler.compiler(ARCHS[0])
+        except UnavailableError as error:
+            return Support(str(error))
+        return SUPPORTED
+
+    def _supports(self, problem: Problem, target: Target) -> Support:
+        scales = {spec.applied for spec in problem.extras if spec.scaling}
+        mx = problem.scale_a == problem.scale_b == _MX_SCALING
+        if "mainloop" in scales and not (mx and problem.a.packed > 1):
+            return Support("of the scales along K it applies those of fp4 alone, one for each 32 numbers")
+        if problem.a.packed > 1 and not mx:
+            return Support("it multiplies fp4 with a scale for each 32 numbers along K, not without")
+        outputs = ("bf16", "fp16") if problem.a.is_fp8 or "epilogue" in scales else _OUTPUTS.get(problem.dtype_a, ())
+        if problem.bias != "none" and problem.c.is_integer:
+            return _cpp_instances.check_dtypes(problem, outputs) and Support("no bias on integers")
+        return _cpp_instances.check_dtypes(problem, outputs)
+
+    def _candidates(
+        self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
+    ) -> Iterable[Config]:
+        rules, preference = ck_instances.RULES, ck_instances.preference
+        return _cpp_instances.rank_configs(self.name, problem, target, rules, preference, everything)
+
+    def _has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
+        return super()._has_candidates(problem, target, inputs) and self.available()
+
+    def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
+        if config.template not in TEMPLATES:
+            return Support(f"CK has no template {config.template}; there are {', '.join(TEMPLATES)}")
+        return _cpp_instances.check_rules(ck_instances.RULES, config, problem, target)
+
+    def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
+        folders, compiler = _headers(), hip_compiler.compiler(target.name)
+        options = [*_OPTIONS, *(["-DCK_USE_OCP_FP8=1"] if target.fp8 == "fn" else [])]
+        identity = {
+            "backend": "ck",
+            "arch": target.name,
+            "lds": target.lds_bytes,
+            "source": source(config, problem),
+            "options": options,
+            "compiler": compiler.version,
+            "headers": _cpp_instances.fingerprint(folders[0] / _HEADER, folders[-1] / "ck/config.h"),
+            "parameters": _parameters(problem),
+        }
+        return CompileJob(config, identity, {"folders": [str(f) for f in folders]})
+
+    def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:
+        wanted = job.identity
+        compiler = hip_compiler.compiler(wanted["arch"])
+        options = (*wanted["options"], *(f"-I{f}" for f in job.payload["folders"]))
+        code = compiler.library(wanted["source"], options, self.compile_limit_s)
+        kernels = code_object.read(offload_bundle.device_code(code, wanted["arch"]))
+        artifact = Artifact(
+            job.config,
+            job.digest,
+            symbol="run",
+            registers=max(k.registers for k in kernels),
+            spills=max(k.spills for k in kernels),
+            shared=max(k.shared for k in kernels),
+            threads=job.config.num_warps * ck_instances.WAVE,
+            launch={"parameters": [list(p) for p in wanted["parameters"]]},
+        )
+        reason = f"LDS {artifact.shared} > {wanted['lds']} bytes" if artifact.shared > wanted["lds"] else ""
+        if artifact.spills > _MOST_SCRATCH:
+            reason = f"{artifact.spills} bytes of scratch a thread: whole arrays, not registers spilled"
+        if reason:
+            return replace(artifact, status="out_of_resources", reason=reason), b"", ""
+        return artifact, code, "kernel.so"
+
+    def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> HostLaunch:
+        numbers = _cpp_instances.leading(problem) | {"splits": artifact.config.split_k, "time_kernel": 0}
+        parameters = [(str(n), str(k)) for n, k in artifact.launch["parameters"]]
+        return _cpp_instances.host_call(artifact.path, parameters, numbers, "libamdhip64.so")
 
 
 def _headers() -> tuple[Path, ...]:
@@ -76,38 +156,6 @@ def _headers() -> tuple[Path, ...]:
         raise UnavailableError(f"{include} has CK's sources without ck/config.h: configure CK, or install it")
     said = f"CK_DIR names {chosen}, which" if chosen else f"CK_DIR is not set, and {' or '.join(map(str, places))}"
     raise UnavailableError(f"no headers of Composable Kernel: {said} lacks include/{_HEADER}")
-
-
-def refusal(problem: Problem, target: Target) -> str | None:
-    """Why no instance computes this problem, or None."""
-    scaled = any(e.operator == "*" for e in problem.extras)
-    outputs = ("bf16", "fp16") if problem.a.is_fp8 or scaled else _OUTPUTS.get(problem.dtype_a, ())
-    reason = _cpp_instances.refusal("CK", ARCHS, FAMILIES, outputs, problem, target)
-    if reason:
-        return reason
-    if problem.bias != "none" and problem.c.is_integer:
-        return "no bias on integers"
-    return None
-
-
-def configs(problem: Problem, target: Target, everything: bool = False) -> list[Config]:
-    """Configs to try, the predicted fastest first; none where no instance computes the problem.
-
-    Args:
-        problem, target: what and where.
-        everything: the whole space, not only what its ``limit`` lets through.
-    """
-    if refusal(problem, target):
-        return []
-    return _cpp_instances.configs("ck", problem, target, ck_instances.RULES, ck_instances.preference, everything)
-
-
-def check(config: Config, problem: Problem, target: Target) -> str | None:
-    """Why a config can't compute a problem, or None."""
-    if config.template not in TEMPLATES:
-        return f"CK has no template {config.template}; there are {', '.join(TEMPLATES)}"
-    reasons = (rule.check(config, problem, target) for rule in ck_instances.RULES)
-    return refusal(problem, target) or next(filter(None, reasons), None)
 
 
 def _parameters(problem: Problem) -> list[tuple[str, str]]:
@@ -145,7 +193,7 @@ def source(config: Config, problem: Problem) -> str:
         header, device = "device_gemm_multiple_d_xdl_cshuffle_v3.hpp", "DeviceGemmMultiD_Xdl_CShuffle_V3"
     else:
         header, device = "device_gemm_xdl_cshuffle_v3.hpp", "DeviceGemm_Xdl_CShuffleV3"
-    return _cpp_instances.render(
+    return render_cpp(
         "ck/mx.j2" if config.template == "mx" else "ck/xdl.j2",
         name=_cpp_instances.at_run_time(config, _RUN_TIME).name,
         formula="A @ B" + "".join(f" {e.operator} {e.name}" for e in problem.extras if e.operator),
@@ -156,69 +204,3 @@ def source(config: Config, problem: Problem) -> str:
         signature=_cpp_instances.signature(_parameters(problem)),
         **values,
     )
-
-
-def job(config: Config, problem: Problem, target: Target, module: str) -> CompileJob:
-    """What to compile for one config.
-
-    Args:
-        config: the candidate.
-        problem: gives dtypes, layouts, the widest vectors its sizes allow and which sides need guarding.
-        target: architecture.
-        module: unused; an instance is a source of its own.
-
-    Raises:
-        InputError: the config can't compute the problem.
-        UnavailableError: no headers, or nothing to compile them with.
-    """
-    folders, compiler = _headers(), hip_compiler.compiler(target.name)
-    options = [*_OPTIONS, *(["-DCK_USE_OCP_FP8=1"] if target.fp8 == "fn" else [])]
-    identity = {
-        "backend": "ck",
-        "arch": target.name,
-        "lds": target.lds_bytes,
-        "source": source(config, problem),
-        "options": options,
-        "compiler": compiler.version,
-        "headers": _cpp_instances.fingerprint(folders[0] / _HEADER, folders[-1] / "ck/config.h"),
-        "parameters": _parameters(problem),
-    }
-    return CompileJob(config, identity, {"folders": [str(f) for f in folders]})
-
-
-def build(job: CompileJob) -> tuple[Artifact, bytes, str]:
-    """Compile one instance: the Built, the shared library, its file name.
-
-    Raises:
-        InputError: the compiler refuses it.
-        UnavailableError: no compiler.
-    """
-    wanted = job.identity
-    compiler = hip_compiler.compiler(wanted["arch"])
-
-    options = (*wanted["options"], *(f"-I{f}" for f in job.payload["folders"]))
-    code = compiler.library(wanted["source"], options, COMPILE_SECONDS)
-    kernels = code_object.read(offload_bundle.device_code(code, wanted["arch"]))
-    built = Artifact(
-        job.config,
-        job.digest,
-        symbol="run",
-        registers=max(k.registers for k in kernels),
-        spills=max(k.spills for k in kernels),
-        shared=max(k.shared for k in kernels),
-        threads=job.config.num_warps * ck_instances.WAVE,
-        launch={"parameters": [list(p) for p in wanted["parameters"]]},
-    )
-    reason = f"LDS {built.shared} > {wanted['lds']} bytes" if built.shared > wanted["lds"] else ""
-    if built.spills > _MOST_SCRATCH:
-        reason = f"{built.spills} bytes of scratch a thread: whole arrays, not registers spilled"
-    if reason:
-        return replace(built, status="out_of_resources", reason=reason), b"", ""
-    return built, code, "kernel.so"
-
-
-def launch(built: Artifact, problem: Problem, target: Target) -> HostLaunch:
-    """The call that runs a built config on one problem."""
-    numbers = _cpp_instances.leading(problem) | {"splits": built.config.split_k, "time_kernel": 0}
-    parameters = [(str(n), str(k)) for n, k in built.launch["parameters"]]
-    return _cpp_instances.host_call(built.path, parameters, numbers, "libamdhip64.so")

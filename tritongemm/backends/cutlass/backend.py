@@ -6,22 +6,25 @@ import ctypes
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.cutlass import instances as cutlass_instances
+from tritongemm.codegen.cpp import render_cpp
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.launch import HostLaunch
 from tritongemm.core.problem import Problem
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.compilers import toolchain
 from tritongemm.hip_ext.libraries import wheel_folders
+from tritongemm.plugins.contracts import BuildInputs, Capabilities, KernelBackend
 
-COMPILE_SECONDS = 600.0
 ARCHS = ("sm90",)
 TEMPLATES = {  # mainloop, epilogue, scheduler
     "single": ("KernelTmaWarpSpecialized", "TmaWarpSpecialized", "PersistentScheduler"),
@@ -52,14 +55,103 @@ _PARAMETERS = [
 ]
 
 
-def unavailable() -> str | None:
-    """Why CUTLASS's kernels can't be used here, or None."""
-    try:
-        _headers()
-        _nvcc()
-    except UnavailableError as error:
-        return str(error)
-    return None
+class CutlassBackend(KernelBackend):
+    """Instances of CUTLASS's warp-specialised GEMM, compiled by nvcc."""
+
+    summary = "instances of CUTLASS, which take minutes to compile"
+    compile_limit_s = 600.0
+    has_plans = False  # only launches of HIP's host code can be recorded
+    capabilities = Capabilities(archs=ARCHS)
+
+    def available(self) -> Support:
+        """Whether CUTLASS's headers and nvcc are here."""
+        try:
+            _headers()
+            _nvcc()
+        except UnavailableError as error:
+            return Support(str(error))
+        return SUPPORTED
+
+    def _supports(self, problem: Problem, target: Target) -> Support:
+        dtypes = _cpp_instances.check_dtypes(problem, _OUTPUTS.get(problem.dtype_a, ()))
+        if not dtypes:
+            return dtypes
+        if problem.a.is_fp8 and problem.layout != "TN":
+            return Support(f"eight-bit operands must be contiguous along K (TN), not {problem.layout}")
+        sizes = _cpp_instances.leading(problem)
+        for name, dtype in (("lda", problem.a), ("ldb", problem.b), ("ldc", problem.c)):
+            if sizes[name] * dtype.bytes % _ALIGN:
+                return Support(f"{name} {sizes[name]}: rows must start at multiples of {_ALIGN} bytes")
+        return SUPPORTED
+
+    def _candidates(
+        self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
+    ) -> Iterable[Config]:
+        rules, preference = cutlass_instances.RULES, cutlass_instances.preference
+        return _cpp_instances.rank_configs(self.name, problem, target, rules, preference, everything)
+
+    def _has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
+        return super()._has_candidates(problem, target, inputs) and self.available()
+
+    def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
+        if config.template not in TEMPLATES:
+            return Support(f"CUTLASS has no template {config.template}; there are {', '.join(TEMPLATES)}")
+        if config.split_k > 1 and config.template != "stream_k":
+            return Support(f"{config.template} does not share tiles; stream_k does")
+        needed = [rule for rule in cutlass_instances.RULES if rule.name == "warp_groups"]
+        return _cpp_instances.check_rules(needed, config, problem, target)
+
+    def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
+        possible = self.check(config, problem, target)
+        if not possible:
+            raise InputError(f"{config.name} can't compute {problem.key} on {target.name}: {possible}")
+        include = _headers()
+        identity = {
+            "backend": "cutlass",
+            "arch": target.name,
+            "lds": target.lds_bytes,
+            "source": source(config, problem, target),
+            "options": list(_OPTIONS),
+            "compiler": _version(),
+            "headers": _cpp_instances.fingerprint(include / _HEADER, include / "cutlass/version.h"),
+            "parameters": _parameters(problem),
+        }
+        return CompileJob(config, identity, {"include": str(include)})
+
+    def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:
+        wanted = job.identity
+        with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
+            file, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.so"
+            file.write_text(wanted["source"])
+            command = [_nvcc(), *wanted["options"], "-I", job.payload["include"], "-shared", "-Xcompiler", "-fPIC"]
+            said = toolchain.run([*command, str(file), "-o", str(out)], self.compile_limit_s)
+            shared: int = ctypes.CDLL(str(out)).shared_bytes()  # dynamic: the assembler does not know of it
+            code = out.read_bytes()
+        spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", said)]
+        artifact = Artifact(
+            job.config,
+            job.digest,
+            symbol="run",
+            registers=max((int(n) for n in re.findall(r"Used (\d+) registers", said)), default=0),
+            spills=max(spills, default=0),
+            shared=shared,
+            threads=job.config.num_warps * 32,
+            launch={"parameters": [list(p) for p in wanted["parameters"]]},
+        )
+        return artifact, code, "kernel.so"
+
+    def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> HostLaunch:
+        config = artifact.config
+        workspace = _workspace(config, problem) if config.template == "stream_k" else 0
+        numbers = _cpp_instances.leading(problem) | {
+            "splits": config.split_k,
+            "workspace_bytes": workspace,
+            "sm_count": target.compute_units,
+            "swizzle": config.group_m,
+            "raster": config.option("raster"),
+        }
+        parameters = [(str(n), str(k)) for n, k in artifact.launch["parameters"]]
+        return _cpp_instances.host_call(artifact.path, parameters, numbers)
 
 
 def _headers() -> Path:
@@ -97,44 +189,6 @@ def _version() -> str:
     return toolchain.first_line([_nvcc(), "--version"])
 
 
-def refusal(problem: Problem, target: Target) -> str | None:
-    """Why no instance computes this problem, or None."""
-    reason = _cpp_instances.refusal("CUTLASS", ARCHS, ("dense",), _OUTPUTS.get(problem.dtype_a, ()), problem, target)
-    if reason:
-        return reason
-    if problem.a.is_fp8 and problem.layout != "TN":
-        return f"eight-bit operands must be contiguous along K (TN), not {problem.layout}"
-    sizes = _cpp_instances.leading(problem)
-    for name, dtype in (("lda", problem.a), ("ldb", problem.b), ("ldc", problem.c)):
-        if sizes[name] * dtype.bytes % _ALIGN:
-            return f"{name} {sizes[name]}: rows must start at multiples of {_ALIGN} bytes"
-    return None
-
-
-def configs(problem: Problem, target: Target, everything: bool = False) -> list[Config]:
-    """Configs to try, the predicted fastest first; none where no instance computes the problem.
-
-    Args:
-        problem, target: what and where.
-        everything: the whole space, not only what its ``limit`` lets through.
-    """
-    if refusal(problem, target):
-        return []
-    return _cpp_instances.configs(
-        "cutlass", problem, target, cutlass_instances.RULES, cutlass_instances.preference, everything
-    )
-
-
-def check(config: Config, problem: Problem, target: Target) -> str | None:
-    """Why a config can't compute a problem, or None."""
-    if config.template not in TEMPLATES:
-        return f"CUTLASS has no template {config.template}; there are {', '.join(TEMPLATES)}"
-    if config.split_k > 1 and config.template != "stream_k":
-        return f"{config.template} does not share tiles; stream_k does"
-    reasons = (rule.check(config, problem, target) for rule in cutlass_instances.RULES if rule.name == "warp_groups")
-    return refusal(problem, target) or next(filter(None, reasons), None)
-
-
 def _parameters(problem: Problem) -> list[tuple[str, str]]:
     return _PARAMETERS + ([("bias", "pointer")] if problem.bias != "none" else [])
 
@@ -161,7 +215,7 @@ def source(config: Config, problem: Problem, target: Target) -> str:
         if bias
         else "LinearCombination<OperandD, float, void, float>"
     )
-    return _cpp_instances.render(
+    return render_cpp(
         "cutlass/sm90.j2",
         name=_cpp_instances.at_run_time(config, _RUN_TIME).name,
         bias=bias,
@@ -180,81 +234,6 @@ def source(config: Config, problem: Problem, target: Target) -> str:
         swapped=swapped,
         signature=_cpp_instances.signature(_parameters(problem)),
     )
-
-
-def job(config: Config, problem: Problem, target: Target, module: str) -> CompileJob:
-    """What to compile for one config.
-
-    Args:
-        config: the candidate.
-        problem: gives dtypes and layouts.
-        target: architecture.
-        module: unused; an instance is a source of its own.
-
-    Raises:
-        InputError: the config can't compute the problem.
-        UnavailableError: no headers, or no nvcc.
-    """
-    reason = check(config, problem, target)
-    if reason:
-        raise InputError(f"{config.name} can't compute {problem.key} on {target.name}: {reason}")
-    include = _headers()
-    identity = {
-        "backend": "cutlass",
-        "arch": target.name,
-        "lds": target.lds_bytes,
-        "source": source(config, problem, target),
-        "options": list(_OPTIONS),
-        "compiler": _version(),
-        "headers": _cpp_instances.fingerprint(include / _HEADER, include / "cutlass/version.h"),
-        "parameters": _parameters(problem),
-    }
-    return CompileJob(config, identity, {"include": str(include)})
-
-
-def build(job: CompileJob) -> tuple[Artifact, bytes, str]:
-    """Compile one instance: the Built, the shared library, its file name.
-
-    Raises:
-        InputError: the compiler refuses it.
-        UnavailableError: no compiler.
-    """
-    wanted = job.identity
-
-    with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
-        file, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.so"
-        file.write_text(wanted["source"])
-        command = [_nvcc(), *wanted["options"], "-I", job.payload["include"], "-shared", "-Xcompiler", "-fPIC"]
-        said = toolchain.run([*command, str(file), "-o", str(out)], COMPILE_SECONDS)
-        shared: int = ctypes.CDLL(str(out)).shared_bytes()  # dynamic: the assembler does not know of it
-        code = out.read_bytes()
-    spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", said)]
-    built = Artifact(
-        job.config,
-        job.digest,
-        symbol="run",
-        registers=max((int(n) for n in re.findall(r"Used (\d+) registers", said)), default=0),
-        spills=max(spills, default=0),
-        shared=shared,
-        threads=job.config.num_warps * 32,
-        launch={"parameters": [list(p) for p in wanted["parameters"]]},
-    )
-    return built, code, "kernel.so"
-
-
-def launch(built: Artifact, problem: Problem, target: Target) -> HostLaunch:
-    """The call that runs a built config on one problem."""
-    config = built.config
-    workspace = _workspace(config, problem) if config.template == "stream_k" else 0
-    numbers = _cpp_instances.leading(problem) | {
-        "splits": config.split_k,
-        "workspace_bytes": workspace,
-        "sm_count": target.compute_units,
-        "swizzle": config.group_m,
-        "raster": config.option("raster"),
-    }
-    parameters = [(str(n), str(k)) for n, k in built.launch["parameters"]]
-    return _cpp_instances.host_call(built.path, parameters, numbers)
 
 
 def _workspace(config: Config, problem: Problem) -> int:

@@ -2,66 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tritongemm.core import settings
-from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
+from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 
-LABEL = "torch"
-CHOICE = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend=LABEL)  # what kernel it takes is its own affair
-
-
-def unavailable() -> str | None:
-    """Why PyTorch can't be used here, or None."""
-    return None if settings.version("torch") != "missing" else "the torch package is not installed"
+CHOICE = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend="torch")  # what kernel it takes is its own affair
 
 
-def enumerate(problem: Problem, operands: Operands, most: int = 0) -> list[Config]:
-    """PyTorch's one candidate, which only a run without any other needs; none where it has no GEMM for the problem."""
-    return [CHOICE] if operation(problem, operands) else []
+class TorchBackend(LibraryBackend):
+    """PyTorch as its users call it."""
 
+    summary = "PyTorch itself, which races anyway; alone it is measured as the candidate"
+    baseline = True
+    capabilities = Capabilities(scales=("epilogue",))
 
-def operation(problem: Problem, operands: Operands, config: Config | None = None) -> Callable[[], object] | None:
-    """A call that computes C as a user of PyTorch would, or None where PyTorch has no GEMM for the problem.
+    def available(self) -> Support:
+        """Whether PyTorch is installed."""
+        return SUPPORTED if settings.version("torch") != "missing" else Support("the torch package is not installed")
 
-    Args:
-        problem: dtypes, layouts and bias.
-        operands: C is written; without a config the fp8 and int8 paths allocate theirs, as they do for a user.
-        config: PyTorch chooses for itself, whatever it says.
-    """
-    import torch
+    def _supports(self, problem: Problem, target: Target) -> Support:
+        return SUPPORTED if function(problem) else Support("PyTorch has no function for these types and sizes")
 
-    a, b, c, bias = operands["a"], operands["b"], operands["c"], operands.get("bias")
-    row = bias if problem.bias == "n" else None
-    column = bias[:, None] if bias is not None and problem.bias == "m" else None
-    name = function(problem)
-    factors = [operands[e.name] for e in problem.extras if e.operator == "*"]
-    if name == "_scaled_mm":
-        one = torch.ones((), device=a.device)
-        of_a, of_b = (factors[0][:, None], factors[1][None, :]) if factors else (one, one)
-        left = a if problem.row_major_a else a.contiguous()
-        right = b.T.contiguous().T if problem.row_major_b else b
-        out, given = c.dtype, {"out": c} if config else {}
-        return lambda: torch._scaled_mm(left, right, of_a, of_b, bias=row, out_dtype=out, **given)
-    if name == "_int_mm":
-        return (lambda: torch._int_mm(a, b, out=c)) if config else (lambda: torch._int_mm(a, b))
-    if name == "addmm":
-        added = row if row is not None else column
-        return lambda: torch.addmm(added, a, b, out=c)
-    return (lambda: torch.mm(a, b, out=c)) if name else None
+    def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
+        """PyTorch's one candidate, which only a run without any other needs."""
+        return [CHOICE] if self.operation(problem, operands) else []
 
+    def operation(
+        self, problem: Problem, operands: Operands, config: Config | None = None
+    ) -> Callable[[], object] | None:
+        """A call that computes C as a user of PyTorch would, or None where PyTorch has no GEMM for the problem.
 
-def launch(built: Artifact, problem: Problem, target: Target) -> None:
-    """None: `operation` launches."""
+        Args:
+            problem: dtypes, layouts and bias.
+            operands: C is written; without a config the fp8 and int8 paths allocate theirs, as they do for a user.
+            config: PyTorch chooses for itself, whatever it says.
+        """
+        import torch
+
+        a, b, c, bias = operands["a"], operands["b"], operands["c"], operands.get("bias")
+        row = bias if problem.bias == "n" else None
+        column = bias[:, None] if bias is not None and problem.bias == "m" else None
+        name = function(problem)
+        factors = [operands[e.name] for e in problem.extras if e.operator == "*"]
+        if name == "_scaled_mm":
+            one = torch.ones((), device=a.device)
+            of_a, of_b = (factors[0][:, None], factors[1][None, :]) if factors else (one, one)
+            left = a if problem.row_major_a else a.contiguous()
+            right = b.T.contiguous().T if problem.row_major_b else b
+            out, given = c.dtype, {"out": c} if config else {}
+            return lambda: torch._scaled_mm(left, right, of_a, of_b, bias=row, out_dtype=out, **given)
+        if name == "_int_mm":
+            return (lambda: torch._int_mm(a, b, out=c)) if config else (lambda: torch._int_mm(a, b))
+        if name == "addmm":
+            added = row if row is not None else column
+            return lambda: torch.addmm(added, a, b, out=c)
+        return (lambda: torch.mm(a, b, out=c)) if name else None
+
+    def torch_function(self, problem: Problem) -> str:
+        """`function` where it reads the operands as they are, so that a generated module can call it; else ""."""
+        name = function(problem)
+        as_they_are = name != "_scaled_mm" or (problem.row_major_a and not problem.row_major_b)
+        return name if as_they_are else ""
 
 
 def function(problem: Problem) -> str:
     """PyTorch's function for a problem: ``mm``, ``addmm``, ``_int_mm`` or ``_scaled_mm``; "" where it has none."""
-    if problem.order_b != PLAIN:
+    if problem.order_b != PLAIN or any(spec.applied == "mainloop" for spec in problem.extras):
         return ""
     if problem.a.is_fp8:
         # cuBLASLt reads fp8 as row-major A times column-major B only.
@@ -75,10 +87,3 @@ def function(problem: Problem) -> str:
     if len({problem.dtype_a, problem.dtype_b, problem.dtype_c}) != 1:
         return ""
     return "mm" if problem.bias == "none" else "addmm"
-
-
-def in_module(problem: Problem) -> str:
-    """`function` where it reads the operands as they are, so that a generated module can call it; else ""."""
-    name = function(problem)
-    as_they_are = name != "_scaled_mm" or (problem.row_major_a and not problem.row_major_b)
-    return name if as_they_are else ""

@@ -7,21 +7,31 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from functools import cache
-from math import gcd
+from math import gcd, lcm
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tritongemm.codegen import geometry, render, template_facts
+from tritongemm.backends._code_files import CODE_FILES
 from tritongemm.codegen import geometry as geometry_module
+from tritongemm.codegen import modules, render, template_facts
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.config import Config
+from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.space import Space
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object
+from tritongemm.plugins.contracts import BuildInputs, Capabilities, SearchedBackend
+from tritongemm.search import space as search_space
+from tritongemm.search.cost_model import model as cost_model
+from tritongemm.search.pruning import prune
 
 SIZES = ("M", "N", "K", "stride_a", "stride_b", "stride_c")
 NUMBERS = (*SIZES, "GROUP_M")
@@ -29,12 +39,129 @@ NUMBERS = (*SIZES, "GROUP_M")
 # debugging code at its end.
 OPTIONS = {"enable_fp_fusion": True, "sanitize_overflow": False}
 _SMALL = 2**31  # bytes that an offset of 32 bits reaches: a buffer instruction's
+_MOST_WORKGROUPS = 2**31 - 1  # of one launch along x, where all kernels have their tiles
+_MANIFEST_SIZES = ("m", "n", "k", "lda", "ldb", "ldc", "group_m")  # parameters after the operands, as manifests name them
+_GPU_TARGETS = {  # by vendor: what Triton calls the architecture
+    "nvidia": lambda arch: ("cuda", int(arch[2:])),
+    "amd": lambda arch: ("hip", arch),
+}
 _ALIGN = 16  # bytes a base address is a multiple of, and the most elements a size is known to be a multiple of
 
 
-def unavailable() -> str | None:
-    """Why Triton can't be used here, or None."""
-    return None if settings.version("triton") != "missing" else "the triton package is not installed"
+class TritonBackend(SearchedBackend):
+    """Kernels rendered from templates with a search space, compiled by Triton."""
+
+    summary = "kernels generated here and compiled by Triton, which a strategy searches"
+    has_manifest_rows = True
+    capabilities = Capabilities(scales=("epilogue",))
+
+    def available(self) -> Support:
+        """Whether Triton is installed."""
+        return SUPPORTED if settings.version("triton") != "missing" else Support("the triton package is not installed")
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        """All configs of a problem, before pruning."""
+        return search_space.space(problem, target)
+
+    def _supports(self, problem: Problem, target: Target) -> Support:
+        if self.space(problem, target).axes:
+            return SUPPORTED
+        return Support(f"no kernel template that {target.name} runs has such operands")
+
+    def _candidates(
+        self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
+    ) -> Iterable[Config]:
+        kept = prune.prune(self.space(problem, target), problem, target).kept
+        return cost_model.rank(kept, problem, target).configs
+
+    def _has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
+        return SUPPORTED  # pruning leaves some of every space that is not empty
+
+    def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
+        template_facts.kernel_template(config.template)
+        axes = self.space(problem, target).axes
+        usable = [a.template for a in axes]
+        if config.template not in usable:
+            return Support(f"{target.name} does not run template {config.template}; only {', '.join(usable)}")
+        fault = template_facts.fault(config, {name for a in axes for name, _ in a.values[len(AXES) :]})
+        return Support(fault) if fault else _check_grid(config, problem, target)
+
+    def write_candidates(self, problem: Problem, configs: Sequence[Config], target: Target, folder: Path) -> Path:
+        """Write the module that holds the kernels of these configs; its path."""
+        return modules.write_candidates(problem, configs, target, folder)
+
+    def write_winner(self, record: Record, target: Target, folder: Path) -> Path:
+        """Write a record's kernel as a module to take away; its path."""
+        return modules.write_winner(record, target, folder)
+
+    def interpreted(self, config: Config) -> Support:
+        """Whether Triton's interpreter can run a config's kernel."""
+        if template_facts.kernel_template(config.template).interpreted:
+            return SUPPORTED
+        return Support(f"Triton's interpreter can't run template {config.template}")
+
+    def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
+        identity = {
+            "backend": "triton",
+            "triton": settings.version("triton"),
+            "arch": target.name,
+            "wave": target.wave_size,
+            "lds": target.lds_bytes,
+            "source": render.kernel_source(problem, config.template, target),
+            "constants": geometry_module.constants(config, problem),
+            "options": template_facts.compiler_options(config),
+            "signature": signature(config, problem),
+            "divisors": divisors(problem),
+            "small": small(config, problem, target),
+        }
+        return CompileJob(config, identity, {"module": str(inputs.module or ""), "vendor": target.vendor})
+
+    def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:
+        return _compile_with_triton(job)
+
+    def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch:
+        return _make_launch(artifact, problem, target)
+
+    def manifest_row(self, record: Record, launch: Launch, target: Target) -> dict[str, Any] | Support:
+        """A tuned kernel as a row of a manifest of assembly kernels, without its object's name; or why it can't be told."""
+        problem, config = record.problem, record.config
+        if any(p.kind == "tma" for p in launch.params):
+            return Support("it takes tensor maps, which a manifest can't describe")
+        if problem.bias == "m":
+            return Support("a bias along M, which manifests have no word for")
+        tiles = template_facts.kernel_template("tile").grid
+        if template_facts.kernel_template(config.template).grid != tiles or launch.cluster > 1:
+            return Support(f"the grid of template {config.template} is not its tiles and splits")
+        order = [*template_facts.operands(problem), *_MANIFEST_SIZES]
+        order += ["null"] * (len(launch.params) - len(order))  # Triton's own scratch
+        # What the compiler was told of the sizes holds for every size the kernel may compute.
+        known = divisors(problem)
+        depth = lcm(known.get("K", 1), config.block_k if problem.k % config.block_k == 0 else 1)
+        return {
+            "knl_name": launch.symbol,
+            "tile_m": config.block_m,
+            "tile_n": config.block_n,
+            "subK": config.block_k,
+            "bias": int(problem.bias == "n"),
+            "layout": " ".join(order),
+            "grid": "mn,k",
+            "lds": launch.shared,
+            "threads": launch.block[0],
+            "split": config.split_k,
+            "group_m": config.group_m,
+            "dtypes": problem.dtypes,
+            "trans": problem.layout,
+            "multiple": f"{known.get('M', 1)}/{known.get('N', 1)}/{depth}",
+            "small": " ".join(p.removesuffix("_ptr") for p in small(config, problem, target)),
+        }
+
+
+def _check_grid(config: Config, problem: Problem, target: Target) -> Support:
+    """Whether a launch can have the workgroups that a kernel wants."""
+    most = max(geometry_module.geometry(config, problem, target.compute_units).grid)
+    if most <= _MOST_WORKGROUPS:
+        return SUPPORTED
+    return Support(f"{most} workgroups, of which a launch has at most {_MOST_WORKGROUPS}")
 
 
 def strides(problem: Problem) -> tuple[int, int, int]:
@@ -78,7 +205,7 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
     types = {"a": problem.a.triton, "b": problem.b.triton, "c": problem.c.triton, "bias": problem.bias_dtype.triton}
     types |= {e.name: e.dtype.triton for e in problem.extras}
     types |= {"workspace": accumulator, "semaphore": "i32"}
-    blocks = geometry.geometry(config, problem, 1).descriptors
+    blocks = geometry_module.geometry(config, problem, 1).descriptors
     result = {}
     for parameter, (name, descriptor) in template_facts.arguments(template, problem).items():
         if descriptor:
@@ -87,31 +214,6 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
         else:
             result[parameter] = f"*{types[name]}"
     return result | dict.fromkeys(NUMBERS, "i32")
-
-
-def job(config: Config, problem: Problem, target: Target, module: str) -> CompileJob:
-    """What to compile for one config.
-
-    Args:
-        config: the candidate.
-        problem: gives dtypes, layouts and which sizes are multiples of 16; its sizes themselves do not matter.
-        target: architecture.
-        module: path of a generated module that holds the config's kernel.
-    """
-    identity = {
-        "backend": "triton",
-        "triton": settings.version("triton"),
-        "arch": target.name,
-        "wave": target.wave_size,
-        "lds": target.lds_bytes,
-        "source": render.kernel_source(problem, config.template, target),
-        "constants": geometry.constants(config, problem),
-        "options": template_facts.compiler_options(config),
-        "signature": signature(config, problem),
-        "divisors": divisors(problem),
-        "small": small(config, problem, target),
-    }
-    return CompileJob(config, identity, {"module": module})
 
 
 @cache
@@ -140,8 +242,8 @@ def _gluon_source(kernel: Any, types: dict[str, str], constants: dict[str, Any],
     return GluonASTSource(kernel, {n: typed(t) for n, t in types.items()}, constants, attributes)
 
 
-def build(job: CompileJob) -> tuple[Artifact, bytes, str]:
-    """Compile one job in this process: the Built, the code object, its file name."""
+def _compile_with_triton(job: CompileJob) -> tuple[Artifact, bytes, str]:
+    """Compile one job in this process: the artifact, the code object, its file name."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -155,9 +257,8 @@ def build(job: CompileJob) -> tuple[Artifact, bytes, str]:
     attributes = {(kernel.arg_names.index(n),): [["tt.divisibility", d]] for n, d in multiples.items()}
     for name in wanted["small"]:
         attributes[(kernel.arg_names.index(name),)].append(["tt.pointer_range", 32])
-    arch = wanted["arch"]
-    cuda = arch.startswith("sm")
-    target = GPUTarget("cuda" if cuda else "hip", int(arch[2:]) if cuda else arch, wanted["wave"])
+    vendor = job.payload["vendor"]
+    target = GPUTarget(*_GPU_TARGETS[vendor](wanted["arch"]), wanted["wave"])
     source = _gluon_source if getattr(kernel, "is_gluon", bool)() else ASTSource
     # Triton's own cache would keep every intermediate form of every candidate.
     scratch = tempfile.mkdtemp(prefix="tritongemm-")
@@ -170,8 +271,8 @@ def build(job: CompileJob) -> tuple[Artifact, bytes, str]:
             )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    suffix = "cubin" if cuda else "hsaco"
-    code: bytes = compiled.asm[suffix]
+    file = CODE_FILES[vendor]
+    code: bytes = compiled.asm[file.rpartition(".")[2]]
     found = code_object.read(code)[0]
     meta = compiled.metadata
     shared = max(int(meta.shared), found.shared)
@@ -196,15 +297,15 @@ def build(job: CompileJob) -> tuple[Artifact, bytes, str]:
     scratch_bytes = int(getattr(meta, "global_scratch_size", 0) or 0)
     if scratch_bytes:
         return _rejected(built, f"needs {scratch_bytes} bytes of global scratch for each program"), b"", ""
-    return built, code, f"kernel.{suffix}"
+    return built, code, file
 
 
 def _rejected(built: Artifact, reason: str) -> Artifact:
     return Artifact(**{**built.__dict__, "status": "out_of_resources", "reason": reason})
 
 
-def launch(built: Artifact, problem: Problem, target: Target) -> Launch:
-    """The launch of a built config on one problem."""
+def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
+    """The launch of a compiled config on one problem."""
     config = built.config
     geometry = geometry_module.geometry(config, problem, target.compute_units)
     lead = dict(zip("abc", strides(problem), strict=True))

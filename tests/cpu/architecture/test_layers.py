@@ -1,0 +1,129 @@
+"""Imports go down the table of docs/architecture.md: deferred ones, those for types and roles of children too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+
+from tests.cpu.architecture.known import check
+from tests.cpu.architecture.source_tree import DOOR_LINES, FILES, HOME, PACKAGE, imports, place
+
+LEVELS = {
+    "core": 0,
+    "workers": 1,
+    "hip_ext": 1,
+    "search_spaces": 1,
+    "plugins": 1,
+    "templates": 1,
+    "numerics": 2,
+    "codegen": 3,
+    "runtime": 3,
+    "search": 4,
+    "build": 5,
+    "backends": 5,
+    "formats": 5,
+    "measure": 6,
+    "workloads": 6,
+    "results": 6,
+    "export": 6,
+    "tuning": 7,
+    "serve": 7,
+    "report": 7,
+    "cli": 8,
+}
+
+ALLOWED = {
+    "core": set(),
+    "workers": {"core"},
+    "hip_ext": {"core"},
+    "search_spaces": {"core"},
+    "plugins": {"core"},
+    "templates": set(),
+    "numerics": {"core", "plugins"},
+    "codegen": {"core", "plugins", "numerics"},
+    "runtime": {"core", "hip_ext", "search_spaces"},
+    "search": {"core", "plugins", "numerics", "codegen", "search_spaces"},
+    "build": {"core", "plugins", "workers", "codegen"},
+    "backends": {"core", "plugins", "numerics", "codegen", "search", "search_spaces", "hip_ext", "runtime"},
+    "formats": {"core", "plugins"},
+    "measure": {"core", "plugins", "workers", "hip_ext", "runtime", "numerics", "codegen", "search"},
+    "workloads": {"core", "plugins", "formats"},
+    "results": {"core", "plugins", "formats"},
+    "export": {"core", "plugins", "workers", "hip_ext", "runtime", "numerics", "codegen", "search", "build"},
+    "tuning": {
+        *("core", "plugins", "workers", "codegen", "search", "build", "measure", "results", "workloads", "formats"),
+    },
+    "serve": {"core", "plugins", "hip_ext", "runtime", "numerics", "search_spaces", "build", "formats", "workloads"},
+    "report": {"core", "results"},
+    "cli": set(LEVELS) - {"cli"},
+}
+
+HEAVY = ("jinja2", "joblib", "scipy", "rich", "triton", "yaml")  # what serving a call does without
+DOORS = ("tune", "export", "launch_plan")  # of `python -m tritongemm.…`
+
+
+def test_the_table_goes_down() -> None:
+    assert LEVELS.keys() == ALLOWED.keys()
+    assert len(set(LEVELS.values())) <= 9
+    assert not {(a, b) for a, others in ALLOWED.items() for b in others if LEVELS[a] <= LEVELS[b]}
+
+
+def test_every_package_is_in_the_table() -> None:
+    packages = {place(name) for name, path in FILES.items() if path.parent != HOME}
+    assert packages == LEVELS.keys(), "docs/architecture.md has the table of packages"
+
+
+def test_the_first_level_is_short() -> None:
+    modules = {path for path in HOME.glob("*.py") if len(path.read_text().splitlines()) > DOOR_LINES}
+    packages = {path for path in HOME.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert len(modules | packages) <= 24, sorted(path.name for path in modules | packages)
+
+
+def test_imports_go_down() -> None:
+    offenders = []
+    for module in FILES:
+        own = place(module) if place(module) in LEVELS else "cli"  # the doors
+        allowed = {"serve"} if module == PACKAGE else {*ALLOWED[own], own}
+        offenders += [str(line) for line in imports(module) if place(line.imported) not in {*allowed, PACKAGE}]
+    check("imports go down", offenders, "the table in docs/architecture.md does not allow these imports")
+
+
+def test_imports_have_no_cycles() -> None:
+    graph = {module: {line.imported for line in imports(module)} for module in FILES}
+    assert len(graph) > 100 and "tritongemm.core.config" in graph["tritongemm.core.trial"]
+    cycles = []
+    while True:
+        try:
+            TopologicalSorter(graph).prepare()
+            break
+        except CycleError as error:  # found one at a time: cut it to find the next
+            first, second = error.args[1][1], error.args[1][0]
+            cycles.append(" -> ".join(_from_the_least(error.args[1][:-1][::-1])))
+            graph[first].discard(second)
+    check("no import cycles", cycles, "see docs/architecture.md; each line is a cycle of imports")
+
+
+def _from_the_least(cycle: list[str]) -> list[str]:
+    start = cycle.index(min(cycle))
+    turned = cycle[start:] + cycle[:start]
+    return [*turned, turned[0]]
+
+
+def test_serving_imports_nothing_heavy() -> None:
+    """Importing all that serves a call, and PyTorch, brings none of what only tuning needs."""
+    modules = sorted(name for name in FILES if place(name) == "serve")
+    code = f"import sys, {', '.join(modules)}\nprint([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_door_opens() -> None:
+    """`python -m` finds the command: a package of the same name would hide a module."""
+    shut = []
+    for door in DOORS:
+        command = [sys.executable, "-m", f"tritongemm.{door}", "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if done.returncode or "usage:" not in done.stdout:
+            shut.append(f"python -m tritongemm.{door}")
+    check("every door opens", shut, "these answer no --help")

@@ -1,0 +1,151 @@
+"""What holds for every source file: short, names that mean one thing, the environment read in one place."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cpu.architecture.known import check
+from tests.cpu.architecture.source_tree import FILES, HOME, PACKAGE, syntax, tracked_files
+from tests.support import ROOT
+
+LINKS = ("codegen", "hip_ext", "search_spaces", "templates")  # folders of the repository that the package links to
+MAX_LINES = 400
+BENCHMARKS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_"))
+TEXTS = (".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".c", ".cpp", ".sh", "")  # suffixes of files that people read
+
+# getattr and hasattr with a constant name that ask no plug-in, each with the reason.
+_OLDER = "the attribute is there in some of the supported versions of Triton alone"
+PROBES = {
+    "backends.triton.backend: getattr(kernel, 'is_gluon', bool)": _OLDER,
+    "backends.triton.backend: getattr(meta, 'global_scratch_size', 0)": _OLDER,
+    "backends.triton.backend: getattr(meta, 'num_ctas', 1)": _OLDER,
+    "backends.triton.backend: getattr(meta, 'tensordesc_meta', None)": _OLDER,
+    "formats._yaml_rows: getattr(error, 'problem', None)": "only some of PyYAML's errors say what is wrong",
+    "formats._yaml_rows: getattr(error, 'problem_mark', None)": "only some of PyYAML's errors know the line",
+    "plugins.contracts: getattr(member, '__isabstractmethod__', False)": "abc marks abstract methods so, and no others",
+    "plugins.registry: hasattr(module, '__path__')": "Python tells a package from a module by it",
+}
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_files_are_short() -> None:
+    every = {*FILES.values(), *tracked_files("tests", "benchmarks")}
+    long = [f"{_short(path)}" for path in every if len(path.read_text().splitlines()) > MAX_LINES]
+    check("files are short", long, f"split them: more than {MAX_LINES} lines")
+
+
+def test_class_names_are_unique() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, path in FILES.items():
+        for node in ast.walk(syntax(path)):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module.removeprefix(f"{PACKAGE}."))
+    assert len(homes) > 100
+    shared = [f"{name}: {', '.join(sorted(modules))}" for name, modules in homes.items() if len(modules) > 1]
+    hidden = [f"{name}: {', '.join(modules)}" for name, modules in homes.items() if hasattr(builtins, name)]
+    check("class names are unique", [*shared, *hidden], "a name has one meaning in the project (docs/glossary.md)")
+
+
+def test_the_environment_is_read_in_one_file() -> None:
+    """The others may hand it on to a child as a whole."""
+    readers = {
+        name
+        for name, path in FILES.items()
+        for node in ast.walk(syntax(path))
+        if (isinstance(node, ast.Attribute) and node.attr in ("getenv", "environb"))
+        or (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os.environ")
+        or (isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ")
+    }
+    assert readers == {"tritongemm.core.settings"}
+
+
+def _outside_modules(tree: ast.Module) -> set[str]:
+    """Names under which a file imports packages that are not the project's."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {(a.asname or a.name).split(".")[0] for a in node.names if not a.name.startswith(PACKAGE)}
+    return found
+
+
+def _probes(path: Path) -> Iterator[str]:
+    """Calls of getattr and hasattr with a constant name, but on a package from outside the project."""
+    outside = _outside_modules(syntax(path))
+    for node in ast.walk(syntax(path)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            continue
+        if node.func.id not in ("getattr", "hasattr") or not isinstance(node.args[1], ast.Constant):
+            continue
+        if ast.unparse(node.args[0]).split(".")[0] not in outside:
+            yield ast.unparse(node)
+
+
+def test_no_object_is_probed() -> None:
+    """A contract says what an object has."""
+    offenders = {
+        f"{module.removeprefix(f'{PACKAGE}.')}: {probe}"
+        for module, path in FILES.items()
+        if not module.startswith(f"{PACKAGE}.hip_ext")
+        for probe in _probes(path)
+    }
+    assert not PROBES.keys() - offenders, "take these out of PROBES: nobody writes them any more"
+    check("no object is probed", offenders - PROBES.keys(), "give it a typed attribute (docs/plugins)")
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_folder_of_the_repository_is_linked_into_the_package(name: str) -> None:
+    link = HOME / name
+    assert link.is_symlink() and link.resolve() == ROOT / name
+    assert importlib.import_module(f"{PACKAGE}.{name}").__file__ is not None
+
+
+def _climbs(node: ast.Attribute) -> bool:
+    """Whether it goes more than one folder up from a file of the project, or up from the repository."""
+    owner = ast.unparse(node.value)
+    own_file = re.search(r"(?<![\w.])(tritongemm\.)?__file__", owner)
+    if node.attr == "parents":
+        return bool(own_file) or owner in ("ROOT", "DATA", "FAKES")
+    return node.attr == "parent" and (owner in ("ROOT", "DATA", "FAKES") or bool(own_file and ".parent" in owner))
+
+
+def test_no_test_climbs_out_of_the_repository() -> None:
+    """Where the repository lies is said once, in tests/support; its data lie in it."""
+    climbs = set()
+    for path in {*tracked_files("tests")} - {ROOT / "tests" / "support" / "__init__.py"}:
+        for node in ast.walk(syntax(path)):
+            if isinstance(node, ast.Attribute) and _climbs(node):
+                climbs.add(f"{_short(path)}: {ast.unparse(node)}")
+    check("no test climbs out of the repository", climbs, "use ROOT and DATA of tests.support")
+
+
+def test_no_file_names_a_machine() -> None:
+    """The project speaks of itself alone: no path or host of the machine that somebody works on."""
+    machine = re.compile(r"(?<![\w.])/(work|root|mnt|Users/\w+|home/(?!nobody)\w+)/\w+|\b\w+\.internal\b")
+    offenders = set()
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    paths = [ROOT / line for line in listed.stdout.splitlines()] or tracked_files("tests", "benchmarks", "tritongemm")
+    for path in (p for p in paths if p.suffix in TEXTS and p.is_file()):
+        offenders |= {f"{_short(path)}: {found[0]}" for found in machine.finditer(path.read_text())}
+    check("no file names a machine", offenders, "say it so that it holds anywhere")
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda p: p.stem)
+def test_benchmarks_run_from_a_checkout(path: Path, tmp_path: Path) -> None:
+    """From any folder, without an install."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    command = [sys.executable, str(path), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr

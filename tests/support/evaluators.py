@@ -1,0 +1,95 @@
+"""One stand-in for a GPU that tests give to whatever needs an evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import RaceResult
+from tritongemm.core.trial import Trial
+from tritongemm.measure.choose import BASELINE_ENTRY
+from tritongemm.plugins import _modules as registry
+from tritongemm.plugins.contracts import Evaluator
+from tritongemm.search_spaces import loader as target_files
+
+
+def tile_rows_seconds(config: Config) -> float:
+    """As many microseconds as the tile has rows, and one more for a kernel of Triton's."""
+    return (config.block_m + (config.backend == "triton")) * 1e-6
+
+
+class FakeEvaluator(Evaluator):
+    """Times candidates by a function of their configs and finds every result right.
+
+    Args:
+        arch: target.
+        seconds: of one launch of a config.
+        timer: label of its clock.
+        baseline_seconds: of the baseline in a race; None where it does not take part.
+        fits: whether a problem's operands fit the device; a race of one that does not fit is refused.
+        on_trial: is given each trial of a screen after it was taken.
+
+    Attributes:
+        screened, raced: configs, in the order they were given; `raced` is of the last race.
+    """
+
+    def __init__(
+        self,
+        arch: str = "gfx942",
+        seconds: Callable[[Config], float] = tile_rows_seconds,
+        timer: str = "sundial",
+        baseline_seconds: float | None = None,
+        fits: Callable[[Problem], bool] = lambda problem: True,
+        on_trial: Callable[[Trial], None] = lambda trial: None,
+    ) -> None:
+        self.target = target_files.load_target(arch)
+        self.seconds, self.timer, self.baseline_seconds = seconds, timer, baseline_seconds
+        self.fits, self.on_trial = fits, on_trial
+        self.screened: list[Config] = []
+        self.raced: list[Config] = []
+
+    def start(self) -> None:
+        """Nothing has to start."""
+
+    def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
+        """A trial for each candidate that has a launch."""
+        for artifact in artifacts:
+            require_launch(self, problem, artifact)
+            self.screened.append(artifact.config)
+            trial = Trial(artifact.config, "ok", samples=(self.seconds(artifact.config),), timer=self.timer)
+            yield trial
+            self.on_trial(trial)
+
+    def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
+        """Every candidate is right."""
+        yield from self.race(problem, artifacts, "").trials
+
+    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str) -> RaceResult:
+        """Every candidate is right and takes part."""
+        if not self.fits(problem):
+            raise TritonGemmError("out of memory")
+        self.raced = [a.config for a in artifacts]
+        trials = [Trial(c, "ok", "", (self.seconds(c),), self.timer, "final", 0.0, 0.1) for c in self.raced]
+        samples = {t.config.name: t.samples for t in trials}
+        if self.baseline_seconds is not None:
+            samples[BASELINE_ENTRY] = (self.baseline_seconds,)
+        return RaceResult(tuple(trials), samples, True)
+
+    def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
+        """No library can be asked."""
+        raise TritonGemmError(f"{backend} lacks a symbol")
+
+    def describe(self, problem: Problem, config: Config) -> str:
+        """Nobody computed anything."""
+        return "by eye"
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+def require_launch(evaluator: FakeEvaluator, problem: Problem, artifact: Artifact) -> None:
+    """Have the backend make the launch, as a device would; what it raises is the candidate's fault."""
+    registry.load("backends", artifact.config.backend).launch(artifact, problem, evaluator.target)

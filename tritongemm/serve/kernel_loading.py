@@ -1,0 +1,113 @@
+"""Tuned records and a GPU → the kernels that it can launch: compiled where the cache lacks them, loaded, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.prepare import launches
+from tritongemm.core import settings
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.support import Support
+from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
+from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
+from tritongemm.runtime.loaded_kernels import HostLaunchedKernel, TunedKernel
+from tritongemm.serve import load_check, winners
+from tritongemm.serve.device_kernels import DeviceKernels
+from tritongemm.serve.record_table import RecordTable
+from tritongemm.serve.serving_device import ServingDevice, open_device
+from tritongemm.serve.torch_fallback import float32_precision
+from tritongemm.serve.torch_kernels import TorchKernels
+
+
+def load_device(index: int, records: RecordTable, former: DeviceKernels | None = None) -> DeviceKernels:
+    """The kernels that a GPU can launch for tuned records.
+
+    Args:
+        index: the GPU's number, as PyTorch counts.
+        records: the tuned records of all devices.
+        former: what the GPU could launch before, whose workspaces are kept where they are large enough.
+    """
+    with torch.cuda.device(index):
+        device = open_device(index, former.device.workspaces if former else None)
+        found = DeviceKernels(device, records, TorchKernels(device))
+        tuned = records.list_records(device.arch, device.compute_units)
+        launchable = [record for record in tuned if winners.is_launchable(record)]
+        found.loaded = load_kernels(device, launchable)
+        found.tf32 = frozenset(record.problem for record in launchable if winners.rounds_to_tf32(record))
+        for problem in (record.problem for record in tuned if winners.baseline_won(record)):
+            found.torch_kernels.find(problem, float32_precision() if problem.dtype_a == "fp32" else "fp32")
+    return found
+
+
+def load_kernels(device: ServingDevice, records: Sequence[Record]) -> dict[Problem, LoadedKernel | Support]:
+    """The kernel of each record on a GPU, or why it can't be launched there.
+
+    Args:
+        device: PyTorch's current device.
+        records: one for each problem.
+    """
+    compiled = [r for r in records if isinstance(winners.find_winner(r), KernelBackend)]
+    kernels = _load_compiled(device, compiled)
+    kernels |= {r.problem: _load_algorithm(device, r) for r in records if r not in compiled}
+    loaded = [kernel for kernel in kernels.values() if not isinstance(kernel, Support)]
+    needs = [max((kernel.bytes(buffer) for kernel in loaded), default=0) for buffer in ("workspace", "semaphore")]
+    if any(needs):
+        device.reserve_workspaces(*needs)
+    for record in records:
+        kernel = kernels[record.problem]
+        if not isinstance(kernel, Support) and _needs_check(record, kernel):
+            support = load_check.check_kernel(kernel, record, device)
+            if not support:
+                kernels[record.problem] = support
+    return kernels
+
+
+def made_by_other_triton(record: Record) -> bool:
+    """Whether another Triton than the one installed made a record, so that its kernel must be checked again."""
+    return record.toolchain.get("triton") != settings.version("triton")
+
+
+def _needs_check(record: Record, kernel: LoadedKernel) -> bool:
+    # A library loads its kernel when it is first called, which must not be while a graph is captured.
+    loads_late = isinstance(kernel, HostLaunchedKernel) or isinstance(winners.find_winner(record), LibraryBackend)
+    return loads_late or made_by_other_triton(record)
+
+
+def _load_compiled(device: ServingDevice, records: Sequence[Record]) -> dict[Problem, LoadedKernel | Support]:
+    if not records:
+        return {}
+    from tritongemm.runtime import machine  # which reads YAML
+
+    target = machine.find(None, str(device.index)).target
+    prepared = launches(records, target, ArtifactCache(settings.cache_folder()))
+    return {problem: _load_launch(device, launch) for problem, launch in prepared.items()}
+
+
+def _load_launch(device: ServingDevice, launch: Launch | HostLaunch | str) -> LoadedKernel | Support:
+    if isinstance(launch, str):
+        return Support(launch)
+    try:
+        if isinstance(launch, HostLaunch):
+            PreparedCall(launch, {})
+            return HostLaunchedKernel(launch)
+        function = device.driver_device.load(Path(launch.path).read_bytes()).function(launch.symbol)
+        _ = function.attributes  # The driver may load code late; a capture must not be the first to ask for it.
+        return TunedKernel(launch, function)
+    except (TritonGemmError, OSError) as error:
+        return Support(str(error))
+
+
+def _load_algorithm(device: ServingDevice, record: Record) -> LoadedKernel | Support:
+    winner = winners.find_winner(record)
+    if not isinstance(winner, LibraryBackend):
+        return Support(f"its winner {record.winner} can't be called from here")
+    available = winner.available()
+    return winner.load(record, device.index, device.driver_device) if available else available

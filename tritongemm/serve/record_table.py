@@ -1,0 +1,75 @@
+"""Tuned records, looked up by problem, target and compute units."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+
+
+class RecordTable:
+    """Tuned records; of two for the same problem, target and compute units the later one counts.
+
+    A record of another number of compute units does not serve a device: the split and the order of a grid follow from
+    that number. A record that names none serves every device of its target, after those that name the device's own.
+
+    Args:
+        records: the records.
+    """
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self._by_problem: dict[Problem, dict[tuple[str, int], Record]] = {}
+        for record in records:
+            self._by_problem.setdefault(record.problem, {})[record.target, record.compute_units] = record
+
+    def extend(self, records: Iterable[Record]) -> RecordTable:
+        """A table of these records beside those of this one."""
+        return RecordTable([*(r for found in self._by_problem.values() for r in found.values()), *records])
+
+    def find(self, problem: Problem, arch: str, compute_units: int) -> Record | Support:
+        """The record of a problem on a device, or why there is none.
+
+        Args:
+            problem: what is asked for.
+            arch: the device's architecture, which is its target's name.
+            compute_units: how many the device has.
+        """
+        found = self._by_problem.get(problem, {})
+        record = found.get((arch, compute_units)) or found.get((arch, 0))
+        if record is not None:
+            return record
+        others = sorted(units for target, units in found if target == arch)
+        if others:
+            tuned_on = ", ".join(map(str, others))
+            return Support(f"{problem.key} was tuned on {tuned_on} compute units; this GPU has {compute_units}")
+        targets = sorted({target or "no target named" for target, _ in found})
+        if targets:
+            return Support(f"{problem.key} was tuned for {', '.join(targets)}; this GPU is {arch}")
+        return Support(f"{problem.key} was never tuned for {arch}")
+
+    def list_records(self, arch: str, compute_units: int) -> list[Record]:
+        """The records that serve a device, one for a problem."""
+        found = [self.find(problem, arch, compute_units) for problem in self._by_problem]
+        return [record for record in found if isinstance(record, Record)]
+
+
+def read_records(source: str | os.PathLike[str] | Iterable[Record]) -> list[Record]:
+    """The records in a file of any known format, or those given.
+
+    Raises:
+        InputError: the file can't be read, or holds no tuned result.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return list(source)
+    from tritongemm.formats import Defaults
+    from tritongemm.workloads.sizes import from_file
+
+    records = [row.record for row in from_file(Path(source), Defaults()) if row.record is not None]
+    if not records:
+        raise InputError(f"{source}: holds sizes but no tuned result; tune it first")
+    return records

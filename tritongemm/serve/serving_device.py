@@ -1,0 +1,55 @@
+"""The GPU that calls are computed on, as PyTorch and its driver know it, and the memory that its kernels share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tritongemm.hip_ext.driver import driver
+from tritongemm.runtime.workspaces import WorkspacePool
+
+
+@dataclass
+class ServingDevice:
+    """One GPU.
+
+    Attributes:
+        index: its number, as PyTorch counts.
+        torch_device: its name in PyTorch.
+        driver_device: the driver's object for it.
+        arch: its architecture.
+        compute_units: how many it has.
+        workspaces: memory for the kernels that need a workspace or counters; None while none does.
+    """
+
+    index: int
+    torch_device: torch.device
+    driver_device: driver.Device
+    arch: str
+    compute_units: int
+    workspaces: WorkspacePool | None = None
+
+    def reserve_workspaces(self, workspace_bytes: int, counter_bytes: int) -> None:
+        """Have a pool that holds so many bytes of each. Calls that were prepared before keep theirs.
+
+        Raises:
+            WorkspaceError: there is no memory for it.
+        """
+        if self.workspaces is None or not self.workspaces.holds(workspace_bytes, counter_bytes):
+            self.workspaces = WorkspacePool(self.driver_device, workspace_bytes, counter_bytes)
+
+
+def open_device(index: int, workspaces: WorkspacePool | None = None) -> ServingDevice:
+    """A GPU of this machine, which becomes the driver's current one.
+
+    Args:
+        index: its number, as PyTorch counts; PyTorch's current device.
+        workspaces: those that it had before.
+    """
+    torch_device = torch.device("cuda", index)
+    vendor = driver.present()
+    assert vendor is not None, "PyTorch sees a GPU, its driver does not"
+    torch.zeros(1, device=torch_device)  # starts PyTorch's context before the driver's is made current
+    device = driver.open(vendor).device(index)
+    return ServingDevice(index, torch_device, device, device.arch, device.properties["compute_units"], workspaces)

@@ -1,0 +1,30 @@
+"""Kernel source: the library, where it won the tuning of exactly this size."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from tritongemm.core.serving import CallSignature, Resolution
+from tritongemm.core.support import Support
+from tritongemm.plugins.contracts import KernelSource
+from tritongemm.serve.device_kernels import DeviceKernels
+from tritongemm.serve.winners import baseline_won
+
+
+class LibraryWinner(KernelSource):
+    """The library that users run today, where it won: PyTorch's own kernel, or PyTorch where that is not known."""
+
+    rank: ClassVar[int] = 20
+
+    def resolve(self, call: CallSignature, device: DeviceKernels) -> Resolution | Support:
+        """PyTorch's kernel, or PyTorch, for a size that the library won."""
+        record = device.find_record(call.problem)
+        if isinstance(record, Support) or record.timer == "model" or not baseline_won(record):
+            return Support("no library won the tuning of this size")
+        text = f"{record.winner} won the tuning of {call.problem.key} on {device.device.arch}"
+        kernel = None if call.vector else device.torch_kernels.find(call.problem, call.precision)
+        if kernel is None:
+            return Resolution("library", text, lasting=not torch.cuda.is_current_stream_capturing())
+        return Resolution("library", f"{text}; PyTorch's kernel, called directly", kernel)

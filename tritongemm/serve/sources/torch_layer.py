@@ -1,0 +1,24 @@
+"""Kernel source: PyTorch's linear layer, which computes whatever no other source does."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from tritongemm.core.serving import CallSignature, Resolution
+from tritongemm.plugins.contracts import KernelSource
+from tritongemm.serve.device_kernels import DeviceKernels
+
+
+class TorchLayer(KernelSource):
+    """PyTorch's linear layer."""
+
+    rank: ClassVar[int] = 1000
+
+    def resolve(self, call: CallSignature, device: DeviceKernels) -> Resolution:
+        """PyTorch, and why no tuned kernel computes the call."""
+        # A capture must not be the first to look for a kernel, so an equal call may be resolved otherwise after it.
+        return Resolution(
+            "fallback", str(device.find_tuned(call)), lasting=not torch.cuda.is_current_stream_capturing()
+        )

@@ -1,0 +1,54 @@
+"""Which backend won a record, and what of it can be launched at run time."""
+
+from __future__ import annotations
+
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.record import Record
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.plugins.contracts import Backend, LibraryBackend
+from tritongemm.serve._module_backends import get_backend
+
+
+def find_winner(record: Record) -> Backend | Support:
+    """The backend that won a record, or why it can't be asked here."""
+    try:
+        return get_backend(record.winner)
+    except InputError:
+        return Support(f"its winner {record.winner} can't be called from here")
+    except UnavailableError as error:
+        return Support(str(error))
+
+
+def is_launchable(record: Record) -> Support:
+    """Whether a kernel, or an algorithm of a library, that can be launched by itself won a record, measured."""
+    key = record.problem.key
+    if record.timer == "model":
+        return Support(f"{key}: its record is a prediction (timer: model); tune it on the GPU")
+    if baseline_won(record):
+        return Support(f"{record.winner} won the tuning of {key} on {record.target}")
+    winner = find_winner(record)
+    if isinstance(winner, Support):
+        return Support(f"{key}: {winner}")
+    if record.winner != record.config.backend:
+        return Support(f"{key}: its winner {record.winner} can't be called from here")
+    return SUPPORTED
+
+
+def baseline_won(record: Record) -> bool:
+    """Whether the library that users run today won a record, by a kernel of its own choice."""
+    winner = find_winner(record)
+    if isinstance(winner, Backend) and winner.baseline:
+        return True
+    return record.winner == record.library and record.winner != record.config.backend
+
+
+def rounds_to_tf32(record: Record) -> bool:
+    """Whether the kernel that won a record rounds float32 operands to tf32."""
+    from tritongemm.search_spaces import loader
+
+    if record.problem.dtype_a != "fp32":
+        return False
+    # A library is asked for tf32 on any target.
+    return isinstance(find_winner(record), LibraryBackend) or (
+        record.target in loader.target_names() and loader.load_target(record.target).has("tf32")
+    )

@@ -15,7 +15,7 @@ import pytest
 import triton
 
 from tests.support import FAKES
-from tests.support.lent_processes import LentChild
+from tests.support.lent_processes import LentProcess
 from tests.support.racing import Drop
 from tritongemm.build import pool
 from tritongemm.hip_ext import libraries
@@ -37,9 +37,9 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def lent_compilers() -> Iterator[None]:
     """Compiler processes of a test go on to the next."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "WorkerProcess", LentChild)
+        patch.setattr(pool, "WorkerProcess", LentProcess)
         yield
-        LentChild.end()
+        LentProcess.end()
 
 
 @pytest.fixture(scope="session")

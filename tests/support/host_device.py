@@ -97,7 +97,9 @@ class Module:
     def function(self, symbol: str) -> Module:
         return self
 
-    def prepare(self, grid: Any, block: Any, shared: int, params: bytes, cluster: int, overlap: bool) -> Any:
+    def prepare(
+        self, grid: Any, block: Any, shared: int, params: bytes, cluster: int, offsets: Any, overlap: bool
+    ) -> Any:
         if self.kind == "refused":
             raise DriverError("prepare", 1, "CUDA_ERROR_INVALID_VALUE", "too much shared memory")
         return SimpleNamespace(launch=lambda stream: self.run(params))

@@ -574,7 +574,16 @@ class ExternalRaceJob:
 
 
 class ExternalTimer(Timer, abstract=True):
-    """A clock that runs the final race in a process of its own."""
+    """A clock that runs the final race in a process of its own; another timer, `screens_with`, screens."""
+
+    @final
+    def clock(self, device: Any, stream: int) -> Clock:
+        """There is none.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(f"{self.name} times whole races in a process of its own; {self.screens_with} times graphs")
 
     @abstractmethod
     def race(self, job: ExternalRaceJob) -> dict[str, list[float]]:

@@ -16,7 +16,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.search_results import Pruned
 from tritongemm.core.target import Target
-from tritongemm.core.trial import Trial
+from tritongemm.core.trial import PREDICTED, Trial
 
 
 class Reporter:
@@ -141,7 +141,7 @@ class Reporter:
         columns = ["size", "us", "TFLOPS", "GB/s", "roofline"]
         if compare:
             columns += ["library us", "ratio", "winner"]
-        title = "Predicted, not measured (timer: model)" if any(r.timer == "model" for r in records) else ""
+        title = f"Predicted, not measured (timer: {PREDICTED})" if any(r.timer == PREDICTED for r in records) else ""
         self.table(title, [*columns, "error", "timer", "config"], rows)
         raced = [r for r in records if r.library_seconds is not None]
         if compare and raced:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from tritongemm.codegen import modules
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.protocol import RaceResult
+from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.measure import choose
 from tritongemm.plugins.contracts import Watcher
 from tritongemm.results.store import Store
 from tritongemm.tuning import finalists, roster
@@ -57,7 +57,7 @@ def _raced(task: Task, plan: TuningOptions, store: Store, watcher: Watcher) -> t
         except TritonGemmError as error:
             task.failure = str(error)
             break
-        raced = final.samples.keys() - {choose.BASELINE_ENTRY}
+        raced = final.samples.keys() - {BASELINE_ENTRY}
         if not raced:
             store.add_trials(task.problem, final.trials)
         for trial in final.trials:

@@ -14,10 +14,11 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
-from tritongemm.core.trial import Trial
+from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure import choose
 from tritongemm.plugins.contracts import Evaluator, Search
+from tritongemm.tuning import roster
 
 
 @dataclass
@@ -57,9 +58,10 @@ class Task:
 
     def record(self, final: RaceResult, plan: TuningOptions) -> Record:
         """The result of the final race."""
-        choice = choose.choose(final.samples, plan.margin)
+        libraries = {t.config.name for t in final.trials if roster.is_library(t.config.backend)}
+        choice = choose.choose(final.samples, plan.margin, libraries)
         best = next(t for t in final.trials if t.config.name == choice.name)
-        library = final.samples.get(choose.BASELINE_ENTRY)
+        library = final.samples.get(BASELINE_ENTRY)
         return Record(
             problem=self.problem,
             target=self.judge.target.name,

@@ -78,7 +78,7 @@ def test_a_resumed_run_writes_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     def passed(self: Any, problem: Problem, config: Config, path: Path) -> Trial:
         return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)
 
-    monkeypatch.setattr(OfflineEvaluator, "_checked", passed)
+    monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     path = tmp_path / "all.csv"
     size = ["-m", "16", "-n", "16", "-k", "16", "--target", "gfx1100", "--budget", "2", "--num_threads", "1"]
     argv = [*size, "-o", str(tmp_path / "out.yaml"), "--profile_file", str(path)]

@@ -203,9 +203,8 @@ def test_copies_lie_side_by_side_as_they_were_laid_out(device: Device) -> None:
     sets = OperandSets(setup_of(replace(SIZE, row_major_b=False), MeasureProtocol()), device, 7).sets  # type: ignore[arg-type]
     assert len(sets) > 2
     places = [t.data_ptr() for s in sets for t in (s["a"], s["b"], s["c"])]
-    aligned = [
-        -(-4 * n // operand_sets.ALIGNMENT_BYTES) * operand_sets.ALIGNMENT_BYTES for n in (24 * 16, 16 * 40, 24 * 40)
-    ]
+    unit = operand_sets.ALIGNMENT_BYTES
+    aligned = [-(-4 * n // unit) * unit for n in (24 * 16, 16 * 40, 24 * 40)]
     assert [q - p for p, q in pairwise(places)] == (aligned * len(sets))[:-1]
     for s in sets:
         assert s["a"].stride() == (16, 1) and s["b"].stride() == (1, 16) and s["c"].stride() == (40, 1)

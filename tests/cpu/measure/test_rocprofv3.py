@@ -48,7 +48,8 @@ def old_row(_: int, name: str, start: int, end: int) -> str:
 @pytest.mark.parametrize(("header", "line"), [(HEADER, row), (OLD_HEADER, old_row)])
 def test_a_kernel_trace_is_read_in_the_order_of_launching(tmp_path, header, line):
     at = 1551874061244694
-    fill = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul>>(int)"
+    functor = "at::native::FillFunctor<float>, std::array<char*, 1ul> "
+    fill = f"void at::native::vectorized_elementwise_kernel<4, {functor}>(int)"
     rows = [
         line(2, "next_launch.kd", at + 9000, at + 9500),
         line(1, fill, at, at + 4000),

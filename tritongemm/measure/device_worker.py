@@ -18,7 +18,6 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import Trial
 from tritongemm.hip_ext.driver import driver
-from tritongemm.measure import backend_access
 from tritongemm.measure.jobs import (
     Algorithms,
     AlgorithmsJob,
@@ -35,7 +34,7 @@ from tritongemm.measure.operand_sets import LibraryRefusal, OperandSets, Prepare
 from tritongemm.measure.race import EntryFailed, RaceEntry, graph_launches, run_race
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Timer
+from tritongemm.plugins.contracts import LibraryBackend, Timer
 
 # Words in the driver's names of errors after which the context is lost; any other error is the candidate's own refusal.
 FATAL_ERROR_WORDS = (
@@ -72,8 +71,8 @@ class DeviceWorker:
             operands = self._operands(job.setup, device)
             if isinstance(job, AlgorithmsJob):
                 yield OperandsReady(operands.copies, operands.cold)
-                library = backend_access.library(job.backend)
-                yield Algorithms(tuple(library.enumerate(operands.problem, operands.sets[0], job.limit)))
+                library = registry.get(LibraryBackend, job.backend)
+                yield Algorithms(tuple(library.list_algorithms(operands.problem, operands.sets[0], job.limit)))
                 return
             operands.reserve_buffers(candidate.launch for candidate in job.candidates)
             yield OperandsReady(operands.copies, operands.cold)
@@ -234,10 +233,9 @@ class DeviceWorker:
         """The baseline's entry; none where it has no kernel for the problem."""
         if not baseline:
             return []
-        library = backend_access.library(baseline)
         launches = graph_launches(operands)
-        calls = [library.operation(operands.problem, one_set) for one_set in operands.sets[:launches]]
-        if calls[0] is None:
+        calls = operands.library_calls(baseline, launches)
+        if not calls:
             return []
         prepared = PreparedCandidate(calls)
         try:

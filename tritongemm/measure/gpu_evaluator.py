@@ -16,7 +16,6 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
 from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
-from tritongemm.measure import backend_access
 from tritongemm.measure.jobs import (
     Algorithms,
     AlgorithmsJob,
@@ -32,7 +31,7 @@ from tritongemm.measure.jobs import (
     VerifyJob,
 )
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Evaluator, ExternalRaceJob, ExternalTimer, Timer
+from tritongemm.plugins.contracts import Backend, Evaluator, ExternalRaceJob, ExternalTimer, KernelBackend, Timer
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 MOST_UNEXPLAINED_DEATHS = 2  # A race is given up after more deaths of the process that no candidate can be blamed for.
@@ -188,7 +187,7 @@ class GpuEvaluator(Evaluator):
         Raises:
             TritonGemmError: it can't be asked; says why.
         """
-        if not (support := backend_access.available(backend)):
+        if not (support := registry.available(Backend, backend)):
             raise UnavailableError(support.reason)
         configs: list[Config] = []
         try:
@@ -218,7 +217,9 @@ class GpuEvaluator(Evaluator):
         refused: list[Trial] = []
         for artifact in artifacts:
             try:
-                launch = backend_access.launch(artifact, problem, self.target)
+                backend = registry.get(Backend, artifact.config.backend)
+                compiled = isinstance(backend, KernelBackend)
+                launch = backend.launch(artifact, problem, self.target) if compiled else None
                 candidates.append(LaunchCandidate(artifact.config, launch))
             except TritonGemmError as error:
                 refused.append(Trial(artifact.config, "out_of_resources", str(error), stage=stage))

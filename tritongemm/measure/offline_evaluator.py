@@ -11,18 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tritongemm.codegen import modules
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
+from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import PREDICTED, Trial
-from tritongemm.measure import backend_access
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.numerics.verify import poison
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Evaluator, Family
+from tritongemm.plugins.contracts import Backend, Evaluator, Family, SearchedBackend
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
@@ -89,6 +88,14 @@ class Interpreter:
         yield deviation(c, family.reference(problem, operands)), family.tolerance(problem)
 
 
+def _interpreted(config: Config) -> Support:
+    """Whether the interpreter can run a config's kernel."""
+    backend = registry.get(Backend, config.backend)
+    if isinstance(backend, SearchedBackend):
+        return backend.interpreted(config)
+    return Support(f"only a GPU can check a kernel of {config.backend}: the interpreter runs Triton's")
+
+
 class OfflineEvaluator(Evaluator):
     """The stand-in for a GPU.
 
@@ -110,23 +117,25 @@ class OfflineEvaluator(Evaluator):
         """A predicted time for each candidate, but for those of a searched backend that can't be verified here."""
         for artifact in artifacts:
             config = artifact.config
-            support = backend_access.interpreted(config)
-            if not support and backend_access.is_searched(config.backend):
+            searched = isinstance(registry.get(Backend, config.backend), SearchedBackend)
+            if searched and not (support := _interpreted(config)):
                 yield Trial(config, "pruned", support.reason)
                 continue
             yield Trial(config, "ok", samples=(self._predict(problem, artifact),), timer=PREDICTED)
 
     def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
         """The error of each candidate, from the interpreter on a reduced problem."""
-        supports = {a.config: backend_access.interpreted(a.config) for a in artifacts}
-        runs = [config for config, support in supports.items() if support]
-        path = modules.write_candidates(problem, runs, self.target, Path(self._folder.name)) if runs else None
-        for artifact in artifacts:
-            support = supports[artifact.config]
-            if path and support:
-                yield self._interpret(problem, artifact.config, path)
+        supports = {a.config: _interpreted(a.config) for a in artifacts}
+        runs: dict[str, list[Config]] = {}
+        for config, support in supports.items():
+            if support:
+                runs.setdefault(config.backend, []).append(config)
+        paths = {backend: self._write_module(problem, backend, configs) for backend, configs in runs.items()}
+        for config in (a.config for a in artifacts):
+            if supports[config]:
+                yield self._interpret(problem, config, paths[config.backend])
             else:
-                yield Trial(artifact.config, "pruned", support.reason, stage="final")
+                yield Trial(config, "pruned", supports[config].reason, stage="final")
 
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str) -> RaceResult:
         """Verify candidates in predicted order until one passes; there is no race to run and no baseline to race."""
@@ -156,6 +165,11 @@ class OfflineEvaluator(Evaluator):
     def _predict(self, problem: Problem, artifact: Artifact) -> float:
         """Predicted seconds of one launch, from the config and what its binary says."""
         return cost_model.predict(artifact.config, problem, self.target, artifact).seconds
+
+    def _write_module(self, problem: Problem, backend: str, configs: list[Config]) -> Path:
+        """The path of a generated module that holds the kernels of a searched backend."""
+        searched: SearchedBackend = registry.get(SearchedBackend, backend)
+        return searched.write_candidates(problem, configs, self.target, Path(self._folder.name))
 
     def _interpret(self, problem: Problem, config: Config, path: Path) -> Trial:
         """The trial of one config of the generated module at `path`, on a reduced problem."""

@@ -11,15 +11,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.operands import Operands
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
-from tritongemm.measure import backend_access
 from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Clock, Family, Timer
+from tritongemm.plugins.contracts import Clock, Family, LibraryBackend, Timer
 from tritongemm.runtime.launch_preparation import prepare_launch, tensor_map_makers
 
 if TYPE_CHECKING:
@@ -217,11 +217,10 @@ class OperandSets:
             self._buffers["semaphore"].zero_()  # Counters that a faulty candidate left must not meet the next.
         config, launch = candidate.config, candidate.launch
         if launch is None:
-            backend = backend_access.library(config.backend)
-            operations = [backend.operation(self.problem, operands, config) for operands in self.sets[:copies]]
-            if operations[0] is None:
+            calls = self.library_calls(config.backend, copies, config)
+            if not calls:
                 raise LibraryRefusal(f"{config.backend} has no kernel for {self.problem.key}")
-            return PreparedCandidate(operations)
+            return PreparedCandidate(calls)
         if isinstance(launch, HostLaunch):
             host_calls = [PreparedCall(launch, self._addresses(launch, copy)) for copy in range(copies)]
             return PreparedCandidate([partial(call.launch, self.stream) for call in host_calls])
@@ -235,6 +234,18 @@ class OperandSets:
             module.unload()
             raise
         return PreparedCandidate([partial(one.launch, self.stream) for one in prepared], module, launch.symbol)
+
+    def library_calls(self, backend: str, copies: int, config: Config | None = None) -> list[Callable[[], object]]:
+        """A library's calls on the first `copies` sets of operands; none where it has no kernel for the problem.
+
+        Args:
+            backend: the library's.
+            copies: number of calls.
+            config: its algorithm; None for the library's own choice.
+        """
+        library = registry.get(LibraryBackend, backend)
+        operations = [library.operation(self.problem, operands, config) for operands in self.sets[:copies]]
+        return [operation for operation in operations if operation is not None]
 
     def release(self, candidate: PreparedCandidate) -> None:
         """Unload a candidate's code, unless the clock needs all code to stay."""

@@ -23,7 +23,7 @@ from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
-from tritongemm.measure import backend_access, device_worker, operand_sets, race
+from tritongemm.measure import device_worker, operand_sets, race
 from tritongemm.measure.device_worker import DeviceWorker
 from tritongemm.measure.jobs import (
     Algorithms,
@@ -39,6 +39,8 @@ from tritongemm.measure.jobs import (
     VerifyJob,
 )
 from tritongemm.measure.operand_sets import OperandSets
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import LibraryBackend
 from tritongemm.search_spaces import loader as target_files
 
 SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
@@ -219,7 +221,7 @@ def test_libraries_list_and_race_their_own(device: Device, monkeypatch: pytest.M
     given = [LaunchCandidate(config, None) for config in answer.configs]
     trials = screen(given)
     assert [t.status for t in trials] == ["ok"], [t.reason for t in trials]
-    library = backend_access.library("torch")
+    library = registry.get(LibraryBackend, "torch")
     monkeypatch.setattr(library, "operation", lambda problem, operands, config=None: lambda: operands["c"].fill_(9))
     (trial,) = screen(given)
     assert trial.status == "wrong", "a library is checked before it is timed"

@@ -8,12 +8,11 @@ import pytest
 
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
+from tritongemm.core.errors import TritonGemmError, UnavailableError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
-from tritongemm.measure import backend_access
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.jobs import (
     Algorithms,
@@ -27,11 +26,14 @@ from tritongemm.measure.jobs import (
     ScreenJob,
     VerifyJob,
 )
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerTimeout
 
 SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
 READY = OperandsReady(1, True)
+LIBRARY = registry.get(Backend, "blaslt")
 CONFIGS = [Config("heuristic", n, 0, 0, backend="blaslt") for n in (1, 2, 3)]
 ARTIFACTS = [Artifact(c, "") for c in CONFIGS]
 
@@ -72,13 +74,13 @@ def test_the_gpu_process_is_asked_for_what_a_library_has(gpu: GpuEvaluator, monk
         yield Algorithms((CONFIGS[0],))
 
     jobs = answering(gpu, monkeypatch, answer)
-    monkeypatch.setattr(backend_access, "available", lambda backend: SUPPORTED)
+    monkeypatch.setattr(LIBRARY, "available", lambda: SUPPORTED)
     assert gpu.list_algorithms(SIZE, "blaslt", 9) == [CONFIGS[0]]
     (job,) = jobs
     assert isinstance(job, AlgorithmsJob) and (job.backend, job.setup.problem, job.limit) == ("blaslt", SIZE, 9)
     with pytest.raises(TritonGemmError, match="UnavailableError: no library"):
         gpu.list_algorithms(SIZE, "blaslt", 9)
-    monkeypatch.setattr(backend_access, "available", lambda backend: Support("not here"))
+    monkeypatch.setattr(LIBRARY, "available", lambda: Support("not here"))
     with pytest.raises(UnavailableError, match="not here"):
         gpu.list_algorithms(SIZE, "blaslt", 9)
     assert len(jobs) == 2
@@ -112,28 +114,24 @@ def test_each_candidate_is_verified_by_itself(gpu: GpuEvaluator, monkeypatch: py
 def test_a_candidate_without_a_launch_or_that_raises_costs_itself(
     gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configs = [Config("heuristic", i, 0, 0, backend="blaslt") for i in range(4)]
-
-    def launch(artifact: Artifact, problem: Problem, target: object) -> None:
-        if artifact.config == configs[0]:
-            raise InputError("no launch for it")
+    configs = [Config("heuristic", i, 0, 0, backend="blaslt") for i in range(1, 4)]
+    unlaunched = Config("tile", 16, 16, 16)
 
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
         yield READY
         for config in configs_of(job):
-            if config == configs[2]:
+            if config == configs[1]:
                 raise WorkerError("ValueError: what the binding makes of it")
             yield Trial(config, "ok", samples=(1.0,))
         if isinstance(job, RaceJob):
             yield samples_of(configs_of(job))
 
-    monkeypatch.setattr(backend_access, "launch", launch)
     answering(gpu, monkeypatch, answer)
-    built = [Artifact(c, "") for c in configs]
+    built = [Artifact(unlaunched, "", status="compile_failed", reason="no code"), *(Artifact(c, "") for c in configs)]
     for trials in (list(gpu.screen(SIZE, built, 1.0)), gpu.race(SIZE, built, "").trials):
         found = {t.config.block_m: (t.status, t.reason) for t in trials}
         assert found == {
-            0: ("out_of_resources", "no launch for it"),
+            16: ("out_of_resources", f"{unlaunched.name} was not compiled: no code"),
             1: ("ok", ""),
             2: ("crashed", "ValueError: what the binding makes of it"),
             3: ("ok", ""),

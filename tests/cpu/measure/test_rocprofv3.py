@@ -16,12 +16,11 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError
-from tritongemm.measure import backend_access
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, OperandsReady, VerifyJob
 from tritongemm.measure.timers import rocprofv3
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import ExternalRaceJob, ExternalTimer, Timer
+from tritongemm.plugins.contracts import Backend, ExternalRaceJob, ExternalTimer, Timer
 from tritongemm.search_spaces import loader as target_files
 
 HEADER = (
@@ -209,7 +208,7 @@ def test_the_final_race_is_run_by_the_tool(tool, monkeypatch):
     protocol = MeasureProtocol("rocprofv3", iters=3, warmup=2)
     gpu = GpuEvaluator(target_files.load_target("gfx942"), "amd", 0, protocol, 30.0)
     monkeypatch.setattr(gpu, "_process", SimpleNamespace(ask=ask))
-    monkeypatch.setattr(backend_access, "launch", lambda artifact, problem, target: None)
+    monkeypatch.setattr(registry.get(Backend, "triton"), "launch", lambda artifact, problem, target: None)
     final = gpu.race(Problem(64, 64, 64), [Artifact(c, "") for c in CONFIGS], "torch")
     assert [type(job) for job in asked] == [VerifyJob] and set(final.samples) == {CONFIGS[0].name, BASELINE_ENTRY}
     assert (final.trials[0].timer, len(final.trials[0].samples), final.trials[1].samples) == ("rocprofv3", 3, ())

@@ -98,7 +98,7 @@ class TritonBackend(SearchedBackend):
         """Whether Triton's interpreter can run a config's kernel."""
         if template_facts.kernel_template(config.template).interpreted:
             return SUPPORTED
-        return Support(f"Triton's interpreter can't run template {config.template}")
+        return Support(f"only a GPU can check a kernel of {config.template}: Triton's interpreter does not run it")
 
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
         identity = {

@@ -15,13 +15,12 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tritongemm.codegen import modules
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError, busy_seconds
-from tritongemm.measure import backend_access
-from tritongemm.plugins.contracts import ExternalRaceJob, ExternalTimer
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, ExternalRaceJob, ExternalTimer, LibraryBackend, SearchedBackend
 
 TOOL = "rocprofv3"
 MARK = "next_launch"  # The kernel of the generated module that runs before each launch.
@@ -44,7 +43,7 @@ class Rocprofv3Timer(ExternalTimer):
 
     def races(self, backend: str) -> Support:
         """Whether generated modules hold the kernels of a backend."""
-        if backend_access.is_searched(backend):
+        if isinstance(registry.get(Backend, backend), SearchedBackend):
             return SUPPORTED
         return Support(f"{TOOL} watches the generated module, which has no kernels of {backend}")
 
@@ -56,14 +55,17 @@ class Rocprofv3Timer(ExternalTimer):
             UnavailableError: no tool.
             TraceError: the tool or the module failed, or the trace has not the rows of the launches made.
         """
-        for backend in sorted({c.backend for c in job.configs}):
-            if not (support := self.races(backend)):
+        for name in sorted({c.backend for c in job.configs}):
+            if not (support := self.races(name)):
                 raise InputError(support.reason)
+        (backend,) = {registry.get(SearchedBackend, c.backend) for c in job.configs}
         launches = job.warmup + job.iters
-        with_baseline = bool(job.baseline) and bool(backend_access.library(job.baseline).in_module(job.problem))
+        with_baseline = bool(job.baseline) and bool(
+            registry.get(LibraryBackend, job.baseline).torch_function(job.problem)
+        )
         names = [c.name for c in job.configs]
         with tempfile.TemporaryDirectory() as folder:
-            module = modules.write_candidates(job.problem, job.configs, job.target, Path(folder))
+            module = backend.write_candidates(job.problem, job.configs, job.target, Path(folder))
             watched = [sys.executable, str(module), "--trace", str(launches), "--rotating-tensor", str(job.rotating_mb)]
             watched += ["--device", str(job.device), *(["--library"] if with_baseline else []), "--config", *names]
             output = Path(folder) / "trace"

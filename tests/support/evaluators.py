@@ -73,12 +73,12 @@ class FakeEvaluator(Evaluator):
         self.raced = [a.config for a in artifacts]
         trials = [Trial(c, "ok", "", (self.seconds(c),), self.timer, "final", 0.0, 0.1) for c in self.raced]
         samples = {t.config.name: t.samples for t in trials}
-        if self.baseline_seconds is not None:
+        if baseline and self.baseline_seconds is not None:
             samples[BASELINE_ENTRY] = (self.baseline_seconds,)
         return RaceResult(tuple(trials), samples, True)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
-        """No library can be asked."""
+        """There is no library to ask."""
         raise TritonGemmError(f"{backend} lacks a symbol")
 
     def describe(self, problem: Problem, config: Config) -> str:

@@ -17,8 +17,8 @@ from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure import choose
-from tritongemm.plugins.contracts import Evaluator, Search
-from tritongemm.tuning import roster
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Evaluator, LibraryBackend, Search
 
 
 @dataclass
@@ -58,7 +58,8 @@ class Task:
 
     def record(self, final: RaceResult, plan: TuningOptions) -> Record:
         """The result of the final race."""
-        libraries = {t.config.name for t in final.trials if roster.is_library(t.config.backend)}
+        configs = [t.config for t in final.trials]
+        libraries = {c.name for c in configs if isinstance(registry.get(Backend, c.backend), LibraryBackend)}
         choice = choose.choose(final.samples, plan.margin, libraries)
         best = next(t for t in final.trials if t.config.name == choice.name)
         library = final.samples.get(BASELINE_ENTRY)

@@ -6,24 +6,22 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.support.host_device import FAULTS, Device, OnHost
+from tests.support.host_device import FAULTS, Device, gpu_on_host, host_launch
 from tritongemm.core.config import Config
-from tritongemm.core.launch import Buffer, Launch, Param
+from tritongemm.core.launch import Buffer, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
-from tritongemm.measure import device_worker, operand_sets, race
+from tritongemm.measure import operand_sets, race
 from tritongemm.measure.device_worker import DeviceWorker
 from tritongemm.measure.jobs import (
     Algorithms,
@@ -50,32 +48,15 @@ PROTOCOL = MeasureProtocol(rotating_mb=1)
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """The stand-in, in place of every way to a GPU."""
-    made = Device()
-    monkeypatch.setattr(device_worker.driver, "open", lambda vendor: SimpleNamespace(device=lambda index: made))
-    generator = torch.Generator
-    monkeypatch.setattr(torch, "Generator", lambda device: generator())
-    stream = SimpleNamespace(cuda_stream=7, synchronize=made.synchronize)
-    for name, value in {
-        "set_device": lambda index: None,
-        "Stream": lambda index: stream,
-        "stream": lambda stream: nullcontext(),
-        "current_stream": lambda: stream,
-        "synchronize": made.synchronize,
-        "empty_cache": lambda: None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    with OnHost():
+    with gpu_on_host(monkeypatch) as made:
         yield made
 
 
 def candidates(folder: Path, *kinds: str) -> tuple[LaunchCandidate, ...]:
-    found = []
-    for number, kind in enumerate(kinds):
-        (folder / kind).write_text(kind)
-        params = [Param("pointer", name) for name in "abc"] + [Param("i32", v) for v in (SIZE.m, SIZE.n, SIZE.k)]
-        launch = Launch(str(folder / kind), "k", (1, 1, 1), (32, 1, 1), 0, tuple(params), (Buffer("workspace", 64),))
-        found.append(LaunchCandidate(Config(kind, 16, 16, 16, group_m=number + 1), launch))
-    return tuple(found)
+    return tuple(
+        LaunchCandidate(Config(kind, 16, 16, 16, group_m=number), host_launch(folder, kind, SIZE))
+        for number, kind in enumerate(kinds, 1)
+    )
 
 
 def setup_of(problem: Problem = SIZE, protocol: MeasureProtocol = PROTOCOL) -> MeasureSetup:

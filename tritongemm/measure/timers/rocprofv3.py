@@ -55,10 +55,13 @@ class Rocprofv3Timer(ExternalTimer):
             UnavailableError: no tool.
             TraceError: the tool or the module failed, or the trace has not the rows of the launches made.
         """
-        for name in sorted({c.backend for c in job.configs}):
+        backends = sorted({c.backend for c in job.configs})
+        for name in backends:
             if not (support := self.races(name)):
                 raise InputError(support.reason)
-        (backend,) = {registry.get(SearchedBackend, c.backend) for c in job.configs}
+        if len(backends) != 1:
+            raise InputError(f"a generated module has the kernels of one backend, not of {' and '.join(backends)}")
+        backend = registry.get(SearchedBackend, backends[0])
         launches = job.warmup + job.iters
         with_baseline = bool(job.baseline) and bool(
             registry.get(LibraryBackend, job.baseline).torch_function(job.problem)

@@ -165,7 +165,7 @@ def _rows(configs: list[Config]) -> Iterator[str]:
         constants = {option.upper(): template.value(config, option) for option in template.constexprs}
         return " ".join(f"{k}={v}" for k, v in (constants | compiler_options(config)).items())
 
-    for c, rest in zip(configs, ConfigMemo(configs).ask(pairs), strict=True):
+    for c, rest in zip(configs, ConfigMemo(configs).map(pairs), strict=True):
         blocks = f"BLOCK_M={c.block_m} BLOCK_N={c.block_n} BLOCK_K={c.block_k} GROUP_M={c.group_m} SPLIT_K={c.split_k}"
         yield f"{c.name} {blocks} {rest}"
 

@@ -45,7 +45,7 @@ class Case:
     def without_model(self) -> Case:
         """The same configs in an order that tells nothing."""
         shuffled = np.random.default_rng(1).permutation(len(self.expected))
-        return Case(self.space, self.expected.of(tuple(self.order[i] for i in shuffled)))
+        return Case(self.space, self.expected.select(tuple(self.order[i] for i in shuffled)))
 
 
 # The invented costs are drawn for each template: a new one is not to change what these strategies are tried on.

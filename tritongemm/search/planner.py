@@ -10,15 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tritongemm.codegen import modules
-from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_results import Predictions, Pruned
 from tritongemm.core.space import Space
 from tritongemm.core.target import Target
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import SearchedBackend
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning import prune
-from tritongemm.search.space import space
 
 # So many problems, or fewer, are planned sooner than processes start.
 FEW_PROBLEMS = 3
@@ -43,31 +42,30 @@ class PlannedProblem:
     module: Path
 
 
-def plan_search(problem: Problem, target: Target, folder: Path) -> PlannedProblem:
-    """Plan one problem; the module goes to `folder`."""
-    whole = _open_space(problem, target)
-    pruned = prune.prune(whole, problem, target)
+def plan_search(problem: Problem, target: Target, folder: Path, backend: str) -> PlannedProblem:
+    """Plan one problem.
+
+    Args:
+        problem, target: what and where.
+        folder: where the module goes.
+        backend: name of the backend that is searched, a `SearchedBackend`.
+    """
+    searched = registry.get(SearchedBackend, backend)
+    space = searched.space(problem, target)
+    pruned = prune.prune(space, problem, target)
     order = cost_model.rank(pruned.kept, problem, target)
-    module = _write_candidates(problem, order.configs, target, folder)
-    return PlannedProblem(problem, whole, order, pruned, module)
+    module = searched.write_candidates(problem, order.configs, target, folder)
+    return PlannedProblem(problem, space, order, pruned, module)
 
 
-def _open_space(problem: Problem, target: Target) -> Space:
-    """The whole space of the backend that is searched."""
-    return space(problem, target)
-
-
-def _write_candidates(problem: Problem, configs: Sequence[Config], target: Target, folder: Path) -> Path:
-    """Write the module with the kernels of these configs; its path."""
-    return modules.write_candidates(problem, configs, target, folder)
-
-
-def plan_searches(problems: Sequence[Problem], target: Target, folder: Path, jobs: int) -> Iterator[PlannedProblem]:
-    """Plan problems, in their order, on `jobs` processes."""
+def plan_searches(
+    problems: Sequence[Problem], target: Target, folder: Path, backend: str, jobs: int
+) -> Iterator[PlannedProblem]:
+    """Plan problems, in their order, on `jobs` processes; the other arguments are `plan_search`'s."""
     if len(problems) <= FEW_PROBLEMS or jobs == 1:
-        yield from (plan_search(p, target, folder) for p in problems)
+        yield from (plan_search(p, target, folder, backend) for p in problems)
         return
     import joblib
 
     pool = joblib.Parallel(n_jobs=min(jobs, len(problems)), return_as="generator")
-    yield from pool(joblib.delayed(plan_search)(p, target, folder) for p in problems)
+    yield from pool(joblib.delayed(plan_search)(p, target, folder, backend) for p in problems)

@@ -27,7 +27,9 @@ def planned(
     """
     problems = [t.problem for t in tasks if t.search is None]
     searched = roster.SEARCHED in what.backends
-    made = plan_searches(problems, tasks[0].judge.target, what.folder, jobs) if problems and searched else iter(())
+    made = iter(())
+    if problems and searched:
+        made = plan_searches(problems, tasks[0].judge.target, what.folder, roster.SEARCHED, jobs)
     for task in tasks:
         if task.search is None:
             task.search = _search(task, next(made), what, others, watcher) if searched else no_search()

@@ -80,7 +80,7 @@ def group_m(config: Config, problem: Problem, target: Target) -> str | None:
     whole = 1 << (rows - 1).bit_length()
     if group > whole:
         return f"group_m {group} > {rows} tiles along M"
-    if target.xcds > 1 or (group == 1 and rows > 2 * LEAST_GROUP_ROWS_ROWS):
+    if target.xcds > 1 or (group == 1 and rows > 2 * LEAST_GROUP_ROWS):
         return None
     least = min(whole, LEAST_GROUP_ROWS)
     return f"group_m {group} of {rows} rows of tiles, {least} are faster" if group < least else None

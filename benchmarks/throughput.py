@@ -42,7 +42,7 @@ def stages(folder: Path, here: machine.Machine) -> dict[str, float]:
         ("compile", Problem(4096, 4096, 4096, row_major_b=False)),
         ("screen", Problem(16, 1280, 8192, "bf16", "bf16", "bf16", row_major_b=False)),
     ):
-        planned = planner.plan_search(problem, here.target, folder)
+        planned = planner.plan_search(problem, here.target, folder, "triton")
         order = [p.config for p in planned.order[:1000]]
         jobs = [backend.job(c, problem, here.target, str(planned.module)) for c in order]
         started = time.perf_counter()

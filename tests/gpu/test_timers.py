@@ -53,7 +53,7 @@ def bench_of(problem: Problem, machine: Machine, stream: torch.cuda.Stream) -> O
 
 def built(problem: Problem, machine: Machine, compiler: BuildPool, folder: Path, count: int) -> list[Artifact]:
     """The model's favourites, compiled."""
-    plan = planner.plan_search(problem, machine.target, folder)
+    plan = planner.plan_search(problem, machine.target, folder, "triton")
     backend = registry.load("backends", "triton")
     jobs = [backend.job(p.config, problem, machine.target, str(plan.module)) for p in plan.order[: 3 * count : 3]]
     return [b for b in compiler.stream(jobs) if b.status == "ok"]

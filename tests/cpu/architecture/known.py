@@ -10,7 +10,6 @@ DOOR = "the package hides the module of the same name"
 EXPORT = "exporting has a branch for each backend still"
 FORMATS = "formats are modules still, and tune_gemm checks its rows against the templates"
 HIP_EXT = "hip_ext and its tests are not converted yet"
-SEARCH = "strategies take the older plan still"
 SERVING = "serving knows the library's backend still, and its nouns are written twice until it has sources of kernels"
 TABLE = "an arrow that goes up until the noun it needs lies in core"
 TEMPLATES = "the template's facts do not tell this yet"
@@ -27,7 +26,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "tritongemm.formats.tune_gemm -> tritongemm.codegen.template_facts": FORMATS,
         "tritongemm.measure.offline_evaluator -> tritongemm.tuning.roster": BACKENDS,
         "tritongemm.runtime.loaded_kernels -> tritongemm.backends.blaslt.served_algorithm": SERVING,
-        "tritongemm.search.warm_start -> tritongemm.results.store": FORMATS,
         "tritongemm.serve.device_kernels -> tritongemm.backends.blaslt.served_algorithm": SERVING,
         "tritongemm.serve.torch_kernels -> tritongemm.backends.blaslt.served_algorithm": SERVING,
         "tritongemm.serve.torch_kernels -> tritongemm.backends.blaslt.torch_choice": SERVING,
@@ -58,7 +56,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "cli.options: n != 'model'": TIMERS,
         "cli.tune: profiler == 'rocprofv3'": TIMERS,
         "codegen.modules: record.timer == 'model'": TIMERS,
-        "codegen.modules: registry.load('backends', 'torch')": BACKENDS,
         "core.config: self.backend == 'triton'": BACKENDS,
         "core.problem: self.family != 'dense'": TABLE,
         "export.kernel_manifest: r.config.backend == 'triton'": EXPORT,
@@ -75,12 +72,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "report.candidates_csv: config.backend == 'triton'": BACKENDS,
         "report.console: r.timer == 'model'": TIMERS,
         "results.store: registry.load('formats', 'tune_gemm')": FORMATS,
-        "search.cost_model.occupancy: config.template == 'gemv'": TEMPLATES,
-        "search.cost_model.waves: config.template == 'persistent'": TEMPLATES,
-        "search.cost_model.waves: config.template in ('stream_k', 'persistent')": TEMPLATES,
-        "search.pruning.rules: config.template == 'tma'": TEMPLATES,
-        "search.space: backend == 'triton'": BACKENDS,
-        "search.warm_start: r.config.backend == 'triton'": BACKENDS,
         "serve.device_kernels: r.winner == LIBRARY": SERVING,
         "serve.device_kernels: record.timer != 'model'": SERVING,
         "serve.device_kernels: record.winner == LIBRARY": SERVING,
@@ -106,7 +97,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "LoadedKernel: core.serving, runtime.patched_launch": SERVING,
         "PatchedLaunch: core.serving, runtime.patched_launch": SERVING,
         "Resolution: plugins.contracts, serve.dispatcher": SERVING,
-        "SearchPlan: plugins.contracts, search.planner": SEARCH,
         "Timer: measure.timers.cupti, measure.timers.events, measure.timers.rocprofiler, plugins.contracts": TIMERS,
         "Tracer: hip_ext.profilers.cupti, hip_ext.profilers.rocprofiler, hip_ext.profilers.trace": HIP_EXT,
         "_Attribute: hip_ext.driver.graph_capture, hip_ext.driver.module": HIP_EXT,

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from tritongemm.core.tuning_options import MARGIN
+
 BASELINE_ENTRY = ""
 CLEARLY = 1.05  # this much slower than the best needs no test
 CONFIDENCE = 0.01
 FEWEST = 5  # rounds that can tell anything
-MARGIN = 0.005  # a gain below this is not worth leaving the library for
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,10 @@ class Backend(Plugin, abstract=True):
         """As `supports`, of what `capabilities` do not say."""
         return SUPPORTED
 
+    def check_axes(self, config: Config) -> Support:
+        """Whether a kernel can have a config's tile and counts, whatever the problem; a reason begins with the axis."""
+        return SUPPORTED
+
 
 class KernelBackend(Backend, abstract=True):
     """A backend whose kernels are compiled here.
@@ -682,6 +686,7 @@ class Format(Plugin, abstract=True):
         title: what it is, in a few words, for messages.
         suffixes: file names end so.
         can_write: it can tell our results.
+        axis_keys: what its files call the axes of a config (`core.config.AXES`), for messages.
     """
 
     package = "tritongemm.formats"
@@ -689,6 +694,7 @@ class Format(Plugin, abstract=True):
     title: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
     can_write: ClassVar[bool] = False
+    axis_keys: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def recognises(self, path: Path, text: str) -> bool:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tritongemm.measure.choose import BASELINE_ENTRY, MARGIN, Choice, beaten, choose, decided, faster, still_racing
+from tritongemm.core.tuning_options import MARGIN
+from tritongemm.measure.choose import BASELINE_ENTRY, Choice, beaten, choose, decided, faster, still_racing
 
 ROUNDS = 40
 

@@ -68,6 +68,15 @@ class TritonBackend(SearchedBackend):
             return SUPPORTED
         return Support(f"no kernel template that {target.name} runs has such operands")
 
+    def check_axes(self, config: Config) -> Support:
+        """Whether a template's kernel can have a config's tile and counts, whatever the problem."""
+        if odd := template_facts.odd_block(config):
+            return Support(f"{odd[0]} {odd[1]}")
+        for axis in ("group_m", "split_k", "num_warps", "num_stages"):
+            if getattr(config, axis) < 1:
+                return Support(f"{axis} must be at least 1, not {getattr(config, axis)}")
+        return SUPPORTED
+
     def _candidates(
         self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
     ) -> Iterable[Config]:

@@ -31,6 +31,7 @@ def toy_format(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[str]:
     finally:
         sys.modules.pop("tritongemm.formats.toy_csv", None)
         registry.get.cache_clear()
+        registry._load.cache_clear()
 
 
 def read_text(text: str, path: Path = Path("rows.yaml"), defaults: Defaults | None = None) -> list[FormatRow]:

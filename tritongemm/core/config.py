@@ -58,7 +58,7 @@ class Config:
     @property
     def name(self) -> str:
         """Text form; `parse` reads it back. A valid identifier for Triton configs, so it can name the kernel."""
-        prefix = "" if self.backend == DEFAULT_BACKEND else f"{self.backend}."
+        prefix = "" if self.is_generated else f"{self.backend}."
         fixed = f"{self.template}__bm{self.block_m}__bn{self.block_n}__bk{self.block_k}__gm{self.group_m}"
         fixed += f"__sk{self.split_k}__w{self.num_warps}__s{self.num_stages}"
         return prefix + fixed + "".join(f"__{k}{v}" for k, v in self.options)
@@ -69,13 +69,18 @@ class Config:
         return self.name.replace(f"__gm{self.group_m}", "", 1)
 
     @property
+    def is_generated(self) -> bool:
+        """Whether its kernel is generated from a template here, under `kernel_name`; otherwise `template` names it."""
+        return self.backend == DEFAULT_BACKEND
+
+    @property
     def short_name(self) -> str:
         """What a table calls it, e.g. ``tile 64x128x32 gm4 sk2 w4 s3 +2``.
 
         The middle of a long template is left out, and so are a group and a split of one; the last word is the number of
         options. `name` has all of them.
         """
-        prefix = "" if self.backend == DEFAULT_BACKEND else f"{self.backend}."
+        prefix = "" if self.is_generated else f"{self.backend}."
         template = self.template if len(self.template) <= 24 else f"{self.template[:11]}..{self.template[-11:]}"
         words = [prefix + template]
         words += ["x".join(map(str, self.tile))] if any(self.tile) else []

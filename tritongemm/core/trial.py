@@ -8,6 +8,7 @@ from typing import Any
 
 from tritongemm.core.config import Config
 
+PREDICTED = "model"  # The timer of a trial or record whose time was predicted, not measured.
 STATUSES = ("ok", "pruned", "compile_failed", "out_of_resources", "timeout", "crashed", "wrong")
 
 

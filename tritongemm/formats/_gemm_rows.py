@@ -60,6 +60,24 @@ _HELD = ("dtype_a", "dtype_b", "dtype_c", "bias", "batch", "family")  # of a pro
 _REMARK = re.compile(r"#.*?\bTFLOPS:\s*(?P<tflops>\d[\d.]*)(?:.*?\btime\(us\):\s*(?P<us>\d[\d.]*))?")
 
 
+_SCHEMA = re.compile(r"# Tuned by tritongemm(?:, schema (?P<number>\d{1,9}))?:")
+# A key of ours, in a map of flow style or at the beginning of a line.
+_OUR_KEY = re.compile(rf"""(?m)(?:^[ \t-]*|[{{,]\s*)['"]?(?:{"|".join(OUR_KEYS)})['"]?\s*:(?:\s|$)""")
+
+
+def is_ours(text: str) -> bool:
+    """Whether a list of rows has our first line, or a key that tune_gemm's rows do not have."""
+    if _SCHEMA.match(text):
+        return True
+    return bool(_OUR_KEY.search("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))))
+
+
+def schema_of_text(text: str) -> int:
+    """Number of the schema that the first line of a results file names; 1 where it names none."""
+    head = _SCHEMA.match(text)
+    return max(1, int(head["number"] or 1)) if head else 1
+
+
 def rows_of_entries(entries: Iterable[Entry], defaults: Defaults) -> list[FormatRow]:
     """The row of each entry, in their order.
 

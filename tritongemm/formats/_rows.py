@@ -1,4 +1,4 @@
-"""What formats share: the problem of a row, and the text of a file."""
+"""What formats share with their callers: the problem of a row, the text of a file, and which format is our own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Format, ResultsFormat
 
 EXAMPLE = "- {'M': 4096, 'N': 4096, 'K': 8192}"
 
@@ -20,7 +21,9 @@ def problem_of(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str, A
 
     Args:
         defaults: what holds for a row that does not say.
-        m, n, k: sizes.
+        m: rows of A and C.
+        n: columns of B and C.
+        k: columns of A, rows of B.
         given: other fields of `Problem` that the row has, by their names.
 
     Raises:
@@ -45,6 +48,11 @@ def problem_of(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str, A
         groups=row.get("groups", 1),
         order_b=row.get("order_b") or (typical.order_b if defaults.order_b == PLAIN else defaults.order_b),
     )
+
+
+def results_format() -> ResultsFormat:
+    """The format in which our own results are kept."""
+    return next(f for f in registry.every(Format) if isinstance(f, ResultsFormat))
 
 
 def text_of(path: Path) -> str:

@@ -199,16 +199,12 @@ def _nearest(name: str, keys: Collection[str]) -> str:
 
 def _plain(node: yaml.Node) -> Any:
     """A value as JSON has it; what JSON has not, such as a date, is text."""
-    value = yaml.SafeLoader("").construct_object(node, deep=True)
-    return value if _is_json(value) else str(getattr(node, "value", ""))
-
-
-def _is_json(value: object) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(k, str) and _is_json(v) for k, v in value.items())
-    if isinstance(value, list):
-        return all(map(_is_json, value))
-    return value is None or isinstance(value, str | bool | int | float)
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(one) for one in node.value]
+    if isinstance(node, yaml.MappingNode):
+        return {str(key.value): _plain(value) for key, value in node.value}
+    value = yaml.SafeLoader("").construct_object(node)
+    return value if value is None or isinstance(value, str | bool | int | float) else str(node.value)
 
 
 def flow(value: object) -> str:

@@ -1,14 +1,13 @@
 """Format: the results file of this project, a YAML list of maps: tune_gemm's keys first, then ours.
 
 The first line, a remark, has the number of the schema: ``# Tuned by tritongemm, schema 2: …``; a file whose first line
-has none is of schema 1. tune_gemm passes over our keys. `_gemm_rows` says what each key means. A result's keys that this
-version does not know are kept and written back. A file of a newer schema may hold rows that this version can't use,
+has none is of schema 1. tune_gemm passes over our keys. `_gemm_rows` says what each key means. Keys of a result that
+this version does not know are kept and written back. A file of a newer schema may hold rows that this version can't use,
 because it does not know their keys or values: it keeps them as they are, and a warning counts them.
 """
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,26 +15,24 @@ from pathlib import Path
 from tritongemm.core.errors import InputError, NewerVersionWarning
 from tritongemm.core.format_row import Defaults, FormatRow, NewerRow, ResultsFile
 from tritongemm.core.record import SCHEMA, Record
-from tritongemm.formats._gemm_rows import AXIS_KEYS, KEYS, OUR_KEYS, is_result, row_of_record, rows_of_entries
+from tritongemm.formats._gemm_rows import (
+    AXIS_KEYS,
+    KEYS,
+    is_ours,
+    is_result,
+    row_of_record,
+    rows_of_entries,
+    schema_of_text,
+)
 from tritongemm.formats._yaml_rows import Entry, entries, flow, is_row_list
-from tritongemm.plugins.contracts import Format
+from tritongemm.plugins.contracts import ResultsFormat
 
 _HEAD = (
     "# Tuned by tritongemm, schema {}: tune_gemm's keys, then tritongemm's. With timer: model, times are predictions.\n"
 )
-_SCHEMA = re.compile(r"# Tuned by tritongemm(?:, schema (?P<number>\d{1,9}))?:")
-# A key of ours, in a map of flow style or at the beginning of a line.
-_OUR_KEY = re.compile(rf"""(?m)(?:^[ \t-]*|[{{,]\s*)['"]?(?:{"|".join(OUR_KEYS)})['"]?\s*:(?:\s|$)""")
 
 
-def is_ours(text: str) -> bool:
-    """Whether a list of rows has our first line, or a key that tune_gemm's rows do not have."""
-    if _SCHEMA.match(text):
-        return True
-    return bool(_OUR_KEY.search("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))))
-
-
-class NativeYaml(Format):
+class NativeYaml(ResultsFormat):
     """Our results file, and lists of sizes that have keys of ours."""
 
     title = "the YAML of our results, a list of maps"
@@ -63,19 +60,9 @@ class NativeYaml(Format):
         return list(results.rows)
 
     def read_results(self, path: Path, text: str, defaults: Defaults | None = None) -> ResultsFile:
-        """All that a file holds, with the rows that only a newer version can use.
-
-        Args:
-            path: for messages.
-            text: contents.
-            defaults: what holds for a row that does not say.
-
-        Raises:
-            InputError: a row is wrong; names file, row, line and field.
-        """
+        """All that a file holds, with the rows that only a newer version can use."""
         defaults = defaults or Defaults()
-        head = _SCHEMA.match(text)
-        schema = int(head["number"] or 1) if head else 1
+        schema = schema_of_text(text)
         usable: list[Entry] = []
         newer: list[NewerRow] = []
         for index, entry in enumerate(entries(path, text, KEYS)):
@@ -86,23 +73,14 @@ class NativeYaml(Format):
             if not is_result(entry):
                 entry.refuse_unknown_keys()
             usable.append(entry)
-        return ResultsFile(max(schema, 1), tuple(rows_of_entries(usable, defaults)), tuple(newer))
+        return ResultsFile(schema, tuple(rows_of_entries(usable, defaults)), tuple(newer))
 
     def write(self, records: Iterable[Record]) -> str:
         """The records as a file, one line each, in the order given."""
         return self.write_results(records)
 
     def write_results(self, records: Iterable[Record], schema: int = SCHEMA, newer: Iterable[NewerRow] = ()) -> str:
-        """The records as a file, with rows of a newer version at the places that they had.
-
-        Args:
-            records: in the order of their lines.
-            schema: the one that was read, where rows of a newer version are among them.
-            newer: rows to write back as they are.
-
-        Raises:
-            InputError: a record that a row can't tell.
-        """
+        """The records as a file, with rows of a newer version at the places that they had."""
         lines = [f"- {flow(row_of_record(r))}\n" for r in records]
         for row in sorted(newer, key=lambda r: r.index):
             lines.insert(row.index, row.text + "\n")

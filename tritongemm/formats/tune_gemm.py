@@ -9,9 +9,8 @@ from pathlib import Path
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
-from tritongemm.formats._gemm_rows import AXIS_KEYS, KEYS, rows_of_entries
+from tritongemm.formats._gemm_rows import AXIS_KEYS, KEYS, is_ours, rows_of_entries
 from tritongemm.formats._yaml_rows import entries, is_row_list
-from tritongemm.formats.native_yaml import is_ours
 from tritongemm.plugins.contracts import Format
 
 

@@ -99,7 +99,7 @@ def _row(problem: Problem, stages: Mapping[str, Trial], record: Record | None) -
     return {
         "backend": config.backend,
         "config": config.name,
-        "kernel": config.kernel_name if config.backend == "triton" else config.template,
+        "kernel": config.kernel_name if config.is_generated else config.template,
         "solution": config.option("index") if "index" in dict(config.options) else "",
         "splitK": config.split_k,
         "status": last.status,

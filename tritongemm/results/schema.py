@@ -41,8 +41,8 @@ class Line:
 
     Attributes:
         kind: ``header``, ``record``, ``trial`` or ``merged``; ``newer`` for a line that is kept and not used.
-        value: a mapping for a header, a `Record`, a problem with a `Trial`, or a list of problems; for ``newer`` the line
-            as it was read.
+        value: a mapping for a header, a `Record`, a problem with a `Trial`, or a list of problems; for ``newer`` the
+            line as it was read.
         reason: why the line can't be used; "" where it can.
     """
 

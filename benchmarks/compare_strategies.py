@@ -31,8 +31,8 @@ from replay_tables import Table, read
 
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.space import Space
 from tritongemm.core.search_results import Predictions
+from tritongemm.core.space import Space
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import SearchPlan, Strategy
 from tritongemm.search.cost_model import model as cost_model
@@ -167,7 +167,10 @@ def compare(replays: Sequence[Replay], strategies: Sequence[str], seeded: bool) 
     """One row a contender: regret at each fraction of the space, and what its own default budget brings."""
     counts = {f: [max(1, round(f * len(r.order))) for r in replays] for f in FRACTIONS}
     seeds = [solved(r, replays) if seeded else [] for r in replays]
-    chance = {f: regret(replays, [best_after(r.random, c) for r, c in zip(replays, n, strict=True)]) for f, n in counts.items()}
+    chance = {
+        f: regret(replays, [best_after(r.random, c) for r, c in zip(replays, n, strict=True)])
+        for f, n in counts.items()
+    }
     rows: list[dict[str, Any]] = [{"strategy": "random (exact)", "at": chance, "score": 0.0}]
     for name in strategies:
         reached = {}

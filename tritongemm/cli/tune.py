@@ -119,7 +119,15 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             return revalidate.retime_results(rows, judges, compiler, plan, reporter)
         identity = _identity(protocol) if here.devices else {"timer": PREDICTED}
         problems = [r.problem for r in rows]
-        opened = Store.open(output, here.target.name, plan.toolchain, identity, resume=args.resume, problems=problems)
+        opened = Store.open(
+            output,
+            here.target.name,
+            plan.toolchain,
+            identity,
+            resume=args.resume,
+            problems=problems,
+            compute_units=here.target.compute_units,
+        )
         store = stack.enter_context(opened)
         return _tune(problems, judges, compiler, store, plan, args, reporter, command)
 

@@ -100,7 +100,7 @@ def verify_results(
         unchecked += trial.status == "pruned"
         error, limit = ("-" if v is None else f"{v:.2e}" for v in (trial.error, trial.tolerance))
         how = judge.describe(row.problem, built.config) if trial.error is not None else "-"
-        table.append([row.problem.key, trial.status, error, limit, how, built.config.name, trial.reason])
+        table.append([row.problem.key, trial.status, error, limit, how, built.config.short_name, trial.reason])
         reporter.step("verify")
     reporter.table("", ["size", "status", "error", "allowed", "checked", "config", "why"], table)
     others = [f", {count} {what}" for count, what in ((bad, "are not"), (unchecked, "can't be checked here")) if count]
@@ -142,7 +142,7 @@ def retime_results(
                     "-",
                     stored[1],
                     trial.status,
-                    built.config.name,
+                    built.config.short_name,
                     trial.reason,
                 ]
             )
@@ -151,7 +151,7 @@ def retime_results(
         rate = row.problem.flops / trial.seconds / 1e12
         theirs = f"{library * 1e6:.2f}" if library else "-"
         times = [f"{trial.seconds * 1e6:.2f}", stored[0], f"{rate:.1f}", theirs, _ratio(gain), stored[1]]
-        table.append([row.problem.key, *times, trial.timer, built.config.name, ""])
+        table.append([row.problem.key, *times, trial.timer, built.config.short_name, ""])
         won = row.record is not None and row.record.winner == built.config.backend
         if won and gain and row.record and row.record.speedup:
             kept.append(gain >= (1 - HOLDS) * row.record.speedup)

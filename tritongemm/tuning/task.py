@@ -80,6 +80,7 @@ class Task:
             + (f", {best.outside:.3%} of the elements beyond the tolerance" if best.outside else ""),
             toolchain=plan.toolchain,
             cold=final.cold,
+            compute_units=self.judge.target.compute_units,
         )
 
 

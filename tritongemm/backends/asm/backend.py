@@ -46,9 +46,7 @@ class AsmBackend(KernelBackend):
         named = settings.asm_manifests()
         return SUPPORTED if named else Support("no manifest of assembly kernels: TRITONGEMM_ASM_MANIFESTS names none")
 
-    def _candidates(
-        self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
-    ) -> Iterable[Config]:
+    def _candidates(self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool) -> Iterable[Config]:
         return survey(problem, target, inputs.manifests)[0]
 
     def _has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
@@ -148,9 +146,7 @@ def _config(row: KernelRow, target: Target, split: int) -> Config:
     return Config(row.symbol, *sizes, backend="asm")
 
 
-def _find_row(
-    config: Config, problem: Problem, target: Target, manifests: Sequence[Path]
-) -> tuple[KernelRow, bytes]:
+def _find_row(config: Config, problem: Problem, target: Target, manifests: Sequence[Path]) -> tuple[KernelRow, bytes]:
     """The manifest's row of a config's kernel, and its code or source (empty where the file is missing).
 
     Raises:

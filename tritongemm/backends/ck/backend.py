@@ -76,9 +76,7 @@ class CkBackend(KernelBackend):
             return _cpp_instances.check_dtypes(problem, outputs) and Support("no bias on integers")
         return _cpp_instances.check_dtypes(problem, outputs)
 
-    def _candidates(
-        self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
-    ) -> Iterable[Config]:
+    def _candidates(self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool) -> Iterable[Config]:
         rules, preference = ck_instances.RULES, ck_instances.preference
         return _cpp_instances.rank_configs(self.name, problem, target, rules, preference, everything)
 

@@ -84,9 +84,7 @@ class CutlassBackend(KernelBackend):
                 return Support(f"{name} {sizes[name]}: rows must start at multiples of {_ALIGN} bytes")
         return SUPPORTED
 
-    def _candidates(
-        self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
-    ) -> Iterable[Config]:
+    def _candidates(self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool) -> Iterable[Config]:
         rules, preference = cutlass_instances.RULES, cutlass_instances.preference
         return _cpp_instances.rank_configs(self.name, problem, target, rules, preference, everything)
 

@@ -40,7 +40,15 @@ NUMBERS = (*SIZES, "GROUP_M")
 OPTIONS = {"enable_fp_fusion": True, "sanitize_overflow": False}
 _SMALL = 2**31  # bytes that an offset of 32 bits reaches: a buffer instruction's
 _MOST_WORKGROUPS = 2**31 - 1  # of one launch along x, where all kernels have their tiles
-_MANIFEST_SIZES = ("m", "n", "k", "lda", "ldb", "ldc", "group_m")  # parameters after the operands, as manifests name them
+_MANIFEST_SIZES = (
+    "m",
+    "n",
+    "k",
+    "lda",
+    "ldb",
+    "ldc",
+    "group_m",
+)  # parameters after the operands, as manifests name them
 _GPU_TARGETS = {  # by vendor: what Triton calls the architecture
     "nvidia": lambda arch: ("cuda", int(arch[2:])),
     "amd": lambda arch: ("hip", arch),
@@ -68,9 +76,16 @@ class TritonBackend(SearchedBackend):
             return SUPPORTED
         return Support(f"no kernel template that {target.name} runs has such operands")
 
-    def _candidates(
-        self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
-    ) -> Iterable[Config]:
+    def check_axes(self, config: Config) -> Support:
+        """Whether a template's kernel can have a config's tile and counts, whatever the problem."""
+        if odd := template_facts.odd_block(config):
+            return Support(f"{odd[0]} {odd[1]}")
+        for axis in ("group_m", "split_k", "num_warps", "num_stages"):
+            if getattr(config, axis) < 1:
+                return Support(f"{axis} must be at least 1, not {getattr(config, axis)}")
+        return SUPPORTED
+
+    def _candidates(self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool) -> Iterable[Config]:
         kept = prune.prune(self.space(problem, target), problem, target).kept
         return cost_model.rank(kept, problem, target).configs
 

@@ -74,7 +74,9 @@ class IterationCost(Generic[Number]):
         if occupancy.without_matrix_units(config):
             matrix = occupancy.accumulator_registers(config, target) * PRODUCT_CLOCKS / clock
             lds: float = (
-                2 * (a + b) if occupancy.pipeline_stages(config, problem, target) > 1 and not occupancy.has_single_row(config) else 0.0
+                2 * (a + b)
+                if occupancy.pipeline_stages(config, problem, target) > 1 and not occupancy.has_single_row(config)
+                else 0.0
             )
         elif occupancy.async_matrix(config, target):
             own_rows, others = (b, a) if config.option("swap_ab") else (a, b)

@@ -56,7 +56,9 @@ def waves(config: Config, problem: Problem, target: Target, fits: int) -> tuple[
     programs = persistent_programs(config, target)
     if not programs:
         tiles, loop, shared = tiles * config.split_k, ceil(loop / config.split_k), config.split_k
-        if without_matrix_units(config) and tiles > units * fits:  # many small programs, of which one begins as soon as another ends
+        if (
+            without_matrix_units(config) and tiles > units * fits
+        ):  # many small programs, of which one begins as soon as another ends
             return (Wave(tiles / (units * fits), fits, units * fits, loop, shared),)
         whole, rest = divmod(tiles, units * fits)
         full = Wave(whole, fits, units * fits, loop, shared)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import ceil
 
+from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.codegen.template_facts import search_facts
 from tritongemm.search.cost_model.occupancy import without_matrix_units
 from tritongemm.search.cost_model.waves import count_tiles
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tritongemm.codegen.template_facts import tail
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.codegen.template_facts import tail
 from tritongemm.search.cost_model.occupancy import matrix_sides
 from tritongemm.search.cost_model.waves import count_tiles
 

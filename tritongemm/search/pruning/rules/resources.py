@@ -34,7 +34,11 @@ def accumulator(config: Config, problem: Problem, target: Target) -> str | None:
 def unrolled(config: Config, problem: Problem, target: Target) -> str | None:
     """A thread's loads of one block are written out one by one: so many spill, and the compiler takes a second."""
     each = config.block_k * max(config.block_m, config.block_n) // (config.num_warps * target.wave_size)
-    return f"{each} elements of a block for each thread >= {UNROLLED_ELEMENTS_LIMIT}" if each >= UNROLLED_ELEMENTS_LIMIT else None
+    return (
+        f"{each} elements of a block for each thread >= {UNROLLED_ELEMENTS_LIMIT}"
+        if each >= UNROLLED_ELEMENTS_LIMIT
+        else None
+    )
 
 
 def stages(config: Config, problem: Problem, target: Target) -> str | None:

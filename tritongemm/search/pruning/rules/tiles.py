@@ -88,7 +88,11 @@ def group_m(config: Config, problem: Problem, target: Target) -> str | None:
 
 def warp_group(config: Config, problem: Problem, target: Target) -> str | None:
     """Fewer than 4 warps fall back to the older, slower matrix instructions."""
-    if config.num_warps >= 4 or matrix_sides(config)[0] < 64 or not (target.has("wgmma") or target.has("tensor_memory")):
+    if (
+        config.num_warps >= 4
+        or matrix_sides(config)[0] < 64
+        or not (target.has("wgmma") or target.has("tensor_memory"))
+    ):
         return None
     return f"{config.num_warps} warps < 4 of a warp group"
 

@@ -258,7 +258,7 @@ def seconds(bench: OperandSets, launch: Callable[[int], None], head: LeadInKerne
 
 def measure(problem: Problem, here: machine.Machine, known: dict[DType, Rates]) -> dict[str, float]:
     """Seconds of the floors ``alone`` and ``at_once``, and of the best ``tiles`` beside what moves; `known`: rates by type."""
-    device = driver.open(here.vendor).device(here.devices[0])
+    device = driver.open_driver(here.vendor).device(here.devices[0])
     stream, following = torch.cuda.Stream(), here.target.overlap.get("next")
     request = Request("screen", problem, here.target, MeasureProtocol(), here.vendor, here.devices[0], ())
     with torch.cuda.stream(stream):

@@ -82,7 +82,7 @@ def measure(problem: Problem, here: Machine, folder: Path, ours: Tuned, args: ar
     stream = torch.cuda.Stream(index)
     entries: dict[str, _race.Entry] = {}
     with torch.cuda.stream(stream), torch.no_grad():
-        device = driver.open(here.vendor).device(index)
+        device = driver.open_driver(here.vendor).device(index)
         request = Request("final", problem, target, MeasureProtocol(), here.vendor, index, ())
         bench = OperandSets(request, device, stream.cuda_stream)
         row |= {"copies": bench.copies, "cold": bench.cold}

@@ -100,7 +100,7 @@ class DeviceWorker:
             torch.zeros(1, device=f"cuda:{request.device}")
             torch.backends.cuda.matmul.allow_tf32 = True
             self._stream = torch.cuda.Stream(request.device)
-            self._device = driver.open(request.vendor).device(request.device)
+            self._device = driver.open_driver(request.vendor).device(request.device)
         with torch.cuda.stream(self._stream):
             bench = self._bench(request)
             bench.provide(launch for _, launch in request.candidates)

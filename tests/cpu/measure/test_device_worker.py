@@ -35,7 +35,7 @@ SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """The stand-in, in place of every way to a GPU."""
     made = Device()
-    monkeypatch.setattr(device_worker.driver, "open", lambda vendor: SimpleNamespace(device=lambda index: made))
+    monkeypatch.setattr(device_worker.driver, "open_driver", lambda vendor: SimpleNamespace(device=lambda index: made))
     generator = torch.Generator
     monkeypatch.setattr(torch, "Generator", lambda device: generator())
     stream = SimpleNamespace(cuda_stream=7, synchronize=made.synchronize)

@@ -89,7 +89,7 @@ def clock(request, built, tmp_path, monkeypatch):
     library = ctypes.CDLL(str(shutil.copy(built / request.param, tmp_path / "fake.so")))
     monkeypatch.setattr(libraries, "load", lambda *_: library)
     if request.param == "cupti":
-        module, binding, make = cupti, cupti_binding, "tracer"
+        module, binding, make = cupti, cupti_binding, "open_tracer"
     else:
         ctypes.c_int.in_dll(library, "fake_major").value = int(request.param[-1])
         module, binding, make = rocprofiler, sdk_binding, "configure"
@@ -220,7 +220,7 @@ def test_code_stays_while_the_clock_needs_it():
 
 @pytest.mark.parametrize("name", ["cupti", "rocprofiler", "rocprofv3"])
 def test_without_the_vendor_a_profiler_says_why(name, monkeypatch):
-    monkeypatch.setattr(driver, "open", lambda vendor: (_ for _ in ()).throw(UnavailableError(f"no {vendor} driver")))
+    monkeypatch.setattr(driver, "open_driver", lambda vendor: (_ for _ in ()).throw(UnavailableError(f"no {vendor} driver")))
     monkeypatch.setattr(rocprofv3, "folders", lambda: [Path("/nowhere/bin")])
     monkeypatch.setenv("PATH", "/none")
     reason = registry.unavailable("timers", name)
@@ -228,8 +228,8 @@ def test_without_the_vendor_a_profiler_says_why(name, monkeypatch):
 
 
 def test_the_sdk_is_asked_in_a_process_of_its_own(monkeypatch):
-    present = driver.present()
-    monkeypatch.setattr(driver, "open", lambda vendor: None)
+    present = driver.find_vendor()
+    monkeypatch.setattr(driver, "open_driver", lambda vendor: None)
     if present != "amd":
         assert "HIP runtime" in (rocprofiler.unavailable() or "")
 
@@ -246,7 +246,7 @@ def test_the_clock_of_a_run(monkeypatch, capsys):
     reasons["rocprofiler"] = "locked"
     assert tune._timer("auto", here) == "events"
     monkeypatch.undo()
-    if driver.present() is None:
+    if driver.find_vendor() is None:
         size = ["-m", "1", "-n", "2", "-k", "3"]
         for name, why in (("cupti", "looked for libcuda.so.1"), ("rocprofv3", "/opt/rocm/bin")):
             assert tune.main([*size, "--profiler", name]) == 2

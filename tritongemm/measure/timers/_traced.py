@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 from tritongemm.hip_ext.driver.driver import Graph
-from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, TraceError, Tracer, busy_seconds
+from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, KernelTracer, TraceError, busy_seconds
 
 
 class TracedTimer:
@@ -26,7 +26,7 @@ class TracedTimer:
     ATTEMPTS = 3  # a trace that is refused is taken anew; one that is refused every time is an error
     PATIENCE = 1.0  # seconds to wait for late records
 
-    def __init__(self, tracer: Tracer, wait: Callable[[], object], stream: int) -> None:
+    def __init__(self, tracer: KernelTracer, wait: Callable[[], object], stream: int) -> None:
         self._tracer, self._wait, self._stream = tracer, wait, stream
         self._kernels: WeakKeyDictionary[Graph, tuple[str, ...]] = WeakKeyDictionary()
 

@@ -17,7 +17,7 @@ KEEPS_CODE = True  # see hip_ext/cupti: names are right only while nothing is un
 def unavailable() -> str | None:
     """Why CUPTI can't trace here, or None."""
     try:
-        driver.open(VENDOR)
+        driver.open_driver(VENDOR)
         prepare()
     except TritonGemmError as error:
         return str(error)
@@ -31,7 +31,7 @@ def prepare() -> None:
         UnavailableError: no CUPTI, or one that this driver refuses.
         DriverError: it can't be enabled.
     """
-    cupti.tracer().enable()
+    cupti.open_tracer().enable()
 
 
 class Timer(TracedTimer):
@@ -43,4 +43,4 @@ class Timer(TracedTimer):
     """
 
     def __init__(self, device: Device, stream: int) -> None:
-        super().__init__(cupti.tracer(), device.synchronize, stream)
+        super().__init__(cupti.open_tracer(), device.synchronize, stream)

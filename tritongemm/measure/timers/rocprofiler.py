@@ -24,7 +24,7 @@ def unavailable() -> str | None:
     process of its own is asked.
     """
     try:
-        driver.open(VENDOR)
+        driver.open_driver(VENDOR)
     except UnavailableError as error:
         return str(error)
     child = WorkerProcess("tritongemm.measure.timers.rocprofiler:Probe")

@@ -42,7 +42,7 @@ class OnHost(TorchFunctionMode):
 def gpu_on_host(patch: pytest.MonkeyPatch) -> Iterator[Device]:
     """A stand-in for the device, in place of every way to a GPU in this process."""
     made = Device()
-    patch.setattr(driver, "open", lambda vendor: SimpleNamespace(device=lambda index: made))
+    patch.setattr(driver, "open_driver", lambda vendor: SimpleNamespace(device=lambda index: made))
     generator = torch.Generator
     patch.setattr(torch, "Generator", lambda device: generator())
     stream = SimpleNamespace(cuda_stream=7, synchronize=made.synchronize)

@@ -112,7 +112,7 @@ def profiled(kind: str, compiled: Path, folder: Path, patch: pytest.MonkeyPatch)
         pytest.skip("this triton wheel has no SDK headers")
     library = ctypes.CDLL(str(shutil.copy(compiled / kind, folder / "fake.so")))
     patch.setattr(libraries, "load", lambda *_: library)
-    handle: Any = cupti_binding.tracer if kind == "cupti" else sdk_binding.configure
+    handle: Any = cupti_binding.open_tracer if kind == "cupti" else sdk_binding.configure
     if kind != "cupti":
         ctypes.c_int.in_dll(library, "fake_major").value = int(kind[-1])
         patch.setattr(symbols, "bind", lambda vendor: None)

@@ -87,7 +87,7 @@ class DeviceWorker:
             torch.zeros(1, device=f"cuda:{setup.device}")
             torch.backends.cuda.matmul.allow_tf32 = True
             self._stream = torch.cuda.Stream(setup.device)
-            self._device = driver.open(setup.vendor).device(setup.device)
+            self._device = driver.open_driver(setup.vendor).device(setup.device)
         return self._device
 
     def _operands(self, setup: MeasureSetup, device: driver.Device) -> OperandSets:

@@ -178,7 +178,9 @@ def test_code_stays_while_the_clock_needs_it() -> None:
 
 @pytest.mark.parametrize("name", ["cupti", "rocprofiler", "rocprofv3"])
 def test_without_the_vendor_a_profiler_says_why(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "open", lambda vendor: (_ for _ in ()).throw(UnavailableError(f"no {vendor} driver")))
+    monkeypatch.setattr(
+        driver, "open_driver", lambda vendor: (_ for _ in ()).throw(UnavailableError(f"no {vendor} driver"))
+    )
     monkeypatch.setattr(rocprofv3, "folders", lambda: [Path("/nowhere/bin")])
     monkeypatch.setenv("PATH", "/none")
     support = registry.available(Timer, name)
@@ -187,8 +189,8 @@ def test_without_the_vendor_a_profiler_says_why(name: str, monkeypatch: pytest.M
 
 
 def test_the_sdk_is_asked_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    present = driver.present()
-    monkeypatch.setattr(driver, "open", lambda vendor: None)
+    present = driver.find_vendor()
+    monkeypatch.setattr(driver, "open_driver", lambda vendor: None)
     if present != "amd":
         assert "HIP runtime" in registry.available(Timer, "rocprofiler").reason
 
@@ -210,7 +212,7 @@ def test_the_clock_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     supports["rocprofiler"], supports["rocprofv3"] = Support("locked"), SUPPORTED
     assert tune._timer("auto", here) == "events", "one in a process of its own is asked for by its name"
     monkeypatch.undo()
-    if driver.present() is None:
+    if driver.find_vendor() is None:
         size = ["-m", "1", "-n", "2", "-k", "3"]
         for name, why in (("cupti", "looked for libcuda.so.1"), ("rocprofv3", "/opt/rocm/bin")):
             assert tune.main([*size, "--profiler", name]) == 2

@@ -74,7 +74,7 @@ def test_places_that_can_not_be(tmp_path: Path) -> None:
 
 def test_a_resumed_run_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal has what an earlier run found; the file is replaced as a whole."""
-    monkeypatch.setattr(driver, "present", lambda: None)
+    monkeypatch.setattr(driver, "find_vendor", lambda: None)
 
     def passed(self: Any, problem: Problem, config: Config, path: Path) -> Trial:
         return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)

@@ -161,7 +161,7 @@ def test_tensor_maps_follow_their_operands(told, ready, no_gpu, monkeypatch):
     """All maps of an operand, and the pointer that some kernels take beside them."""
     monkeypatch.setattr(tensor_map, "MovingMap", Map)
     if not told:  # where addresses stand in a map
-        monkeypatch.setattr(tensor_map, "place", lambda made: None)
+        monkeypatch.setattr(tensor_map, "find_address_offset", lambda made: None)
     records, launches = ready[0][1:5], ready[1]
     for one, described in zip(records, ("ab", "abc", "abbcc", "aabcc"), strict=True):
         p = one.problem
@@ -184,9 +184,9 @@ def test_tensor_maps_follow_their_operands(told, ready, no_gpu, monkeypatch):
 
 
 def test_where_an_address_stands_in_a_tensor_map():
-    assert tensor_map.place(lambda at: bytes(16) + struct.pack("<Q", at) + bytes(104)) == 16
-    assert tensor_map.place(lambda at: struct.pack("<Q", at >> 4) + bytes(120)) is None
-    assert tensor_map.place(lambda at: struct.pack("<2Q", at, at % 4096) + bytes(112)) is None
+    assert tensor_map.find_address_offset(lambda at: bytes(16) + struct.pack("<Q", at) + bytes(104)) == 16
+    assert tensor_map.find_address_offset(lambda at: struct.pack("<Q", at >> 4) + bytes(120)) is None
+    assert tensor_map.find_address_offset(lambda at: struct.pack("<2Q", at, at % 4096) + bytes(112)) is None
 
 
 def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):

@@ -28,6 +28,7 @@ from tritongemm.hip_ext.blaslt import tables as blaslt_tables
 from tritongemm.hip_ext.blaslt import types
 from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
 from tritongemm.hip_ext.blaslt.types import Algorithm, Matmul, Matrix
+from tritongemm.hip_ext.blaslt.variants import all_algorithms
 from tritongemm.hip_ext.driver import driver
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 
@@ -41,7 +42,7 @@ _PLACE = ("index", "version")  # where an algorithm was found, not which it is
 _MACRO_TILE, _SPLIT = re.compile(r"_MT(\d+)x(\d+)x(\d+)"), re.compile(r"_GSU(\d+)")
 
 
-_vendor = driver.present
+_vendor = driver.find_vendor
 
 
 class BlasltBackend(LibraryBackend):
@@ -62,7 +63,7 @@ class BlasltBackend(LibraryBackend):
         if not vendor:
             return Support("it needs a GPU: no CUDA or HIP driver with a device is here")
         try:
-            blaslt_library.open(vendor)
+            blaslt_library.open_library(vendor)
         except UnavailableError as error:
             return Support(str(error))
         return SUPPORTED
@@ -80,7 +81,7 @@ class BlasltBackend(LibraryBackend):
         units = torch.cuda.get_device_properties(c.device).multi_processor_count if c.is_cuda else 1
         for fast in _accumulations(problem):
             prepared = _prepared(problem, operands, fast)
-            algorithms = islice(prepared[0].every(units), limit or None) if prepared else ()
+            algorithms = islice(all_algorithms(prepared[0], units), limit or None) if prepared else ()
             configs += [_config(algorithm, index, current, fast) for index, algorithm in enumerate(algorithms)]
         return configs
 
@@ -140,7 +141,7 @@ class BlasltBackend(LibraryBackend):
 
 
 def library() -> blaslt_library.Library:
-    return blaslt_library.open(_vendor() or "nvidia")
+    return blaslt_library.open_library(_vendor() or "nvidia")
 
 
 def version() -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 from tritongemm.hip_ext.driver.driver import Graph
-from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, TraceError, Tracer, busy_seconds
+from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, KernelTracer, TraceError, busy_seconds
 
 
 class TracedClock:
@@ -26,7 +26,7 @@ class TracedClock:
     ATTEMPTS = 3  # A trace that is refused is taken anew, so many times in all.
     RECORDS_TIMEOUT_SECONDS = 1.0  # A late record is waited for so long.
 
-    def __init__(self, tracer: Tracer, wait: Callable[[], object], stream: int) -> None:
+    def __init__(self, tracer: KernelTracer, wait: Callable[[], object], stream: int) -> None:
         self._tracer, self._wait, self._stream = tracer, wait, stream
         self._kernels: WeakKeyDictionary[Graph, tuple[str, ...]] = WeakKeyDictionary()
 

@@ -22,7 +22,7 @@ class CuptiTimer(Timer):
     def available(self) -> Support:
         """Whether CUPTI can trace here; it is enabled for good where it can."""
         try:
-            driver.open(self.vendor)
+            driver.open_driver(self.vendor)
             self.prepare()
         except TritonGemmError as error:
             return Support(str(error))
@@ -35,8 +35,8 @@ class CuptiTimer(Timer):
             UnavailableError: no CUPTI, or one that this driver refuses.
             DriverError: it can't be enabled.
         """
-        cupti.tracer().enable()
+        cupti.open_tracer().enable()
 
     def clock(self, device: Device, stream: int) -> TracedClock:
         """A clock that reads the records of this process's CUPTI."""
-        return TracedClock(cupti.tracer(), device.synchronize, stream)
+        return TracedClock(cupti.open_tracer(), device.synchronize, stream)

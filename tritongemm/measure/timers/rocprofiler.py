@@ -29,7 +29,7 @@ class RocprofilerTimer(Timer):
         It takes tools on only before a process first uses the GPU, and may abort one that comes at the wrong time.
         """
         try:
-            driver.open(self.vendor)
+            driver.open_driver(self.vendor)
         except UnavailableError as error:
             return Support(str(error))
         child = WorkerProcess("tritongemm.measure.timers.rocprofiler:RocprofilerProbe")

@@ -53,7 +53,7 @@ def links(text: str) -> Iterator[tuple[int, str]]:
 
 
 def anchors(text: str) -> set[str]:
-    """What can be linked to in a page: each heading's words in small letters, joined by dashes, numbered if repeated."""
+    """What can be linked to in a page: each heading's words in small letters, with dashes, numbered if repeated."""
     found: set[str] = set()
     for match in _HEADING.finditer(_FENCE.sub(_blank, text)):
         plain = _LINK.sub(lambda link: link["text"], match["text"]).replace("`", "").replace("*", "")

@@ -15,6 +15,7 @@ import yaml
 
 from tests.cpu.architecture import doc_pages
 from tests.cpu.architecture.doc_pages import DOCS, PAGES, dashed
+from tests.cpu.architecture.test_layers import ALLOWED, LEVELS
 from tests.support import ROOT
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -138,6 +139,16 @@ def test_every_method_to_fill_is_told() -> None:
         if cls.kind:
             text = (DOCS / "plugins" / f"{cls.kind.replace(' ', '_')}.md").read_text()
             assert not [name for name in cls.__abstractmethods__ if f"{name}(" not in text], cls.__name__
+
+
+def test_the_import_table_is_the_one_that_is_held() -> None:
+    text = (DOCS / "architecture.md").read_text().partition("## Who may import whom")[2].partition("## ")[0]
+    table: dict[str, tuple[int, set[str]]] = {}
+    for level, packages, allowed in re.findall(r"(?m)^\| (\d) \| ([\w, ]+) \| ([^|]+) \|$", text):
+        others = set(allowed.split(", ")) if not allowed.startswith(("nothing", "all ")) else set()
+        table |= {name: (int(level), others) for name in packages.split(", ")}
+    table["cli"] = (table["cli"][0], table.keys() - {"cli"})
+    assert table == {name: (level, ALLOWED[name]) for name, level in LEVELS.items()}
 
 
 def test_every_page_is_in_the_menu() -> None:

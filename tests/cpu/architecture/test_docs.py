@@ -28,7 +28,10 @@ README_LINES = 80
 PROSE_LINES = 10  # of a page of measurements
 FOREIGN_OPTIONS = {"--help"}  # Options that no `add_argument` names.
 # Words of one author for what the field has a word for.
-PRIVATE_WORDS = ("judge", "judges", "opponent", "opponents", "workbench", "sideline", "interop", "contenders")
+PRIVATE_WORDS = (
+    *("judge", "judges", "opponent", "opponents", "contenders", "workbench", "lane", "sideline", "verdict"),
+    *("scratch", "learned", "interop"),
+)
 
 
 def _id(page: Path) -> str:

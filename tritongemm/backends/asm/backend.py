@@ -118,7 +118,8 @@ def survey(
     """The kernels that can compute a problem, each with the splits that fit it; and why the others can't, by symbol.
 
     Args:
-        problem, target: what and where.
+        problem: what is computed.
+        target: where.
         manifests: files to read; none for those of the environment.
 
     Raises:
@@ -178,7 +179,9 @@ def inspect(row: KernelRow, code: bytes, arch: str, wave: int, lds: int) -> tupl
     Args:
         row: the manifest's word.
         code: the code object.
-        arch, wave, lds: architecture, threads of a wave, bytes of LDS a workgroup may use.
+        arch: architecture.
+        wave: threads of a wave.
+        lds: bytes of LDS that a workgroup may use.
 
     Raises:
         InputError: truncated, for another architecture, without the symbol, or its parameters, LDS, wave size or

@@ -49,6 +49,11 @@ class Record:
     compute_units: int = 0
 
     @property
+    def predicted(self) -> bool:
+        """Whether its times are a model's predictions, which no timer measured."""
+        return self.timer == "model"
+
+    @property
     def tflops(self) -> float:
         return self.problem.flops / self.seconds / 1e12
 

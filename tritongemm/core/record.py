@@ -58,6 +58,11 @@ class Record:
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
+    def predicted(self) -> bool:
+        """Whether its times are a model's predictions, which no timer measured."""
+        return self.timer == "model"
+
+    @property
     def tflops(self) -> float:
         """Rate in 10**12 operations per second."""
         return self.problem.flops / self.seconds / 1e12

@@ -31,8 +31,10 @@ from replay_tables import Table, read
 
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.search_results import Predictions
 from tritongemm.core.space import Space
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import SearchPlan, Strategy
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
@@ -40,12 +42,15 @@ from tritongemm.search_spaces import loader as target_files
 Floats = NDArray[np.float64]
 TABLES = (Path(__file__).resolve().parent / "data" / "h200_bf16_whole.jsonl.gz",)
 STRATEGIES = ("exhaustive", "guided", "genetic")
+# Budgets that are compared, as shares of the table's configs.
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)
-NEAR = 0.96  # of the way from the median to the best
-POINTS = 100  # at which P(t) is averaged
+# Random search is patient until it is this share of the way from the median to the best.
+NEAR_SHARE = 0.96
+# P(t) is averaged at so many points.
+POINTS = 100
 
 
-def _of_its_time(space: Space, table: Table) -> Space:
+def _recorded_part(space: Space, table: Table) -> Space:
     """The space without what the table has nothing of: options and values that came later would lead nowhere."""
     kept = []
     for axes in space.axes:
@@ -65,13 +70,19 @@ class Replay:
 
     table: Table
     space: Space
-    order: tuple[Config, ...]
+    expected: Predictions
+
+    @property
+    def order(self) -> tuple[Config, ...]:
+        """The table's configs, the predicted best first."""
+        return self.expected.configs
 
     @classmethod
-    def of(cls, table: Table) -> Replay:
+    def prepare(cls, table: Table) -> Replay:
+        """Rank a table's configs and cut its space to what it has."""
         chip = target_files.load_target(table.target, device_name=table.device)
-        order = tuple(p.config for p in cost_model.rank(table.times, table.problem, chip))
-        return cls(table, _of_its_time(space(table.problem, chip), table), order)
+        expected = cost_model.rank(table.times, table.problem, chip)
+        return cls(table, _recorded_part(space(table.problem, chip), table), expected)
 
     @cached_property
     def random(self) -> Floats:
@@ -92,7 +103,8 @@ class Replay:
 
     def run(self, strategy: str, budget: int = 0, seeds: Sequence[Config] = ()) -> tuple[Floats, int]:
         """Best-so-far in seconds after each config, and the number of batches."""
-        search = registry.load("strategies", strategy).search(self.space, self.order, budget, seeds)
+        plan = SearchPlan(self.space, self.expected, tuple(seeds))
+        search = registry.get(Strategy, strategy).search(plan, budget)
         worst = max(t for t in self.table.times.values() if isinstance(t, float))
         found: list[float] = []
         rounds, batch = 0, next(search)
@@ -106,13 +118,13 @@ class Replay:
             return np.minimum.accumulate(found), rounds
 
     def patience(self) -> int:
-        """Configs after which random search expects to be NEAR of the way to the best."""
+        """Configs after which random search expects to be NEAR_SHARE of the way to the best."""
         ok = [t for t in self.table.times.values() if isinstance(t, float)]
-        goal = self.table.best + (float(np.median(ok)) - self.table.best) * (1 - NEAR)
+        goal = self.table.best + (float(np.median(ok)) - self.table.best) * (1 - NEAR_SHARE)
         return int(np.argmax(self.random <= goal)) + 1
 
 
-def at(curve: Floats, count: int) -> float:
+def best_after(curve: Floats, count: int) -> float:
     """Best-so-far after `count` configs; a strategy that has stopped keeps what it has."""
     return float(curve[min(count, len(curve)) - 1])
 
@@ -123,7 +135,7 @@ def score(replays: Sequence[Replay], curves: Sequence[Floats]) -> float:
     scores = []
     for replay, curve in zip(replays, curves, strict=True):
         counts = [max(1, ceil(p * replay.patience())) for p in points]
-        found = np.array([at(curve, c) for c in counts])
+        found = np.array([best_after(curve, c) for c in counts])
         chance = replay.random[np.array(counts) - 1]
         scores.append((found - chance) / (replay.table.best - chance))
     return float(np.mean(scores))
@@ -155,7 +167,10 @@ def compare(replays: Sequence[Replay], strategies: Sequence[str], seeded: bool) 
     """One row a contender: regret at each fraction of the space, and what its own default budget brings."""
     counts = {f: [max(1, round(f * len(r.order))) for r in replays] for f in FRACTIONS}
     seeds = [solved(r, replays) if seeded else [] for r in replays]
-    chance = {f: regret(replays, [at(r.random, c) for r, c in zip(replays, n, strict=True)]) for f, n in counts.items()}
+    chance = {
+        f: regret(replays, [best_after(r.random, c) for r, c in zip(replays, n, strict=True)])
+        for f, n in counts.items()
+    }
     rows: list[dict[str, Any]] = [{"strategy": "random (exact)", "at": chance, "score": 0.0}]
     for name in strategies:
         reached = {}
@@ -188,7 +203,7 @@ def plot(path: Path, replays: Sequence[Replay], rows: Sequence[dict[str, Any]]) 
     figure, axis = pyplot.subplots(figsize=(7, 4.5))
     for row in rows:
         curves = [np.array(row["curves"][r.table.problem.key]) if "curves" in row else r.random for r in replays]
-        mean = [100 * regret(replays, [at(c, n) for c in curves])[0] for n in ticks]
+        mean = [100 * regret(replays, [best_after(c, n) for c in curves])[0] for n in ticks]
         axis.plot(ticks, mean, label=row["strategy"])
     axis.set(xlabel="configs tried", ylabel="above the best, mean (%)", xscale="log", ylim=(0, 60))
     axis.legend()
@@ -204,7 +219,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--plot", type=Path, help="draw mean best-so-far here; needs matplotlib")
     args = parser.parse_args(argv)
     try:
-        replays = [Replay.of(t) for path in args.tables for t in read(path)]
+        replays = [Replay.prepare(t) for path in args.tables for t in read(path)]
     except TritonGemmError as error:
         parser.error(str(error))
     rows = compare(replays, [s for s in args.strategies.split(",") if s], args.seeded)

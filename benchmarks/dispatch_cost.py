@@ -66,10 +66,10 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=500, help="calls a round queues of one contender (default 500)")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     args = parser.parse_args()
-    vendor = driver.present()
+    vendor = driver.find_vendor()
     if vendor is None or not torch.cuda.is_available():
         parser.error("needs a GPU")
-    device = driver.open(vendor).device()
+    device = driver.open_driver(vendor).device()
     configs = {n: c for n, c in CONFIGS.items() if vendor == "nvidia" or c[1].template not in ("tma", "persistent")}
     toolchain = {"triton": settings.version("triton")}
 

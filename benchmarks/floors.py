@@ -3,12 +3,12 @@
     python benchmarks/floors.py RESULTS.yaml [--json OUT]
 
 The floor of a size is the longer of two times. One is that of the fastest of several kernels that read A and B once and
-write C once. The other is that of the best tiles, at any split of K: the longer of what their matrix instructions take on
-the compute unit that has the most of them, and of what it takes the copy engine to bring all their blocks in from where a
-race's operands lie, measured by kernels that do only that. The rate of matrix instructions is measured first, from the
-difference between so many steps along K and twice as many, on random blocks that the copy engine keeps fetching from L2;
-to it comes what a launch takes that does one step. How many clocks a step of matrix instructions takes, and what the
-clock is meanwhile, are printed for random operands and for zeros, which draw less power.
+write C once. The other is that of the best tiles, at any split of K: the longer of what their matrix instructions take
+on the compute unit that has the most of them, and of what it takes the copy engine to bring all their blocks in from
+where a race's operands lie, measured by kernels that do only that. The rate of matrix instructions is measured first,
+from the difference between so many steps along K and twice as many, on random blocks that the copy engine keeps
+fetching from L2; to it comes what a launch takes that does one step. How many clocks a step of matrix instructions
+takes, and what the clock is meanwhile, are printed for random operands and for zeros, which draw less power.
 
 All is launched through captured graphs, over the tuner's rotation of copies, is timed by its timer, and rests where its
 races rest. A GEMM has to do all of it, so floor over tuned time is 1.00 where nothing but faster hardware helps. In the
@@ -23,7 +23,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -34,21 +34,17 @@ from typing import Any
 
 import torch
 import triton
+from _common import make_operands
 from floor_kernels import bring, feed, move, multiply
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from tritongemm.core.dtypes import DType
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
-from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.target import Target
-from tritongemm.formats import Defaults
-from tritongemm.hip_ext.driver import driver
-from tritongemm.measure.jobs import Request
 from tritongemm.measure.operand_sets import LeadInKernel, OperandSets
 from tritongemm.runtime import machine
 from tritongemm.workloads import sizes
@@ -98,7 +94,7 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Tile:
-    """Of C or, if swapped, of its transpose.
+    """A tile of C or, if swapped, of its transpose.
 
     Attributes:
         rows, columns: multiples of a matrix instruction's, and of 8.
@@ -112,6 +108,7 @@ class Tile:
     swapped: bool
 
     def programs(self, problem: Problem) -> int:
+        """The number of programs that compute a problem in such tiles."""
         m, n = (problem.n, problem.m) if self.swapped else (problem.m, problem.n)
         return -(-m // self.rows) * -(-n // self.columns) * self.split
 
@@ -122,7 +119,7 @@ class Tile:
 
 
 def all_tiles() -> Iterator[Tile]:
-    """Those whose sums a compute unit holds in registers."""
+    """The tiles whose sums a compute unit holds in registers."""
     for swapped, rows, columns, split in product(
         (False, True), range(ROWS, MOST_ROWS + 1, ROWS), range(8, MOST_COLUMNS + 1, 8), SPLITS
     ):
@@ -145,7 +142,7 @@ class Rates:
     launch: float
 
     def tile(self, problem: Problem, tile: Tile, units: int) -> float:
-        """Seconds of the unit that has the most of them to do."""
+        """The seconds of the compute unit that has the most of a problem's tiles to do."""
         rounds = -(-tile.programs(problem) // units)
         area, sides = tile.rows * tile.columns, (tile.rows + tile.columns) * problem.a.bytes
         step = max(2 * area / self.operations, sides / self.bytes)
@@ -154,7 +151,7 @@ class Rates:
         return rounds * (problem.k / tile.split * step + sums)
 
     def tiles(self, problem: Problem, units: int) -> float:
-        """The same, of the best tiles."""
+        """The seconds of the best tiles; see `tile`."""
         return min(self.tile(problem, tile, units) for tile in all_tiles())
 
 
@@ -242,27 +239,31 @@ def _described(tensor: torch.Tensor, rows: int) -> GluonDescriptor:
 
 
 def seconds(bench: OperandSets, launch: Callable[[int], None], head: LeadInKernel) -> float:
-    """Of one launch."""
-    count = bench.launches_for(4e-4, bench.MOST_COPIES)
+    """The seconds of one launch."""
+    count = bench.launches_for(4e-4, bench.MAX_COPIES)
     launch(0)
     torch.cuda.current_stream().synchronize()
     graph = bench.capture([partial(launch, i) for i in range(count)])
     samples = []
     for _ in range(ROUNDS):
         head()
-        samples.append(bench.timer.time(graph, count))
+        samples.append(bench.race_clock.time(graph, count))
         bench.rest(samples[-1] * count)
     graph.destroy()
     return median(samples[1:])
 
 
 def measure(problem: Problem, here: machine.Machine, known: dict[DType, Rates]) -> dict[str, float]:
-    """Seconds of the floors ``alone`` and ``at_once``, and of the best ``tiles`` beside what moves; `known`: rates by type."""
-    device = driver.open(here.vendor).device(here.devices[0])
+    """The seconds of the floors ``alone`` and ``at_once``, and of the best ``tiles`` beside what moves.
+
+    Args:
+        problem: a size.
+        here: the machine.
+        known: rates by type of element, to which this adds.
+    """
     stream, following = torch.cuda.Stream(), here.target.overlap.get("next")
-    request = Request("screen", problem, here.target, MeasureProtocol(), here.vendor, here.devices[0], ())
     with torch.cuda.stream(stream):
-        bench = OperandSets(request, device, stream.cuda_stream)
+        bench = make_operands(problem, here, stream.cuda_stream)
         torch.cuda.synchronize()
         head = LeadInKernel(bench.sets[0]["a"].device)
         units = here.target.compute_units
@@ -289,8 +290,15 @@ def share(row: dict[str, Any], floor: str) -> float:
 
 
 def mean(shares: Iterable[float]) -> float:
-    """Geometric."""
+    """The geometric mean."""
     return exp(fmean(map(log, shares)))
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """The mean floors and share of the roofline of some sizes, in one line."""
+    alone, at_once = (mean(share(r, how) for r in rows) for how in ("alone", "at_once"))
+    roofline = mean(r["roofline"] / r["tuned"] for r in rows)
+    return f"floor/tuned {alone:.2f} alone, {at_once:.2f} at once; share of the roofline {roofline:.3f}"
 
 
 def fits(problem: Problem) -> bool:
@@ -304,6 +312,7 @@ def fits(problem: Problem) -> bool:
 
 
 def main() -> int:
+    """Run the command; its exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("results", type=Path, help="results of python -m tritongemm.tune, of this GPU")
     parser.add_argument("--json", type=Path, help="write the figures there too")
@@ -337,9 +346,7 @@ def main() -> int:
     groups = {f"M = {m}": [r for r in rows if r["m"] == m] for m in sorted({r["m"] for r in rows})}
     for name, group in (*groups.items(), ("all", rows)):
         if group:
-            alone, at_once = (mean(share(r, how) for r in group) for how in ("alone", "at_once"))
-            roofline = mean(r["roofline"] / r["tuned"] for r in group)
-            print(f"{name}: floor/tuned {alone:.2f} alone, {at_once:.2f} at once; share of the roofline {roofline:.3f}")
+            print(f"{name}: {summary(group)}")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0

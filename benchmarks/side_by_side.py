@@ -24,26 +24,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import contenders
+from _common import BENCHMARKS, make_operands
 from contenders import BASELINE, NAMES, Setting, _board, _hold, _race
 from contenders._tuned import Tuned, recorded, tuned
 
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.files import atomic_write
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
-from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.formats import Defaults
-from tritongemm.measure.jobs import Request
-from tritongemm.measure.operand_sets import OperandSets
 from tritongemm.runtime import machine
 from tritongemm.runtime.machine import Machine
 from tritongemm.workloads import sizes
 
-SIZES = Path(__file__).resolve().parent / "sizes_48.yaml"
+SIZES = BENCHMARKS / "sizes_48.yaml"
 
 
 class DeviceLost(Exception):
@@ -72,8 +67,6 @@ def measure(problem: Problem, here: Machine, folder: Path, ours: Tuned, args: ar
     """
     import torch
 
-    from tritongemm.hip_ext.driver import driver
-
     target, index = here.target, here.devices[0]
     roof = target.roofline_seconds(problem.flops, problem.bytes, problem.a)
     times: dict[str, dict[str, Any]] = {}
@@ -82,9 +75,7 @@ def measure(problem: Problem, here: Machine, folder: Path, ours: Tuned, args: ar
     stream = torch.cuda.Stream(index)
     entries: dict[str, _race.Entry] = {}
     with torch.cuda.stream(stream), torch.no_grad():
-        device = driver.open(here.vendor).device(index)
-        request = Request("final", problem, target, MeasureProtocol(), here.vendor, index, ())
-        bench = OperandSets(request, device, stream.cuda_stream)
+        bench = make_operands(problem, here, stream.cuda_stream)
         row |= {"copies": bench.copies, "cold": bench.cold}
         for name in args.contenders:
             setting = Setting(problem, target, bench, folder, args.autotune_configs, ours, tuple(entries))
@@ -223,8 +214,8 @@ def recheck(args: argparse.Namespace) -> int:
             print(_hold.line(row), flush=True)
     found = _hold.verdict(rows)
     print(
-        f"Winners hold: {found['within']:.0%} of {found['gains']} recorded gains stay within 2 %; {found['not_lower']:.0%} "
-        f"do not fall by more; median difference {found['median_move']:+.2%}"
+        f"Winners hold: {found['within']:.0%} of {found['gains']} recorded gains stay within 2 %; "
+        f"{found['not_lower']:.0%} do not fall by more; median difference {found['median_move']:+.2%}"
     )
     if args.json:
         atomic_write(Path(args.json), json.dumps({"device": here.product, **found, "rows": rows}, indent=1) + "\n")
@@ -264,6 +255,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; its exit status."""
     args = parse(argv)
     try:
         return recheck(args) if args.recheck else compare(args)

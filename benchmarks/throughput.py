@@ -17,41 +17,39 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from _common import ROOT, open_gpu
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.problem import Problem
-from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import BuildInputs, SearchedBackend
 from tritongemm.runtime import machine
 from tritongemm.search import planner
 
-ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("stages", "full", "eight")
 LLAMA_8B = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
 
 
 def stages(folder: Path, here: machine.Machine) -> dict[str, float]:
     """1000 configs of 4096 x 4096 x 4096 compiled cold, then 1000 of a short kernel screened."""
-    backend = registry.load("backends", "triton")
+    backend = registry.get(SearchedBackend, "triton")
     compiler = BuildPool(ArtifactCache(folder / "stages"))
     figures: dict[str, float] = {}
     for name, problem in (
         ("compile", Problem(4096, 4096, 4096, row_major_b=False)),
         ("screen", Problem(16, 1280, 8192, "bf16", "bf16", "bf16", row_major_b=False)),
     ):
-        planned = planner.plan_search(problem, here.target, folder)
-        order = [p.config for p in planned.order[:1000]]
-        jobs = [backend.job(c, problem, here.target, str(planned.module)) for c in order]
+        planned = planner.plan_search(problem, here.target, folder, backend.name)
+        order = planned.order.configs[:1000]
+        jobs = [backend.compile_job(c, problem, here.target, BuildInputs(planned.module)) for c in order]
         started = time.perf_counter()
         by_digest = {b.digest: b for b in compiler.stream(jobs)}
         seconds = time.perf_counter() - started
         figures[f"{name}: seconds to compile {len(jobs)} configs, {len(by_digest)} binaries, cold"] = seconds
         built = [replace(by_digest[j.digest], config=j.config) for j in jobs if by_digest[j.digest].status == "ok"]
         if name == "screen":
-            gpu = GpuEvaluator(here.target, here.vendor, here.devices[0], MeasureProtocol(), 30)
+            gpu = open_gpu(here)
             list(gpu.screen(problem, built[:1], float("inf")))  # the process and the operands are there
             started = time.perf_counter()
             trials = [t for t in gpu.screen(problem, built, float("inf")) if t.status == "ok"]
@@ -64,10 +62,10 @@ def stages(folder: Path, here: machine.Machine) -> dict[str, float]:
 
 
 def run(folder: Path, *arguments: str) -> float:
-    """Seconds of one tuning command."""
+    """The seconds that one tuning command takes."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITONGEMM_CACHE": str(folder / "cache")}
     started = time.perf_counter()
-    command = [sys.executable, "-m", "tritongemm.cli.tune", *arguments]
+    command = [sys.executable, "-m", "tritongemm.tune", *arguments]
     subprocess.run(command, check=True, env=environment, cwd=folder, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started
 
@@ -97,6 +95,7 @@ def eight(folder: Path) -> dict[str, float]:
 
 
 def main() -> int:
+    """Run the command; its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", help=f"of {', '.join(PARTS)}; all of them if none is named")
     parser.add_argument("--json", metavar="OUT", help="write the figures here as well")

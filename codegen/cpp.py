@@ -17,7 +17,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
-        autoescape=False,  # noqa: S701 (C++, not HTML)
+        autoescape=False,  # C++, not HTML
     )
 
 

@@ -90,48 +90,47 @@ def common_type(a: DType, b: DType) -> DType:
     return wide[0] if wide else DTYPES["fp16"]
 
 
-def facts(problem: Problem, target: Target) -> KernelFacts:
-    """Derived facts of a problem's kernels on one target."""
+def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
+    """What the text of a problem's kernels depends on, on one target."""
     compute = common_type(problem.a, problem.b)
     integer = compute.is_integer
-    precision = ""
+    dot_options = ""
     if compute.name == "fp32":
-        precision = f', input_precision="{"tf32" if target.has("tf32") else "ieee"}"'
+        dot_options = f', input_precision="{"tf32" if target.has("tf32") else "ieee"}"'
     if integer:
-        precision = ", out_dtype=tl.int32"
+        dot_options = ", out_dtype=tl.int32"
     acc = "tl.int32" if integer else "tl.float32"
-    applied = problem.extras
-    total = "tl.float32" if any(e.operator == "*" for e in applied) else acc
-    bounds: tuple[str, ...] = ()
-    if problem.c.is_fp8 or problem.c.name == "int8":
-        low, high = -problem.c.maximum - (problem.c.name == "int8"), problem.c.maximum
-        bounds = (f"{int(low)}", f"{int(high)}") if integer else (f"{low}", f"{high}")
-    # The default for floats turns NaN into a bound, which would hide it.
-    clamp = "" if integer else ", propagate_nan=tl.PropagateNan.ALL"
-    casts = not (problem.a == problem.b or (problem.a.is_fp8 and problem.b.is_fp8))
-    apart = target.xcds > 1
-    publish, observe = (', cache_modifier=".wt"', ', cache_modifier=".cv"') if apart else ("", ', cache_modifier=".cg"')
-    zero = "0" if integer else "0.0"
+    both_fp8 = problem.a.is_fp8 and problem.b.is_fp8
+    several_l2 = target.xcds > 1
     return KernelFacts(
-        acc,
-        total,
-        applied,
-        operands(problem)[3:-3] + (("bias",) if problem.bias != "none" else ()),
-        casts,
-        TL.get(compute.name, ""),
-        problem.a != problem.b and problem.a.is_fp8 and problem.b.is_fp8 and target.has("matrix_instr_nonkdim"),
-        precision,
-        bounds,
-        clamp,
-        zero,
-        "-2147483648" if integer else "-8531",
-        publish,
-        observe,
-        target.store_wait,
-        target.sum_elements,
-        target.narrow.get(problem.c.name, ""),
-        target.overlap,
+        acc=acc,
+        total="tl.float32" if any(e.operator == "*" for e in problem.extras) else acc,
+        extras=problem.extras,
+        arguments=operands(problem)[3:-3] + (("bias",) if problem.bias != "none" else ()),
+        casts=problem.a != problem.b and not both_fp8,
+        compute=TL.get(compute.name, ""),
+        fp8_pair=problem.a != problem.b and both_fp8 and target.has("matrix_instr_nonkdim"),
+        dot_options=dot_options,
+        bounds=_bounds(problem.c, integer),
+        # The default for floats turns NaN into a bound, which would hide it.
+        clamp="" if integer else ", propagate_nan=tl.PropagateNan.ALL",
+        zero="0" if integer else "0.0",
+        unset="-2147483648" if integer else "-8531",
+        publish=', cache_modifier=".wt"' if several_l2 else "",
+        observe=', cache_modifier=".cv"' if several_l2 else ', cache_modifier=".cg"',
+        store_wait=target.store_wait,
+        sum_elements=target.sum_elements,
+        narrow=target.narrow.get(problem.c.name, ""),
+        overlap=target.overlap,
     )
+
+
+def _bounds(c: DType, integer: bool) -> tuple[str, ...]:
+    """Smallest and largest value of a narrow C, as written in a kernel; empty where nothing is clamped."""
+    if not (c.is_fp8 or c.name == "int8"):
+        return ()
+    low, high = -c.maximum - (c.name == "int8"), c.maximum
+    return (f"{int(low)}", f"{int(high)}") if integer else (f"{low}", f"{high}")
 
 
 @cache
@@ -146,7 +145,7 @@ def kernel_source(problem: Problem, template: str, target: Target) -> str:
     """Text of one kernel, the same for every size of one combination of dtypes, layouts and bias."""
     meta = kernel_template(template)
     text = _environment().get_template(f"kernels/{template}.j2")
-    known = {"p": problem, "x": facts(problem, target), "meta": meta}
+    known = {"p": problem, "x": kernel_facts(problem, target), "meta": meta}
     return text.render(parameters=list(arguments(meta, problem)), **known).strip() + "\n"
 
 
@@ -165,7 +164,7 @@ def _rows(configs: list[Config]) -> Iterator[str]:
         constants = {option.upper(): template.value(config, option) for option in template.constexprs}
         return " ".join(f"{k}={v}" for k, v in (constants | compiler_options(config)).items())
 
-    for c, rest in zip(configs, ConfigMemo(configs).ask(pairs), strict=True):
+    for c, rest in zip(configs, ConfigMemo(configs).map(pairs), strict=True):
         blocks = f"BLOCK_M={c.block_m} BLOCK_N={c.block_n} BLOCK_K={c.block_k} GROUP_M={c.group_m} SPLIT_K={c.split_k}"
         yield f"{c.name} {blocks} {rest}"
 
@@ -177,7 +176,7 @@ def _render(template: str, problem: Problem, configs: list[Config], target: Targ
         .get_template(template)
         .render(
             p=problem,
-            x=facts(problem, target),
+            x=kernel_facts(problem, target),
             target=target,
             configs=configs,
             rows="\n".join(_rows(configs)),

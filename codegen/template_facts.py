@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -21,7 +21,42 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
+GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
 _FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class SearchFacts:
+    """What the search must know of a template, which the config does not say; a header names them under ``search``.
+
+    Attributes:
+        rules: groups of pruning rules that judge its configs, beside those that judge all.
+        matrix: whether matrix instructions make its products; otherwise each thread makes its own, in registers.
+        grid: what its programs are: one for each ``tile`` and split; one for each compute ``unit``, whatever the size;
+            ``unit_unless_split``: one for each compute unit, or for each tile and split where there are several.
+        cuts_k: whether tiles that do not fill a round of such programs are cut along K: ``always``, ``never``, or the name
+            of the option that says so.
+        slow_start: whether its programs take long until their first product, so that fetching ahead always pays.
+    """
+
+    rules: frozenset[str] = frozenset()
+    matrix: bool = True
+    grid: str = "tile"
+    cuts_k: str = "always"
+    slow_start: bool = False
+
+    def cuts(self, config: Config) -> bool:
+        """Whether tiles that do not fill a round of persistent programs are cut along K."""
+        if self.cuts_k in ("always", "never"):
+            return self.cuts_k == "always"
+        return bool(config.option(self.cuts_k))
+
+    def one_a_unit(self, config: Config) -> bool:
+        """Whether a launch has a program for each compute unit, whatever the size."""
+        return self.grid == "unit" or (self.grid == "unit_unless_split" and config.split_k == 1)
+
+
+_UNKNOWN = SearchFacts()  # of a template that is not here
 
 
 @dataclass(frozen=True)
@@ -45,6 +80,7 @@ class KernelTemplate:
         describe: function of the module that makes one, from a tensor and its block.
         compiler: expressions of options that go to the compiler whatever the config says.
         interpreted: whether Triton's interpreter can run it, without a GPU.
+        search: what the search must know of it.
     """
 
     name: str
@@ -61,6 +97,7 @@ class KernelTemplate:
     describe: str
     compiler: dict[str, str]
     interpreted: bool
+    search: SearchFacts
 
     def value(self, config: Config, option: str) -> int:
         """A config's value of one of `constexprs`: an option of its own, or one that every config has."""
@@ -140,7 +177,23 @@ def kernel_template(name: str) -> KernelTemplate:
         describe=facts.get("describe", "TensorDescriptor.from_tensor"),
         compiler=dict(facts.get("compiler", {})),
         interpreted=bool(facts.get("interpreted", True)),
+        search=_search_facts(path.name, facts.get("search", {})),
     )
+
+
+def _search_facts(file: str, section: dict[str, Any]) -> SearchFacts:
+    known = {f.name for f in fields(SearchFacts)}
+    if unknown := sorted(set(section) - known):
+        raise InputError(f"templates/kernels/{file}: search has {', '.join(unknown)}, which nothing reads")
+    if (grid := section.get("grid", _UNKNOWN.grid)) not in GRIDS:
+        raise InputError(f"templates/kernels/{file}: search.grid is {grid!r}; there are: {', '.join(GRIDS)}")
+    return SearchFacts(**{**section, "rules": frozenset(section.get("rules", ()))})
+
+
+@cache
+def search_facts(template: str) -> SearchFacts:
+    """What the search must know of a template; the defaults for one that is not here, as those of other backends are."""
+    return kernel_template(template).search if template in names() else _UNKNOWN
 
 
 def odd_block(config: Config) -> tuple[str, str] | None:

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import _common  # noqa: F401 (it puts the checkout on the path)
+
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 

@@ -132,8 +132,8 @@ def remarks(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
             seconds = sum(e["tuning_s"] for e in timed)
             whole = seconds * kept / tried
             said.append(
-                f"{name}: tried {tried} of {kept} kept configs of its template in {seconds:.0f} s; all of them would take "
-                f"about {whole / 60:.0f} minutes at that rate"
+                f"{name}: tried {tried} of {kept} kept configs of its template in {seconds:.0f} s; all of them would "
+                f"take about {whole / 60:.0f} minutes at that rate"
             )
     return said
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from _common import open_gpu
+
 from contenders._tuned import compiled
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.record import Record
-from tritongemm.measure import choose
-from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.plugins.contracts import Evaluator
 from tritongemm.runtime.machine import Machine
 
 NEAR = 0.02
@@ -26,9 +26,8 @@ def gains(records: Sequence[Record]) -> list[Record]:
 
 def again(records: Sequence[Record], here: Machine, folder: Path) -> Iterator[dict[str, Any]]:
     """Each record's gain then and now, by the tuner's own protocol; or why it could not be timed."""
-    target, device = here.target, here.devices[0]
-    built = compiled(((r.problem, r.config) for r in records), target, folder)
-    gpu = GpuEvaluator(target, here.vendor, device, MeasureProtocol(), 60.0)
+    built = compiled(((r.problem, r.config) for r in records), here.target, folder)
+    gpu = open_gpu(here)
     try:
         for record in records:
             row: dict[str, Any] = {"key": record.problem.key, "config": record.config.name, "then": record.speedup}
@@ -38,21 +37,23 @@ def again(records: Sequence[Record], here: Machine, folder: Path) -> Iterator[di
         gpu.close()
 
 
-def _now(gpu: GpuEvaluator, record: Record, built: Artifact) -> dict[str, Any]:
+def _now(gpu: Evaluator, record: Record, built: Artifact) -> dict[str, Any]:
+    from tritongemm.core.trial import BASELINE_ENTRY
+
     if built.status != "ok":
         return {"reason": f"{built.status}: {built.reason}"}
     try:
-        final = gpu.final(record.problem, [built], record.library)
+        race = gpu.race(record.problem, [built], record.library)
     except TritonGemmError as error:
         return {"reason": str(error)}
-    ours, library = final.samples.get(record.config.name), final.samples.get(choose.BASELINE_ENTRY)
+    ours, library = race.samples.get(record.config.name), race.samples.get(BASELINE_ENTRY)
     if not ours or not library:
-        return {"reason": next((t.reason for t in final.trials if t.reason), "no samples")}
+        return {"reason": next((t.reason for t in race.trials if t.reason), "no samples")}
     return {"now": median(library) / median(ours), "us": median(ours) * 1e6, "library_us": median(library) * 1e6}
 
 
 def line(row: dict[str, Any]) -> str:
-    """One record."""
+    """One record's gain then and now, as a line of the table."""
     if "now" not in row:
         return f"{row['key']:<28} {row['then']:.3f}      - {row['reason']}"
     return f"{row['key']:<28} {row['then']:.3f}  {row['now']:.3f}  {row['now'] / row['then'] - 1:+.1%}  {row['config']}"

@@ -75,7 +75,7 @@ def enter(setting: Setting, name: str, ready: Ready, seconds: float) -> Entry:
         Refused: its result is wrong.
     """
     bench = setting.bench
-    launches = bench.copies * ceil(bench.launches_for(seconds, OperandSets.MOST_COPIES) / bench.copies)
+    launches = bench.copies * ceil(bench.launches_for(seconds, OperandSets.MAX_COPIES) / bench.copies)
     try:
         with ready.scope():
             found = verified(setting, ready.calls[0])
@@ -100,7 +100,7 @@ def verified(setting: Setting, call: Callable[[], object]) -> verify.VerifyResul
             c.copy_(result)
         torch.cuda.synchronize()
 
-    return verify.verify(setting.problem, setting.bench.family, run, c, setting.bench.exact)
+    return verify.verify(setting.problem, setting.bench.family, run, c, setting.bench.reference)
 
 
 def captured(bench: OperandSets, calls: Sequence[Callable[[], object]], launches: int) -> tuple[Any, str, Any]:
@@ -140,7 +140,7 @@ def race(bench: OperandSets, entries: Sequence[Entry], rounds: int, seed: int) -
             with entry.ready.scope():
                 head()
                 torch.cuda._sleep(HEAD_CLOCKS if entry.how == "graph" else HEAD_CLOCKS * (1 + entry.launches // 2))
-                seconds = bench.timer.time(entry.graph, entry.launches)
+                seconds = bench.race_clock.time(entry.graph, entry.launches)
             bench.rest(seconds * entry.launches)
             if round_ >= 0:
                 entry.samples.append(seconds)

@@ -11,22 +11,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from _common import ROOT
+
 from contenders import Refused
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.codegen import modules
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.launch import Launch
+from tritongemm.core.format_row import Defaults
+from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
-from tritongemm.formats import Defaults
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import NO_INPUTS, Backend, BuildInputs, KernelBackend, SearchedBackend
 from tritongemm.workloads import sizes
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Tuned:
         """Why there is no record."""
         return self.failure or f"{problem.key} has no record"
 
-    def launch(self, problem: Problem, config: Config, target: Target) -> Launch | None:
+    def launch(self, problem: Problem, config: Config, target: Target) -> Launch | HostLaunch | None:
         """How to launch a config; None where a library does that by itself.
 
         Raises:
             Refused: it did not compile.
         """
-        backend = registry.load("backends", config.backend)
-        if not hasattr(backend, "job"):
+        backend = registry.get(Backend, config.backend)
+        if not isinstance(backend, KernelBackend):
             return None
         built = self.built[problem, config]
         if built.status != "ok":
@@ -124,17 +124,19 @@ def compiled(
     wanted: Iterable[tuple[Problem, Config]], target: Target, folder: Path
 ) -> dict[tuple[Problem, Config], Artifact]:
     """Compile configs, in parallel; libraries' own kernels need none."""
-    by_problem: dict[Problem, list[Config]] = {}
+    groups: dict[tuple[Problem, str], list[Config]] = {}
     for problem, config in dict.fromkeys(wanted):
-        if hasattr(registry.load("backends", config.backend), "job"):
-            by_problem.setdefault(problem, []).append(config)
+        groups.setdefault((problem, config.backend), []).append(config)
     jobs = {}
-    for problem, configs in by_problem.items():
-        # A compiler process reads a module once: all configs of a problem must be in it.
-        ours = [c for c in configs if c.backend == "triton"]
-        module = str(modules.write_candidates(problem, ours, target, folder / "winners")) if ours else ""
+    for (problem, name), configs in groups.items():
+        backend, inputs = registry.get(Backend, name), NO_INPUTS
+        if not isinstance(backend, KernelBackend):
+            continue
+        if isinstance(backend, SearchedBackend):
+            # A compiler process reads a module once: all configs of a problem must be in it.
+            inputs = BuildInputs(backend.write_candidates(problem, configs, target, folder / "winners"))
         for config in configs:
-            jobs[problem, config] = registry.load("backends", config.backend).job(config, problem, target, module)
+            jobs[problem, config] = backend.compile_job(config, problem, target, inputs)
     compiler = BuildPool(ArtifactCache(folder / "cache"))
     try:
         built = {b.digest: b for b in compiler.stream(jobs.values())}
@@ -156,7 +158,7 @@ def _tune(problems: Sequence[Problem], output: Path, folder: Path, strategy: str
     """Run the command; its seconds, and its last words if it did not end well."""
     listed = folder / "sizes.yaml"
     listed.write_text(sizes_text(problems))
-    command = [sys.executable, "-m", "tritongemm.cli.tune", "--gemm-size-file", str(listed), "-o", str(output)]
+    command = [sys.executable, "-m", "tritongemm.tune", "--gemm-size-file", str(listed), "-o", str(output)]
     command += ["--gpu-ids", str(device)] + (["--strategy", strategy] if strategy else [])
     path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
     environment = {**os.environ, "PYTHONPATH": path, "TRITONGEMM_CACHE": str(folder / "cache")}

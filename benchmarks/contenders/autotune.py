@@ -27,6 +27,7 @@ def kept(setting: Setting) -> list[Config]:
 
 
 def prepare(setting: Setting) -> Ready:
+    """Tune the kernel of our template with triton.autotune."""
     import torch
     import triton
 

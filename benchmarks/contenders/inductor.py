@@ -14,6 +14,7 @@ NOTE = 'torch.compile(F.linear, mode="max-autotune-no-cudagraphs", dynamic=False
 
 
 def prepare(setting: Setting) -> Ready:
+    """Compile a linear layer with Inductor."""
     import torch
     from torch.nn import functional
 

@@ -9,6 +9,7 @@ NOTE = "the winner that our tuner recorded; where that is the library, its call,
 
 
 def prepare(setting: Setting) -> Ready:
+    """Load the recorded winner."""
     tuned, problem = setting.tuned, setting.problem
     record = tuned.records.get(problem)
     if record is None:
@@ -25,6 +26,8 @@ def launched(setting: Setting, config: Config, seconds: float | None, detail: di
     Raises:
         Refused: it did not compile.
     """
+    from tritongemm.measure.jobs import LaunchCandidate
+
     launch = setting.tuned.launch(setting.problem, config, setting.target)
-    calls = setting.bench.calls(config, launch, setting.bench.copies)
-    return Ready(calls.operations, seconds, detail, release=calls.release)
+    prepared = setting.bench.prepare(LaunchCandidate(config, launch), setting.bench.copies)
+    return Ready(prepared.calls, seconds, detail, release=prepared.unload)

@@ -9,6 +9,7 @@ NOTE = "the best Triton config of our tuner, whoever won"
 
 
 def prepare(setting: Setting) -> Ready:
+    """Load the best recorded Triton config."""
     tuned, problem = setting.tuned, setting.problem
     config = tuned.triton.get(problem)
     if config is None:

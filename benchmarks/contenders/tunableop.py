@@ -28,6 +28,7 @@ def enabled(tuning: bool) -> Iterator[None]:
 
 
 def prepare(setting: Setting) -> Ready:
+    """Tune PyTorch's call with TunableOp."""
     import torch
     from torch.cuda import tunable
 

@@ -1,4 +1,4 @@
-"""Kernels of benchmarks/floors.py that only move operands, only multiply, or only bring tiles in. For NVIDIA's Hopper."""
+"""Kernels of benchmarks/floors.py that only move operands, only multiply, or only bring tiles in; for NVIDIA Hopper."""
 
 from __future__ import annotations
 

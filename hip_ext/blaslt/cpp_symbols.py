@@ -14,13 +14,11 @@ import ctypes
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_float, c_int, c_size_t, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tritongemm.core.errors import DriverError
 from tritongemm.hip_ext.blaslt.tables import Table
-
-if TYPE_CHECKING:
-    from tritongemm.hip_ext.blaslt.types import Matmul
+from tritongemm.hip_ext.blaslt.types import Matmul
 
 ALGO_BYTES = 24
 _GEMM = 1  # GemmType::HIPBLASLT_GEMM
@@ -37,8 +35,8 @@ _SYMBOLS = {
 }
 
 
-class Result(ctypes.Structure):
-    """hipblasLtMatmulHeuristicResult_t."""
+class HeuristicResult(ctypes.Structure):
+    """The C struct hipblasLtMatmulHeuristicResult_t."""
 
     _fields_ = [
         ("algo", ctypes.c_ubyte * ALGO_BYTES),
@@ -50,18 +48,18 @@ class Result(ctypes.Structure):
 
 
 class _Vector(ctypes.Structure):
-    """std::vector of libstdc++; all zero is an empty one."""
+    """The layout of libstdc++'s std::vector; all zero is an empty one."""
 
     _fields_ = [("begin", c_void_p), ("end", c_void_p), ("limit", c_void_p)]
 
 
 class _String(ctypes.Structure):
-    """std::string of libstdc++ (C++11 ABI)."""
+    """The layout of libstdc++'s std::string (C++11 ABI)."""
 
     _fields_ = [("data", c_void_p), ("size", c_size_t), ("local", ctypes.c_char * 16)]
 
 
-class Extension:
+class CppExtension:
     """The C++ functions of one opened library.
 
     Args:
@@ -88,7 +86,7 @@ class Extension:
 
     @property
     def roles(self) -> frozenset[str]:
-        """What was found: ``all``, ``from_index``, ``supported``, ``solution_name``, ``kernel_name``."""
+        """Which of ``all``, ``from_index``, ``supported``, ``solution_name`` and ``kernel_name`` the library has."""
         return frozenset(self._functions)
 
     def _call(self, role: str, *args: Any) -> None:
@@ -96,20 +94,20 @@ class Extension:
         if status:
             raise self._error(f"hipblaslt_ext::{role}", status)
 
-    def _taken(self, vector: _Vector) -> list[bytes]:
+    def _take_algorithms(self, vector: _Vector) -> list[bytes]:
         """The algorithms in a vector that the library filled, which is freed."""
         if not vector.begin:
             return []
         try:
-            count = (vector.end - vector.begin) // ctypes.sizeof(Result)
-            return [bytes(r.algo) for r in (Result * count).from_address(vector.begin)]
+            count = (vector.end - vector.begin) // ctypes.sizeof(HeuristicResult)
+            return [bytes(r.algo) for r in (HeuristicResult * count).from_address(vector.begin)]
         finally:
             self._delete(vector.begin)
 
-    def _need(
+    def _fit(
         self, handle: c_void_p, desc: c_void_p, layouts: Sequence[c_void_p], raw: bytes, scale: str
     ) -> tuple[bytes, int] | None:
-        """(algorithm made ready for the problem, bytes of workspace), or None where it does not fit."""
+        """The algorithm made ready for the problem and its bytes of workspace, or None where it does not fit."""
         algo, need = (ctypes.c_ubyte * ALGO_BYTES).from_buffer_copy(raw), c_size_t()
         number = c_int if scale == "int32" else c_float
         one, zero = number(1), number(0)
@@ -118,7 +116,7 @@ class Extension:
         status = call(handle, desc, byref(one), a, b, byref(zero), c, d, byref(algo), byref(need))
         return None if status else (bytes(algo), need.value)
 
-    def all(
+    def supported_algorithms(
         self, handle: c_void_p, desc: c_void_p, layouts: Sequence[c_void_p], matmul: Matmul, table: Table
     ) -> Iterator[tuple[bytes, int]]:
         """Every solution that fits the problem, with the workspace it needs; none where the library lacks the calls."""
@@ -131,26 +129,26 @@ class Extension:
         status = self._functions["all"](
             handle, _GEMM, *operations, *types, table.compute[matmul.compute], byref(vector)
         )
-        for raw in self._taken(vector) if not status else ():
-            found = self._need(handle, desc, layouts, raw, matmul.scale)
+        for raw in self._take_algorithms(vector) if not status else ():
+            found = self._fit(handle, desc, layouts, raw, matmul.scale)
             if found:
                 yield found
 
-    def by_index(
+    def algorithm_by_index(
         self, handle: c_void_p, desc: c_void_p, layouts: Sequence[c_void_p], matmul: Matmul, solution: int
     ) -> tuple[bytes, int] | None:
-        """The solution of this index and the workspace it needs, or None where it does not fit."""
+        """The solution of an index and the workspace it needs, or None where it does not fit."""
         if not {"from_index", "supported"} <= self.roles:
             return None
         wanted, vector = c_int(solution), _Vector()
         start = ctypes.addressof(wanted)
         indices = _Vector(start, start + 4, start + 4)
         self._call("from_index", handle, byref(indices), byref(vector))
-        for raw in self._taken(vector):
-            return self._need(handle, desc, layouts, raw, matmul.scale)
+        for raw in self._take_algorithms(vector):
+            return self._fit(handle, desc, layouts, raw, matmul.scale)
         return None
 
-    def name(self, handle: c_void_p, raw: bytes) -> str:
+    def kernel_name(self, handle: c_void_p, raw: bytes) -> str:
         """The kernel's name, or the solution's, or "" where the library does not tell."""
         algo = (ctypes.c_ubyte * ALGO_BYTES).from_buffer_copy(raw)
         for role in ("kernel_name", "solution_name"):

@@ -1,9 +1,10 @@
 """One binding over cuBLASLt and hipBLASLt: D = op(A) op(B) (+ C) with every algorithm the library has for it.
 
-Two tables (`blaslt_tables`), one code; `blaslt_plan` runs what is described here; matrices are column-major, as BLAS has it. Algorithms come from the heuristics,
-asked for many. hipBLASLt keeps further ones behind C++ entry points, reached as `blaslt_ext` says; cuBLASLt can also
-rebuild an algorithm from its attributes, and so make more of them (`blaslt_variants`). The kernel's name is told by hipBLASLt's C++ side only; cuBLASLt tells tile,
-stages and the like instead. hipBLASLt's side has never run on AMD hardware, only against a stand-in library.
+Two tables (`tables`), one code; `matmul` runs the products that `types` describes; matrices are column-major, as BLAS
+has it. Algorithms come from the heuristics, asked for many. hipBLASLt keeps further ones behind C++ entry points, which
+`cpp_symbols` reaches; cuBLASLt can also rebuild an algorithm from its attributes, and so make more (`variants`). The
+kernel's name is told by hipBLASLt's C++ side only; cuBLASLt tells tile, stages and the like instead. hipBLASLt's side
+has never run on AMD hardware, only against a stand-in library.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from typing import Any
 
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.hip_ext import libraries
-from tritongemm.hip_ext.blaslt import tables as blaslt_tables
-from tritongemm.hip_ext.blaslt.cpp_symbols import Extension
-from tritongemm.hip_ext.blaslt.tables import Table
+from tritongemm.hip_ext.blaslt.cpp_symbols import CppExtension
+from tritongemm.hip_ext.blaslt.tables import TABLES, Table
 
 _P = c_void_p
 _CALLS: dict[str, tuple[Any, ...]] = {
@@ -47,26 +47,26 @@ _AMD_CALLS: dict[str, tuple[Any, ...]] = {"GetVersion": (_P, _P), "GetGitRevisio
 
 
 @cache
-def open(vendor: str) -> Library:
+def open_library(vendor: str) -> Library:
     """The BLASLt library of ``nvidia`` or ``amd``: the one that torch loaded, or the first found.
 
     Raises:
         UnavailableError: there is none, or it lacks a call; says where it was looked for.
     """
-    table = blaslt_tables.TABLES[vendor]
+    table = TABLES[vendor]
     wheels = libraries.wheel_folders(*(f for f in table.folders if not f.startswith("/")))
     folders = [*wheels, *(Path(f) for f in table.folders if f.startswith("/"))]
     return Library(table, libraries.load(table.label, table.files, folders))
 
 
 class Library:
-    """An opened library; `open` makes the one of this process."""
+    """An opened library; `open_library` makes the one of this process."""
 
     def __init__(self, table: Table, library: ctypes.CDLL) -> None:
         self.table, self._library = table, library
         own = _NVIDIA_CALLS if table.vendor == "nvidia" else _AMD_CALLS
         self.calls = {name: self._bind(name, types) for name, types in {**_CALLS, **own}.items()}
-        self.extension = Extension(library, self.error) if table.vendor == "amd" else None
+        self.extension = CppExtension(library, self.error) if table.vendor == "amd" else None
         self._handles: dict[int, c_void_p] = {}
         self.result_type = _result_type(table.algo_bytes)
 
@@ -95,7 +95,7 @@ class Library:
         return call
 
     def error(self, call: str, status: int) -> DriverError:
-        """The exception for a status other than success."""
+        """Make the exception for a status other than success."""
         name = self.table.statuses.get(status, "")
         if self.table.vendor == "nvidia":
             lookup = self._library.cublasLtGetStatusName

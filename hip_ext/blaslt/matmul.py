@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from functools import cached_property, partial
 from typing import Any
 
 from tritongemm.core.errors import DriverError
-from tritongemm.hip_ext.blaslt import variants as blaslt_variants
 from tritongemm.hip_ext.blaslt.library import Library
 from tritongemm.hip_ext.blaslt.tables import ATTRIBUTES, EPILOGUE_BIAS
 from tritongemm.hip_ext.blaslt.types import REFUSALS, Algorithm, Matmul, Matrix
@@ -81,12 +80,12 @@ class PreparedMatmul:
 
     @cached_property
     def algorithms(self) -> tuple[Algorithm, ...]:
-        """All that the library has within the workspace, its best guess first, no two alike; may be empty."""
+        """The algorithms that the library names within the workspace, its best guess first, no two alike."""
         found: dict[tuple[tuple[str, int], ...], Algorithm] = {}
         for algorithm in self.heuristics(self.workspace):
             found.setdefault(algorithm.values, algorithm)
         if self.library.extension is not None:
-            for raw, need in self.library.extension.all(
+            for raw, need in self.library.extension.supported_algorithms(
                 self._handle, self._desc, self._layouts, self.matmul, self._table
             ):
                 algorithm = self._algorithm(raw, need)
@@ -95,7 +94,12 @@ class PreparedMatmul:
         return tuple(found.values())
 
     def heuristics(self, workspace: int, reductions: int | None = None) -> list[Algorithm]:
-        """What the library would take with so much workspace and, on cuBLASLt, these ways to sum up split-K (bits)."""
+        """The algorithms that the library would take, its best guess first.
+
+        Args:
+            workspace: most bytes that one may need.
+            reductions: ways to sum up split-K that are allowed, as bits (cuBLASLt); None for all.
+        """
         preference, count = self._make("MatmulPreference"), c_int()
         numbers = self._table.preference
         self._set("MatmulPreference", preference, numbers["workspace"], c_uint64(workspace))
@@ -119,7 +123,7 @@ class PreparedMatmul:
 
     def _algorithm(self, raw: bytes, workspace: int) -> Algorithm:
         if self.library.extension is not None:
-            name = self.library.extension.name(self._handle, raw)
+            name = self.library.extension.kernel_name(self._handle, raw)
             return Algorithm(raw, workspace, (("solution", int.from_bytes(raw[:4], "little")),), name)
         values, get = [], self.library.calls["MatmulAlgoConfigGetAttribute"]
         for name, (attribute, size) in ATTRIBUTES.items():
@@ -127,10 +131,6 @@ class PreparedMatmul:
             get(raw, attribute, byref(value), size, byref(c_size_t()))
             values.append((name, value.value))
         return Algorithm(raw, workspace, tuple(values))
-
-    def every(self, units: int) -> Iterator[Algorithm]:
-        """`algorithms`, on cuBLASLt followed by those of `blaslt_variants`, for so many compute units."""
-        return iter(self.algorithms) if self.library.extension is not None else blaslt_variants.wider(self, units)
 
     def rebuild(self, values: Mapping[str, int]) -> Algorithm | None:
         """The algorithm of these values, if the library supports it here; None otherwise."""
@@ -143,7 +143,9 @@ class PreparedMatmul:
         try:
             if self.library.extension is not None:
                 solution = values["solution"]
-                found = self.library.extension.by_index(self._handle, self._desc, self._layouts, self.matmul, solution)
+                found = self.library.extension.algorithm_by_index(
+                    self._handle, self._desc, self._layouts, self.matmul, solution
+                )
                 algorithm = self._algorithm(*found) if found else None
             else:
                 algorithm = self._from_attributes(values)
@@ -169,11 +171,15 @@ class PreparedMatmul:
     def prepare(
         self, algorithm: Algorithm, a: int, b: int, c: int, d: int, add: bool = False
     ) -> Callable[[int, int], None]:
-        """A call that takes the address of the workspace and a stream, and queues D = op(A) op(B), plus C if `add`.
+        """A call that takes the address of the workspace and a stream, and queues the product.
 
         Args:
-            algorithm: one of this plan's.
-            a, b, c, d: addresses; C may be D, or 0 where it is not added and cuBLASLt runs.
+            algorithm: one of those of this matmul.
+            a: address of A.
+            b: address of B.
+            c: address of C; it may be D's, or 0 where C is not added and cuBLASLt runs.
+            d: address of D.
+            add: D = op(A) op(B) + C instead of D = op(A) op(B).
         """
         call = self.moving(algorithm, add)
         for name, address in zip("abcd", (a, b, c, d), strict=True):
@@ -186,7 +192,12 @@ class PreparedMatmul:
         return launch
 
     def moving(self, algorithm: Algorithm, add: bool = False) -> MovingMatmul:
-        """As `prepare`, for operands that move."""
+        """A call whose operands may lie elsewhere each time.
+
+        Args:
+            algorithm: one of those of this matmul.
+            add: D = op(A) op(B) + C instead of D = op(A) op(B).
+        """
         handles = [self._handle, self._desc, *self._layouts]
         return MovingMatmul(self, handles, algorithm, self._one, self._one if add else self._zero)
 

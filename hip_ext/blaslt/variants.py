@@ -1,8 +1,8 @@
 """More of cuBLASLt's algorithms than its heuristics name, which stop at eight whatever is asked for.
 
 Two ways: the heuristics are asked again with some of their choices forbidden, and each algorithm they name is changed
-in one attribute at a time, as far as its capabilities go; of their tiles those that fill the device best come first. The
-library itself checks every one of them for the problem.
+in one attribute at a time, as far as its capabilities go; of their tiles those that fill the device best come first.
+The library itself checks every one of them for the problem.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref, c_int32, c_size_t, c_uint32
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from tritongemm.core.errors import DriverError
+from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
 from tritongemm.hip_ext.blaslt.tables import tiles
 from tritongemm.hip_ext.blaslt.types import Algorithm
-
-if TYPE_CHECKING:
-    from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
 
 # cublasLtMatmulAlgoCapAttributes_t
 _SPLIT_K, _REDUCTIONS, _SWIZZLE, _TILES, _CUSTOM_MOST, _STAGES = 0, 1, 2, 6, 7, 13
@@ -27,19 +24,21 @@ REDUCTIONS = (1, 2, 4)  # in place, in the compute type, in the output type
 _EDGE = 32  # elements that one more of a tile's rows or columns costs, for it must be loaded
 
 
-def number(plan: PreparedMatmul, algorithm: Algorithm, capability: int) -> int:
+def read_capability(prepared: PreparedMatmul, algorithm: Algorithm, capability: int) -> int:
     """One number among an algorithm's capabilities; 0 where it is not told."""
     value = c_int32(0)
     try:
-        plan.library.calls["MatmulAlgoCapGetAttribute"](algorithm.raw, capability, byref(value), 4, byref(c_size_t()))
+        prepared.library.calls["MatmulAlgoCapGetAttribute"](
+            algorithm.raw, capability, byref(value), 4, byref(c_size_t())
+        )
     except DriverError:
         return 0
     return value.value
 
 
-def numbers(plan: PreparedMatmul, algorithm: Algorithm, capability: int) -> list[int]:
+def read_capability_list(prepared: PreparedMatmul, algorithm: Algorithm, capability: int) -> list[int]:
     """A list among an algorithm's capabilities; empty where it is not told."""
-    get, written = plan.library.calls["MatmulAlgoCapGetAttribute"], c_size_t()
+    get, written = prepared.library.calls["MatmulAlgoCapGetAttribute"], c_size_t()
     try:
         get(algorithm.raw, capability, None, 0, byref(written))
         values = (c_uint32 * (written.value // 4))()
@@ -49,49 +48,60 @@ def numbers(plan: PreparedMatmul, algorithm: Algorithm, capability: int) -> list
     return list(values)
 
 
-def around(plan: PreparedMatmul, algorithm: Algorithm) -> Iterator[Mapping[str, int]]:
+def vary_attributes(prepared: PreparedMatmul, algorithm: Algorithm) -> Iterator[Mapping[str, int]]:
     """The algorithm's attributes with one thing changed, but for its tile; not all of them exist."""
     values = dict(algorithm.values)
 
     def changed(name: str, choices: Sequence[int]) -> Iterator[Mapping[str, int]]:
         yield from ({**values, name: choice} for choice in choices if choice != values[name])
 
-    if number(plan, algorithm, _SPLIT_K):
-        schemes = [r for r in REDUCTIONS if r & number(plan, algorithm, _REDUCTIONS)]
+    if read_capability(prepared, algorithm, _SPLIT_K):
+        schemes = [r for r in REDUCTIONS if r & read_capability(prepared, algorithm, _REDUCTIONS)]
         for split in SPLITS:
             for scheme in schemes if split > 1 else [0]:
                 if (split, scheme) != (values["splitk"], values["reduction"]):
                     yield {**values, "splitk": split, "reduction": scheme}
     if values["cluster"]:
         yield from changed("cluster", CLUSTERS)
-    yield from changed("custom", range(number(plan, algorithm, _CUSTOM_MOST) + 1))
-    yield from changed("swizzle", range(number(plan, algorithm, _SWIZZLE) + 1))
-    yield from changed("stages", numbers(plan, algorithm, _STAGES))
+    yield from changed("custom", range(read_capability(prepared, algorithm, _CUSTOM_MOST) + 1))
+    yield from changed("swizzle", range(read_capability(prepared, algorithm, _SWIZZLE) + 1))
+    yield from changed("stages", read_capability_list(prepared, algorithm, _STAGES))
 
 
-def retiled(plan: PreparedMatmul, seeds: Sequence[Algorithm], units: int) -> Iterator[Mapping[str, int]]:
+def vary_tile(prepared: PreparedMatmul, seeds: Sequence[Algorithm], units: int) -> Iterator[Mapping[str, int]]:
     """The seeds' attributes with each tile they can have, those that take `units` compute units least time first.
 
     256 x 28672 on 132 SMs is 224 tiles of 128 x 256, or 256 of 128 x 224: two rounds of either, but these are shorter.
     """
-    shapes, d = tiles(), plan.matmul.d
+    shapes, d = tiles(), prepared.matmul.d
 
     def cost(tile: int) -> int:
         rows, cols = shapes[tile]
         rounds = -(-(-(-d.rows // rows) * -(-d.cols // cols) * d.batch) // units)
         return rounds * (rows * cols + _EDGE * (rows + cols))
 
-    able = {seed.values: set(numbers(plan, seed, _TILES)) for seed in seeds}
+    able = {seed.values: set(read_capability_list(prepared, seed, _TILES)) for seed in seeds}
     for tile in sorted(set().union(*able.values()) & shapes.keys(), key=cost):
         yield from ({**dict(s.values), "tile": tile} for s in seeds if tile in able[s.values])
 
 
-def wider(plan: PreparedMatmul, units: int) -> Iterator[Algorithm]:
-    """The plan's algorithms, what the heuristics say when split-K or workspace is forbidden, then the changed ones; each
-    is made when it is asked for, since the library takes milliseconds to check a hundred.
+def all_algorithms(prepared: PreparedMatmul, units: int) -> Iterator[Algorithm]:
+    """The algorithms of a matmul, the library's best guess first, on cuBLASLt followed by variants of them.
 
     Args:
-        plan: the matmul made ready.
+        prepared: the matmul made ready.
+        units: compute units of the device.
+    """
+    return vary_algorithms(prepared, units) if prepared.library.extension is None else iter(prepared.algorithms)
+
+
+def vary_algorithms(prepared: PreparedMatmul, units: int) -> Iterator[Algorithm]:
+    """The algorithms of a matmul, those that the heuristics name without split-K or workspace, then changed ones.
+
+    Each is made when it is drawn, since the library takes milliseconds to check a hundred.
+
+    Args:
+        prepared: the matmul made ready.
         units: compute units of the device.
     """
     found: dict[tuple[tuple[str, int], ...], Algorithm] = {}
@@ -101,17 +111,23 @@ def wider(plan: PreparedMatmul, units: int) -> Iterator[Algorithm]:
             found[algorithm.values] = algorithm
             yield algorithm
 
-    for algorithm in plan.algorithms:
+    for algorithm in prepared.algorithms:
         yield from new(algorithm)
-    for mask, workspace in ((0, plan.workspace), (1, plan.workspace), (2, plan.workspace), (4, plan.workspace), (7, 0)):
-        for algorithm in plan.heuristics(workspace, mask):
+    for mask, workspace in (
+        (0, prepared.workspace),
+        (1, prepared.workspace),
+        (2, prepared.workspace),
+        (4, prepared.workspace),
+        (7, 0),
+    ):
+        for algorithm in prepared.heuristics(workspace, mask):
             yield from new(algorithm)
     first, others = list(found.values())[:1], list(found.values())[1:]
     changes = (
-        *(around(plan, seed) for seed in first),
-        retiled(plan, [*first, *others], units),
-        *(around(plan, seed) for seed in others),
+        *(vary_attributes(prepared, seed) for seed in first),
+        vary_tile(prepared, [*first, *others], units),
+        *(vary_attributes(prepared, seed) for seed in others),
     )
     for values in chain.from_iterable(changes):
         if tuple(values.items()) not in found:
-            yield from new(plan.rebuild(values))
+            yield from new(prepared.rebuild(values))

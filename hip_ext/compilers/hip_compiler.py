@@ -139,8 +139,17 @@ def _glue(clang: str, arch: str, libraries: Path, version: str) -> Path:
         )
     for file, text in texts.items():
         (fresh / f"{file}.ll").write_text(text)
-        run([clang, "-x", "ir", "-target", "amdgcn-amd-amdhsa", "-nogpulib", "-emit-llvm", "-c", str(fresh / f"{file}.ll"), "-o",
-             str(fresh / f"{file}.bc"), "-Wno-override-module"], 60)  # fmt: skip
+        compile_ir = [
+            clang,
+            "-x",
+            "ir",
+            "-target",
+            "amdgcn-amd-amdhsa",
+            "-nogpulib",
+            "-emit-llvm",
+            "-Wno-override-module",
+        ]
+        run([*compile_ir, "-c", str(fresh / f"{file}.ll"), "-o", str(fresh / f"{file}.bc")], 60)
     try:
         os.rename(fresh, place)
     except OSError:  # another process was first

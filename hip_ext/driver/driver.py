@@ -1,6 +1,6 @@
 """One binding over the CUDA driver and HIP: devices, memory, code, launches, streams, events and graphs.
 
-Two symbol tables (`symbols`), one code. Importing it needs neither library nor GPU; `open` says what is missing.
+Two symbol tables (`symbols`), one code. Importing it needs neither library nor GPU; `open_driver` says what is missing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from functools import cache, cached_property
 from typing import Any
 
 from tritongemm.core.errors import DriverError, TargetError, UnavailableError
-from tritongemm.hip_ext.driver import symbols, tensor_map
+from tritongemm.hip_ext.driver import symbols
 from tritongemm.hip_ext.driver.module import Function, Grid, Module, PreparedLaunch
 from tritongemm.hip_ext.driver.stream import Event, Graph, Stream, begin_capture, end_capture, relaxed
 from tritongemm.hip_ext.driver.symbols import Api
+from tritongemm.hip_ext.driver.tensor_map import NO_OPTIONS, TensorMapLayout, TensorMapOptions
 
 __all__ = [
     "Device",
@@ -27,15 +28,15 @@ __all__ = [
     "Module",
     "PreparedLaunch",
     "Stream",
-    "open",
-    "present",
+    "find_vendor",
+    "open_driver",
 ]
 
 VENDORS = ("nvidia", "amd")
 
 
 @cache
-def open(vendor: str) -> Driver:
+def open_driver(vendor: str) -> Driver:
     """The driver of a vendor, ``nvidia`` or ``amd``.
 
     Raises:
@@ -49,11 +50,11 @@ def open(vendor: str) -> Driver:
     return Driver(api)
 
 
-def present() -> str | None:
-    """Vendor whose driver is here with at least one device; None on a machine without a GPU."""
+def find_vendor() -> str | None:
+    """The vendor whose driver is here with at least one device; None on a machine without a GPU."""
     for vendor in VENDORS:
         try:
-            if open(vendor).device_count():
+            if open_driver(vendor).device_count():
                 return vendor
         except (UnavailableError, DriverError):
             continue
@@ -61,19 +62,20 @@ def present() -> str | None:
 
 
 class Driver:
-    """A started driver; `open` makes it."""
+    """A started driver; `open_driver` makes it."""
 
     def __init__(self, api: Api) -> None:
         self.api, self.vendor = api, api.vendor
         self._devices: dict[int, Device] = {}
 
     def device_count(self) -> int:
+        """The number of devices that this process may use."""
         count = c_int()
         self.api.calls["device_count"](byref(count))
         return count.value
 
     def device(self, index: int = 0) -> Device:
-        """Device by ordinal, made current for the calling thread.
+        """The device of an ordinal, made current for the calling thread.
 
         Raises:
             TargetError: there are fewer.
@@ -86,7 +88,7 @@ class Driver:
         return self._devices[index]
 
     def version(self) -> int:
-        """The driver's own number: 13000 is CUDA 13.0, 60443484 is HIP 6.4."""
+        """The driver's own version number: 13000 is CUDA 13.0, 60443484 is HIP 6.4."""
         version = c_int()
         self.api.calls["driver_version"](byref(version))
         return version.value
@@ -107,13 +109,14 @@ class Device:
 
     @cached_property
     def name(self) -> str:
+        """The product's name, e.g. ``NVIDIA H200``."""
         text = ctypes.create_string_buffer(256)
         self.api.calls["device_name"](text, len(text), self._ordinal)
         return text.value.decode()
 
     @cached_property
     def arch(self) -> str:
-        """Architecture, ``sm90`` or ``gfx942``, without feature flags."""
+        """The architecture, ``sm90`` or ``gfx942``, without feature flags."""
         if self.api.vendor == "nvidia":
             return f"sm{self._attribute('major')}{self._attribute('minor')}"
         # the real struct has the documented size; the spare bytes are for a runtime newer than this file
@@ -124,8 +127,11 @@ class Device:
 
     @cached_property
     def properties(self) -> dict[str, Any]:
-        """compute_units, lds_bytes (most shared memory a block may opt in to), l2_bytes, memory_bytes, clock_khz,
-        wave_size, max_threads (of a block) and bus_id (PCI).
+        """What the driver says of the device, by name.
+
+        Returns:
+            ``compute_units``, ``lds_bytes`` (the most shared memory that a block may opt in to), ``l2_bytes``,
+            ``memory_bytes``, ``clock_khz``, ``wave_size``, ``max_threads`` (of a block) and ``bus_id`` (PCI).
         """
         names = ("compute_units", "lds_bytes", "l2_bytes", "clock_khz", "wave_size", "max_threads")
         facts: dict[str, Any] = {name: self._attribute(name) for name in names}
@@ -136,7 +142,7 @@ class Device:
 
     @property
     def last_level_cache_bytes(self) -> int:
-        """The L2, the last cache a driver tells of; AMD's Infinity Cache is in the Target."""
+        """The bytes of the L2, the last cache a driver tells of; AMD's Infinity Cache is in the Target."""
         return int(self.properties["l2_bytes"])
 
     def make_current(self) -> None:
@@ -147,25 +153,34 @@ class Device:
             self.api.calls["device_set"](self._ordinal)
 
     def synchronize(self) -> None:
-        """Wait for everything queued; raises `DriverError` if a kernel failed since the last wait."""
+        """Wait for everything that is queued on the device.
+
+        Raises:
+            DriverError: a kernel failed since the last wait.
+        """
         self.make_current()
         self.api.calls["synchronize"]()
 
     def memory(self) -> tuple[int, int]:
-        """(free, total) bytes."""
+        """The free and the total bytes of the device's memory."""
         self.make_current()
         free, total = c_size_t(), c_size_t()
         self.api.calls["memory_info"](byref(free), byref(total))
         return free.value, total.value
 
     def alloc(self, nbytes: int) -> int:
-        """Address of new memory, aligned to 256 bytes; raises `DriverError` when there is too little."""
+        """The address of new memory, a multiple of 256 bytes.
+
+        Raises:
+            DriverError: there is too little memory.
+        """
         self.make_current()
         address = c_void_p()
         self.api.calls["alloc"](byref(address), nbytes)
         return address.value or 0
 
     def free(self, address: int) -> None:
+        """Give back the memory at an address that `alloc` returned."""
         self.make_current()
         self.api.calls["free"](address)
 
@@ -175,30 +190,37 @@ class Device:
         self.api.calls["copy_in"](address, data, len(data))
 
     def copy_from_device(self, address: int, nbytes: int) -> bytes:
+        """The bytes that lie at an address; returns when they are here."""
         self.make_current()
         data = ctypes.create_string_buffer(nbytes)
         self.api.calls["copy_out"](data, address, nbytes)
         return data.raw
 
     def memset(self, address: int, byte: int, nbytes: int, stream: int = 0) -> None:
-        """Fill with one byte value, in stream order."""
+        """Fill memory with one byte value, in the order of the stream with this handle."""
         self.api.calls["memset"](address, byte, nbytes, stream)
 
     def load(self, code: bytes) -> Module:
-        """Load a code object (cubin, hsaco); raises `DriverError` if it is not for this device."""
+        """Load a code object (cubin, hsaco).
+
+        Raises:
+            DriverError: it is not for this device.
+        """
         self.make_current()
         return Module(self.api, code)
 
     def stream(self) -> Stream:
+        """Make a new stream."""
         self.make_current()
         return Stream(self.api)
 
     def event(self) -> Event:
+        """Make a new event."""
         self.make_current()
         return Event(self.api)
 
     def relaxed(self) -> AbstractContextManager[None]:
-        """Lets this thread load code and allocate memory, which captures of other threads forbid it otherwise."""
+        """Let this thread load code and allocate memory, which captures of other threads forbid it otherwise."""
         return relaxed(self.api)
 
     def begin_capture(self, stream: int) -> None:
@@ -206,7 +228,11 @@ class Device:
         begin_capture(self.api, stream)
 
     def end_capture(self, stream: int) -> Graph:
-        """Stop recording; raises `DriverError` if something queued meanwhile can't be recorded."""
+        """Stop recording.
+
+        Raises:
+            DriverError: something that was queued meanwhile can't be recorded.
+        """
         return end_capture(self.api, stream)
 
     def tensor_map(
@@ -218,14 +244,12 @@ class Device:
         row_stride: int,
         box: tuple[int, int],
         swizzle: int,
-        fp4_padded: bool = False,
-        nan_outside: bool = False,
+        options: TensorMapOptions = NO_OPTIONS,
     ) -> bytes:
-        """128-byte descriptor for the tensor memory accelerator; see `tensor_map.encode`."""
+        """The 128 bytes that describe a matrix to the tensor memory accelerator; see `tensor_map.TensorMapLayout`."""
         self.make_current()
-        return tensor_map.encode(
-            self.api, address, elem_type, elem_size, shape, row_stride, box, swizzle, fp4_padded, nan_outside
-        )
+        layout = TensorMapLayout(elem_type, elem_size, shape, row_stride, box, swizzle, options)
+        return layout.encode(self.api, address)
 
     def _attribute(self, name: str) -> int:
         value = c_int()

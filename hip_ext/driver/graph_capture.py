@@ -1,5 +1,4 @@
-"""What a call queues, read from the graph that captures it: kernels in order, their shapes and parameters, and memory set
-to zero between them.
+"""What a call queues, read from the graph that captures it: its kernels in order, and memory set to zero between them.
 
 CUDA only: HIP's graphs do not tell how many bytes a parameter has. Layouts and numbers from cuda.h of CUDA 13.0.
 """
@@ -21,10 +20,10 @@ _CLUSTER, _POLICY = 4, 5  # CUlaunchAttributeID
 _ZERO = (2, 10)  # likewise: all programs at once, a domain of memory of its own
 _SPREAD = 1  # CUclusterSchedulingPolicy, that of every launch of ours
 _EDGES = {0: False, 0x10001: True}  # CUgraphEdgeData: whether the next kernel may start early, at the port for that
-_MOST_PARAMS = 4096  # bytes; more than that no kernel takes
+_MOST_PARAM_BYTES = 4096  # A kernel takes no more.
 
 
-class _Node(ctypes.Structure):
+class _KernelNode(ctypes.Structure):
     _fields_ = [  # CUDA_KERNEL_NODE_PARAMS_v2
         ("function", c_void_p),
         ("grid", c_uint * 3),
@@ -37,7 +36,7 @@ class _Node(ctypes.Structure):
     ]
 
 
-class _Memset(ctypes.Structure):
+class _MemsetNode(ctypes.Structure):
     _fields_ = [  # CUDA_MEMSET_NODE_PARAMS
         ("address", c_void_p),
         ("pitch", c_size_t),
@@ -48,16 +47,16 @@ class _Memset(ctypes.Structure):
     ]
 
 
-class _Attribute(ctypes.Structure):
+class _AttributeValue(ctypes.Structure):
     _fields_ = [("numbers", c_uint * 3), ("pad", c_ubyte * 52)]  # CUlaunchAttributeValue
 
 
 @dataclass(frozen=True)
 class Captured:
-    """One kernel.
+    """A captured launch of one kernel.
 
     Attributes:
-        handle: of the loaded code.
+        handle: the driver's, of the loaded code.
         grid, block: thread blocks, threads of one.
         cluster: neighbours along x, y, z that form a cluster.
         shared: bytes of dynamic shared memory.
@@ -76,7 +75,7 @@ class Captured:
     overlap: bool = False
 
     def prepare(self, api: Api) -> PreparedLaunch:
-        """The same launch, whose parameters can be patched."""
+        """Make the same launch ready, so that its parameters can be patched."""
         code = Function(api, None, c_void_p(self.handle), "a library's kernel")
         shape = (*self.grid, *self.block, self.shared)
         return PreparedLaunch(api, code, shape, self.params, (self.cluster, self.overlap), self.offsets)
@@ -84,7 +83,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class Cleared:
-    """Memory set to zero.
+    """A captured call that sets memory to zero.
 
     Attributes:
         count: bytes.
@@ -94,12 +93,12 @@ class Cleared:
     count: int
     params: bytes
 
-    def prepare(self, api: Api) -> Clearing:
-        """The same, whose address can be patched."""
-        return Clearing(api, self.count, self.params)
+    def prepare(self, api: Api) -> PreparedMemset:
+        """Make the same call ready, so that its address can be patched."""
+        return PreparedMemset(api, self.count, self.params)
 
 
-class Clearing:
+class PreparedMemset:
     """Memory to be set to zero; not to be shared between threads."""
 
     __slots__ = ("_address", "_api", "_call", "_count", "params")
@@ -187,7 +186,7 @@ def _launch(api: Api, node: int, early: bool) -> Captured | Cleared | None:
 
 
 def _memset(api: Api, node: int) -> Cleared | None:
-    told = _Memset()
+    told = _MemsetNode()
     api.calls["node_memset"](node, byref(told))
     if told.value or told.height != 1:
         return None
@@ -195,7 +194,7 @@ def _memset(api: Api, node: int) -> Cleared | None:
 
 
 def _kernel(api: Api, node: int) -> Captured | None:
-    told = _Node()
+    told = _KernelNode()
     api.calls["node_kernel"](node, byref(told))
     handle = told.kernel or told.function
     pieces = list(_pieces(api, "kernel_param" if told.kernel else "function_param", handle))
@@ -218,7 +217,7 @@ def _kernel(api: Api, node: int) -> Captured | None:
 
 
 def _attribute(api: Api, node: int, which: int) -> list[int]:
-    value = _Attribute()
+    value = _AttributeValue()
     api.calls["node_attribute"](node, which, byref(value))
     return list(value.numbers)
 
@@ -244,4 +243,4 @@ def _whole(extra: ctypes._Pointer[c_void_p]) -> bytes:
     if found.keys() != {BUFFER_POINTER, BUFFER_SIZE}:
         return b""
     size = c_size_t.from_address(found[BUFFER_SIZE]).value
-    return ctypes.string_at(found[BUFFER_POINTER], size) if size <= _MOST_PARAMS else b""
+    return ctypes.string_at(found[BUFFER_POINTER], size) if size <= _MOST_PARAM_BYTES else b""

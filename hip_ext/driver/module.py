@@ -1,4 +1,4 @@
-"""Loaded code: `Module`, `Function` and `Prepared`, a launch made ready once and repeated cheaply."""
+"""Loaded code: `Module`, `Function` and `PreparedLaunch`, a launch made ready once and repeated cheaply."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _ALONE: Grid = (1, 1, 1)  # no cluster
 _put_pointer = struct.Struct("<Q").pack_into
 
 
-class _Attribute(ctypes.Structure):
+class _LaunchAttribute(ctypes.Structure):
     _fields_ = [("id", c_int), ("pad", c_int), ("value", c_uint * 16)]  # CUlaunchAttribute
 
 
-class _Config(ctypes.Structure):
+class _LaunchConfig(ctypes.Structure):
     _fields_ = [  # CUlaunchConfig
         ("grid", c_uint * 3),
         ("block", c_uint * 3),
         ("shared", c_uint),
         ("stream", c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
         ("count", c_uint),
     ]
 
@@ -70,8 +70,11 @@ class Function:
 
     @cached_property
     def attributes(self) -> dict[str, int]:
-        """What the driver says of it: registers of a thread, bytes of local memory (scratch) of a thread, bytes of
-        static shared memory, and the most threads of a block.
+        """What the driver says of the kernel, by name.
+
+        Returns:
+            ``registers`` and ``local_bytes`` (of scratch memory) of a thread, ``shared_bytes`` of static shared memory,
+            and ``max_threads`` of a block.
         """
         values, out = {}, c_int()
         for name, number in symbols.FUNCTION_ATTRIBUTES.items():
@@ -124,7 +127,7 @@ class Function:
         cluster: int = 1,
         offsets: Sequence[int] = (),
     ) -> None:
-        """Launch once; arguments and errors are those of `prepare` and `Prepared.launch`."""
+        """Launch once; arguments and errors are those of `prepare` and `PreparedLaunch.launch`."""
         self.prepare(grid, block, shared_bytes, params, cluster, offsets).launch(stream)
 
     def _allow(self, shared_bytes: int, cluster: int) -> None:
@@ -165,7 +168,7 @@ class PreparedLaunch:
             keys = symbols.BUFFER_POINTER, start, symbols.BUFFER_SIZE, ctypes.addressof(size)
             self._keep = ((c_void_p * 5)(*keys, symbols.BUFFER_END[api.vendor]), size)
             where = None, ctypes.cast(self._keep[0], c_void_p)
-        self._config: _Config | None = None
+        self._config: _LaunchConfig | None = None
         if api.symbol("launch_ex"):  # fewer arguments, which cost time each
             self._config = _extended(shape, *together)
             self._go: Callable[..., int] = partial(api.raw["launch_ex"], byref(self._config), function.handle, *where)
@@ -202,8 +205,8 @@ class PreparedLaunch:
             raise self._api.error(self._api.symbol("launch_ex" if self._config else "launch"), status)
 
 
-def _extended(shape: tuple[int, ...], cluster: Grid, overlap: bool) -> _Config:
-    attributes, count = (_Attribute * 3)(), 0
+def _extended(shape: tuple[int, ...], cluster: Grid, overlap: bool) -> _LaunchConfig:
+    attributes, count = (_LaunchAttribute * 3)(), 0
     if cluster != _ALONE:
         attributes[0].id, attributes[0].value[:3] = 4, cluster  # CLUSTER_DIMENSION
         attributes[1].id, attributes[1].value[0] = 5, 1  # CLUSTER_SCHEDULING_POLICY_PREFERENCE: spread
@@ -211,4 +214,4 @@ def _extended(shape: tuple[int, ...], cluster: Grid, overlap: bool) -> _Config:
     if overlap:
         attributes[count].id, attributes[count].value[0] = 6, 1  # PROGRAMMATIC_STREAM_SERIALIZATION
         count += 1
-    return _Config(shape[:3], shape[3:6], shape[6], None, attributes, count)
+    return _LaunchConfig(shape[:3], shape[3:6], shape[6], None, attributes, count)

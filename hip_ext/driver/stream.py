@@ -12,7 +12,7 @@ from tritongemm.hip_ext.driver.symbols import Api
 
 
 class Stream:
-    """A queue of its own, which does not wait for the default stream."""
+    """A queue of launches, which does not wait for the default stream."""
 
     def __init__(self, api: Api) -> None:
         self._api, self._handle = api, c_void_p()
@@ -20,13 +20,19 @@ class Stream:
 
     @property
     def handle(self) -> int:
+        """The driver's handle of the stream."""
         return self._handle.value or 0
 
     def synchronize(self) -> None:
-        """Wait until everything queued is done; raises `DriverError` if a kernel failed."""
+        """Wait until everything queued on the stream is done.
+
+        Raises:
+            DriverError: a kernel failed.
+        """
         self._api.calls["stream_synchronize"](self._handle)
 
     def destroy(self) -> None:
+        """Give the stream back to the driver."""
         if self._handle:
             self._api.calls["stream_destroy"](self._handle)
             self._handle = c_void_p()
@@ -40,6 +46,7 @@ class Event:
         api.calls["event_create"](byref(self._handle), 0)
 
     def record(self, stream: int = 0) -> None:
+        """Put the event behind what is queued on the stream with this handle."""
         self._api.calls["event_record"](self._handle, stream)
 
     def synchronize(self) -> None:
@@ -47,12 +54,17 @@ class Event:
         self._api.calls["event_synchronize"](self._handle)
 
     def elapsed_ms(self, later: Event) -> float:
-        """Milliseconds from this event to a later one; both must be recorded and passed, else `DriverError`."""
+        """The milliseconds from this event to a later one.
+
+        Raises:
+            DriverError: one of them is not recorded, or the device has not passed it yet.
+        """
         elapsed = c_float()
         self._api.calls["event_elapsed"](byref(elapsed), self._handle, later._handle)
         return elapsed.value
 
     def destroy(self) -> None:
+        """Give the event back to the driver."""
         if self._handle:
             self._api.calls["event_destroy"](self._handle)
             self._handle = c_void_p()
@@ -70,9 +82,11 @@ class Graph:
             raise
 
     def launch(self, stream: int = 0) -> None:
+        """Queue all launches of the graph on the stream with this handle."""
         self._api.calls["graph_launch"](self._exec, stream)
 
     def destroy(self) -> None:
+        """Give the graph back to the driver."""
         if self._exec:
             self._api.calls["graph_exec_destroy"](self._exec)
             self._api.calls["graph_destroy"](self._graph)
@@ -81,7 +95,7 @@ class Graph:
 
 @contextmanager
 def relaxed(api: Api) -> Iterator[None]:
-    """Lets this thread load code and allocate memory, which captures of other threads forbid it otherwise."""
+    """Let this thread load code and allocate memory, which captures of other threads forbid it otherwise."""
     mode = c_int(symbols.CAPTURE_RELAXED)
     api.calls["capture_mode"](byref(mode))  # an exchange: what it was comes back
     try:
@@ -91,10 +105,16 @@ def relaxed(api: Api) -> Iterator[None]:
 
 
 def begin_capture(api: Api, stream: int) -> None:
+    """Record what this thread queues on the stream with this handle instead of running it."""
     api.calls["capture_begin"](stream, symbols.CAPTURE_THREAD_LOCAL)
 
 
 def end_capture(api: Api, stream: int) -> Graph:
+    """Stop recording and return the graph.
+
+    Raises:
+        DriverError: something that was queued meanwhile can't be recorded.
+    """
     graph = c_void_p()
     api.calls["capture_end"](stream, byref(graph))
     return Graph(api, graph)
@@ -105,7 +125,7 @@ _ACTIVE = 1
 
 
 def capture_id(api: Api, stream: int) -> int:
-    """Number of the capture that `stream` is part of, never used twice in a process; 0 if it is in none.
+    """The number of the capture that `stream` is part of, never used twice in a process; 0 if it is in none.
 
     Raises:
         DriverError: the capture is broken.

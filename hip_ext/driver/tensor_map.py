@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from ctypes import addressof, byref, c_int, c_uint, c_ulonglong, c_void_p
+from dataclasses import dataclass
 
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.hip_ext.driver.symbols import Api
@@ -18,18 +19,18 @@ _NAN_OUTSIDE = 1
 # The compiler reports an element type by the device's numbering; the driver counts floats in another order.
 _HOST_TYPE = {8: 10, 9: 8, 10: 9}
 
-# up to this driver a map of less than 128 KiB must have a flag cleared, as CUTLASS and Triton do
+# Up to this driver a map of less than 128 KiB must have a flag cleared, as CUTLASS and Triton do
 _FLAG_DRIVER, _FLAG_BYTES, _FLAG = 13010, 128 * 1024, 1 << 21
 
 
-def place(made: Callable[[int], bytes]) -> int | None:
+def find_address_offset(encode: Callable[[int], bytes]) -> int | None:
     """The byte of a tensor map from which the matrix's address stands in it as it is; None where that can't be told.
 
     Args:
-        made: the map for an address.
+        encode: makes the map of a matrix at an address.
     """
     addresses = [(i << 44) + i * 0x123456780 for i in (1, 2, 5)]
-    maps = [made(address) for address in addresses]
+    maps = [encode(address) for address in addresses]
     for at in range(0, BYTES, _WORD):
         rest = {data[:at] + data[at + _WORD :] for data in maps}
         if len(rest) == 1 and [int.from_bytes(data[at : at + _WORD], "little") for data in maps] == addresses:
@@ -37,65 +38,89 @@ def place(made: Callable[[int], bytes]) -> int | None:
     return None
 
 
-def encode(
-    api: Api,
-    address: int,
-    elem_type: int,
-    elem_size: int,
-    shape: tuple[int, int],
-    row_stride: int,
-    box: tuple[int, int],
-    swizzle: int,
-    fp4_padded: bool = False,
-    nan_outside: bool = False,
-) -> bytes:
-    """Encode one tensor map.
+@dataclass(frozen=True)
+class TensorMapOptions:
+    """What most matrices do without.
 
-    Args:
-        address: device address of the first element, a multiple of 16.
-        elem_type, elem_size, swizzle, fp4_padded: as the compiler's ``tensordesc_meta`` reports them.
-        shape: (rows, columns) of the matrix in elements.
-        row_stride: elements between rows; in bytes a multiple of 16.
-        box: (rows, columns) of the block one copy fetches.
-        nan_outside: fill what lies outside with NaN instead of zero.
-
-    Raises:
-        InputError: the driver would refuse it for address or stride.
-        DriverError: the driver refused it.
-        UnavailableError: AMD, or a CUDA driver older than 12.
+    Attributes:
+        fp4_padded: elements of four bits lie in the halves of twice as many bytes, as the compiler reports it.
+        nan_outside: what lies outside of the matrix is read as NaN instead of zero.
     """
-    if not api.symbol("tensor_map"):
-        raise UnavailableError("tensor maps need an NVIDIA driver")
-    if address % 16 or row_stride * elem_size % 16:
-        raise InputError(
-            f"a tensor map needs address and row stride in multiples of 16 bytes, not {address:#x} and "
-            f"{row_stride} x {elem_size}"
+
+    fp4_padded: bool = False
+    nan_outside: bool = False
+
+
+NO_OPTIONS = TensorMapOptions()
+
+
+@dataclass(frozen=True)
+class TensorMapLayout:
+    """How a matrix lies in memory, and the block that one copy fetches: a tensor map but for the address.
+
+    Attributes:
+        elem_type, elem_size, swizzle: as the compiler's ``tensordesc_meta`` reports them.
+        shape: rows and columns of the matrix in elements.
+        row_stride: elements from one row to the next; in bytes a multiple of 16.
+        box: rows and columns of the block.
+        options: what most matrices do without.
+    """
+
+    elem_type: int
+    elem_size: int
+    shape: tuple[int, int]
+    row_stride: int
+    box: tuple[int, int]
+    swizzle: int
+    options: TensorMapOptions = NO_OPTIONS
+
+    def encode(self, api: Api, address: int) -> bytes:
+        """The tensor map of a matrix at an address.
+
+        Args:
+            api: the driver.
+            address: device address of the first element, a multiple of 16.
+
+        Raises:
+            InputError: the driver would refuse it for address or stride.
+            DriverError: the driver refused it.
+            UnavailableError: the driver is AMD's, or a CUDA driver older than 12.
+        """
+        if not api.symbol("tensor_map"):
+            raise UnavailableError("tensor maps need an NVIDIA driver")
+        if address % 16 or self.row_stride * self.elem_size % 16:
+            raise InputError(
+                f"a tensor map needs address and row stride in multiples of 16 bytes, not {address:#x} and "
+                f"{self.row_stride} x {self.elem_size}"
+            )
+        rows, columns = self.shape
+        columns *= 2 if self.options.fp4_padded else 1
+        storage = (ctypes.c_char * (BYTES + _ALIGN))()
+        offset = -ctypes.addressof(storage) % _ALIGN
+        descriptor = (c_ulonglong * (BYTES // 8)).from_buffer(storage, offset)
+        stride_bytes = self.row_stride * self.elem_size
+        api.calls["tensor_map"](
+            byref(descriptor),
+            _HOST_TYPE.get(self.elem_type, self.elem_type),
+            2,
+            address,
+            byref((c_ulonglong * 2)(columns, rows)),
+            byref((c_ulonglong * 2)(stride_bytes, stride_bytes * rows)),
+            byref((c_uint * 2)(self.box[1], self.box[0])),
+            byref((c_uint * 2)(1, 1)),
+            0,
+            self.swizzle,
+            _L2_PROMOTION_128B,
+            _NAN_OUTSIDE if self.options.nan_outside else 0,
         )
-    rows, columns = shape
-    columns *= 2 if fp4_padded else 1
-    storage = (ctypes.c_char * (BYTES + _ALIGN))()
-    offset = -ctypes.addressof(storage) % _ALIGN
-    descriptor = (c_ulonglong * (BYTES // 8)).from_buffer(storage, offset)
-    stride_bytes = row_stride * elem_size
-    api.calls["tensor_map"](
-        byref(descriptor),
-        _HOST_TYPE.get(elem_type, elem_type),
-        2,
-        address,
-        byref((c_ulonglong * 2)(columns, rows)),
-        byref((c_ulonglong * 2)(stride_bytes, stride_bytes * rows)),
-        byref((c_uint * 2)(box[1], box[0])),
-        byref((c_uint * 2)(1, 1)),
-        0,
-        swizzle,
-        _L2_PROMOTION_128B,
-        _NAN_OUTSIDE if nan_outside else 0,
-    )
-    version = c_int()
-    api.calls["driver_version"](byref(version))
-    if version.value <= _FLAG_DRIVER and (columns - 1) * elem_size + (rows - 1) * stride_bytes + 1 < _FLAG_BYTES:
-        descriptor[1] &= ~_FLAG
-    return bytes(descriptor)
+        version = c_int()
+        api.calls["driver_version"](byref(version))
+        if (
+            version.value <= _FLAG_DRIVER
+            and (columns - 1) * self.elem_size + (rows - 1) * stride_bytes + 1 < _FLAG_BYTES
+        ):
+            descriptor[1] &= ~_FLAG
+        return bytes(descriptor)
 
 
 _REPLACE = "cuTensorMapReplaceAddress"
@@ -107,7 +132,7 @@ class MovingMap:
 
     Args:
         api: the driver.
-        data: the 128 bytes that `tensor_map.encode` made for any address.
+        data: the 128 bytes that `TensorMapLayout.encode` made for any address.
 
     Raises:
         UnavailableError: the driver can't move one.

@@ -41,6 +41,11 @@ class LaunchRecorder:
     """What the process of a recording does. It must be one of its own: its runtime takes the place of the real one."""
 
     def __call__(self, request: tuple[HostLaunch, str, str]) -> Iterator[list[RecordedLaunch]]:
+        """The kernels that a host call would launch, as one answer.
+
+        Args:
+            request: the call, the architecture to read the kernels of, and the library of the runtime that listens.
+        """
         call, arch, runtime = request
         names = [str(p.value) for p in call.params if p.kind == "pointer" and p.value not in ("", "stream")]
         addresses = {name: _STEP * (i + 1) for i, name in enumerate(names)}

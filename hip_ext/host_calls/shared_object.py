@@ -1,4 +1,4 @@
-"""Host calls: functions of a compiled library that queue kernels on a stream, made ready to be called again and again."""
+"""Host calls: functions of a compiled library that queue kernels on a stream, made ready to be called repeatedly."""
 
 from __future__ import annotations
 

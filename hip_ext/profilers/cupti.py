@@ -54,7 +54,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class KernelTrace(trace.KernelTrace):
+class CuptiTrace(trace.KernelTrace):
     """Times every kernel, memcpy and memset within the block; see `trace.KernelTrace`.
 
     Args:
@@ -65,24 +65,28 @@ class KernelTrace(trace.KernelTrace):
     """
 
     def __init__(self, wait: Callable[[], object] | None = None) -> None:
-        super().__init__(tracer(), wait or driver.open("nvidia").api.calls["synchronize"])
+        super().__init__(open_tracer(), wait or driver.open_driver("nvidia").api.calls["synchronize"])
 
 
 @cache
-def tracer() -> Tracer:
-    """CUPTI, registered once for the process."""
+def open_tracer() -> CuptiTracer:
+    """CUPTI, registered once for the process.
+
+    Raises:
+        UnavailableError: there is no CUPTI, or one that is too old, or one that this driver refuses.
+    """
     toolkit = [_TOOLKIT / "lib64", _TOOLKIT / "extras/CUPTI/lib64"]
     names = ("libcupti.so.13", "libcupti.so.12", "libcupti.so.11.8", "libcupti.so")
     places = libraries.wheel_folders(*_PLACES[:2]), toolkit, libraries.wheel_folders(*_PLACES[2:])
     library = libraries.load("CUPTI", names, [folder for place in places for folder in place])
     try:
-        return Tracer(library)
+        return CuptiTracer(library)
     except DriverError as error:
         raise UnavailableError(f"CUPTI ({library._name}) can't be used here: {error}") from None
 
 
-class Tracer:
-    """The registered library; `tracer` makes the one of this process."""
+class CuptiTracer:
+    """The registered library; `open_tracer` makes the one of this process."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -102,6 +106,7 @@ class Tracer:
         self._call("cuptiActivityRegisterCallbacks", *self._callbacks)
 
     def start(self) -> trace.Collection:
+        """Begin a trace; see `trace.KernelTracer`."""
         if self._running:
             raise trace.TraceError("kernel trace: another one is open in this process")
         self._collection = None
@@ -112,8 +117,9 @@ class Tracer:
         return self._collection
 
     def stop(self) -> None:
+        """End the trace, if one is open; CUPTI goes on watching."""
         if self._running and self._collection is not None:
-            self._collection.close(self._now())  # CUPTI stays enabled
+            self._collection.close(self._now())
         self._running = False
 
     def enable(self) -> None:
@@ -131,6 +137,7 @@ class Tracer:
                 self._call("cuptiActivityDisable", kind)
 
     def flush(self) -> None:
+        """Have CUPTI hand over the records that it holds back."""
         self._call("cuptiActivityFlushAll", _FORCED)
 
     def _now(self) -> int:

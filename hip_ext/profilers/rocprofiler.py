@@ -33,7 +33,7 @@ _SYMBOL_ID, _SYMBOL_NAME, _SYMBOL_BYTES = 8, 24, 32
 
 
 @dataclass(frozen=True)
-class Layout:
+class StructLayout:
     """Where the structs of one major version differ.
 
     Attributes:
@@ -47,7 +47,7 @@ class Layout:
     payload: int
 
 
-LAYOUTS = {0: Layout(client_name=0, kind=32, payload=48), 1: Layout(client_name=8, kind=40, payload=56)}
+LAYOUTS = {0: StructLayout(client_name=0, kind=32, payload=48), 1: StructLayout(client_name=8, kind=40, payload=56)}
 
 
 class ConfigurationLockedError(UnavailableError):
@@ -84,7 +84,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class KernelTrace(trace.KernelTrace):
+class RocprofilerTrace(trace.KernelTrace):
     """Times every kernel launched within the block; see `trace.KernelTrace`.
 
     Args:
@@ -95,11 +95,11 @@ class KernelTrace(trace.KernelTrace):
     """
 
     def __init__(self, wait: Callable[[], object] | None = None) -> None:
-        super().__init__(configure(), wait or driver.open("amd").api.calls["synchronize"])
+        super().__init__(configure(), wait or driver.open_driver("amd").api.calls["synchronize"])
 
 
 @cache
-def configure() -> Tracer:
+def configure() -> RocprofilerTracer:
     """Register with the SDK; call it after the imports and before the first use of the GPU.
 
     Raises:
@@ -114,14 +114,14 @@ def configure() -> Tracer:
     opt = [Path("/opt/rocm/lib"), *sorted(Path("/opt").glob("rocm-*/lib"), reverse=True)]
     library = libraries.load("rocprofiler-sdk", names, [*wheels, *opt])
     try:
-        tracer = Tracer(library)
+        tracer = RocprofilerTracer(library)
     except DriverError as error:
         raise UnavailableError(f"{library._name} can't be used here: {error}") from None
     atexit.register(tracer.close)
     return tracer
 
 
-class Tracer:
+class RocprofilerTracer:
     """The SDK with this process registered; `configure` makes it."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -149,6 +149,7 @@ class Tracer:
         self._register()
 
     def start(self) -> trace.Collection:
+        """Begin a trace; see `trace.KernelTracer`."""
         if self._running:
             raise trace.TraceError("kernel trace: another one is open in this process")
         self.flush()
@@ -162,11 +163,13 @@ class Tracer:
         return self._collection
 
     def stop(self) -> None:
+        """End the trace, if one is open."""
         if self._running:
             self._running = False
             self._call("stop_context", self._dispatches.value)
 
     def flush(self) -> None:
+        """Have the SDK hand over the records that it holds back."""
         self._call("flush_buffer", self._buffer.value)
 
     def close(self) -> None:

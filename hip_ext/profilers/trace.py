@@ -19,7 +19,7 @@ class TraceError(TritonGemmError):
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """One kernel that ran.
+    """One run of a kernel.
 
     Attributes:
         name: its symbol; "" where the profiler does not know it.
@@ -32,6 +32,7 @@ class KernelRecord:
 
     @property
     def seconds(self) -> float:
+        """The seconds that the kernel ran."""
         return (self.end_ns - self.start_ns) * 1e-9
 
 
@@ -97,14 +98,17 @@ class Collection:
         return records
 
 
-class Tracer(Protocol):
+class KernelTracer(Protocol):
     """A profiler, set up once for the process."""
 
-    def start(self) -> Collection: ...
+    def start(self) -> Collection:
+        """Begin a trace; its records come into the collection."""
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """End the trace, if one is open."""
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Have the profiler hand over the records that it holds back."""
 
 
 class KernelTrace:
@@ -115,7 +119,7 @@ class KernelTrace:
         wait: waits for the device.
     """
 
-    def __init__(self, tracer: Tracer, wait: Callable[[], object]) -> None:
+    def __init__(self, tracer: KernelTracer, wait: Callable[[], object]) -> None:
         self._tracer, self._wait = tracer, wait
         self._collection: Collection | None = None
         self._open = False

@@ -15,7 +15,7 @@ import pytest
 import triton
 
 from tests.support import FAKES
-from tests.support.lent_processes import LentChild
+from tests.support.lent_processes import LentProcess
 from tests.support.racing import Drop
 from tritongemm.build import pool
 from tritongemm.hip_ext import libraries
@@ -37,9 +37,9 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def lent_compilers() -> Iterator[None]:
     """Compiler processes of a test go on to the next."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "WorkerProcess", LentChild)
+        patch.setattr(pool, "WorkerProcess", LentProcess)
         yield
-        LentChild.end()
+        LentProcess.end()
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +65,7 @@ def stand_in_driver(
         copy = shutil.copy(driver_libraries / f"{vendor}.so", tmp_path / f"{vendor}.so")  # its state starts afresh
         library = ctypes.CDLL(str(copy))
         monkeypatch.setattr(libraries, "load", lambda *_: library)
-        return library, driver.open.__wrapped__(vendor)
+        return library, driver.open_driver.__wrapped__(vendor)
 
     return start
 
@@ -90,7 +90,7 @@ def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
 def without_gpu() -> Iterator[None]:
     """A machine without one, for this process and those it starts, wherever the tests run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "present", lambda: None)
+        patch.setattr(driver, "find_vendor", lambda: None)
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         patch.setenv("HIP_VISIBLE_DEVICES", "")
         yield

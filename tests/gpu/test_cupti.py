@@ -12,21 +12,21 @@ from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.profilers import cupti
 from tritongemm.hip_ext.profilers.trace import TraceError, busy_seconds
 
-pytestmark = pytest.mark.skipif(driver.present() != "nvidia", reason="no NVIDIA driver")
+pytestmark = pytest.mark.skipif(driver.find_vendor() != "nvidia", reason="no NVIDIA driver")
 
 LAUNCHES = 20
 
 
 @pytest.fixture(scope="module")
-def device():
-    found = driver.open("nvidia").device()
+def device() -> driver.Device:
+    found = driver.open_driver("nvidia").device()
     torch.zeros(1, device="cuda")
     return found
 
 
-def test_names_and_order(device):
+def test_names_and_order(device: driver.Device) -> None:
     x = torch.randn(1 << 20, device="cuda")
-    with cupti.KernelTrace() as trace:
+    with cupti.CuptiTrace() as trace:
         x.sin()
         torch.mm(x.view(1024, 1024), x.view(1024, 1024))
         x.cos()
@@ -41,21 +41,21 @@ def test_names_and_order(device):
         trace.records(["other", "", ""])
 
 
-def test_nothing_is_carried_from_trace_to_trace(device):
+def test_nothing_is_carried_from_trace_to_trace(device: driver.Device) -> None:
     x = torch.randn(1 << 24, device="cuda")
     for count in (1, 5, 0, 3):
         for _ in range(50):
             x.sin_()  # still running when the trace begins
-        with cupti.KernelTrace() as trace:
+        with cupti.CuptiTrace() as trace:
             for _ in range(count):
                 x.cos_()
         assert len(trace.records(count)) == count
         assert all("cos" in r.name for r in trace.records())
 
 
-def test_more_kernels_than_a_buffer_holds(device):
+def test_more_kernels_than_a_buffer_holds(device: driver.Device) -> None:
     x = torch.zeros(16, device="cuda")
-    with cupti.KernelTrace() as trace:
+    with cupti.CuptiTrace() as trace:
         for _ in range(20_000):
             x.add_(1)
     records = trace.records(20_000)
@@ -64,7 +64,7 @@ def test_more_kernels_than_a_buffer_holds(device):
 
 
 @pytest.mark.parametrize("size", [512, 1024, 2048, 4096, 8192])
-def test_durations_agree_with_graphs(device, size):
+def test_durations_agree_with_graphs(device: driver.Device, size: int) -> None:
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     c = torch.empty_like(a)
     stream, start, stop = torch.cuda.Stream(), device.event(), device.event()
@@ -87,10 +87,10 @@ def test_durations_agree_with_graphs(device, size):
 
     graphs, traced = [], []
     for _ in range(5):  # in blocks, so that both see the same clocks, and events see a device nobody watches
-        cupti.tracer().disable()
+        cupti.open_tracer().disable()
         graphs += [replay() for _ in range(5)][1:]
         for _ in range(4):
-            with cupti.KernelTrace() as trace:
+            with cupti.CuptiTrace() as trace:
                 replay()
             records = trace.records()  # cuBLAS fills memory too; the kernels of a graph are seen one by one
             assert len(records) % (2 * LAUNCHES) == 0

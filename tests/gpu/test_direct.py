@@ -22,9 +22,9 @@ from tritongemm.numerics.families import dense
 from tritongemm.serve import dispatcher
 from tritongemm.serve.dispatcher import Dispatcher
 
-VENDOR = driver.present() if torch.cuda.is_available() else None
+VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
-ARCH = driver.open(VENDOR).device().arch if VENDOR else "none"
+ARCH = driver.open_driver(VENDOR).device().arch if VENDOR else "none"
 HERE = (ARCH, ".".join(torch.__version__.split(".")[:2]), torch.version.cuda or "")
 known = pytest.mark.skipif(HERE not in WORKSPACE, reason=f"{HERE} was never compared; WORKSPACE lacks it")
 

@@ -21,9 +21,9 @@ from tritongemm.numerics.families import dense
 from tritongemm.serve.api import DISPATCHER
 from tritongemm.serve.dispatcher import Dispatcher
 
-VENDOR = driver.present() if torch.cuda.is_available() else None
+VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
-ARCH = driver.open(VENDOR).device().arch if VENDOR else "none"
+ARCH = driver.open_driver(VENDOR).device().arch if VENDOR else "none"
 TMA = ARCH.startswith("sm") and int(ARCH[2:]) >= 90
 
 

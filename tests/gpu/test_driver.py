@@ -6,7 +6,9 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,24 +16,26 @@ import triton
 import triton.language as tl
 from triton.compiler import ASTSource
 
+from tests.support import ROOT
 from tritongemm.core.errors import DriverError
 from tritongemm.core.launch import Launch, Param
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.driver import driver, tensor_map
 
-VENDOR = driver.present()
+VENDOR = driver.find_vendor()
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU driver")
+Scaling = tuple[bytes, driver.Function, int]
 nvidia = pytest.mark.skipif(VENDOR != "nvidia", reason="NVIDIA only")
 
 
-@triton.jit
-def scale(x, y, n, factor, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def scale(x, y, n, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
 
 
-@triton.jit
-def product(a, b, c, K, stride, M: tl.constexpr, N: tl.constexpr, BK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def product(a, b, c, K, stride, M: tl.constexpr, N: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
     m, n = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1) * N + tl.arange(0, N)
     total = tl.zeros((M, N), dtype=tl.float32)
     for k in range(0, K, BK):
@@ -41,8 +45,8 @@ def product(a, b, c, K, stride, M: tl.constexpr, N: tl.constexpr, BK: tl.constex
     tl.store(c + m[:, None] * stride + n[None, :], total)
 
 
-@triton.jit
-def copy(marker, source, target, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def copy(marker, source, target, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
     row, column = tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS
     target.store([row, column], source.load([row, column]))
     tl.store(marker, 7)
@@ -62,11 +66,13 @@ CLUSTER_PTX = """
 
 
 @pytest.fixture(scope="module")
-def device():
-    return driver.open(VENDOR).device()
+def device() -> driver.Device:
+    return driver.open_driver(VENDOR).device()
 
 
-def compiled(kernel, types, constants, divisible=(), **options):
+def compiled(
+    kernel: Any, types: dict[str, str], constants: dict[str, int], divisible: Sequence[str] = (), **options: int
+) -> tuple[bytes, Any]:
     """(code object, metadata) of a Triton kernel for the present GPU."""
     target = triton.runtime.driver.active.get_current_target()
     known = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in divisible}
@@ -76,18 +82,18 @@ def compiled(kernel, types, constants, divisible=(), **options):
 
 
 @pytest.fixture(scope="module")
-def scaling(device):
+def scaling(device: driver.Device) -> Scaling:
     code, metadata = compiled(
         scale, {"x": "*fp32", "y": "*fp32", "n": "i32", "factor": "fp32"}, {"BLOCK": 1024}, num_warps=4
     )
-    return code, device.load(code).function("scale"), metadata.num_warps * device.properties["wave_size"]
+    return code, device.load(code).function("scale"), int(metadata.num_warps) * device.properties["wave_size"]
 
 
-def scaling_params(x, y, factor):
+def scaling_params(x: torch.Tensor, y: torch.Tensor, factor: float) -> bytes:
     return struct.pack("<QQif", x.data_ptr(), y.data_ptr(), x.numel(), factor) + bytes(16)
 
 
-def test_device_facts_agree_with_torch(device):
+def test_device_facts_agree_with_torch(device: driver.Device) -> None:
     told = torch.cuda.get_device_properties(0)
     facts = device.properties
     assert device.name == told.name
@@ -103,10 +109,10 @@ def test_device_facts_agree_with_torch(device):
     free, total = device.memory()
     assert 0 < free < total <= facts["memory_bytes"]
     assert facts["clock_khz"] > 100_000 and facts["bus_id"].count(":") == 2
-    print(device.name, device.arch, facts, driver.open(VENDOR).version())
+    print(device.name, device.arch, facts, driver.open_driver(VENDOR).version())
 
 
-def test_memory_and_streams(device):
+def test_memory_and_streams(device: driver.Device) -> None:
     stream, address = device.stream(), device.alloc(1 << 20)
     data = bytes(range(256)) * 4096
     device.copy_to_device(address, data)
@@ -119,7 +125,7 @@ def test_memory_and_streams(device):
         device.alloc(1 << 50)
 
 
-def test_kernel_on_torch_tensors(device, scaling):
+def test_kernel_on_torch_tensors(device: driver.Device, scaling: Scaling) -> None:
     code, function, threads = scaling
     (read,) = code_object.read(code)
     told = function.attributes
@@ -139,7 +145,7 @@ def test_kernel_on_torch_tensors(device, scaling):
     assert torch.equal(y, x * 5.0)
 
 
-def test_product_with_more_shared_memory_than_the_default(device):
+def test_product_with_more_shared_memory_than_the_default(device: driver.Device) -> None:
     types = {"a": "*fp16", "b": "*fp16", "c": "*fp32", "K": "i32", "stride": "i32"}
     code, metadata = compiled(
         product,
@@ -165,7 +171,7 @@ def test_product_with_more_shared_memory_than_the_default(device):
     torch.testing.assert_close(c, a.float() @ b.float(), rtol=2e-3, atol=2e-2)
 
 
-def test_graph_replays_patched_launches(device, scaling):
+def test_graph_replays_patched_launches(device: driver.Device, scaling: Scaling) -> None:
     _, function, threads = scaling
     x, (y, z) = torch.randn(4096, device="cuda"), torch.zeros(2, 4096, device="cuda")
     torch.cuda.synchronize()
@@ -196,7 +202,7 @@ def test_graph_replays_patched_launches(device, scaling):
     stream.synchronize()
 
 
-def test_refusals_have_the_vendors_names(device, scaling):
+def test_refusals_have_the_vendors_names(device: driver.Device, scaling: Scaling) -> None:
     _, function, threads = scaling
     x = torch.zeros(16, device="cuda")
     with pytest.raises(DriverError, match=r"INVALID_VALUE|InvalidValue|InvalidConfiguration"):
@@ -219,7 +225,7 @@ import sys
 sys.path.insert(0, {root!r})
 from tritongemm.core.errors import DriverError
 from tritongemm.hip_ext import driver
-device = driver.open({vendor!r}).device()
+device = driver.open_driver({vendor!r}).device()
 function = device.load(open({path!r}, "rb").read()).function("scale")
 function.launch((1, 1, 1), ({threads}, 1, 1), 0, {params!r})
 try:
@@ -230,18 +236,17 @@ except DriverError as error:
 
 
 @nvidia  # on AMD a fault ends the process
-def test_illegal_access_is_named(device, scaling, tmp_path):
+def test_illegal_access_is_named(device: driver.Device, scaling: Scaling, tmp_path: Path) -> None:
     code, _, threads = scaling
     (tmp_path / "k").write_bytes(code)
     params = struct.pack("<QQif", 16, 16, 1024, 1.0) + bytes(16)
-    root = str(Path(__file__).resolve().parents[2])
-    script = FAULT.format(root=root, vendor=VENDOR, path=str(tmp_path / "k"), threads=threads, params=params)
+    script = FAULT.format(root=str(ROOT), vendor=VENDOR, path=str(tmp_path / "k"), threads=threads, params=params)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert "CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access" in done.stdout, done.stderr
 
 
 @nvidia
-def test_clusters_have_the_asked_size(device, tmp_path):
+def test_clusters_have_the_asked_size(device: driver.Device, tmp_path: Path) -> None:
     (tmp_path / "k.ptx").write_text(CLUSTER_PTX)
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
     subprocess.run([ptxas, "-arch=sm_90", tmp_path / "k.ptx", "-o", tmp_path / "k"], check=True, timeout=60)
@@ -259,9 +264,11 @@ def test_clusters_have_the_asked_size(device, tmp_path):
 
 @nvidia
 @pytest.mark.parametrize("shape", [(16, 64), (4096, 4096)], ids=["small", "large"])
-def test_a_tensor_map_holds_its_address_as_it_is(device, shape):
+def test_a_tensor_map_holds_its_address_as_it_is(device: driver.Device, shape: tuple[int, int]) -> None:
     bf16, swizzle = 10, 3
-    place = tensor_map.place(lambda at: device.tensor_map(at, bf16, 2, shape, shape[1], (16, 64), swizzle))
+    place = tensor_map.find_address_offset(
+        lambda at: device.tensor_map(at, bf16, 2, shape, shape[1], (16, 64), swizzle)
+    )
     assert place is not None
     first, second = (device.tensor_map(at << 20, bf16, 2, shape, shape[1], (16, 64), swizzle) for at in (3, 7))
     moved = bytearray(first)
@@ -271,7 +278,7 @@ def test_a_tensor_map_holds_its_address_as_it_is(device, shape):
 
 @nvidia
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-def test_tensor_maps_for_host_descriptors(device, dtype):
+def test_tensor_maps_for_host_descriptors(device: driver.Device, dtype: str) -> None:
     kind = f"tensordesc<{dtype}[16,64]>"
     code, metadata = compiled(
         copy, {"marker": "*i32", "source": kind, "target": kind}, {"ROWS": 16, "COLUMNS": 64}, num_warps=4
@@ -315,7 +322,7 @@ def test_tensor_maps_for_host_descriptors(device, dtype):
     assert torch.equal(target[:, :columns], source[:, :columns])
 
 
-def test_a_prepared_launch_costs_the_host_little(device, scaling):
+def test_a_prepared_launch_costs_the_host_little(device: driver.Device, scaling: Scaling) -> None:
     _, function, threads = scaling
     x = torch.zeros(16, device="cuda")
     stream = device.stream()

@@ -178,7 +178,7 @@ def test_split_k_gives_the_same_bits_every_time(
     configs = [Config("tile", 16, 16, 32, 1, 8, 4, 2), CONFIGS[6], *polled]
     module = str(modules.write_candidates(problem, configs, gpu.target, tmp_path))
     built = {b.config: b for b in compiler.stream(triton_backend.job(c, problem, gpu.target, module) for c in configs)}
-    device = driver.open(gpu_machine.vendor).device(gpu_machine.devices[0])
+    device = driver.open_driver(gpu_machine.vendor).device(gpu_machine.devices[0])
     stream = torch.cuda.Stream(gpu_machine.devices[0])
     request = Request("check", problem, gpu.target, gpu.protocol, gpu_machine.vendor, gpu_machine.devices[0], ())
     with torch.cuda.stream(stream):

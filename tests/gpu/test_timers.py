@@ -26,7 +26,7 @@ from tritongemm.plugins import _modules as registry
 from tritongemm.runtime.machine import Machine
 from tritongemm.search import planner
 
-pytestmark = pytest.mark.skipif(driver.present() != "nvidia", reason="no NVIDIA driver")
+pytestmark = pytest.mark.skipif(driver.find_vendor() != "nvidia", reason="no NVIDIA driver")
 
 SIZES = [(1, 4096, 4096), (64, 4096, 4096), (2048, 2048, 2048), (4096, 4096, 4096)]
 
@@ -44,7 +44,7 @@ def stream() -> Iterator[torch.cuda.Stream]:
 
 
 def bench_of(problem: Problem, machine: Machine, stream: torch.cuda.Stream) -> OperandSets:
-    device = driver.open(machine.vendor).device(0)
+    device = driver.open_driver(machine.vendor).device(0)
     protocol = MeasureProtocol(timer="cupti")
     return OperandSets(
         Request("final", problem, machine.target, protocol, machine.vendor, 0, ()), device, stream.cuda_stream
@@ -53,7 +53,7 @@ def bench_of(problem: Problem, machine: Machine, stream: torch.cuda.Stream) -> O
 
 def built(problem: Problem, machine: Machine, compiler: BuildPool, folder: Path, count: int) -> list[Artifact]:
     """The model's favourites, compiled."""
-    plan = planner.plan_search(problem, machine.target, folder)
+    plan = planner.plan_search(problem, machine.target, folder, "triton")
     backend = registry.load("backends", "triton")
     jobs = [backend.job(p.config, problem, machine.target, str(plan.module)) for p in plan.order[: 3 * count : 3]]
     return [b for b in compiler.stream(jobs) if b.status == "ok"]
@@ -68,7 +68,7 @@ def both(bench: OperandSets, calls: PreparedCandidate, launches: int) -> tuple[f
     traced, evented = [], []
     for _ in range(6):  # in blocks, so that both see the same clocks, and events see a device nobody watches
         traced += [profiler.time(watched, launches, calls.symbol) for _ in range(4)]
-        cupti_binding.tracer().disable()
+        cupti_binding.open_tracer().disable()
         for turn in range(6):
             plain.launch(bench.stream)  # the device is busy while the timed replay is queued
             seconds = clock.time(plain, launches)
@@ -107,7 +107,7 @@ def test_the_library_differs_by_its_gaps_at_most(
     calls = PreparedCandidate([backend.operation(problem, s) for s in bench.sets[:launches]])
     ours, theirs = both(bench, calls, launches)
     graph = bench.capture(calls.repeated(1))
-    with cupti_binding.KernelTrace() as trace:
+    with cupti_binding.CuptiTrace() as trace:
         graph.launch(bench.stream)
     names = [r.name for r in trace.records()]
     graph.destroy()
@@ -164,7 +164,7 @@ def test_a_module_marks_its_launches(
     a, b = (module.operand(*shape, torch.float16, True, "cuda") for shape in ((256, 1024), (1024, 512)))
     c, names = torch.empty(256, 512, dtype=torch.float16, device="cuda"), [one.name for one in configs]
     module.trace([*names, "library"], 1, 0, a, b, c, {})  # compiles
-    with cupti_binding.KernelTrace() as trace:
+    with cupti_binding.CuptiTrace() as trace:
         module.trace([*names, "library"], 5, 16, a, b, c, {})
     found = rocprofv3.launches(trace.records(), [*names, BASELINE_ENTRY], 5)
     assert {len(seconds) for seconds in found.values()} == {5}

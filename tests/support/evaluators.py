@@ -9,10 +9,9 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
-from tritongemm.core.trial import Trial
-from tritongemm.measure.choose import BASELINE_ENTRY
-from tritongemm.plugins import _modules as registry
-from tritongemm.plugins.contracts import Evaluator
+from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Evaluator, KernelBackend
 from tritongemm.search_spaces import loader as target_files
 
 
@@ -74,12 +73,12 @@ class FakeEvaluator(Evaluator):
         self.raced = [a.config for a in artifacts]
         trials = [Trial(c, "ok", "", (self.seconds(c),), self.timer, "final", 0.0, 0.1) for c in self.raced]
         samples = {t.config.name: t.samples for t in trials}
-        if self.baseline_seconds is not None:
+        if baseline and self.baseline_seconds is not None:
             samples[BASELINE_ENTRY] = (self.baseline_seconds,)
         return RaceResult(tuple(trials), samples, True)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
-        """No library can be asked."""
+        """There is no library to ask."""
         raise TritonGemmError(f"{backend} lacks a symbol")
 
     def describe(self, problem: Problem, config: Config) -> str:
@@ -92,4 +91,6 @@ class FakeEvaluator(Evaluator):
 
 def require_launch(evaluator: FakeEvaluator, problem: Problem, artifact: Artifact) -> None:
     """Have the backend make the launch, as a device would; what it raises is the candidate's fault."""
-    registry.load("backends", artifact.config.backend).launch(artifact, problem, evaluator.target)
+    backend = registry.get(Backend, artifact.config.backend)
+    if isinstance(backend, KernelBackend):
+        backend.launch(artifact, problem, evaluator.target)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 from torch.overrides import TorchFunctionMode
 
 from tritongemm.core.errors import DriverError
+from tritongemm.core.launch import Buffer, Launch, Param
+from tritongemm.core.problem import Problem
+from tritongemm.hip_ext.driver import driver
 
 LIBRARY_SECONDS = 4e-6
 # microseconds of a launch, by what the kernel does
@@ -28,6 +36,34 @@ class OnHost(TorchFunctionMode):
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = "cpu"
         return func(*args, **kwargs)
+
+
+@contextmanager
+def gpu_on_host(patch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """A stand-in for the device, in place of every way to a GPU in this process."""
+    made = Device()
+    patch.setattr(driver, "open_driver", lambda vendor: SimpleNamespace(device=lambda index: made))
+    generator = torch.Generator
+    patch.setattr(torch, "Generator", lambda device: generator())
+    stream = SimpleNamespace(cuda_stream=7, synchronize=made.synchronize)
+    for name, value in {
+        "set_device": lambda index: None,
+        "Stream": lambda index: stream,
+        "stream": lambda stream: nullcontext(),
+        "current_stream": lambda: stream,
+        "synchronize": made.synchronize,
+        "empty_cache": lambda: None,
+    }.items():
+        patch.setattr(torch.cuda, name, value)
+    with OnHost():
+        yield made
+
+
+def host_launch(folder: Path, kind: str, problem: Problem) -> Launch:
+    """The launch of a kernel of some kind (`KERNELS`, `FAULTS`), its code a file in a folder."""
+    (folder / kind).write_text(kind)
+    params = [Param("pointer", name) for name in "abc"] + [Param("i32", v) for v in (problem.m, problem.n, problem.k)]
+    return Launch(str(folder / kind), "k", (1, 1, 1), (32, 1, 1), 0, tuple(params), (Buffer("workspace", 64),))
 
 
 class Device:
@@ -97,7 +133,9 @@ class Module:
     def function(self, symbol: str) -> Module:
         return self
 
-    def prepare(self, grid: Any, block: Any, shared: int, params: bytes, cluster: int, overlap: bool) -> Any:
+    def prepare(
+        self, grid: Any, block: Any, shared: int, params: bytes, cluster: int, offsets: Any, overlap: bool
+    ) -> Any:
         if self.kind == "refused":
             raise DriverError("prepare", 1, "CUDA_ERROR_INVALID_VALUE", "too much shared memory")
         return SimpleNamespace(launch=lambda stream: self.run(params))

@@ -11,23 +11,23 @@ from typing import Any, ClassVar
 from tritongemm.workers.child_process import WorkerError, WorkerProcess
 
 
-class LentChild(WorkerProcess):
-    """A child that is given back when it would be killed in good health, and lent again to who has the same surroundings."""
+class LentProcess(WorkerProcess):
+    """A process that is kept when it would be killed in good health, and lent to the next with the same environment."""
 
-    idle: ClassVar[list[LentChild]] = []
+    idle: ClassVar[list[LentProcess]] = []
     _lending: ClassVar[threading.Lock] = threading.Lock()  # a compiler's threads start their children at the same time
 
-    def __init__(self, role: str, environment: dict[str, str] | None = None, startup: float = 120.0) -> None:
-        super().__init__(role, {}, startup)  # a borrower's own scratch folder ends with it
+    def __init__(self, role: str, environment: dict[str, str] | None = None, startup_s: float = 120.0) -> None:
+        super().__init__(role, {}, startup_s)  # a borrower's own scratch folder ends with it
         self._busy = False
 
     def start(self) -> None:
         if not self.alive:
             kind = self._kind()
-            with LentChild._lending:
-                found = next((c for c in LentChild.idle if c.alive and c.kind == kind), None)
+            with LentProcess._lending:
+                found = next((c for c in LentProcess.idle if c.alive and c.kind == kind), None)
                 if found:
-                    LentChild.idle.remove(found)
+                    LentProcess.idle.remove(found)
             if found:
                 vars(self).update(vars(found))
             self.kind = kind
@@ -44,9 +44,9 @@ class LentChild(WorkerProcess):
 
     def kill(self) -> None:
         if self.alive and self._ready and not self._busy:
-            kept = LentChild(self.role)
+            kept = LentProcess(self.role)
             vars(kept).update(vars(self))
-            LentChild.idle.append(kept)
+            LentProcess.idle.append(kept)
             self._process = None
         else:
             super().kill()

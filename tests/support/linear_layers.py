@@ -1,22 +1,83 @@
-"""Shared by tests: problems and records of linear layers."""
+"""Shared by tests: problems and records of linear layers, and what a GPU that is not there can launch for them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.serving import LoadedKernel, PatchedLaunch
+from tritongemm.core.support import Support
+from tritongemm.serve.device_kernels import DeviceKernels
+from tritongemm.serve.dispatcher import Dispatcher
+from tritongemm.serve.record_table import RecordTable
+from tritongemm.serve.serving_device import ServingDevice
+from tritongemm.serve.torch_kernels import TorchKernels
 
 TILE = Config("tile", 16, 32, 32, split_k=2, num_warps=4, num_stages=2)
+COMPUTE_UNITS = 132  # of the device that stands in
 
 
 def problem(m: int, n: int, k: int, bias: str = "none", dtype: str = "bf16") -> Problem:
     return Problem(m, n, k, dtype, dtype, dtype, row_major_b=False, bias=bias)
 
 
-def record(of: Problem, config: Config = TILE, **changes: object) -> Record:
+def record(of: Problem, config: Config = TILE, **changes: Any) -> Record:
     toolchain = {"triton": settings.version("triton")}
     made = Record(of, "sm90", config, "triton", 2e-6, 0.01, "events", toolchain=toolchain, library="torch")
     return replace(made, library_seconds=3e-6, **changes)
+
+
+class StandInKernel:
+    """Stands in for a loaded kernel that is never launched."""
+
+    def bytes(self, buffer: str) -> int:
+        return 0
+
+    def prepare(self, device: Any) -> PatchedLaunch:
+        return PatchedLaunch({}, lambda stream: None)
+
+
+class StandInTorchKernels(TorchKernels):
+    """PyTorch's kernels, all of which are one."""
+
+    def __init__(self, kernel: LoadedKernel | None) -> None:
+        self.kernel = kernel
+
+    def find(self, problem: Problem, precision: str) -> LoadedKernel | None:
+        return self.kernel
+
+
+def stand_in_device(compute_units: int = COMPUTE_UNITS, driver_device: Any = None) -> ServingDevice:
+    """A device on the CPU, which says that it is an sm90."""
+    return ServingDevice(-1, torch.device("cpu"), driver_device, "sm90", compute_units)
+
+
+def stand_in_kernels(
+    records: RecordTable,
+    loaded: dict[Problem, LoadedKernel | Support] | None = None,
+    torch_kernel: LoadedKernel | None = None,
+    tf32: tuple[Problem, ...] = (),
+    compute_units: int = COMPUTE_UNITS,
+) -> DeviceKernels:
+    """What a device can launch: kernels of problems, one for all that are PyTorch's."""
+    device, torch_kernels = stand_in_device(compute_units), StandInTorchKernels(torch_kernel)
+    return DeviceKernels(device, records, torch_kernels, loaded or {}, frozenset(tf32))
+
+
+def attach_device(
+    dispatcher: Dispatcher,
+    loaded: dict[Problem, LoadedKernel | Support] | None = None,
+    torch_kernel: LoadedKernel | None = None,
+    tf32: tuple[Problem, ...] = (),
+    compute_units: int = COMPUTE_UNITS,
+) -> DeviceKernels:
+    """Have a dispatcher believe that GPU 0 can launch these; see `stand_in_kernels`."""
+    kernels = stand_in_kernels(dispatcher._records, loaded, torch_kernel, tf32, compute_units)
+    dispatcher._devices[0], dispatcher._records_read = kernels, True
+    return kernels

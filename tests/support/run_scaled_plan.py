@@ -18,12 +18,13 @@ FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 def fill(raw: Any, buffer: dict[str, Any], rng: np.random.Generator) -> Any:
     """Random bytes of an operand, and the numbers that they are."""
-    from run_plan import encode
+    from run_plan import encode  # type: ignore[import-not-found]
 
     steps = zip(np.indices(buffer["shape"]), buffer["strides"], strict=True)
     places = sum(i * s for i, s in steps)
     if buffer.get("order") == "shuffled":
-        places = shuffled(*np.indices(buffer["shape"]), buffer)
+        k, n = np.indices(buffer["shape"])
+        places = shuffled(k, n, buffer)
     if buffer["dtype"] == "fp4e2m1":  # two a byte, the earlier one in the low half
         raw[:] = rng.integers(0, 256, raw.size)
         return FP4[(raw[places // 2] >> 4 * (places % 2)) & 15]
@@ -48,8 +49,11 @@ def shuffled(k: Any, n: Any, buffer: dict[str, Any]) -> Any:
 
 
 def along_k(scales: Any, shape: tuple[int, int]) -> Any:
-    """One factor for each number of [rows, K]: blocks of 32 rows and 8 groups hold, for each of 4 groups and 16 rows, a word
-    with the groups 4 apart and the rows 16 apart."""
+    """One factor for each number of [rows, K].
+
+    Blocks of 32 rows and 8 groups hold, for each of 4 groups and 16 rows, a word with the groups 4 apart and the rows
+    16 apart.
+    """
     rows, groups = scales.shape
     group, row = np.arange(groups), np.arange(rows)[:, None]
     word = (group % 4) * 16 + row % 16
@@ -108,7 +112,7 @@ def execute(device: Any, path: Path, late: bool) -> tuple[float, int]:
 def main() -> int:
     emulator, checkout, *plans = sys.argv[1:]
     sys.path.insert(0, emulator)
-    from emu_hip import EmulatedDevice
+    from emu_hip import EmulatedDevice  # type: ignore[import-not-found]
 
     wrong = 0
     for path in map(Path, plans):

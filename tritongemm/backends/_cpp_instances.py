@@ -1,4 +1,4 @@
-"""What the backends that compile C++ instances share: their space, the text of an instance, its library, its host call."""
+"""What the backends that compile C++ instances share: their space, its checks and ranking, the host call."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def rank_configs(
 
     Args:
         backend: names the section of the target's file.
-        problem, target: what for.
+        problem: what is computed.
+        target: where.
         checks: its own rules, which are never skipped.
         preference: orders configs that the model can't tell apart; the least first.
         everything: no limit.

@@ -10,7 +10,7 @@ from tritongemm.formats import Defaults
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import _modules as registry
 from tritongemm.plugins import registry as plugins
-from tritongemm.plugins.contracts import Family
+from tritongemm.plugins.contracts import Family, Timer
 from tritongemm.search_spaces import loader as target_files
 
 EXAMPLES = """\
@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
                    help="keep the library unless a candidate is this much faster (default 0.5)")  # fmt: skip
 
     g = p.add_argument_group("measuring")
-    g.add_argument("--profiler", default=None, choices=("auto", *(n for n in registry.names("timers") if n != "model")),
+    g.add_argument("--profiler", default=None, choices=("auto", *plugins.names(Timer)),
                    help="the clock: events (around graphs of launches; the default), cupti or rocprofiler (the GPU's own, in "
                         "process; auto takes the one that is here), or rocprofv3 (the external tool, for the final race)")  # fmt: skip
     g.add_argument(

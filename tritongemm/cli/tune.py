@@ -21,13 +21,14 @@ from tritongemm.core import settings
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.support import SUPPORTED
+from tritongemm.core.trial import PREDICTED
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.formats import FormatRow
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
-from tritongemm.plugins import _modules as registry
 from tritongemm.plugins import registry as plugins
-from tritongemm.plugins.contracts import Evaluator, Family
+from tritongemm.plugins.contracts import Evaluator, ExternalTimer, Family, Timer
 from tritongemm.report import candidates_csv
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
@@ -97,7 +98,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         budget=args.budget[0],
         seconds=args.budget[1],
         finalists=args.finalists,
-        backends=_watched(args.profiler, roster.backends),
+        backends=_watched(protocol.timer, roster.backends),
         algorithms=args.algorithms,
         margin=args.min_gain / 100,
         stop=stop,
@@ -116,9 +117,17 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             return revalidate.verify_results(rows, judges, compiler, plan, reporter)
         if args.benchmark:
             return revalidate.retime_results(rows, judges, compiler, plan, reporter)
-        identity = _identity(protocol) if here.devices else {"timer": "model"}
+        identity = _identity(protocol) if here.devices else {"timer": PREDICTED}
         problems = [r.problem for r in rows]
-        opened = Store.open(output, here.target.name, plan.toolchain, identity, resume=args.resume, problems=problems)
+        opened = Store.open(
+            output,
+            here.target.name,
+            plan.toolchain,
+            identity,
+            resume=args.resume,
+            problems=problems,
+            compute_units=here.target.compute_units,
+        )
         store = stack.enter_context(opened)
         return _tune(problems, judges, compiler, store, plan, args, reporter, command)
 
@@ -140,33 +149,43 @@ def _rows(args: argparse.Namespace, here: Machine) -> list[FormatRow]:
 
 
 def _timer(profiler: str | None, here: Machine) -> str:
-    """Plug-in of timers/ to measure with. Events need nothing but the driver, count the gaps that users pay for as well,
-    and cost a fifth of a profiler's call, so they are the default.
+    """The name of the timer to measure with, or `PREDICTED` where nothing can be measured.
+
+    Events need nothing but the driver, count the gaps that users pay for as well, and cost a fifth of a profiler's
+    call, so they are the default.
 
     Raises:
         InputError: the one asked for can't be used here.
     """
+    default = MeasureProtocol.timer
     if profiler is None:
-        return "events" if here.devices else "model"
-    reason = registry.unavailable("timers", profiler) if profiler != "auto" else None
+        return default if here.devices else PREDICTED
+    support = SUPPORTED if profiler == "auto" else plugins.available(Timer, profiler)
     if not here.devices:
-        also = f"; and {reason}" if reason else ""
+        also = "" if support else f"; and {support}"
         raise InputError(f"--profiler {profiler}: nothing runs here ({here.why}), so there is nothing to time{also}")
     if profiler == "auto":
-        for name in registry.names("timers"):
-            module = registry.load("timers", name)
-            own = getattr(module, "VENDOR", "") == here.vendor and not hasattr(module, "race")  # and in process
-            if own and registry.unavailable("timers", name) is None:
-                return name
-        return "events"
-    if reason:
-        raise InputError(f"--profiler {profiler}: {reason}; --profiler events needs nothing more than the driver")
+        in_process = (t for t in plugins.every(Timer) if not isinstance(t, ExternalTimer))
+        return next((t.name for t in in_process if t.vendor == here.vendor and t.available()), default)
+    if not support:
+        raise InputError(f"--profiler {profiler}: {support}; --profiler {default} needs nothing more than the driver")
     return profiler
 
 
-def _watched(profiler: str | None, backends: tuple[str, ...]) -> tuple[str, ...]:
-    """The backends that can race under a profiler: the external one watches generated modules, which have Triton's."""
-    return ("triton",) if profiler == "rocprofv3" else backends
+def _watched(timer: str, backends: tuple[str, ...]) -> tuple[str, ...]:
+    """The backends that can race under a timer.
+
+    Raises:
+        InputError: none can; says why.
+    """
+    external = plugins.get(Timer, timer) if timer != PREDICTED else None
+    if not isinstance(external, ExternalTimer):
+        return backends
+    racing = tuple(b for b in backends if external.races(b))
+    if backends and not racing:
+        reasons = "; ".join(external.races(b).reason for b in backends)
+        raise InputError(f"--profiler {timer}: no backend of this run can race: {reasons}")
+    return racing
 
 
 def _judges(here: Machine, protocol: MeasureProtocol, timeout: float) -> Iterator[Evaluator]:

@@ -16,7 +16,7 @@ class CompileJob:
 
     Attributes:
         config: the candidate.
-        identity: everything the binary depends on, JSON values only; its hash names the artefact.
+        identity: everything the binary depends on, JSON values only; its hash names the artifact.
         payload: what the compiler process needs beside that, e.g. the path of the generated module.
     """
 
@@ -26,6 +26,7 @@ class CompileJob:
 
     @property
     def digest(self) -> str:
+        """Content hash of the identity, which names the artifact in the cache."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:40]
 
 
@@ -34,9 +35,9 @@ class Artifact:
     """A compiled config, or the reason there is none.
 
     Attributes:
-        config: what was built.
-        digest: content hash; the artefact lies under it in the cache.
-        path: the code object (cubin, hsaco), empty when the build failed.
+        config: what was compiled.
+        digest: content hash, under which the artifact lies in the cache.
+        path: the code object (cubin, hsaco), empty where compiling failed.
         symbol: kernel symbol in it.
         registers: vector registers a thread uses (AMD: VGPRs including AGPRs).
         spills: bytes of scratch (AMD) or local memory (NVIDIA) a thread uses.
@@ -62,8 +63,10 @@ class Artifact:
     launch: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
+        """The artifact as JSON values; `from_json` reads them back."""
         return {**asdict(self), "config": self.config.name}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Artifact:
+        """The artifact that `to_json` wrote."""
         return cls(**{**data, "config": Config.parse(data["config"])})

@@ -8,6 +8,8 @@ from typing import Any
 
 from tritongemm.core.errors import InputError
 
+DEFAULT_BACKEND = "triton"  # The backend of a config whose name has none.
+
 # The template comes first so that names sort by kernel; options hold whole numbers only. An exported kernel's own name
 # may be a template, so of two tiles in a name the last one counts.
 _NAME = re.compile(
@@ -40,7 +42,7 @@ class Config:
     num_warps: int = 4
     num_stages: int = 2
     options: tuple[tuple[str, int], ...] = ()
-    backend: str = "triton"
+    backend: str = DEFAULT_BACKEND
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", tuple(sorted((str(k), int(v)) for k, v in self.options)))
@@ -56,7 +58,7 @@ class Config:
     @property
     def name(self) -> str:
         """Text form; `parse` reads it back. A valid identifier for Triton configs, so it can name the kernel."""
-        prefix = "" if self.backend == "triton" else f"{self.backend}."
+        prefix = "" if self.is_generated else f"{self.backend}."
         fixed = f"{self.template}__bm{self.block_m}__bn{self.block_n}__bk{self.block_k}__gm{self.group_m}"
         fixed += f"__sk{self.split_k}__w{self.num_warps}__s{self.num_stages}"
         return prefix + fixed + "".join(f"__{k}{v}" for k, v in self.options)
@@ -65,6 +67,29 @@ class Config:
     def kernel_name(self) -> str:
         """As `name`, without what is an argument of the kernel and does not change its binary."""
         return self.name.replace(f"__gm{self.group_m}", "", 1)
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether its kernel is generated from a template here, under `kernel_name`; otherwise `template` names it."""
+        return self.backend == DEFAULT_BACKEND
+
+    @property
+    def short_name(self) -> str:
+        """What a table calls it, e.g. ``tile 64x128x32 gm4 sk2 w4 s3 +2``.
+
+        The middle of a long template is left out, and so are a group and a split of one; the last word is the number of
+        options. `name` has all of them.
+        """
+        prefix = "" if self.is_generated else f"{self.backend}."
+        template = self.template if len(self.template) <= 24 else f"{self.template[:11]}..{self.template[-11:]}"
+        words = [prefix + template]
+        words += ["x".join(map(str, self.tile))] if any(self.tile) else []
+        words += [f"gm{self.group_m}"] if self.group_m > 1 else []
+        words += [f"sk{self.split_k}"] if self.split_k > 1 else []
+        words += [f"w{self.num_warps}"] if self.num_warps else []
+        words += [f"s{self.num_stages}"] if self.num_stages else []
+        words += [f"+{len(self.options)}"] if self.options else []
+        return " ".join(words)
 
     @classmethod
     def parse(cls, name: str) -> Config:
@@ -78,7 +103,7 @@ class Config:
             raise InputError(f"{name!r} is not a config name, e.g. tile__bm64__bn64__bk32__gm8__sk1__w4__s2")
         fields = match.groupdict()
         options = re.findall(r"__([a-z_]+?)(\d+)(?=__|$)", fields.pop("options"))
-        backend, template = fields.pop("backend") or "triton", fields.pop("template")
+        backend, template = fields.pop("backend") or DEFAULT_BACKEND, fields.pop("template")
         numbers = {k: int(v) for k, v in fields.items()}
         return cls(template=template, options=tuple((k, int(v)) for k, v in options), backend=backend, **numbers)
 

@@ -1,7 +1,8 @@
-"""Functions of a config, asked once for all configs that agree in what the function reads.
+"""`ConfigMemo` calls a function of a config once for all configs that the function can't tell apart.
 
-A space has many more configs than a function can tell apart: one that reads block_m and num_warps alone says the same
-of all that share these two. So it is asked of one config, what it reads is noted, and its answer holds for the others.
+A search space has thousands of configs, and a function that reads block_m and num_warps alone gives the same answer for
+all that share these two. So the memo calls it with a `RecordingConfig`, which notes what the function reads; configs with
+the same values there get the same answer without a call.
 """
 
 from __future__ import annotations
@@ -20,17 +21,23 @@ Answer = TypeVar("Answer")
 
 
 class RecordingConfig(Config):
-    """A config that notes which of its axes and options are read."""
+    """A config that notes which of its axes and options are read.
+
+    Attributes:
+        read: names of the axes and options that have been read.
+    """
 
     read: set[str]
 
     @classmethod
-    def of(cls, config: Config) -> RecordingConfig:
-        watched = object.__new__(cls)
-        watched.__dict__.update(config.__dict__, read=set())
-        return watched
+    def watch(cls, config: Config) -> RecordingConfig:
+        """A copy of a config, of which nothing has been read yet."""
+        copy = object.__new__(cls)
+        copy.__dict__.update(config.__dict__, read=set())
+        return copy
 
     def option(self, name: str, default: int = 0) -> int:
+        """As `Config.option`; the name counts as read, also where the config does not have it."""
         self.read.add(name)
         for known, value in self.__dict__["options"]:
             if known == name:
@@ -39,18 +46,21 @@ class RecordingConfig(Config):
 
 
 def _axis(name: str) -> property:
+    """A property that gives a field's value and notes that it was read."""
+
     def get(config: RecordingConfig) -> Any:
-        held = config.__dict__
-        held["read"].add(name)
-        return held[name]
+        fields = config.__dict__
+        fields["read"].add(name)
+        return fields[name]
 
     return property(get)
 
 
 def _options(config: RecordingConfig) -> Any:
-    held: tuple[tuple[str, int], ...] = config.__dict__["options"]
-    config.read.update(name for name, _ in held)
-    return held
+    """All options; each counts as read."""
+    options: tuple[tuple[str, int], ...] = config.__dict__["options"]
+    config.read.update(name for name, _ in options)
+    return options
 
 
 for _name in AXES:
@@ -59,44 +69,53 @@ RecordingConfig.options = property(_options)  # type: ignore[assignment]
 
 
 class ConfigMemo:
-    """Configs to ask functions about."""
+    """Answers of functions for many configs, with one call for all that a function can't tell apart.
+
+    Args:
+        configs: the configs, which `map` gives answers for in their order.
+    """
 
     def __init__(self, configs: Sequence[Config]) -> None:
         self.configs = configs
-        # What agrees in template, backend and names of options has its values at the same places.
-        kinds: dict[tuple[object, ...], tuple[tuple[str, ...], tuple[int, ...]]] = {}
+        # Configs of one template, backend and set of option names have their values at the same places of a row.
+        layouts: dict[tuple[object, ...], tuple[tuple[str, ...], tuple[int, ...]]] = {}
         self._rows: list[tuple[tuple[str, ...], tuple[int, ...]]] = []
         for c in configs:
-            known = kinds.get(key := (c.template, c.backend, c.options))
+            known = layouts.get(key := (c.template, c.backend, c.options))
             if known is None:
                 names, values = zip(*c.options, strict=True) if c.options else ((), ())
-                known = kinds[key] = (c.template, c.backend, *names), values
+                known = layouts[key] = (c.template, c.backend, *names), values
             axes = (c.block_m, c.block_n, c.block_k, c.group_m, c.split_k, c.num_warps, c.num_stages)
             self._rows.append((known[0], axes + known[1]))
 
     def axes(self, *names: str) -> NDArray[np.float64]:
-        """Columns of these axes."""
+        """The values of these axes as columns, [names, configs]."""
         places = [AXES.index(name) for name in names]
         return np.array([values[: len(AXES)] for _, values in self._rows], np.float64).T[places]
 
-    def ask(self, function: Callable[..., Answer], *more: Sequence[Hashable]) -> list[Answer]:
-        """`function` of each config, and of its own entry of each of `more`; it must depend on nothing else."""
-        # The answers so far, by kind of config, places read, and the values there.
-        known: dict[tuple[str, ...], dict[tuple[int, ...], dict[Hashable, Answer]]] = {}
-        picks: dict[tuple[int, ...], Callable[[Any], Hashable]] = {}
-        found = []
-        entries = zip(*more, strict=True) if more else repeat((), len(self.configs))
-        for config, (kind, values), entry in zip(self.configs, self._rows, entries, strict=True):
-            asked = known.setdefault(kind, {})
-            for places, answers in asked.items():
-                if (key := (picks[places](values), entry)) in answers:
-                    found.append(answers[key])
+    def map(self, function: Callable[..., Answer], *columns: Sequence[Hashable]) -> list[Answer]:
+        """The function's answer for each config, in their order.
+
+        Args:
+            function: takes a config, then an entry of each of `columns`; its answer depends on nothing else.
+            columns: further arguments, one entry for each config.
+        """
+        # Answers by layout of the row, then by the places in it that a call read, then by the values found there.
+        answers: dict[tuple[str, ...], dict[tuple[int, ...], dict[Hashable, Answer]]] = {}
+        getters: dict[tuple[int, ...], Callable[[Any], Hashable]] = {}
+        results = []
+        entries = zip(*columns, strict=True) if columns else repeat((), len(self.configs))
+        for config, (layout, values), entry in zip(self.configs, self._rows, entries, strict=True):
+            by_places = answers.setdefault(layout, {})
+            for places, known in by_places.items():
+                if (key := (getters[places](values), entry)) in known:
+                    results.append(known[key])
                     break
             else:
-                watched = RecordingConfig.of(config)
-                found.append(function(watched, *entry))
-                names = (*AXES, *kind[2:])
-                places = tuple(i for i, name in enumerate(names) if name in watched.read)
-                pick = picks.setdefault(places, itemgetter(*places) if places else lambda _: ())
-                asked.setdefault(places, {})[pick(values), entry] = found[-1]
-        return found
+                recording = RecordingConfig.watch(config)
+                results.append(function(recording, *entry))
+                names = (*AXES, *layout[2:])
+                places = tuple(i for i, name in enumerate(names) if name in recording.read)
+                getter = getters.setdefault(places, itemgetter(*places) if places else lambda _: ())
+                by_places.setdefault(places, {})[getter(values), entry] = results[-1]
+        return results

@@ -7,6 +7,8 @@ TritonGemmError            everything below; the CLI prints it without a traceba
 ├── WorkspaceError         no memory for what the programs of a kernel share; where `mm` meets it, PyTorch computes
 ├── UnavailableError       an optional library, tool or plug-in is missing: says which and where it was looked for
 └── DriverError            a GPU driver call failed: carries the vendor's error name and text
+
+NewerVersionWarning is no error: a file holds what only a newer version can use, and the rest of it is used.
 """
 
 from __future__ import annotations
@@ -34,6 +36,10 @@ class WorkspaceError(TritonGemmError):
 
 class UnavailableError(TritonGemmError):
     """A plug-in, library or tool this machine does not have."""
+
+
+class NewerVersionWarning(UserWarning):
+    """A file holds what only a newer version of tritongemm can use."""
 
 
 class DriverError(TritonGemmError):

@@ -1,58 +1,44 @@
-"""Files that are replaced as a whole: a reader sees the old contents or the new, never a part."""
+"""Text files that are replaced as a whole: a reader sees the old text or the new, never a part."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from tritongemm.core.errors import OutputError
 
+ADVICE = "make room and run the same command again, or choose another file with -o"
 
-def atomic_write(path: Path, text: str) -> None:
-    """Replace a file's contents at once; a reader sees the old text or the new.
+
+def atomic_write(path: Path, text: str, advice: str = ADVICE) -> None:
+    """Replace a file's text at once and wait until the disk has it; the file's mode is kept.
+
+    Args:
+        path: the file; its folder is made where it is missing.
+        text: written as UTF-8.
+        advice: what an error tells the user to do.
 
     Raises:
-        OutputError: it can't be written, e.g. because the disk is full; the old text is still there.
+        OutputError: the file can't be written, e.g. because the disk is full; the old text is still there.
     """
-    fresh = ""
+    # The name is unique, so that two processes that write the same file do not write into each other's text.
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w") as out:
-            out.write(text)
-        os.chmod(fresh, 0o644)
-        os.replace(fresh, path)
-    except OSError as error:
-        if fresh:
-            Path(fresh).unlink(missing_ok=True)
-        raise OutputError(
-            f"{path} can't be written: {error.strerror}; make room and run the same command again, or choose another "
-            "file with -o"
-        ) from error
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Put a new file in the place of an old one, whose mode it keeps; readers see the one or the other.
-
-    Raises:
-        OSError: the old one is still there.
-    """
-    fresh = path.with_name(f".{path.name}.tmp")
-    try:
-        with fresh.open("w", encoding="utf-8") as out:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w", encoding="utf-8") as out:
             out.write(text)
             out.flush()
             os.fsync(out.fileno())
         if path.exists():
             shutil.copymode(path, fresh)
         os.replace(fresh, path)
-    except OSError:
+    except OSError as error:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
-        raise
+        raise OutputError(f"{path} can't be written: {error.strerror}; {advice}") from error
     with suppress(OSError):  # not every file system syncs folders
         folder = os.open(path.parent, os.O_RDONLY)
         try:

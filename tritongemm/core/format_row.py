@@ -1,4 +1,6 @@
-"""The nouns `FormatRow` (one row of a file of sizes or results) and `Defaults` (what holds for a row that does not say)."""
+"""The nouns `FormatRow` (one row of a file of sizes or results), `NewerRow` and `ResultsFile` (all that our own results
+file holds), and `Defaults` (what holds for a row that does not say).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from dataclasses import dataclass
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import BY_ENCODING, dtype
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.record import SCHEMA, Record
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,38 @@ class FormatRow:
     config: Config | None = None
     record: Record | None = None
     line: int | None = None
+
+
+@dataclass(frozen=True)
+class NewerRow:
+    """A row of a results file that a newer version wrote and this one can't use. It is written back as it is.
+
+    Attributes:
+        index: its place among the rows of the file, from 0.
+        line: where it starts, from 1.
+        text: one line of the file, without its end.
+        reason: what this version does not know in it.
+    """
+
+    index: int
+    line: int
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ResultsFile:
+    """What our own results file holds.
+
+    Attributes:
+        schema: number of the form in which it is written.
+        rows: those that this version can use, in the order of the file.
+        newer: those that it keeps only.
+    """
+
+    schema: int = SCHEMA
+    rows: tuple[FormatRow, ...] = ()
+    newer: tuple[NewerRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,7 +84,7 @@ class Defaults:
     row_major_b: bool = True
     bias: str = "none"
     family: str = "dense"
-    order_b: str = "plain"
+    order_b: str = PLAIN
     fp8_encoding: str = "fn"
 
     def dtype(self, name: str) -> str:

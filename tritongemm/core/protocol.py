@@ -14,9 +14,9 @@ class RaceResult:
     """The final race of one problem.
 
     Attributes:
-        trials: one each, with its error; those that raced carry their samples.
-        samples: seconds by config name, the library's under the empty string.
-        cold: operands were not in the last-level cache.
+        trials: one for each candidate, with its error; those that raced carry their samples.
+        samples: seconds by config name, the baseline's under `core.trial.BASELINE_ENTRY`.
+        cold: the operands were not in the last-level cache.
     """
 
     trials: tuple[Trial, ...]
@@ -29,10 +29,10 @@ class MeasureProtocol:
     """How measurements are taken; trials of different protocols are not compared.
 
     Attributes:
-        timer: plug-in of timers/.
+        timer: name of a plug-in of the kind `Timer`; or `core.trial.PREDICTED`.
         init: distribution of the operands.
         rotating_mb: operands rotate through this much memory; negative for three times the last-level cache.
-        iters: timed launches of a finalist at least.
+        iters: fewest timed launches of a finalist.
         warmup: launches before them, beside the two of verification.
         seed: of the operands.
         err_ratio: share of the elements that may lie outside the family's tolerance.
@@ -47,4 +47,5 @@ class MeasureProtocol:
     err_ratio: float = 0.0
 
     def rotation_bytes(self, target: Target) -> int:
+        """Bytes that the operands rotate through on a target."""
         return 3 * target.llc_bytes if self.rotating_mb < 0 else self.rotating_mb * 2**20

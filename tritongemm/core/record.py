@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
+
+# Number of the form in which journals and results files are written. It rises where a reader that ignores a new key
+# would take a result for another one; a key that only adds to what is known does not raise it.
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -18,17 +23,20 @@ class Record:
         target: name of the target it was tuned for.
         config: the best candidate of ours.
         winner: backend that dispatch should call, e.g. ``triton``, or ``torch`` where the library won.
-        seconds: median time of ``config``.
-        spread: half the quartile distance of its samples, relative.
+        seconds: median time of one launch of ``config``, in seconds.
+        spread: half the distance between the quartiles of its samples, relative to the median.
         timer: clock; ``model`` marks a prediction.
         error, tolerance: deviation from the reference, and the largest allowed.
-        library_seconds: the library's time in the same run; None when not measured.
+        library_seconds: the library's median time in the same run, in seconds; None when not measured.
         library: which library that was.
         tie: the two were within the noise of each other.
         verified: how the result was checked.
         toolchain: versions that made it, e.g. ``{"triton": "3.6.0"}``.
         cold: the weights were not in the last-level cache.
-        compute_units: of the device that it was tuned on; 0 where that is not known.
+        compute_units: number of compute units of the device it was tuned on; 0 where that is not said, as in older
+            files, and the result then serves any device of its target.
+        extra: keys that a newer version wrote and this one does not know, as JSON values; they are written back, and
+            do not count when records are compared.
     """
 
     problem: Problem
@@ -47,13 +55,21 @@ class Record:
     toolchain: dict[str, str] = field(default_factory=dict)
     cold: bool = True
     compute_units: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def predicted(self) -> bool:
+        """Whether its times are a model's predictions, which no timer measured."""
+        return self.timer == "model"
 
     @property
     def tflops(self) -> float:
+        """Rate in 10**12 operations per second."""
         return self.problem.flops / self.seconds / 1e12
 
     @property
     def gbps(self) -> float:
+        """Rate in 10**9 bytes per second, where every operand passes through memory once."""
         return self.problem.bytes / self.seconds / 1e9
 
     @property
@@ -62,9 +78,14 @@ class Record:
         return None if self.library_seconds is None else self.library_seconds / self.seconds
 
     def to_json(self) -> dict[str, Any]:
-        data = dict(self.__dict__)
-        return {**data, "problem": self.problem.to_json(), "config": self.config.name}
+        """The fields as JSON values, in their order, then the unknown keys."""
+        data = {k: v for k, v in self.__dict__.items() if k != "extra" and (k != "compute_units" or v)}
+        return {**data, "problem": self.problem.to_json(), "config": self.config.name, **self.extra}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Record:
-        return cls(**{**data, "problem": Problem.from_json(data["problem"]), "config": Config.parse(data["config"])})
+    def from_json(cls, data: Mapping[str, Any]) -> Record:
+        """The record that `to_json` made; keys that are no field are kept in `extra`."""
+        known = {f.name for f in fields(cls)} - {"extra"}
+        held = {k: v for k, v in data.items() if k in known}
+        held |= {"problem": Problem.from_json(data["problem"]), "config": Config.parse(data["config"])}
+        return cls(**held, extra={k: v for k, v in data.items() if k not in known})

@@ -63,8 +63,8 @@ class Predictions(Sequence[Prediction]):
     def __init__(self, configs: tuple[Config, ...], seconds: Floats, terms: Floats) -> None:
         self.configs, self.seconds, self.terms = configs, seconds, terms
 
-    def of(self, configs: tuple[Config, ...]) -> Predictions:
-        """Those of `configs`, in their order; each must be here."""
+    def select(self, configs: tuple[Config, ...]) -> Predictions:
+        """The predictions of some of the configs, in the order given; each must be here."""
         if configs == self.configs:
             return self
         place = {c: i for i, c in enumerate(self.configs)}

@@ -16,7 +16,13 @@ from tritongemm.core.target import Target
 
 @dataclass(frozen=True)
 class TemplateSpace:
-    """The axes of one template: a name and its values each, fixed fields first, then options; and whose template."""
+    """The values that each field of one template's configs may have.
+
+    Attributes:
+        template: its name.
+        values: a name and its values for each axis, the fixed fields of a config (`AXES`) first, then options.
+        backend: whose template it is.
+    """
 
     template: str
     values: tuple[tuple[str, tuple[int, ...]], ...]
@@ -26,17 +32,19 @@ class TemplateSpace:
         return prod(len(v) for _, v in self.values)
 
     def config(self, point: tuple[int, ...]) -> Config:
+        """The config at a point: one value for each axis, in their order."""
         fixed: dict[str, Any] = dict(zip(AXES, point, strict=False))
         options = tuple(zip((n for n, _ in self.values[len(AXES) :]), point[len(AXES) :], strict=True))
         return Config(template=self.template, options=options, backend=self.backend, **fixed)
 
-    def as_deep(self, config: Config, other: Config) -> Config:
-        """`config` with as many bytes of A and B under way as `other`, or nearly."""
-        bytes_of = {c: (c.block_m + c.block_n) * c.block_k for c in (config, other)}
-        stages = other.num_stages * bytes_of[other] / bytes_of[config]
+    def with_same_bytes_in_flight(self, config: Config, other: Config) -> Config:
+        """The config whose pipeline keeps about as many bytes of A and B under way as another's."""
+        elements = {c: (c.block_m + c.block_n) * c.block_k for c in (config, other)}  # of one stage
+        stages = other.num_stages * elements[other] / elements[config]
         return replace(config, num_stages=min(dict(self.values)["num_stages"], key=lambda n: abs(n - stages)))
 
     def point(self, config: Config) -> tuple[int, ...]:
+        """The config's values of the axes, in their order; an option that it does not name has the axis's first value."""
         return tuple(
             getattr(config, name) if name in AXES else config.option(name, values[0]) for name, values in self.values
         )
@@ -44,7 +52,12 @@ class TemplateSpace:
 
 @dataclass(frozen=True)
 class Space:
-    """All configs of one problem on one target, before pruning."""
+    """All configs of one problem on one target, before pruning.
+
+    Attributes:
+        target, problem: where and what.
+        axes: the axes of each template that fits the problem.
+    """
 
     target: Target
     problem: Problem
@@ -67,10 +80,10 @@ class Space:
         axes = next(a for a in self.axes if a.template == config.template)
         point = axes.point(config)
         for i, (name, values) in enumerate(axes.values):
-            here = values.index(point[i]) if point[i] in values else None
-            for j in range(len(values)) if here is None else (here - 1, here + 1):
+            place = values.index(point[i]) if point[i] in values else None
+            for j in range(len(values)) if place is None else (place - 1, place + 1):
                 if 0 <= j < len(values):
                     near = axes.config((*point[:i], values[j], *point[i + 1 :]))
                     yield near
                     if name in BLOCKS:
-                        yield axes.as_deep(near, config)
+                        yield axes.with_same_bytes_in_flight(near, config)

@@ -1,4 +1,4 @@
-"""The nouns `Built` (a compiled config) and `Trial` (what became of a config on one problem)."""
+"""The noun `Trial`: what became of a config on one problem."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from tritongemm.core.config import Config
 
+PREDICTED = "model"  # The timer of a trial or record whose time was predicted, not measured.
+BASELINE_ENTRY = "the baseline"  # The baseline's name among a race's samples; no config's name has a blank.
 STATUSES = ("ok", "pruned", "compile_failed", "out_of_resources", "timeout", "crashed", "wrong")
 
 
@@ -18,9 +20,9 @@ class Trial:
     Attributes:
         config: the candidate.
         status: one of `STATUSES`.
-        reason: why not ok, with its numbers.
+        reason: why the status is not ``ok``, with its numbers.
         samples: seconds of one launch each, in the order taken.
-        timer: clock that took them; ``model`` marks a prediction.
+        timer: label of the clock that took them, or `PREDICTED`.
         stage: ``screen`` (cheap) or ``final`` (interleaved, verified).
         error: deviation from the reference as the family measures it; None when not checked.
         tolerance: largest error the family allows.
@@ -43,7 +45,7 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """Median of the samples; a trial that is not ok has none and must not be asked."""
+        """Median of the samples in seconds; only a trial that is ok has samples."""
         return median(self.samples)
 
     @property
@@ -54,8 +56,10 @@ class Trial:
         return (ordered[-1 - quarter] - ordered[quarter]) / 2 / self.seconds
 
     def to_json(self) -> dict[str, Any]:
+        """The trial as JSON values; `from_json` reads them back."""
         return {**asdict(self), "config": self.config.name, "samples": list(self.samples)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Trial:
+        """The trial that `to_json` wrote."""
         return cls(**{**data, "config": Config.parse(data["config"]), "samples": tuple(data["samples"])})

@@ -1,58 +1,58 @@
-"""What formats share: the problem of a row, and the text of a file."""
+"""What formats share with their callers: the problem of a row, the text of a file, and which format is our own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tritongemm.core.dtypes import dtype
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Format, ResultsFormat
 
 EXAMPLE = "- {'M': 4096, 'N': 4096, 'K': 8192}"
 
 
-def problem_of(
-    defaults: Defaults,
-    m: int,
-    n: int,
-    k: int,
-    dtype_a: str | None = None,
-    dtype_b: str | None = None,
-    dtype_c: str | None = None,
-    row_major_a: bool | None = None,
-    row_major_b: bool | None = None,
-    bias: str | None = None,
-    batch: int = 1,
-    groups: int = 1,
-    family: str | None = None,
-    order_b: str | None = None,
-) -> Problem:
-    """The problem with these sizes; what is None is filled in from the defaults, then from the family's.
+def problem_of(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str, Any] | None = None) -> Problem:
+    """The problem with these sizes; what a row does not give is filled in from the defaults, then from the family's.
+
+    Args:
+        defaults: what holds for a row that does not say.
+        m: rows of A and C.
+        n: columns of B and C.
+        k: columns of A, rows of B.
+        given: other fields of `Problem` that the row has, by their names.
 
     Raises:
         InputError: a size, dtype, bias, family or order is wrong.
     """
-    plugin, typical = registry.family_of(family or defaults.family)
-    a = defaults.dtype(dtype_a or defaults.dtype_a or typical.dtype_a)
-    b = defaults.dtype(dtype_b or defaults.dtype_b or a)
+    row = dict(given or {})
+    family, typical = registry.family_of(row.get("family") or defaults.family)
+    a = defaults.dtype(row.get("dtype_a") or defaults.dtype_a or typical.dtype_a)
+    b = defaults.dtype(row.get("dtype_b") or defaults.dtype_b or a)
     wide = typical.dtype_c or ("fp16" if dtype(a).is_fp8 else "int32" if a == "int8" else a)
-    order = order_b or (typical.order_b if defaults.order_b == PLAIN else defaults.order_b)
-    return plugin.problem(
+    return family.problem(
         m,
         n,
         k,
         a,
         b,
-        defaults.dtype(dtype_c or defaults.dtype_c or wide),
-        row_major_a=defaults.row_major_a if row_major_a is None else row_major_a,
-        row_major_b=defaults.row_major_b if row_major_b is None else row_major_b,
-        bias=bias or defaults.bias,
-        batch=batch,
-        groups=groups,
-        order_b=order,
+        defaults.dtype(row.get("dtype_c") or defaults.dtype_c or wide),
+        row_major_a=row.get("row_major_a", defaults.row_major_a),
+        row_major_b=row.get("row_major_b", defaults.row_major_b),
+        bias=row.get("bias") or defaults.bias,
+        batch=row.get("batch", 1),
+        groups=row.get("groups", 1),
+        order_b=row.get("order_b") or (typical.order_b if defaults.order_b == PLAIN else defaults.order_b),
     )
+
+
+def results_format() -> ResultsFormat:
+    """The format in which our own results are kept."""
+    return next(f for f in registry.every(Format) if isinstance(f, ResultsFormat))
 
 
 def text_of(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Rows of a YAML list of maps, read by node, so that every complaint names file, row, line and field."""
+"""Rows of a YAML list of maps, read by node, so that every complaint names file, row, line and field; and written."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ import re
 from collections.abc import Collection
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
 from tritongemm.core.errors import InputError
 from tritongemm.formats._rows import EXAMPLE
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Plugin
 
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,17})")  # no octal 010, nothing that int() refuses for its length
 # libyaml, where PyYAML has it, reads a thousand rows in a tenth of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def is_row_list(path: Path, text: str) -> bool:
+    """Whether a file is YAML by its name, or begins with a list item."""
+    first = next((line for line in text.splitlines() if line.strip() and not line.startswith(("#", "---"))), "")
+    return path.suffix.lower() in (".yaml", ".yml") or first.lstrip().startswith("-")
 
 
 def entries(path: Path, text: str, keys: Collection[str]) -> list[Entry]:
@@ -30,7 +37,7 @@ def entries(path: Path, text: str, keys: Collection[str]) -> list[Entry]:
         keys: those that a row may have.
 
     Raises:
-        InputError: not YAML, not a list of maps, or a row with an unknown or repeated key.
+        InputError: not YAML, not a list of maps, or a row with a repeated key.
     """
     try:
         root = yaml.compose(text, Loader=_LOADER)
@@ -60,6 +67,7 @@ class Entry:
         row: its number, from 1.
         line: where it starts, from 1.
         remark: what stands behind it on its last line.
+        unknown: its keys that a row may not have.
     """
 
     def __init__(self, path: Path, row: int, node: yaml.Node, keys: Collection[str], lines: list[str]) -> None:
@@ -77,9 +85,8 @@ class Entry:
             name = str(key.value)
             if name in self._nodes:
                 self.fail(f"has {name} twice; keep one of them")
-            if name not in keys:
-                self.fail(f"has an unknown key {name!r}; {_nearest(name, keys)}")
             self._nodes[name] = value
+        self._keys, self.unknown = keys, [name for name in self._nodes if name not in keys]
 
     def __contains__(self, key: str) -> bool:
         return key in self._nodes
@@ -87,6 +94,19 @@ class Entry:
     def fail(self, what: str) -> NoReturn:
         """Raise the complaint `what` about this row."""
         raise InputError(f"{self.where} {what}")
+
+    def refuse_unknown_keys(self) -> None:
+        """Complain about the first key that a row may not have."""
+        for name in self.unknown:
+            self.fail(f"has an unknown key {name!r}; {_nearest(name, self._keys)}")
+
+    def unknown_values(self) -> dict[str, Any]:
+        """What the unknown keys say, as JSON values."""
+        return {name: _plain(self._nodes[name]) for name in self.unknown}
+
+    def line_of_text(self) -> str:
+        """The row as one line of a file, every value as it is written."""
+        return "- {" + ", ".join(f"{flow(k)}: {_flow_node(v)}" for k, v in self._nodes.items()) + "}"
 
     def whole(self, key: str, least: int, default: int) -> int:
         """A whole number of at least `least`."""
@@ -103,7 +123,7 @@ class Entry:
             self.fail(f"{key} must be one of {', '.join(choices)}, not {node.value!r}")
         return str(node.value)
 
-    def plugin(self, key: str, kind: str, default: str) -> str:
+    def plugin(self, key: str, kind: type[Plugin], default: str) -> str:
         """Name of a plug-in."""
         return self.text(key, default, registry.names(kind))
 
@@ -175,3 +195,44 @@ def _nearest(name: str, keys: Collection[str]) -> str:
     lower = {k.lower(): k for k in keys}
     near = difflib.get_close_matches(name.lower(), lower, n=1)
     return f"did you mean {lower[near[0]]!r}?" if near else f"there are: {', '.join(keys)}"
+
+
+def _plain(node: yaml.Node) -> Any:
+    """A value as JSON has it; what JSON has not, such as a date, is text."""
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(one) for one in node.value]
+    if isinstance(node, yaml.MappingNode):
+        return {str(key.value): _plain(value) for key, value in node.value}
+    value = yaml.SafeLoader("").construct_object(node)
+    return value if value is None or isinstance(value, str | bool | int | float) else str(node.value)
+
+
+def flow(value: object) -> str:
+    """A value in YAML's flow style, quoted as Python prints it, which is how tune_gemm's files look."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{flow(str(k))}: {flow(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(flow, value)) + "]"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and value.isprintable():
+        return "'" + value.replace("'", "''") + "'"
+    if isinstance(value, Decimal):
+        text = format(value.normalize(), "f")
+        return text if "." in text else f"{text}.0"
+    if isinstance(value, str | float):
+        style = '"' if isinstance(value, str) else None
+        return yaml.safe_dump(value, default_style=style, width=math.inf, allow_unicode=True).splitlines()[0]
+    return str(value)
+
+
+def _flow_node(node: yaml.Node) -> str:
+    """A node in flow style, with numbers as they are written."""
+    if isinstance(node, yaml.MappingNode):
+        return "{" + ", ".join(f"{_flow_node(k)}: {_flow_node(v)}" for k, v in node.value) + "}"
+    if isinstance(node, yaml.SequenceNode):
+        return "[" + ", ".join(map(_flow_node, node.value)) + "]"
+    text = str(node.value)
+    return flow(text) if node.tag.endswith(":str") else text

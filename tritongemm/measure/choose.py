@@ -1,21 +1,22 @@
 """Stage: samples of the final race → winner.
 
-Samples come in rounds, so two contenders are compared round by round (Wilcoxon's signed ranks): drift of clocks and
-temperature meets both. A tie is a tie, and a tie with the library goes to the library. In a race the library's name
-is the empty string.
+Samples come in rounds, so two entries are compared round by round (Wilcoxon's signed ranks): drift of clocks and
+temperature meets both. A kernel of ours must beat the baseline, and the best algorithm of the libraries that race, by a
+margin and beyond the noise; a tie goes to the library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-BASELINE_ENTRY = ""
-CLEARLY = 1.05  # this much slower than the best needs no test
-CONFIDENCE = 0.01
-FEWEST = 5  # rounds that can tell anything
-MARGIN = 0.005  # a gain below this is not worth leaving the library for
+from tritongemm.core.trial import BASELINE_ENTRY
+from tritongemm.core.tuning_options import MARGIN
+
+CLEARLY_SLOWER_RATIO = 1.05  # An entry whose median is this many times the best's needs no test.
+SIGNIFICANCE = 0.01  # One entry is faster than another if equal ones would look so with less than this probability.
+FEWEST_TESTED_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,10 @@ class Choice:
     """The outcome of a race.
 
     Attributes:
-        name: fastest candidate of ours.
-        library_won: no candidate beats the library beyond the noise and the margin.
-        tie: candidate and library can't be told apart, or by less than the margin.
+        name: the candidate that stands against the baseline: the fastest kernel of ours where it beats the best library
+            algorithm by the margin beyond the noise, else that algorithm.
+        library_won: this candidate does not beat the baseline beyond the noise and the margin.
+        tie: candidate and baseline can't be told apart, or by less than the margin.
     """
 
     name: str
@@ -37,20 +39,22 @@ def faster(a: Sequence[float], b: Sequence[float]) -> bool:
     """Whether `a` is faster than `b` beyond the noise; samples of equal position were taken in one round."""
     rounds = min(len(a), len(b))
     pairs = [(x, y) for x, y in zip(a[:rounds], b[:rounds], strict=True) if x != y]
-    if len(pairs) < FEWEST or median(a[:rounds]) >= median(b[:rounds]):  # before the test, which takes longer
+    # Medians are compared before the test, which takes longer.
+    if len(pairs) < FEWEST_TESTED_ROUNDS or median(a[:rounds]) >= median(b[:rounds]):
         return False
     return _less([x for x, _ in pairs], [[y for _, y in pairs]])[0]
 
 
 def beaten(best: Sequence[float], others: Mapping[str, Sequence[float]]) -> set[str]:
     """Which of the others `best` is `faster` than; tested all at once, as each test takes 0.4 ms."""
-    alike = {
+    same_length = {
         n: s for n, s in others.items()
-        if len(s) == len(best) >= FEWEST and all(x != y for x, y in zip(best, s, strict=True))
+        if len(s) == len(best) >= FEWEST_TESTED_ROUNDS and all(x != y for x, y in zip(best, s, strict=True))
     }  # fmt: skip
-    found = {n for n in others.keys() - alike.keys() if faster(best, others[n])}
-    less = _less(best, list(alike.values())) if alike else []
-    return found | {n for n, yes in zip(alike, less, strict=True) if yes and median(best) < median(alike[n])}
+    found = {n for n in others.keys() - same_length.keys() if faster(best, others[n])}
+    less = _less(best, list(same_length.values())) if same_length else []
+    tested = zip(same_length, less, strict=True)
+    return found | {n for n, is_less in tested if is_less and median(best) < median(same_length[n])}
 
 
 def _less(a: Sequence[float], others: Sequence[Sequence[float]]) -> list[bool]:
@@ -60,42 +64,66 @@ def _less(a: Sequence[float], others: Sequence[Sequence[float]]) -> list[bool]:
     # Left to itself, it takes 0.1 s to permute few rounds with two equal distances. Exact is on the safe side then.
     method = "exact" if len(a) <= 50 else "auto"
     tested = wilcoxon([list(a)] * len(others), others, alternative="less", method=method, axis=1)
-    return [bool(p < CONFIDENCE) for p in tested.pvalue]
+    return [bool(p < SIGNIFICANCE) for p in tested.pvalue]
 
 
 def still_racing(samples: Mapping[str, Sequence[float]]) -> set[str]:
-    """Who stays in the race: the library, the two best of ours, and whoever is not clearly slower than the best."""
-    ours = sorted((n for n in samples if n != BASELINE_ENTRY), key=lambda n: median(samples[n]))
-    kept = {n for n in samples if n == BASELINE_ENTRY} | set(ours[:2])
-    if ours:
-        best = samples[ours[0]]
-        close = {n: samples[n] for n in ours if median(samples[n]) < CLEARLY * median(best)}
-        kept |= close.keys() - beaten(best, close)
-    return kept
+    """Who stays in the race: the baseline, the two best candidates, and whoever is not clearly slower than the best."""
+    candidates = _fastest_first(samples)
+    staying = {n for n in samples if n == BASELINE_ENTRY} | set(candidates[:2])
+    if candidates:
+        best = samples[candidates[0]]
+        close = {n: samples[n] for n in candidates if median(samples[n]) < CLEARLY_SLOWER_RATIO * median(best)}
+        staying |= close.keys() - beaten(best, close)
+    return staying
 
 
 def decided(samples: Mapping[str, Sequence[float]]) -> bool:
-    """Whether more rounds could change nothing: the best of ours beats the next, and is told from the library."""
-    ours = sorted((n for n in samples if n != BASELINE_ENTRY), key=lambda n: median(samples[n]))
-    if not ours:
+    """Whether more rounds could change nothing: the best candidate beats the next, and is told from the baseline."""
+    candidates = _fastest_first(samples)
+    if not candidates:
         return True
-    rivals = [*ours[1:2], *(n for n in samples if n == BASELINE_ENTRY)]
-    best = samples[ours[0]]
+    rivals = [*candidates[1:2], *(n for n in samples if n == BASELINE_ENTRY)]
+    best = samples[candidates[0]]
     return all(faster(best, samples[r]) or faster(samples[r], best) for r in rivals)
 
 
-def choose(samples: Mapping[str, Sequence[float]], margin: float = MARGIN) -> Choice:
+def choose(samples: Mapping[str, Sequence[float]], margin: float = MARGIN, libraries: Collection[str] = ()) -> Choice:
     """The winner of a race of at least one candidate.
 
     Args:
-        samples: seconds by name, the library's under the empty string.
-        margin: relative gain below which the library is kept.
+        samples: seconds by config name, the baseline's under `BASELINE_ENTRY`.
+        margin: relative gain below which a library is kept.
+        libraries: names of the entries that are a library's algorithms; the others are kernels of ours.
     """
-    name = min((n for n in samples if n != BASELINE_ENTRY), key=lambda n: median(samples[n]))
+    name = _standing(samples, margin, libraries)
     if BASELINE_ENTRY not in samples:
         return Choice(name, library_won=False, tie=False)
-    ours, library = samples[name], samples[BASELINE_ENTRY]
-    gain = median(library) / median(ours) - 1
-    won = gain >= margin and faster(ours, library)
-    lost = faster(library, ours) and -gain >= margin
+    candidate, baseline = samples[name], samples[BASELINE_ENTRY]
+    gain = _gain(candidate, baseline)
+    won = gain >= margin and faster(candidate, baseline)
+    lost = faster(baseline, candidate) and -gain >= margin
     return Choice(name, library_won=not won, tie=not won and not lost)
+
+
+def _standing(samples: Mapping[str, Sequence[float]], margin: float, libraries: Collection[str]) -> str:
+    """The candidate that stands against the baseline."""
+    ranked = _fastest_first(samples)
+    kernel = next((n for n in ranked if n not in libraries), None)
+    algorithm = next((n for n in ranked if n in libraries), None)
+    if kernel is None or algorithm is None:
+        return ranked[0]
+    ours, theirs = samples[kernel], samples[algorithm]
+    # An entry that left the race before the other was told slower then; too few of its rounds are left for a test.
+    told_apart = len(theirs) < len(ours) or faster(ours, theirs)
+    return kernel if _gain(ours, theirs) >= margin and told_apart else algorithm
+
+
+def _gain(samples: Sequence[float], others: Sequence[float]) -> float:
+    """How much faster the first is than the others, relative."""
+    return median(others) / median(samples) - 1
+
+
+def _fastest_first(samples: Mapping[str, Sequence[float]]) -> list[str]:
+    """Names of the candidates by their medians."""
+    return sorted((n for n in samples if n != BASELINE_ENTRY), key=lambda n: median(samples[n]))

@@ -1,144 +1,124 @@
-"""The GPU's own process: screening, verification and the final race of one device.
+"""The process that measures on one GPU: it answers jobs by screening, verifying and racing candidates.
 
-It may die: an illegal access or a hang ends it, the parent starts another and goes on with the next candidate.
+It may die: an illegal access or a hang ends it, and the parent starts another that goes on with the next candidate.
 """
 
 from __future__ import annotations
 
-import math
-import random
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError, UnavailableError
-from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import Trial
 from tritongemm.hip_ext.driver import driver
-from tritongemm.measure import choose
-from tritongemm.measure.jobs import Request
-from tritongemm.measure.operand_sets import LeadInKernel, LibraryRefusal, OperandSets, PreparedCandidate
+from tritongemm.measure.jobs import (
+    Algorithms,
+    AlgorithmsJob,
+    LaunchCandidate,
+    MeasureAnswer,
+    MeasureJob,
+    MeasureSetup,
+    OperandsReady,
+    RaceJob,
+    ScreenJob,
+    VerifyJob,
+)
+from tritongemm.measure.operand_sets import LibraryRefusal, OperandSets, PreparedCandidate
+from tritongemm.measure.race import EntryFailed, RaceEntry, graph_launches, run_race
 from tritongemm.numerics import verify
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import LibraryBackend, Timer
 
-# After these the context is lost; everything else is the candidate's own refusal.
-FATAL = (
+# Words in the driver's names of errors after which the context is lost; any other error is the candidate's own refusal.
+FATAL_ERROR_WORDS = (
     "ILLEGAL", "MISALIGNED", "LAUNCH_FAILED", "LAUNCH_FAILURE", "EXECUTION_FAILED", "INVALID_PC", "HARDWARE", "ASSERT",
     "UNKNOWN",
 )  # fmt: skip
 
 
-@dataclass
-class RaceEntry:
-    """A candidate made ready to race; without a config it is the library."""
-
-    config: Config | None
-    graph: driver.Graph
-    launches: int
-    calls: PreparedCandidate
-    samples: list[float] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return self.config.name if self.config else choose.BASELINE_ENTRY
-
-    def sample(self, timer: Any) -> float:
-        """Seconds of one launch.
-
-        Raises:
-            Stumbled: it can't be launched any more.
-        """
-        try:
-            seconds: float = timer.time(self.graph, self.launches, self.calls.symbol)
-            return seconds
-        except (RuntimeError, DriverError) as error:
-            raise EntryFailed(self.config, error) from error
-
-
-class EntryFailed(Exception):
-    """A contender failed in the middle of the race."""
-
-    def __init__(self, config: Config | None, error: Exception) -> None:
-        super().__init__(str(error))
-        self.config, self.error = config, error
-
-
 class DeviceWorker:
-    """What the GPU's process does with a request."""
+    """What the process does with a job."""
 
-    SCREEN_SECONDS = 1e-4  # of one graph's replay, or what it takes to pass through the copies
-    SCREEN_LIMIT = 1e-3  # of the repeats of a promising one
-    RACE_SECONDS = 4e-4  # of one graph's replay
-    RACE_LIMIT = 0.4  # seconds a race may take once everybody has run
-    FEWEST_ROUNDS = 10
-    LOOKS = 5  # rounds between two looks at who still races, and whether it is decided
-    SEEN = 1 << 22  # elements of C that a first look is at
+    SCREEN_GRAPH_SECONDS = 1e-4  # One replay of a screened graph takes at least this, or passes through the copies.
+    SCREEN_REPEATS_SECONDS = 1e-3  # The replays of a promising candidate take at most this.
+    SCREEN_LAUNCHES = 32  # A screened graph holds at most so many.
+    FIRST_LOOK_ELEMENTS = 1 << 22  # So many elements of C decide whether a library's algorithm is timed.
+    HELD_MEMORY_SHARE = 0.3  # Operands of earlier problems may take this share of the device's memory.
 
     def __init__(self) -> None:
         import torch
 
         self._torch = torch
-        self._benches: OrderedDict[tuple[Problem, MeasureProtocol], OperandSets] = OrderedDict()
+        self._operand_sets: OrderedDict[tuple[Problem, MeasureProtocol], OperandSets] = OrderedDict()
         self._device: driver.Device | None = None
         self._stream: Any = None
 
-    def __call__(self, request: Request) -> Iterator[Any]:
+    def __call__(self, job: MeasureJob) -> Iterator[MeasureAnswer]:
+        """The answers to a job, as `measure.jobs` says.
+
+        Raises:
+            SystemExit: the device is lost, after an answer that says so.
+        """
+        device = self._open(job.setup)
+        with self._torch.cuda.stream(self._stream):
+            operands = self._operands(job.setup, device)
+            if isinstance(job, AlgorithmsJob):
+                yield OperandsReady(operands.copies, operands.cold)
+                library = registry.get(LibraryBackend, job.backend)
+                yield Algorithms(tuple(library.list_algorithms(operands.problem, operands.sets[0], job.limit)))
+                return
+            operands.reserve_buffers(candidate.launch for candidate in job.candidates)
+            yield OperandsReady(operands.copies, operands.cold)
+            yield from self._screen(operands, job) if isinstance(job, ScreenJob) else self._final(operands, job)
+
+    def _open(self, setup: MeasureSetup) -> driver.Device:
+        """The device; opened by the first job, as profilers register before the process first uses its GPU."""
         torch = self._torch
         if self._device is None:
-            # profilers register before the process first uses its GPU
-            prepare = getattr(registry.load("timers", request.protocol.timer), "prepare", None)
-            if prepare:
-                prepare()
-            torch.cuda.set_device(request.device)
-            torch.zeros(1, device=f"cuda:{request.device}")
+            registry.get(Timer, setup.protocol.timer).prepare()
+            torch.cuda.set_device(setup.device)
+            torch.zeros(1, device=f"cuda:{setup.device}")
             torch.backends.cuda.matmul.allow_tf32 = True
-            self._stream = torch.cuda.Stream(request.device)
-            self._device = driver.open(request.vendor).device(request.device)
-        with torch.cuda.stream(self._stream):
-            bench = self._bench(request)
-            bench.provide(launch for _, launch in request.candidates)
-            yield {"copies": bench.copies, "cold": bench.cold}
-            if request.kind == "enumerate":
-                backend = registry.load("backends", request.library)
-                yield backend.enumerate(bench.problem, bench.sets[0], request.most)
-                return
-            yield from self._screen(bench, request) if request.kind == "screen" else self._final(bench, request)
+            self._stream = torch.cuda.Stream(setup.device)
+            self._device = driver.open_driver(setup.vendor).device(setup.device)
+        return self._device
 
-    def _bench(self, request: Request) -> OperandSets:
-        key = (request.problem, request.protocol)
-        if key not in self._benches:
-            assert self._device is not None
-            while self._benches and sum(b.bytes for b in self._benches.values()) > self._device.memory()[1] * 0.3:
-                self._benches.popitem(last=False)
+    def _operands(self, setup: MeasureSetup, device: driver.Device) -> OperandSets:
+        """The operands of a problem; those of the problem that waits longest make room for new ones."""
+        key = (setup.problem, setup.protocol)
+        held = self._operand_sets
+        if key not in held:
+            while held and sum(o.bytes for o in held.values()) > device.memory()[1] * self.HELD_MEMORY_SHARE:
+                held.popitem(last=False)
                 self._torch.cuda.empty_cache()
-            self._benches[key] = OperandSets(request, self._device, self._stream.cuda_stream)
+            held[key] = OperandSets(setup, device, self._stream.cuda_stream)
             self._torch.cuda.synchronize()
-        self._benches.move_to_end(key)
-        return self._benches[key]
+        held.move_to_end(key)
+        return held[key]
 
     def _guard(self, config: Config, stage: str, work: Callable[[], Trial]) -> Trial:
-        """A refusal as a trial; a fatal fault as a crashed one, after which the process must end."""
+        """The trial that `work` gives, or its refusal or crash as a trial; after a crash the process must end."""
         try:
             return work()
         except DriverError as error:
-            # The names are those that are known; whatever lost the device would refuse all that come after.
-            fatal = any(word in error.name.upper() for word in FATAL) or self._lost()
+            # Not every fatal error is known by name, but whatever lost the device would refuse all that come after.
+            fatal = any(word in error.name.upper() for word in FATAL_ERROR_WORDS) or self._device_lost()
             return Trial(config, "crashed" if fatal else "out_of_resources", str(error), stage=stage)
         except (self._torch.cuda.OutOfMemoryError, LibraryRefusal, UnavailableError) as error:
             return Trial(config, "out_of_resources", str(error).splitlines()[0], stage=stage)
-        except RuntimeError as error:  # PyTorch may be the first to meet a fault
-            if not self._lost():
+        except RuntimeError as error:  # PyTorch may be the first to meet a fault.
+            if not self._device_lost():
                 raise
             return Trial(config, "crashed", str(error).splitlines()[0], stage=stage)
 
-    def _lost(self) -> bool:
+    def _device_lost(self) -> bool:
         """Whether the device has faulted, so that nothing runs in this process any more."""
         assert self._device is not None
         try:
@@ -147,157 +127,129 @@ class DeviceWorker:
             return True
         return False
 
-    def _screen(self, bench: OperandSets, request: Request) -> Iterator[Trial]:
-        best = request.best
-        for config, launch in request.candidates:
-            trial = self._guard(config, "screen", partial(self._screened, bench, config, launch, best))
+    def _screen(self, operands: OperandSets, job: ScreenJob) -> Iterator[Trial]:
+        best_s = job.best_s
+        for candidate in job.candidates:
+            trial = self._guard(candidate.config, "screen", partial(self._time_once, operands, candidate, best_s))
             yield trial
             if trial.status == "crashed":
-                raise SystemExit(f"{config.name}: {trial.reason}")
+                raise SystemExit(f"{candidate.config.name}: {trial.reason}")
             if trial.status == "ok":
-                best = min(best, trial.seconds)
+                best_s = min(best_s, trial.seconds)
 
-    def _screened(self, bench: OperandSets, config: Config, launch: Launch | HostLaunch | None, best: float) -> Trial:
-        clock, label = bench.screener
-        launches = bench.launches_for(self.SCREEN_SECONDS, 32, spared=1)
-        calls = bench.calls(config, launch, min(bench.copies, launches))
+    def _time_once(self, operands: OperandSets, candidate: LaunchCandidate, best_s: float) -> Trial:
+        """The screened time of one candidate."""
+        clock, label = operands.screen_clock
+        launches = operands.launches_for(self.SCREEN_GRAPH_SECONDS, self.SCREEN_LAUNCHES, spared=1)
+        prepared = operands.prepare(candidate, min(operands.copies, launches))
         try:
-            if launch is None:
-                wrong = self._first_look(bench, config, calls)
+            if candidate.launch is None:
+                wrong = self._first_look(operands, candidate.config, prepared)
                 if wrong:
                     return wrong
             else:
-                calls.operations[0]()
-            graph = bench.capture(calls.repeated(launches))
+                prepared.calls[0]()
+            graph = operands.capture(prepared.in_turn(launches))
             try:
-                samples = [clock.time(graph, launches, calls.symbol)]
-                if samples[0] < 2 * best:
-                    repeats = min(3, int(self.SCREEN_LIMIT / (samples[0] * launches)))
-                    samples = [clock.time(graph, launches, calls.symbol) for _ in range(repeats)] or samples
+                samples = [clock.time(graph, launches, prepared.symbol)]
+                if samples[0] < 2 * best_s:
+                    repeats = min(3, int(self.SCREEN_REPEATS_SECONDS / (samples[0] * launches)))
+                    samples = [clock.time(graph, launches, prepared.symbol) for _ in range(repeats)] or samples
             finally:
                 graph.destroy()
         finally:
-            bench.release(calls)
-        return Trial(config, "ok", samples=tuple(samples), timer=label)
+            operands.release(prepared)
+        return Trial(candidate.config, "ok", samples=tuple(samples), timer=label)
 
-    def _first_look(self, bench: OperandSets, config: Config, calls: PreparedCandidate) -> Trial | None:
-        """Why a library's kernel is wrong, or None; with hundreds of them, wrong ones must not fill the final, which
-        looks at the whole of C.
+    def _first_look(self, operands: OperandSets, config: Config, prepared: PreparedCandidate) -> Trial | None:
+        """Why a library's algorithm is wrong, or None.
+
+        A library may list hundreds of them, and wrong ones must not fill the final, which looks at the whole of C.
         """
-        ratio, family = bench.protocol.err_ratio, bench.family
-        step = -(-bench.exact.numel() // self.SEEN)
-        c, exact = bench.sets[0]["c"][::step], bench.exact[::step]
-        found = verify.verify_once(bench.problem, family, calls.operations[0], c, exact, ratio)
-        if found.ok:
+        ratio, family = operands.protocol.err_ratio, operands.family
+        step = -(-operands.reference.numel() // self.FIRST_LOOK_ELEMENTS)
+        c, reference = operands.sets[0]["c"][::step], operands.reference[::step]
+        result = verify.verify_once(operands.problem, family, prepared.calls[0], c, reference, ratio)
+        if result.ok:
             return None
-        return Trial(config, "wrong", found.reason, error=found.error, tolerance=found.tolerance, outside=found.outside)
+        return Trial(
+            config, "wrong", result.reason, error=result.error, tolerance=result.tolerance, outside=result.outside
+        )
 
-    def _final(self, bench: OperandSets, request: Request) -> Iterator[Any]:
-        """Answers: a Trial each with its error, then those of `_race`."""
-        contenders: list[RaceEntry] = []
-        library: list[RaceEntry] = []
+    def _final(self, operands: OperandSets, job: VerifyJob | RaceJob) -> Iterator[MeasureAnswer]:
+        """A trial of each candidate with its error, then the answers of the race, if there is one."""
+        entries: list[RaceEntry] = []
         try:
-            for config, launch in request.candidates:
-                trial = self._guard(config, "final", partial(self._verified, bench, config, launch, contenders))
+            for candidate in job.candidates:
+                work = partial(self._verify, operands, candidate, entries)
+                trial = self._guard(candidate.config, "final", work)
                 yield trial
                 if trial.status == "crashed":
-                    raise SystemExit(f"{config.name}: {trial.reason}")
-            if request.kind == "final":
-                library = self._library(bench, request)
-                yield from self._race(bench, contenders, library, request.watched)
+                    raise SystemExit(f"{candidate.config.name}: {trial.reason}")
+            if isinstance(job, RaceJob):
+                entries += self._baseline_entry(operands, job.baseline)
+                yield from run_race(operands, entries, job.names_runners)
         except EntryFailed as fault:
-            if fault.config is None and not self._lost():
+            if fault.config is None and not self._device_lost():
                 raise fault.error from None
-            if fault.config:  # it costs itself: the others race again, in a fresh process
+            if fault.config:  # It costs itself: the others race again, in a fresh process.
                 yield Trial(fault.config, "crashed", f"in the race: {fault}", stage="final")
-            raise SystemExit(f"{request.problem.key}: {fault}") from fault
+            raise SystemExit(f"{operands.problem.key}: {fault}") from fault
         finally:
-            self._release(bench, contenders + library)
+            self._release(operands, entries)
 
-    def _verified(
-        self, bench: OperandSets, config: Config, launch: Launch | HostLaunch | None, contenders: list[RaceEntry]
-    ) -> Trial:
-        launches = bench.launches_for(self.RACE_SECONDS, OperandSets.MOST_COPIES)
-        calls = bench.calls(config, launch, min(bench.copies, launches))
+    def _verify(self, operands: OperandSets, candidate: LaunchCandidate, entries: list[RaceEntry]) -> Trial:
+        """The trial of one candidate with its error; one that passes is added to the entries of the race."""
+        launches = graph_launches(operands)
+        prepared = operands.prepare(candidate, min(operands.copies, launches))
 
         def run() -> None:
-            calls.operations[0]()
+            prepared.calls[0]()
             self._torch.cuda.current_stream().synchronize()
 
-        c, ratio = bench.sets[0]["c"], bench.protocol.err_ratio
-        kept = False
+        c, ratio = operands.sets[0]["c"], operands.protocol.err_ratio
+        entered = False
         try:
-            found = verify.verify(bench.problem, bench.family, run, c, bench.exact, ratio)
+            result = verify.verify(operands.problem, operands.family, run, c, operands.reference, ratio)
             trial = Trial(
-                config, "ok", stage="final", error=found.error, tolerance=found.tolerance, outside=found.outside
+                candidate.config,
+                "ok",
+                stage="final",
+                error=result.error,
+                tolerance=result.tolerance,
+                outside=result.outside,
             )
-            if not found.ok:
-                return replace(trial, status="wrong", reason=found.reason)
-            contenders.append(RaceEntry(config, bench.capture(calls.repeated(launches)), launches, calls))
-            kept = True
+            if not result.ok:
+                return replace(trial, status="wrong", reason=result.reason)
+            graph = operands.capture(prepared.in_turn(launches))
+            entries.append(RaceEntry(candidate.config, graph, launches, prepared))
+            entered = True
             return trial
         finally:
-            if not kept:
-                bench.release(calls)
+            if not entered:
+                operands.release(prepared)
 
-    def _library(self, bench: OperandSets, request: Request) -> list[RaceEntry]:
-        if not request.library:
+    def _baseline_entry(self, operands: OperandSets, baseline: str) -> list[RaceEntry]:
+        """The baseline's entry; none where it has no kernel for the problem."""
+        if not baseline:
             return []
-        backend = registry.load("backends", request.library)
-        launches = bench.launches_for(self.RACE_SECONDS, OperandSets.MOST_COPIES)
-        operations = [backend.operation(bench.problem, operands) for operands in bench.sets[:launches]]
-        if operations[0] is None:
+        launches = graph_launches(operands)
+        calls = operands.library_calls(baseline, launches)
+        if not calls:
             return []
-        calls = PreparedCandidate(operations)
+        prepared = PreparedCandidate(calls)
         try:
-            operations[0]()  # workspace and handles are made outside the capture
+            calls[0]()  # The library makes its workspace and handles outside the capture.
             self._torch.cuda.current_stream().synchronize()
-            graph = bench.capture(calls.repeated(launches))
-        except (RuntimeError, DriverError) as error:  # the library has no kernel for it
-            if self._lost():
-                raise SystemExit(f"{request.library}, {request.problem.key}: {error}") from error
+            graph = operands.capture(prepared.in_turn(launches))
+        except (RuntimeError, DriverError) as error:
+            if self._device_lost():
+                raise SystemExit(f"{baseline}, {operands.problem.key}: {error}") from error
             return []
-        return [RaceEntry(None, graph, launches, calls)]
+        return [RaceEntry(None, graph, launches, prepared)]
 
-    def _race(
-        self, bench: OperandSets, ours: list[RaceEntry], library: list[RaceEntry], watched: bool
-    ) -> Iterator[Any]:
-        """Answers: {"racing": name} of who warms up, so that one that hangs is known, and of nobody when all have, or of
-        whoever runs where the race is `watched`; then samples by name, the library's under "", taken in rounds of a new
-        order each, so that drift meets all alike.
-        """
-        entries = ours + library
-        order = random.Random(bench.protocol.seed)
-        headed = getattr(registry.load("timers", bench.protocol.timer), "HEADED", False)
-        head = LeadInKernel(bench.sets[0]["a"].device) if headed else None
+    def _release(self, operands: OperandSets, entries: Sequence[RaceEntry]) -> None:
         for entry in entries:
-            yield {"racing": entry.name}
-            for _ in range(max(1, math.ceil(bench.protocol.warmup / entry.launches))):
-                entry.sample(bench.timer)
-        yield {"racing": choose.BASELINE_ENTRY}
-        rounds = max(
-            self.FEWEST_ROUNDS, math.ceil(bench.protocol.iters / max((e.launches for e in entries), default=1))
-        )
-        running, deadline = list(entries), time.perf_counter() + self.RACE_LIMIT
-        for done in range(1, 4 * rounds + 1):
-            for entry in order.sample(running, len(running)):
-                if watched:
-                    yield {"racing": entry.name}
-                if head:
-                    head()
-                entry.samples.append(entry.sample(bench.timer))
-                bench.rest(entry.samples[-1] * entry.launches)
-            if done == 2 or done % self.LOOKS == 0:  # to test takes as long as a round
-                kept = choose.still_racing({e.name: e.samples for e in running})
-                running = [e for e in running if e.name in kept]
-                if done >= rounds and (len(running) < 2 or choose.decided({e.name: e.samples for e in running})):
-                    break
-            if done >= self.FEWEST_ROUNDS and time.perf_counter() > deadline:
-                break
-        yield {e.name: e.samples for e in entries}
-
-    def _release(self, bench: OperandSets, contenders: list[RaceEntry]) -> None:
-        for contender in contenders:
-            with suppress(DriverError):  # a device that was lost takes nothing back
-                contender.graph.destroy()
-                bench.release(contender.calls)
+            with suppress(DriverError):  # A device that was lost takes nothing back.
+                entry.graph.destroy()
+                operands.release(entry.prepared)

@@ -1,4 +1,4 @@
-"""Stage: launches → Trials, on one GPU, in a process that may die.
+"""Stage: artifacts → Trials, on one GPU, in a process that may die.
 
 A crash or a hang costs the candidate that was running; the rest go on in a fresh process.
 """
@@ -6,41 +6,101 @@ A crash or a hang costs the candidate that was running; the rest go on in a fres
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError, UnavailableError
-from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
 from tritongemm.core.target import Target
-from tritongemm.core.trial import Trial
-from tritongemm.measure.jobs import Request
-from tritongemm.plugins import _modules as registry
-from tritongemm.plugins.contracts import Evaluator
+from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.measure.jobs import (
+    Algorithms,
+    AlgorithmsJob,
+    LaunchCandidate,
+    MeasureAnswer,
+    MeasureJob,
+    MeasureSetup,
+    NowRacing,
+    OperandsReady,
+    RaceJob,
+    RaceSamples,
+    ScreenJob,
+    VerifyJob,
+)
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Evaluator, ExternalRaceJob, ExternalTimer, KernelBackend, Timer
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
-Candidate = tuple[Config, Launch | HostLaunch | None]
+MOST_UNEXPLAINED_DEATHS = 2  # A race is given up after more deaths of the process that no candidate can be blamed for.
+
+# The job of one attempt at a final: of these candidates, naming the runners or not.
+_FinalJob: TypeAlias = "Callable[[tuple[LaunchCandidate, ...], bool], VerifyJob | RaceJob]"
 
 
-class _Fault(Exception):
-    """The process is gone; `status` is what that makes of the candidate that ran, "" if it has been answered."""
+class _ProcessGone(Exception):
+    """The process ended.
+
+    Attributes:
+        status: what that makes of the candidate that ran; "" where the process has answered for it.
+        reason: how the process ended.
+    """
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
         self.status, self.reason = status, reason
 
 
-def _blamed(fault: Exception, last: Any, timeout: float) -> _Fault:
-    """What a fault behind the answer `last` makes of the candidate that ran."""
+def _explained(fault: Exception, last: MeasureAnswer, timeout_s: float) -> _ProcessGone:
+    """What a fault after the answer `last` makes of the candidate that ran."""
     # The process ends itself after an answer that says the device faulted.
     if isinstance(last, Trial) and last.status == "crashed" and not isinstance(fault, WorkerError):
-        return _Fault("", str(fault))
+        return _ProcessGone("", str(fault))
     if isinstance(fault, WorkerTimeout):
-        return _Fault("timeout", f"no answer within {timeout:g} s; killed")
-    return _Fault("crashed", str(fault))
+        return _ProcessGone("timeout", f"no answer within {timeout_s:g} s; killed")
+    return _ProcessGone("crashed", str(fault))
+
+
+@dataclass
+class _Attempt:
+    """What one attempt at a final has been answered so far.
+
+    Attributes:
+        trials: one for each candidate that was verified.
+        samples: of the race, once it has ended.
+        cold: the operands are not in the last-level cache.
+        running: name of the candidate that runs in the race; "" where that isn't known.
+    """
+
+    trials: list[Trial] = field(default_factory=list)
+    samples: dict[str, Sequence[float]] = field(default_factory=dict)
+    cold: bool = True
+    running: str = ""
+
+    def take(self, answer: MeasureAnswer) -> None:
+        """Note one answer."""
+        if isinstance(answer, Trial):
+            self.trials.append(answer)
+        elif isinstance(answer, OperandsReady):
+            self.cold = answer.cold
+        elif isinstance(answer, NowRacing):
+            self.running = "" if answer.name == BASELINE_ENTRY else answer.name
+        elif isinstance(answer, RaceSamples):
+            self.samples = dict(answer.samples)
+
+    def blame(self, fault: _ProcessGone, candidates: Sequence[LaunchCandidate]) -> Trial | None:
+        """The trial of the candidate that the end of the process costs; None where none can be blamed."""
+        if not fault.status:
+            return self.trials[-1]
+        if len(self.trials) < len(candidates):
+            config = candidates[len(self.trials)].config
+            return Trial(config, fault.status, fault.reason, stage="final")
+        if self.running:
+            config = next(c.config for c in candidates if c.config.name == self.running)
+            return Trial(config, fault.status, f"in the race: {fault.reason}", stage="final")
+        return None
 
 
 class GpuEvaluator(Evaluator):
@@ -48,57 +108,20 @@ class GpuEvaluator(Evaluator):
 
     Args:
         target: its facts.
-        vendor: whose driver.
+        vendor: whose driver is used.
         device: ordinal.
-        protocol: how to measure.
-        timeout: seconds one candidate may take.
+        protocol: how times are taken.
+        timeout_s: seconds that one candidate may take.
     """
 
-    def __init__(self, target: Target, vendor: str, device: int, protocol: MeasureProtocol, timeout: float) -> None:
+    def __init__(self, target: Target, vendor: str, device: int, protocol: MeasureProtocol, timeout_s: float) -> None:
         self.target, self.vendor, self.device = target, vendor, device
-        self.protocol, self.timeout = protocol, timeout
-        self._child = WorkerProcess("tritongemm.measure.device_worker:DeviceWorker")
+        self.protocol, self.timeout_s = protocol, timeout_s
+        self._process = WorkerProcess("tritongemm.measure.device_worker:DeviceWorker")
 
     def start(self) -> None:
         """Begin to start the process; it takes seconds, in which problems can be planned."""
-        self._child.start()
-
-    def _request(self, kind: str, problem: Problem, candidates: Sequence[Candidate], **more: Any) -> Request:
-        common = (kind, problem, self.target, self.protocol, self.vendor, self.device)
-        return Request(*common, tuple(candidates), **more)
-
-    def _answers(self, request: Request) -> Iterator[Any]:
-        """Answers to one request.
-
-        Raises:
-            _Fault: the process is gone.
-            TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
-        """
-        last: Any = None
-        for again in (True, False):
-            try:
-                for last in self._child.ask(request, self.timeout):
-                    yield last
-                return
-            except (WorkerTimeout, WorkerDied, WorkerError) as fault:
-                if last is not None:
-                    raise _blamed(fault, last, self.timeout) from None
-                # No candidate has been touched yet. What went before may have left the process or its device unwell.
-                self._child.kill()
-                if not again:
-                    raise TritonGemmError(f"{request.problem.key}: {fault}") from fault
-
-    def _launches(self, problem: Problem, built: Sequence[Artifact], stage: str) -> tuple[list[Candidate], list[Trial]]:
-        """What to launch, and a trial for each config that has no launch for the problem."""
-        launches: list[Candidate] = []
-        refused: list[Trial] = []
-        for one in built:
-            try:
-                launch = registry.load("backends", one.config.backend).launch(one, problem, self.target)
-                launches.append((one.config, launch))
-            except TritonGemmError as error:
-                refused.append(Trial(one.config, "out_of_resources", str(error), stage=stage))
-        return launches, refused
+        self._process.start()
 
     def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
         """A cheap time for each candidate, as they come.
@@ -111,103 +134,160 @@ class GpuEvaluator(Evaluator):
         Raises:
             TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
         """
-        left, refused = self._launches(problem, artifacts, "screen")
+        left, refused = self._candidates(problem, artifacts, "screen")
         yield from refused
         while left:
             try:
-                for answer in self._answers(self._request("screen", problem, left, best=best_s)):
+                for answer in self._answers(ScreenJob(self._setup(problem), tuple(left), best_s)):
                     if isinstance(answer, Trial):
                         left.pop(0)
                         yield answer
-            except _Fault as fault:
+            except _ProcessGone as fault:
                 if fault.status and left:
-                    yield Trial(left.pop(0)[0], fault.status, fault.reason, stage="screen")
-
-    def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
-        """The configs a library has for a problem, `limit` of them unless that is 0.
-
-        Raises:
-            TritonGemmError: it can't be asked; says why.
-        """
-        reason = registry.unavailable("backends", backend)
-        if reason:
-            raise UnavailableError(reason)
-        try:
-            answers = list(self._answers(self._request("enumerate", problem, (), library=backend, most=limit)))
-        except _Fault as fault:
-            raise TritonGemmError(fault.reason) from None
-        found: list[Config] = answers[-1]
-        return found
+                    yield Trial(left.pop(0).config, fault.status, fault.reason, stage="screen")
 
     def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
-        """The error of each candidate at full size."""
-        for one in artifacts:
-            yield from self.race(problem, [one], "", race=False).trials
+        """The error of each candidate at full size.
 
-    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, race: bool = True) -> RaceResult:
-        """Verify candidates and race those that pass with the library.
+        Raises:
+            TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
+        """
+        setup, label = self._setup(problem), registry.get(Timer, self.protocol.timer).label
+        for artifact in artifacts:
+            candidates, lost = self._candidates(problem, [artifact], "final")
+            attempt = self._final(problem, candidates, lost, lambda left, _: VerifyJob(setup, left))
+            yield from (replace(t, timer=label) for t in attempt.trials)
+            yield from lost
+
+    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str) -> RaceResult:
+        """Verify candidates and race those that pass with a baseline backend ("" for none).
 
         Raises:
             TritonGemmError: the race itself can't be finished.
         """
-        timer = registry.load("timers", self.protocol.timer)
-        outside = getattr(timer, "race", None) if race else None  # a clock that runs the race in a process of its own
-        left, lost = self._launches(problem, artifacts, "final")
-        deaths = 0  # that are nobody's fault
-        kind = "final" if race and outside is None else "check"
-        while True:
-            trials: list[Trial] = []
-            samples: dict[str, list[float]] = {}
-            cold, racing = True, ""
-            try:
-                # After a death in the race that nobody can be blamed for, whoever runs is named.
-                request = self._request(kind, problem, left, library=baseline, watched=deaths > 0)
-                for answer in self._answers(request):
-                    if isinstance(answer, Trial):
-                        trials.append(answer)
-                    elif "cold" in answer:
-                        cold = answer["cold"]
-                    elif "racing" in answer:
-                        racing = answer["racing"]
-                    else:
-                        samples = answer
-            except _Fault as fault:
-                if not fault.status:
-                    lost.append(trials[-1])
-                    left = [c for c in left if c[0] != trials[-1].config]
-                elif len(trials) < len(left):
-                    lost.append(Trial(left.pop(len(trials))[0], fault.status, fault.reason, stage="final"))
-                elif racing:
-                    gone = next(c for c, _ in left if c.name == racing)
-                    lost.append(Trial(gone, fault.status, f"in the race: {fault.reason}", stage="final"))
-                    left = [c for c in left if c[0] != gone]
-                else:
-                    deaths += 1
-                    if deaths > 2:
-                        raise TritonGemmError(
-                            f"{problem.key}: the final race ended {deaths} times: {fault.reason}"
-                        ) from None
-                continue
-            if outside and (configs := [t.config for t in trials if t.status == "ok"]):
-                samples = self._outside(outside, problem, configs, baseline)
-            raced = [replace(t, samples=tuple(samples.get(t.config.name, ())), timer=timer.LABEL) for t in trials]
-            return RaceResult((*raced, *lost), samples, cold)
+        setup, timer = self._setup(problem), registry.get(Timer, self.protocol.timer)
+        candidates, lost = self._candidates(problem, artifacts, "final")
+        if isinstance(timer, ExternalTimer):
+            attempt = self._final(problem, candidates, lost, lambda left, _: VerifyJob(setup, left))
+            right = tuple(t.config for t in attempt.trials if t.status == "ok")
+            samples: dict[str, Sequence[float]] = {}
+            if right:
+                samples |= timer.race(self._external_job(problem, right, baseline))
+        else:
+            job: _FinalJob = lambda left, names_runners: RaceJob(setup, left, baseline, names_runners)
+            attempt = self._final(problem, candidates, lost, job)
+            samples = attempt.samples
+        label = timer.label
+        raced = [replace(t, samples=tuple(samples.get(t.config.name, ())), timer=label) for t in attempt.trials]
+        return RaceResult((*raced, *lost), samples, attempt.cold)
 
-    def _outside(
-        self, race: Callable[..., Any], problem: Problem, configs: list[Config], library: str
-    ) -> dict[str, list[float]]:
-        protocol, entries = self.protocol, len(configs) + 1
-        megabytes, rounds = protocol.rotation_bytes(self.target) >> 20, (protocol.warmup, protocol.iters)
-        limit = self.timeout * entries
-        found: dict[str, list[float]] = race(
-            problem, self.target, configs, library, self.device, megabytes, rounds, limit
-        )
-        return found
+    def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
+        """The configs that a library has for a problem, `limit` of them unless that is 0.
+
+        Raises:
+            TritonGemmError: it can't be asked; says why.
+        """
+        if not (support := registry.available(Backend, backend)):
+            raise UnavailableError(support.reason)
+        configs: list[Config] = []
+        try:
+            for answer in self._answers(AlgorithmsJob(self._setup(problem), backend, limit)):
+                if isinstance(answer, Algorithms):
+                    configs += answer.configs
+        except _ProcessGone as fault:
+            raise TritonGemmError(fault.reason) from None
+        return configs
 
     def describe(self, problem: Problem, config: Config) -> str:
-        """How a result was verified."""
+        """How a result is verified, in a few words."""
         return f"float64 {problem.m}x{problem.n}x{problem.k}"
 
     def close(self) -> None:
         """End the process."""
-        self._child.kill()
+        self._process.kill()
+
+    def _setup(self, problem: Problem) -> MeasureSetup:
+        return MeasureSetup(problem, self.target, self.protocol, self.vendor, self.device)
+
+    def _candidates(
+        self, problem: Problem, artifacts: Sequence[Artifact], stage: str
+    ) -> tuple[list[LaunchCandidate], list[Trial]]:
+        """What to launch, and a trial for each config that has no launch for the problem."""
+        candidates: list[LaunchCandidate] = []
+        refused: list[Trial] = []
+        for artifact in artifacts:
+            try:
+                backend = registry.get(Backend, artifact.config.backend)
+                compiled = isinstance(backend, KernelBackend)
+                launch = backend.launch(artifact, problem, self.target) if compiled else None
+                candidates.append(LaunchCandidate(artifact.config, launch))
+            except TritonGemmError as error:
+                refused.append(Trial(artifact.config, "out_of_resources", str(error), stage=stage))
+        return candidates, refused
+
+    def _answers(self, job: MeasureJob) -> Iterator[MeasureAnswer]:
+        """Answers to one job, as they come.
+
+        Raises:
+            _ProcessGone: the process ended after its first answer.
+            TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
+        """
+        last: MeasureAnswer | None = None
+        for may_retry in (True, False):
+            try:
+                for last in self._process.ask(job, self.timeout_s):
+                    yield last
+                return
+            except (WorkerTimeout, WorkerDied, WorkerError) as fault:
+                if last is not None:
+                    raise _explained(fault, last, self.timeout_s) from None
+                # No candidate has been touched yet. An earlier job may have left the process or its device unwell.
+                self._process.kill()
+                if not may_retry:
+                    raise TritonGemmError(f"{job.setup.problem.key}: {fault}") from fault
+
+    def _final(self, problem: Problem, left: list[LaunchCandidate], lost: list[Trial], job: _FinalJob) -> _Attempt:
+        """The attempt at a final that the process survived.
+
+        Args:
+            problem: what the candidates compute.
+            left: candidates; those that cost a process leave this list.
+            lost: their trials are added to this list.
+            job: makes the job of an attempt.
+
+        Raises:
+            TritonGemmError: the process ended too often and no candidate can be blamed.
+        """
+        deaths = 0
+        while True:
+            attempt = _Attempt()
+            try:
+                # Naming the runners costs time, so it begins after a death that no candidate can be blamed for.
+                for answer in self._answers(job(tuple(left), deaths > 0)):
+                    attempt.take(answer)
+                return attempt
+            except _ProcessGone as fault:
+                blamed = attempt.blame(fault, left)
+                if blamed is not None:
+                    lost.append(blamed)
+                    left[:] = [c for c in left if c.config != blamed.config]
+                    continue
+                deaths += 1
+                if deaths > MOST_UNEXPLAINED_DEATHS:
+                    raise TritonGemmError(
+                        f"{problem.key}: the final race ended {deaths} times: {fault.reason}"
+                    ) from None
+
+    def _external_job(self, problem: Problem, configs: tuple[Config, ...], baseline: str) -> ExternalRaceJob:
+        protocol = self.protocol
+        return ExternalRaceJob(
+            problem,
+            self.target,
+            configs,
+            baseline,
+            self.device,
+            rotating_mb=protocol.rotation_bytes(self.target) >> 20,
+            warmup=protocol.warmup,
+            iters=protocol.iters,
+            timeout_s=self.timeout_s * (len(configs) + 1),
+        )

@@ -1,5 +1,6 @@
-"""Stage: launches → Trials, on a machine without a GPU: times predicted from the binaries, results checked by
-Triton's interpreter on the CPU.
+"""Stage: artifacts → Trials, on a machine without a GPU.
+
+Times are predicted from the binaries, and results are verified by an interpreter on the CPU.
 """
 
 from __future__ import annotations
@@ -10,25 +11,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tritongemm.codegen import modules, template_facts
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
+from tritongemm.core.support import Support
 from tritongemm.core.target import Target
-from tritongemm.core.trial import Trial
-from tritongemm.measure.timers import model as model_timer
+from tritongemm.core.trial import PREDICTED, Trial
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.numerics.verify import poison
-from tritongemm.plugins import registry as plugins
-from tritongemm.plugins.contracts import Evaluator, Family
-from tritongemm.tuning import roster
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Evaluator, Family, SearchedBackend
+from tritongemm.search.cost_model import model as cost_model
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 
 def reduced(problem: Problem, config: Config) -> Problem:
-    """A smaller problem with the same remainders: two tiles and what is left over along M and N, and a K loop that
-    gives every split two blocks and the remainder.
+    """A smaller problem with the same remainders.
+
+    It has two tiles and what is left over along M and N, and a K loop that gives every split two blocks and what is
+    left over.
     """
 
     def shrink(size: int, block: int, blocks: int) -> int:
@@ -44,7 +46,13 @@ def reduced(problem: Problem, config: Config) -> Problem:
 
 @dataclass(frozen=True)
 class InterpreterJob:
-    """Work for the interpreter: run `config` of the generated module at `path` on `problem`."""
+    """Work for the interpreter.
+
+    Attributes:
+        problem: what is computed.
+        config: whose kernel runs.
+        path: the generated module that holds the kernel.
+    """
 
     problem: Problem
     config: Config
@@ -55,37 +63,37 @@ class Interpreter:
     """What the interpreter's process does."""
 
     def __init__(self) -> None:
-        import torch  # here, so that a slow import counts as starting
+        import torch  # Imported here, so that a slow import counts as starting.
         import triton
 
         self._torch, self._triton = torch, triton
 
-    def __call__(self, check: InterpreterJob) -> Iterator[tuple[float, float]]:
-        spec = importlib.util.spec_from_file_location("generated", check.path)
+    def __call__(self, job: InterpreterJob) -> Iterator[tuple[float, float]]:
+        """One answer: the error of the config's result, and the largest error that its family allows."""
+        spec = importlib.util.spec_from_file_location("generated", job.path)
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        vars(module)["torch"] = self._torch  # the module imports it only when it is run
+        vars(module)["torch"] = self._torch  # The module imports torch only when it is run as a script.
         module.teach_interpreter()
-        problem = check.problem
-        family = plugins.get(Family, problem.family)
+        problem = job.problem
+        family = registry.get(Family, problem.family)
         operands = family.make_inputs(problem, "cpu")
         # The interpreter truncates where hardware rounds to nearest: narrow floats stay float32.
         narrow = problem.c.is_fp8 or problem.dtype_c == "bf16"
         dtype = self._torch.float32 if narrow else getattr(self._torch, problem.c.torch)
         c = self._torch.empty((problem.m, problem.n), dtype=dtype)
         poison(c)
-        module.launch(check.config.name, c=c, **operands)
+        module.launch(job.config.name, c=c, **operands)
         yield deviation(c, family.reference(problem, operands)), family.tolerance(problem)
 
 
-def _unchecked(config: Config) -> str | None:
-    """Why the interpreter can't run a config's kernel, or None."""
-    if config.backend != roster.SEARCHED:
-        return f"only a GPU can check a kernel of {config.backend}: the interpreter runs Triton's"
-    if not template_facts.kernel_template(config.template).interpreted:
-        return f"only a GPU can check a kernel of {config.template}: Triton's interpreter does not run it"
-    return None
+def _interpreted(config: Config) -> Support:
+    """Whether the interpreter can run a config's kernel."""
+    backend = registry.get(Backend, config.backend)
+    if isinstance(backend, SearchedBackend):
+        return backend.interpreted(config)
+    return Support(f"only a GPU can check a kernel of {config.backend}: the interpreter runs Triton's")
 
 
 class OfflineEvaluator(Evaluator):
@@ -93,48 +101,81 @@ class OfflineEvaluator(Evaluator):
 
     Args:
         target: the architecture compiled for.
-        timeout: seconds one check may take.
+        timeout_s: seconds that one verification may take.
     """
 
-    def __init__(self, target: Target, timeout: float) -> None:
-        self.target, self.timeout = target, timeout
+    def __init__(self, target: Target, timeout_s: float) -> None:
+        self.target, self.timeout_s = target, timeout_s
         # Beside the run's own modules these would replace them: they have the same names and fewer configs.
         self._folder = tempfile.TemporaryDirectory(prefix="tritongemm-")
-        self._child = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
+        self._process = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
 
     def start(self) -> None:
-        """Nothing: the interpreter is wanted last, and compilers need the cores till then."""
+        """Nothing starts yet: the interpreter is wanted last, and compilers need the cores till then."""
 
     def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
-        """A predicted time for each candidate that could be checked here."""
-        for one in artifacts:
-            ours = one.config.backend == roster.SEARCHED
-            if ours and (reason := _unchecked(one.config)):
-                yield Trial(one.config, "pruned", reason)
+        """A predicted time for each candidate, but for those of a searched backend that can't be verified here."""
+        for artifact in artifacts:
+            config = artifact.config
+            searched = isinstance(registry.get(Backend, config.backend), SearchedBackend)
+            if searched and not (support := _interpreted(config)):
+                yield Trial(config, "pruned", support.reason)
                 continue
-            yield Trial(
-                one.config, "ok", samples=(model_timer.predict(problem, self.target, one),), timer=model_timer.LABEL
-            )
+            yield Trial(config, "ok", samples=(self._predict(problem, artifact),), timer=PREDICTED)
+
+    def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
+        """The error of each candidate, from the interpreter on a reduced problem."""
+        supports = {a.config: _interpreted(a.config) for a in artifacts}
+        runs: dict[str, list[Config]] = {}
+        for config, support in supports.items():
+            if support:
+                runs.setdefault(config.backend, []).append(config)
+        paths = {backend: self._write_module(problem, backend, configs) for backend, configs in runs.items()}
+        for config in (a.config for a in artifacts):
+            if supports[config]:
+                yield self._interpret(problem, config, paths[config.backend])
+            else:
+                yield Trial(config, "pruned", supports[config].reason, stage="final")
+
+    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str) -> RaceResult:
+        """Verify candidates in predicted order until one passes; there is no race to run and no baseline to race."""
+        trials: list[Trial] = []
+        predicted = [(self._predict(problem, artifact), artifact) for artifact in artifacts]
+        for seconds, artifact in sorted(predicted, key=lambda pair: pair[0]):
+            (trial,) = self.verify(problem, [artifact])
+            trials.append(replace(trial, samples=(seconds,), timer=PREDICTED))
+            if trial.status == "ok":
+                return RaceResult(tuple(trials), {artifact.config.name: (seconds,)}, cold=True)
+        return RaceResult(tuple(trials), {}, cold=True)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
         """None: a library can be asked on a GPU only."""
         return []
 
-    def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
-        """The error of each candidate, from Triton's interpreter on a reduced problem."""
-        reasons = {b.config: _unchecked(b.config) for b in artifacts}
-        runs = [config for config, reason in reasons.items() if reason is None]
-        path = modules.write_candidates(problem, runs, self.target, Path(self._folder.name)) if runs else None
-        for one in artifacts:
-            if path and one.config in runs:
-                yield self._checked(problem, one.config, path)
-            else:
-                yield Trial(one.config, "pruned", reasons[one.config] or "", stage="final")
-
-    def _checked(self, problem: Problem, config: Config, path: Path) -> Trial:
+    def describe(self, problem: Problem, config: Config) -> str:
+        """How a result is verified, in a few words."""
         small = reduced(problem, config)
+        return f"interpreter {small.m}x{small.n}x{small.k}"
+
+    def close(self) -> None:
+        """End the interpreter's process."""
+        self._process.kill()
+        self._folder.cleanup()
+
+    def _predict(self, problem: Problem, artifact: Artifact) -> float:
+        """Predicted seconds of one launch, from the config and what its binary says."""
+        return cost_model.predict(artifact.config, problem, self.target, artifact).seconds
+
+    def _write_module(self, problem: Problem, backend: str, configs: list[Config]) -> Path:
+        """The path of a generated module that holds the kernels of a searched backend."""
+        searched: SearchedBackend = registry.get(SearchedBackend, backend)
+        return searched.write_candidates(problem, configs, self.target, Path(self._folder.name))
+
+    def _interpret(self, problem: Problem, config: Config, path: Path) -> Trial:
+        """The trial of one config of the generated module at `path`, on a reduced problem."""
+        job = InterpreterJob(reduced(problem, config), config, str(path))
         try:
-            ((error, tolerance),) = self._child.ask(InterpreterJob(small, config, str(path)), self.timeout)
+            ((error, tolerance),) = self._process.ask(job, self.timeout_s)
         except WorkerTimeout as late:
             return Trial(config, "timeout", f"interpreter: {late}", stage="final")
         except (WorkerDied, WorkerError) as fault:
@@ -143,24 +184,3 @@ class OfflineEvaluator(Evaluator):
         if not error <= tolerance:
             return replace(trial, status="wrong", reason=f"error {error:.3g} > {tolerance:.3g}")
         return trial
-
-    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str) -> RaceResult:
-        """Check candidates in predicted order until one passes; there is no race to run and no library to race."""
-        trials: list[Trial] = []
-        for one in sorted(artifacts, key=lambda b: model_timer.predict(problem, self.target, b)):
-            (trial,) = self.verify(problem, [one])
-            seconds = model_timer.predict(problem, self.target, one)
-            trials.append(replace(trial, samples=(seconds,), timer=model_timer.LABEL))
-            if trial.status == "ok":
-                return RaceResult(tuple(trials), {one.config.name: (seconds,)}, cold=True)
-        return RaceResult(tuple(trials), {}, cold=True)
-
-    def describe(self, problem: Problem, config: Config) -> str:
-        """How a result was verified."""
-        small = reduced(problem, config)
-        return f"interpreter {small.m}x{small.n}x{small.k}"
-
-    def close(self) -> None:
-        """End the interpreter's process."""
-        self._child.kill()
-        self._folder.cleanup()

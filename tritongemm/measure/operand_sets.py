@@ -1,4 +1,4 @@
-"""What a GPU's process works with: the request, the operands of one problem in copies, and candidates made ready."""
+"""The operands of one problem on a device, in copies, and candidates that are prepared to run on them."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.operands import Operands
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
-from tritongemm.measure.jobs import Request
-from tritongemm.plugins import _modules as registry
-from tritongemm.plugins import registry as plugins
-from tritongemm.plugins.contracts import Family
+from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Clock, Family, LibraryBackend, Timer
+from tritongemm.runtime.launch_preparation import prepare_launch, tensor_map_makers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-ALIGNED = 512  # bytes; what an allocator gives
+ALIGNMENT_BYTES = 512  # An allocator gives memory at multiples of it.
 
 
 def side_by_side(tensors: Operands, count: int) -> list[Operands]:
-    """So many copies of all tensors in one piece of memory.
+    """The tensors of `count` copies, all in one piece of memory.
 
-    Where operands lie is worth up to 4 % of a time on an H200, and pieces of an allocator lie elsewhere in each process.
+    Where operands lie is worth up to 4 % of a time on an H200, and the pieces that an allocator gives lie elsewhere in
+    each process.
     """
     import torch
 
-    sizes = [-(-t.numel() * t.element_size() // ALIGNED) * ALIGNED for t in tensors.values()]
+    sizes = [-(-t.numel() * t.element_size() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for t in tensors.values()]
     slab = torch.empty(count * sum(sizes), dtype=torch.uint8, device=tensors["a"].device)
-    places = iter(slab.split(sizes * count))
+    pieces = iter(slab.split(sizes * count))
 
     def copied(tensor: Tensor) -> Tensor:
-        place = next(places)[: tensor.numel() * tensor.element_size()].view(tensor.dtype)
-        return place.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+        piece = next(pieces)[: tensor.numel() * tensor.element_size()].view(tensor.dtype)
+        return piece.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
     return [{name: copied(tensor) for name, tensor in tensors.items()} for _ in range(count)]
 
@@ -52,45 +53,47 @@ class LibraryRefusal(Exception):
 
 @dataclass(frozen=True)
 class PreparedCandidate:
-    """A candidate made ready.
+    """A candidate that is ready to run.
 
     Attributes:
-        operations: one call for each set of operands.
-        module: loaded code, to give back.
-        symbol: kernel that each call is one dispatch of; "" where a library decides.
+        calls: what launches it, one call for each set of operands.
+        module: its loaded code, to be unloaded; None where a library holds the code.
+        symbol: name of the kernel that each call dispatches once; "" where a library decides.
     """
 
-    operations: list[Callable[[], object]]
+    calls: list[Callable[[], object]]
     module: driver.Module | None = None
     symbol: str = ""
 
-    def repeated(self, launches: int) -> list[Callable[[], object]]:
-        """So many calls, going round the sets of operands."""
-        return [self.operations[i % len(self.operations)] for i in range(launches)]
+    def in_turn(self, launches: int) -> list[Callable[[], object]]:
+        """As many calls as `launches`, going round the sets of operands."""
+        return [self.calls[i % len(self.calls)] for i in range(launches)]
 
-    def release(self) -> None:
+    def unload(self) -> None:
+        """Unload its code."""
         if self.module is not None:
             self.module.unload()
 
 
 class LeadInKernel:
-    """What runs before each sample: it reads memory on the whole device.
+    """The kernel that runs before each sample: it reads memory on the whole device.
 
-    The host's way to the graph is then not in the sample. And some of cuBLAS's kernels have two speeds up to a tenth apart
-    and keep one of them until other kernels run in between: with one before each sample, more gains were found again
-    in another process.
+    The host's way to the graph is then not in the sample. And some of cuBLAS's kernels have two speeds up to a tenth
+    apart and keep one of them until other kernels run in between: with a lead-in before each sample, more gains were
+    found again in another process.
 
     Args:
-        place: torch device.
+        torch_device: where it runs.
     """
 
-    def __init__(self, place: Any) -> None:
+    def __init__(self, torch_device: Any) -> None:
         import torch
 
-        self._rows = torch.zeros((1 << 16, 256), device=place)
-        self._sums = torch.empty(1 << 16, device=place)
+        self._rows = torch.zeros((1 << 16, 256), device=torch_device)
+        self._sums = torch.empty(1 << 16, device=torch_device)
 
     def __call__(self) -> None:
+        """Queue it on the current stream."""
         import torch
 
         torch.sum(self._rows, 1, out=self._sums)
@@ -100,162 +103,184 @@ class OperandSets:
     """Operands of one problem on one device, in as many copies as it takes to keep them out of the cache.
 
     Args:
-        request: names problem, target, protocol and device.
-        device: the device.
-        stream: handle of the stream all work runs on.
+        setup: names problem, target, protocol and device.
+        device: the driver's device.
+        stream: handle of the stream that all work runs on.
+
+    Attributes:
+        sets: the operands of each copy.
+        copies: number of sets.
+        cold: all sets together are larger than the last-level cache.
     """
 
-    MOST_COPIES = 256
-    DENSE = 0.25  # arithmetic's time over memory's, at the data sheet's rates
+    MAX_COPIES = 256
+    # A problem heats the device when its arithmetic takes this share of the time that its memory traffic takes, both
+    # at the rates of the data sheet.
+    HEATING_ARITHMETIC_RATIO = 0.25
 
-    def __init__(self, request: Request, device: driver.Device, stream: int) -> None:
+    def __init__(self, setup: MeasureSetup, device: driver.Device, stream: int) -> None:
         import torch
 
-        problem, protocol = request.problem, request.protocol
+        problem, protocol, target = setup.problem, setup.protocol, setup.target
         self.problem, self.device, self.stream = problem, device, stream
-        self.family = plugins.get(Family, problem.family)
+        self.family = registry.get(Family, problem.family)
         self.protocol = protocol
-        place = f"cuda:{request.device}"
-        operands: Operands = self.family.make_inputs(problem, place, protocol.init, protocol.seed)
+        torch_device = f"cuda:{setup.device}"
+        operands: Operands = self.family.make_inputs(problem, torch_device, protocol.init, protocol.seed)
         a, b = operands["a"], operands["b"]
-        c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=place)
-        one_set = sum(t.numel() * t.element_size() for t in (a, b, c))
-        room = int(device.memory()[0] * 0.5) // one_set
-        wanted = math.ceil(protocol.rotation_bytes(request.target) / one_set) + 1
-        self.copies: int = max(1, min(wanted, room, self.MOST_COPIES))
-        self.cold = self.copies * one_set > request.target.llc_bytes
+        c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=torch_device)
+        set_bytes = sum(t.numel() * t.element_size() for t in (a, b, c))
+        room = int(device.memory()[0] * 0.5) // set_bytes
+        wanted = math.ceil(protocol.rotation_bytes(target) / set_bytes) + 1
+        self.copies: int = max(1, min(wanted, room, self.MAX_COPIES))
+        self.cold = self.copies * set_bytes > target.llc_bytes
         # Vectors are small, and a library's plan may hold their addresses: all sets share them.
         self.sets: list[Operands] = [operands | copy for copy in side_by_side({"a": a, "b": b, "c": c}, self.copies)]
-        self._held: int = self.copies * one_set
-        self._scratch: dict[str, Any] = {}
-        self._exact: Any = None
-        # Dense arithmetic draws more than a GPU's power limit: after some 50 ms of it the clock falls by a fifth, for one
-        # kernel more than for another, and the order of the race decides who is measured when.
-        arithmetic = request.target.roofline_seconds(problem.flops, 0, problem.a)
-        self._draws = arithmetic > self.DENSE * request.target.roofline_seconds(0, problem.bytes, problem.a)
-        # One launch's worth of time decides how many share a graph.
-        self.floor = request.target.roofline_seconds(problem.flops, problem.bytes, problem.a) + 1e-6
+        self._operand_bytes: int = self.copies * set_bytes
+        self._buffers: dict[str, Tensor] = {}
+        self._reference: Tensor | None = None
+        # Much arithmetic draws more than a GPU's power limit: after some 50 ms of it the clock falls by a fifth, for
+        # one kernel more than for another, and the order of the race decides who is measured when.
+        arithmetic_s = target.roofline_seconds(problem.flops, 0, problem.a)
+        traffic_s = target.roofline_seconds(0, problem.bytes, problem.a)
+        self._heats = arithmetic_s > self.HEATING_ARITHMETIC_RATIO * traffic_s
+        self._least_s = target.roofline_seconds(problem.flops, problem.bytes, problem.a) + 1e-6
 
     @cached_property
-    def timer(self) -> Any:
+    def race_clock(self) -> Clock:
         """The clock of the race."""
-        return self._clock(self.protocol.timer)
+        return self._timer.clock(self.device, self.stream)
 
     @cached_property
-    def screener(self) -> tuple[Any, str]:
-        """The clock of the screen and its label: the race's own, or the one it names in its place."""
-        name = getattr(registry.load("timers", self.protocol.timer), "SCREEN", self.protocol.timer)
-        own = name == self.protocol.timer
-        return self.timer if own else self._clock(name), registry.load("timers", name).LABEL
+    def screen_clock(self) -> tuple[Clock, str]:
+        """The clock of the screen and its label: the race's own, or the one that the race's timer names instead."""
+        name = self._timer.screens_with
+        if not name:
+            return self.race_clock, self._timer.label
+        timer = registry.get(Timer, name)
+        return timer.clock(self.device, self.stream), timer.label
 
-    def _clock(self, name: str) -> Any:
-        return registry.load("timers", name).Timer(self.device, self.stream)
+    @property
+    def _timer(self) -> Timer:
+        timer: Timer = registry.get(Timer, self.protocol.timer)
+        return timer
 
     @property
     def bytes(self) -> int:
-        """Of the device's memory that this holds by now."""
-        others = [*self._scratch.values(), *([] if self._exact is None else [self._exact])]
-        more: int = sum(t.numel() * t.element_size() for t in others)
-        return self._held + more
+        """Bytes of the device's memory that this holds by now."""
+        others = [*self._buffers.values(), *([] if self._reference is None else [self._reference])]
+        return self._operand_bytes + sum(int(t.numel() * t.element_size()) for t in others)
 
     @property
-    def exact(self) -> Any:
-        """The float64 reference, computed once."""
-        if self._exact is None:
-            self._exact = self.family.reference(self.problem, self.sets[0])
-        return self._exact
+    def reference(self) -> Tensor:
+        """The float64 result, computed once."""
+        if self._reference is None:
+            self._reference = self.family.reference(self.problem, self.sets[0])
+        return self._reference
 
-    def scratch(self, name: str, nbytes: int) -> int:
-        """Address of the workspace (NaN at first) or the counters (zero), grown to `nbytes`."""
+    def buffer_address(self, name: str, nbytes: int) -> int:
+        """Address of the workspace (NaN at first) or the counters (zero at first), grown to `nbytes`."""
         import torch
 
-        held = self._scratch.get(name)
+        held = self._buffers.get(name)
         if held is None or held.numel() < nbytes:
             fill = 0 if name == "semaphore" else 0xFF
             held = torch.full((max(nbytes, 256),), fill, dtype=torch.uint8, device=self.sets[0]["a"].device)
             torch.cuda.synchronize()
-            self._scratch[name] = held
-        address: int = held.data_ptr()
-        return address
+            self._buffers[name] = held
+        return int(held.data_ptr())
 
-    def provide(self, launches: Iterable[Launch | HostLaunch | None]) -> None:
+    def reserve_buffers(self, launches: Iterable[Launch | HostLaunch | None]) -> None:
         """Make the memory that launches share large enough for each: a captured graph holds its address for good."""
         import torch
 
         wanted = {(b.bytes, b.name) for launch in launches if launch for b in launch.buffers}
         for nbytes, name in sorted(wanted, reverse=True):
-            with suppress(torch.cuda.OutOfMemoryError):  # who asks for too much is told when its turn comes
-                self.scratch(name, nbytes)
+            # A launch that wants more than there is is refused when its turn comes.
+            with suppress(torch.cuda.OutOfMemoryError):
+                self.buffer_address(name, nbytes)
 
-    def addresses(self, launch: Launch | HostLaunch, copy: int) -> dict[str, int]:
+    def _addresses(self, launch: Launch | HostLaunch, copy: int) -> dict[str, int]:
         """Device addresses of a launch's buffers, with the operands of one copy."""
-        found = {name: tensor.data_ptr() for name, tensor in self.sets[copy].items()}
-        return found | {buffer.name: self.scratch(buffer.name, buffer.bytes) for buffer in launch.buffers}
+        operands = {name: tensor.data_ptr() for name, tensor in self.sets[copy].items()}
+        return operands | {buffer.name: self.buffer_address(buffer.name, buffer.bytes) for buffer in launch.buffers}
 
-    def calls(self, config: Config, launch: Launch | HostLaunch | None, copies: int) -> PreparedCandidate:
-        """A candidate's calls on the first `copies` sets of operands.
+    def prepare(self, candidate: LaunchCandidate, copies: int) -> PreparedCandidate:
+        """A candidate on the first `copies` sets of operands.
 
         Raises:
             DriverError: the driver refuses its code or its launch.
-            UnavailableError: a library it is in does not load.
+            UnavailableError: a library that it needs does not load.
             LibraryRefusal: the library has no kernel for the problem.
         """
-        if "semaphore" in self._scratch:
-            self._scratch["semaphore"].zero_()  # whatever a faulty candidate left there must not meet the next
+        if "semaphore" in self._buffers:
+            self._buffers["semaphore"].zero_()  # Counters that a faulty candidate left must not meet the next.
+        config, launch = candidate.config, candidate.launch
         if launch is None:
-            backend = registry.load("backends", config.backend)
-            operations = [backend.operation(self.problem, operands, config) for operands in self.sets[:copies]]
-            if operations[0] is None:
+            calls = self.library_calls(config.backend, copies, config)
+            if not calls:
                 raise LibraryRefusal(f"{config.backend} has no kernel for {self.problem.key}")
-            return PreparedCandidate(operations)
+            return PreparedCandidate(calls)
         if isinstance(launch, HostLaunch):
-            prepared_calls = [PreparedCall(launch, self.addresses(launch, copy)) for copy in range(copies)]
-            return PreparedCandidate([partial(call.launch, self.stream) for call in prepared_calls])
+            host_calls = [PreparedCall(launch, self._addresses(launch, copy)) for copy in range(copies)]
+            return PreparedCandidate([partial(call.launch, self.stream) for call in host_calls])
         module = self.device.load(Path(launch.path).read_bytes())
         try:
-            function = module.function(launch.symbol)
-            prepared = [self._prepared(launch, function, copy) for copy in range(copies)]
+            function, makers = module.function(launch.symbol), tensor_map_makers(self.device, launch)
+            prepared = [
+                prepare_launch(function, launch, makers, self._addresses(launch, copy)) for copy in range(copies)
+            ]
         except BaseException:
             module.unload()
             raise
         return PreparedCandidate([partial(one.launch, self.stream) for one in prepared], module, launch.symbol)
 
-    def _prepared(self, launch: Launch, function: driver.Function, copy: int) -> driver.PreparedLaunch:
-        addresses = self.addresses(launch, copy)
-        maps = {
-            i: self.device.tensor_map(
-                addresses[str(p.value)], p.elem_type, p.elem_size, p.shape, p.stride, p.box, p.swizzle
-            )
-            for i, p in enumerate(launch.params)
-            if p.kind == "tma"
-        }
-        params = launch.pack(addresses, maps)
-        return function.prepare(
-            launch.grid, launch.block, launch.shared, params, launch.cluster, overlap=launch.overlap
-        )
+    def library_calls(self, backend: str, copies: int, config: Config | None = None) -> list[Callable[[], object]]:
+        """A library's calls on the first `copies` sets of operands; none where it has no kernel for the problem.
 
-    def release(self, calls: PreparedCandidate) -> None:
-        """Give back a candidate's code, unless the clock needs all code to stay."""
-        if not getattr(registry.load("timers", self.protocol.timer), "KEEPS_CODE", False):
-            calls.release()
+        Args:
+            backend: the library's.
+            copies: number of calls.
+            config: its algorithm; None for the library's own choice.
+        """
+        library = registry.get(LibraryBackend, backend)
+        operations = [library.operation(self.problem, operands, config) for operands in self.sets[:copies]]
+        return [operation for operation in operations if operation is not None]
+
+    def release(self, candidate: PreparedCandidate) -> None:
+        """Unload a candidate's code, unless the clock needs all code to stay."""
+        if not self._timer.keeps_code:
+            candidate.unload()
 
     def capture(self, calls: list[Callable[[], object]]) -> driver.Graph:
-        """A graph of the calls, which launch on this bench's stream."""
+        """A graph of the calls, which launch on the stream of these operands."""
         self.device.begin_capture(self.stream)
         try:
             for call in calls:
                 call()
         except BaseException:
-            with suppress(DriverError):  # that the capture failed is no news
+            with suppress(DriverError):  # The call's own failure is raised, not that of the capture.
                 self.device.end_capture(self.stream).destroy()
             raise
         return self.device.end_capture(self.stream)
 
-    def rest(self, seconds: float) -> None:
-        """Idle as long as the GPU was just busy, where it would slow down otherwise: times are those of its full clock."""
-        if self._draws:
-            time.sleep(seconds)
+    def rest(self, busy_s: float) -> None:
+        """Idle as long as the GPU was just busy, where its clock would fall otherwise.
+
+        Times are those of the full clock.
+
+        Args:
+            busy_s: seconds that it was busy.
+        """
+        if self._heats:
+            time.sleep(busy_s)
 
     def launches_for(self, seconds: float, most: int, spared: int = 0) -> int:
-        """Launches of one graph: enough to fill `seconds`, and to pass through the copies but for those `spared`."""
-        return max(1, min(max(int(seconds / self.floor), min(self.copies - spared, most)), most))
+        """Number of launches in one graph: enough to fill `seconds` and to pass through the copies.
+
+        Args:
+            seconds: that a replay takes if each launch takes its least time.
+            most: launches at most.
+            spared: copies that the graph need not pass through.
+        """
+        return max(1, min(max(int(seconds / self._least_s), min(self.copies - spared, most)), most))

@@ -1,6 +1,7 @@
 """Stage: a launchable candidate → its error against the reference.
 
-C is poisoned first, so an element nobody wrote shows; it runs twice, so counters a launch leaves behind show too.
+C is filled with NaN first, so that an element that was not written shows. The candidate runs twice, so that counters
+which a launch leaves behind show too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from tritongemm.plugins.contracts import Family
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOST = 0.5  # an element this far from the reference was not computed, whatever share may be outside the tolerance
+# An element with this error was not computed, whatever share may be outside the tolerance; the unit is that of
+# `error_metric.deviation`.
+LOST_ERROR = 0.5
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,11 @@ class VerifyResult:
     """What verification found.
 
     Attributes:
-        error: as the family measures it; infinite if an element was not written.
+        error: as `error_metric.deviation` measures it; infinite if an element was not written.
         tolerance: largest error allowed.
         repeatable: two runs gave the same bits.
         outside: share of the elements beyond the tolerance; None where it was not counted.
-        ratio: largest such share allowed; the others must not be lost either (`LOST`).
+        ratio: largest such share allowed; the others must not be lost either (`LOST_ERROR`).
     """
 
     error: float
@@ -39,11 +42,13 @@ class VerifyResult:
 
     @property
     def ok(self) -> bool:
-        some = self.outside is not None and self.outside <= self.ratio and self.error <= LOST
+        """Whether the result is right: no error beyond the tolerance, or few enough of them and none lost."""
+        some = self.outside is not None and self.outside <= self.ratio and self.error <= LOST_ERROR
         return self.error <= self.tolerance or some
 
     @property
     def reason(self) -> str:
+        """Why the result is wrong, with the numbers; "" where it is right."""
         if self.ok:
             return ""
         share = f", in {self.outside:.3g} of the elements" if self.outside is not None else ""
@@ -59,7 +64,7 @@ def poison(c: Tensor) -> None:
 
 
 def verify(
-    problem: Problem, family: Family, run: Callable[[], None], c: Tensor, exact: Tensor, ratio: float = 0.0
+    problem: Problem, family: Family, run: Callable[[], None], c: Tensor, reference: Tensor, ratio: float = 0.0
 ) -> VerifyResult:
     """Run a candidate twice on a poisoned C and compare.
 
@@ -68,34 +73,34 @@ def verify(
         family: gives the tolerance.
         run: launches the candidate and waits for it.
         c: where it writes [M, N].
-        exact: float64 reference [M, N].
+        reference: C in float64 [M, N].
         ratio: largest share of elements beyond the tolerance that passes.
     """
     import torch
 
-    once = verify_once(problem, family, run, c, exact, ratio)
+    once = verify_once(problem, family, run, c, reference, ratio)
     bits = c.view(torch.uint8) if c.element_size() == 1 else c
     first = bits.clone()
     poison(c)
     run()
     if torch.equal(first, bits):
         return once
-    again = compare(problem, family, c, exact, ratio)
+    again = compare(problem, family, c, reference, ratio)
     shares = [v.outside for v in (once, again) if v.outside is not None]
     return replace(once if once.error >= again.error else again, repeatable=False, outside=max(shares, default=None))
 
 
 def verify_once(
-    problem: Problem, family: Family, run: Callable[[], object], c: Tensor, exact: Tensor, ratio: float = 0.0
+    problem: Problem, family: Family, run: Callable[[], object], c: Tensor, reference: Tensor, ratio: float = 0.0
 ) -> VerifyResult:
     """As `verify`, from a single run; C and the reference may be the same part of each."""
     poison(c)
     run()
-    return compare(problem, family, c, exact, ratio)
+    return compare(problem, family, c, reference, ratio)
 
 
-def compare(problem: Problem, family: Family, c: Tensor, exact: Tensor, ratio: float = 0.0) -> VerifyResult:
+def compare(problem: Problem, family: Family, c: Tensor, reference: Tensor, ratio: float = 0.0) -> VerifyResult:
     """As `verify`, of what is in C."""
-    error, tolerance = deviation(c, exact), family.tolerance(problem)
+    error, tolerance = deviation(c, reference), family.tolerance(problem)
     counted = ratio and error > tolerance
-    return VerifyResult(error, tolerance, True, outside(c, exact, tolerance) if counted else None, ratio)
+    return VerifyResult(error, tolerance, True, outside(c, reference, tolerance) if counted else None, ratio)

@@ -17,7 +17,6 @@ KINDS = {  # the package that each kind of plug-in lies in
     "families": "tritongemm.numerics.families",
     "strategies": "tritongemm.search.strategies",
     "backends": "tritongemm.backends",
-    "timers": "tritongemm.measure.timers",
     "formats": "tritongemm.formats",
 }
 

@@ -16,6 +16,7 @@ Plugin
 ├── Timer                   a clock
 ├── Strategy                a search
 ├── Format                  a file format
+│   └── ResultsFormat           that in which our own results are kept
 └── KernelSource            who may serve a call at run time
 Evaluator                   what times and verifies candidates: a GPU, or what stands in for one
 """
@@ -31,12 +32,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, final
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults, FormatRow
+from tritongemm.core.format_row import Defaults, FormatRow, NewerRow, ResultsFile
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.protocol import RaceResult
-from tritongemm.core.record import Record
+from tritongemm.core.record import SCHEMA, Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.search_results import Predictions, Pruned
 from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
@@ -173,6 +174,10 @@ class Backend(Plugin, abstract=True):
 
     def _supports(self, problem: Problem, target: Target) -> Support:
         """As `supports`, of what `capabilities` do not say."""
+        return SUPPORTED
+
+    def check_axes(self, config: Config) -> Support:
+        """Whether a kernel can have a config's tile and counts, whatever the problem; a reason begins with the axis."""
         return SUPPORTED
 
 
@@ -574,7 +579,16 @@ class ExternalRaceJob:
 
 
 class ExternalTimer(Timer, abstract=True):
-    """A clock that runs the final race in a process of its own."""
+    """A clock that runs the final race in a process of its own; another timer, `screens_with`, screens."""
+
+    @final
+    def clock(self, device: Any, stream: int) -> Clock:
+        """There is none.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(f"{self.name} times whole races in a process of its own; {self.screens_with} times graphs")
 
     @abstractmethod
     def race(self, job: ExternalRaceJob) -> dict[str, list[float]]:
@@ -682,6 +696,7 @@ class Format(Plugin, abstract=True):
         title: what it is, in a few words, for messages.
         suffixes: file names end so.
         can_write: it can tell our results.
+        axis_keys: what its files call the axes of a config (`core.config.AXES`), for messages.
     """
 
     package = "tritongemm.formats"
@@ -689,6 +704,7 @@ class Format(Plugin, abstract=True):
     title: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
     can_write: ClassVar[bool] = False
+    axis_keys: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def recognises(self, path: Path, text: str) -> bool:
@@ -714,6 +730,36 @@ class Format(Plugin, abstract=True):
             InputError: the format can't tell results.
         """
         raise InputError(f"{self.title} can't hold our results")
+
+
+class ResultsFormat(Format, abstract=True):
+    """The format in which our own results are kept, and what newer versions wrote into them."""
+
+    @abstractmethod
+    def read_results(self, path: Path, text: str, defaults: Defaults | None = None) -> ResultsFile:
+        """All that a file holds, with the rows that only a newer version can use.
+
+        Args:
+            path: for messages.
+            text: contents.
+            defaults: what holds for a row that does not say.
+
+        Raises:
+            InputError: a row is wrong; names file, row, line and field.
+        """
+
+    @abstractmethod
+    def write_results(self, records: Iterable[Record], schema: int = SCHEMA, newer: Iterable[NewerRow] = ()) -> str:
+        """The records as a file's text, with rows of a newer version at the places that they had.
+
+        Args:
+            records: in the order of their lines.
+            schema: the one that was read, where rows of a newer version are among them.
+            newer: rows to write back as they are.
+
+        Raises:
+            InputError: a record that a row can't tell.
+        """
 
 
 # --- Serving ----------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def get(kind: type[P], name: str) -> P:
     root = next(c for c in reversed(kind.__mro__) if issubclass(c, Plugin) and c.package == kind.package)
     plugin = _load(root, name)
     if not isinstance(plugin, kind):
-        raise InputError(f"{kind.kind} {name} is a {type(plugin).__base__.__name__}, not a {kind.__name__}")
+        raise InputError(f"{kind.kind} {name} is no {kind.__name__}")
     return plugin
 
 

@@ -1,8 +1,8 @@
-"""Stage: Trials of every backend → the CSV that --profile_file names, a row for each candidate of each size.
+"""Stage: trials of every backend → the CSV that --profile_file names, a row for each candidate of each size.
 
-``screen_us`` is the cheap time of the first look, ``us`` that of the final race, where the two are on one clock with the
-baseline's row (backend torch, or what the record names). A candidate that was never screened again after the first look
-has no ``error``. ``status`` is that of its last stage; ``reason`` says why it is not ok.
+Times are in microseconds: ``screen_us`` is the cheap one of screening, ``us`` that of the final race, which is on one
+clock with the time in the baseline's row. A candidate that did not come to the final race has neither ``us`` nor
+``error``. ``status`` is that of its last stage; ``reason`` says why it is not ok.
 """
 
 from __future__ import annotations
@@ -65,10 +65,9 @@ def write(path: Path, store: Store, problems: Iterable[Problem], unstored: Mappi
         found = list(rows(problem, trials, store.record(problem)))
         writer.writerows(found)
         count += len(found)
-    try:
-        files.atomic_write(path, out.getvalue())
-    except OSError as error:
-        raise OutputError(f"--profile_file {path} can't be written: {error.strerror}") from error
+    files.atomic_write(
+        path, out.getvalue(), "make room and run the same command again, or choose another --profile_file"
+    )
     return count
 
 
@@ -100,7 +99,7 @@ def _row(problem: Problem, stages: Mapping[str, Trial], record: Record | None) -
     return {
         "backend": config.backend,
         "config": config.name,
-        "kernel": config.kernel_name if config.backend == "triton" else config.template,
+        "kernel": config.kernel_name if config.is_generated else config.template,
         "solution": config.option("index") if "index" in dict(config.options) else "",
         "splitK": config.split_k,
         "status": last.status,

@@ -1,4 +1,4 @@
-"""What the user sees: progress bars per stage, tables of results, log lines. Quiet where there is no terminal."""
+"""What the user sees: a progress bar for each stage, tables of results, lines of text. Bars need a terminal."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.search_results import Pruned
 from tritongemm.core.target import Target
-from tritongemm.core.trial import Trial
+from tritongemm.core.trial import PREDICTED, Trial
+
+# Columns of words; the others hold numbers. In a narrow terminal these are folded, but for the first, a size's name.
+_WORDS = ("size", "config", "winner", "status", "checked", "why", "timer")
 
 
 class Reporter:
     """Progress and tables on one console.
 
     Args:
-        verbose: also say what each prune rule removed and what became of every candidate.
+        verbose: also say what each pruning rule removed and what became of every candidate.
+        console: where to print; default: the standard output.
     """
 
     def __init__(self, verbose: bool = False, console: Console | None = None) -> None:
         self.verbose = verbose
         self.console = console or Console(highlight=False)
         if not self.console.is_terminal:
-            self.console.width = 240  # a pipe has no width to respect
+            self.console.width = 240  # A file or a pipe has no width that a table must respect.
         self._errors = Console(stderr=True, highlight=False)
         self._progress = Progress(
             TextColumn("{task.description:<8}"),
@@ -54,10 +58,11 @@ class Reporter:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        """One line of plain text."""
+        """Print one line of plain text."""
         self._progress.console.print(text, markup=False, soft_wrap=True)
 
     def stage(self, name: str, total: int) -> None:
+        """Show the bar of a stage, or make it longer by `total` steps."""
         with self._lock:
             if name in self._tasks:
                 task = self._progress.tasks[self._tasks[name]]
@@ -66,10 +71,12 @@ class Reporter:
                 self._tasks[name] = self._progress.add_task(name, total=total)
 
     def step(self, name: str, count: int = 1) -> None:
+        """Move the bar of a stage on."""
         with self._lock:
             self._progress.advance(self._tasks[name], count)
 
     def planned(self, problem: Problem, total: int, pruned: Pruned) -> None:
+        """Say how many configs of a size are left after pruning, and what each rule removed."""
         if not self.verbose:
             return
         self.say(f"{problem.key}: {total} configs, {len(pruned.kept)} kept")
@@ -80,17 +87,18 @@ class Reporter:
             self.say(f"  {rule:<18} skipped: it would have removed all that were left")
 
     def offered(self, problem: Problem, backend: str, count: int, why: str) -> None:
-        """A backend brought so many candidates; `why` not more."""
+        """Say how many candidates a backend brought, and why not more."""
         if self.verbose:
             self.say(f"{problem.key}: {backend} brings {count} candidates" + (f": {why}" if why else ""))
 
     def refused(self, problem: Problem, backend: str, reason: str) -> None:
-        """A backend takes no part, for this problem at least; the same reason is said once."""
+        """Say that a backend takes no part, for this size at least; the same reason is said once."""
         if (backend, reason) not in self._refused:
             self._refused.add((backend, reason))
             self.say(f"{problem.key}: {backend} does not race: {reason}")
 
     def trial(self, problem: Problem, trial: Trial) -> None:
+        """Count what became of a candidate, and say it where everything is said."""
         with self._lock:
             self.statuses[trial.status] += 1
         if not self.verbose:
@@ -101,22 +109,13 @@ class Reporter:
         self.say(" ".join(w for w in words if w))
 
     def failed(self, problem: Problem, reason: str) -> None:
+        """Say why a size has no result."""
         self.say(f"{problem.key}: failed: {reason}")
 
     def compiled(self, builds: Mapping[Problem, Collection[Artifact]]) -> None:
-        """What became of each size's configs in the compiler; configs that differ at run time alone share a binary."""
-        columns = [
-            "size",
-            "configs",
-            "binaries",
-            "compiled",
-            "cached",
-            "out_of_resources",
-            "failed",
-            "s",
-            "registers",
-            "spill",
-        ]
+        """Print what became of each size's configs in the compiler; some share a binary, as they differ at run time."""
+        columns = ["size", "configs", "binaries", "compiled", "cached", "out_of_resources", "failed"]
+        columns += ["seconds", "registers", "spilling"]
         self.table("Compiled, neither timed nor verified", columns, [_compiled(p, b) for p, b in builds.items()])
         failed = {b.digest: b for all_ in builds.values() for b in all_ if b.status != "ok"}
         reasons = Counter((b.status, b.reason.splitlines()[0] if b.reason else "") for b in failed.values())
@@ -126,23 +125,44 @@ class Reporter:
             self.say(f"  and {len(reasons) - 5} other reasons; --verbose prints them all")
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a table; the first column is text, the others are numbers."""
+        """Print a table; columns of numbers are aligned on the right."""
         table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        table.collapse_padding = True  # one blank between columns, so that usual rows fit into 120
         for index, column in enumerate(columns):
-            numeric = index and column not in ("config", "winner", "status", "why", "timer")
-            table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=bool(numeric))
+            words = column in _WORDS
+            table.add_column(
+                column, justify="left" if words else "right", overflow="fold", no_wrap=not (index and words)
+            )
         for row in rows:
             table.add_row(*row)
         self.console.print(table)
 
     def records(self, records: Sequence[Record], target: Target, compare: bool) -> None:
-        """The table of results, with the library's times beside ours where asked."""
-        rows = [_row(r, target, compare) for r in records]
-        columns = ["size", "us", "TFLOPS", "GB/s", "roofline"]
-        if compare:
-            columns += ["library us", "ratio", "winner"]
-        title = "Predicted, not measured (timer: model)" if any(r.timer == "model" for r in records) else ""
-        self.table(title, [*columns, "error", "timer", "config"], rows)
+        """Print the table of results.
+
+        Args:
+            records: one for each row.
+            target: whose data sheet the roofline is of.
+            compare: print the library's times beside ours as well.
+        """
+        timers = sorted({r.timer for r in records})
+        columns = ["size", "us", *(["library us", "ratio", "winner"] if compare else []), "TFLOPS"]
+        columns += [
+            *([] if compare else ["GB/s"]),
+            "roofline",
+            "error",
+            *(["timer"] if len(timers) > 1 else []),
+            "config",
+        ]
+        rows = []
+        for record in records:
+            cells = _cells(record, target)
+            rows.append([cells[column] for column in columns])
+        if PREDICTED in timers:
+            title = f"Predicted, not measured (timer: {PREDICTED})"
+        else:
+            title = f"Median times (timer: {', '.join(timers)})" if timers else ""
+        self.table(title, columns, rows)
         raced = [r for r in records if r.library_seconds is not None]
         if compare and raced:
             won = sum(r.winner != r.library for r in raced)
@@ -156,9 +176,10 @@ class Reporter:
             )
 
     def backends(self, records: Sequence[Record], trials: Callable[[Problem], Iterable[Trial]]) -> None:
-        """What the best of each backend took in the final race, where more than one raced beside the library.
+        """Print what the best of each backend took in the final race, where more than one raced beside the library.
 
-        The lead is the winner's over the next backend, the noise half the distance between the winner's quartiles.
+        The lead is that of the winner over the next backend; the noise is half the distance between the quartiles of
+        the winner's samples.
 
         Args:
             records: results.
@@ -191,7 +212,7 @@ def _fastest(trials: Iterable[Trial]) -> dict[str, Trial]:
 
 
 def _compiled(problem: Problem, builds: Collection[Artifact]) -> list[str]:
-    """One size's row; seconds are of all compilers together, registers of a thread: fewest, median, most."""
+    """One size's row. Seconds are of all compilers together; registers of a thread are the fewest, median and most."""
     unique = {b.digest: b for b in builds}.values()
     good = [b for b in unique if b.status == "ok"]
     counts = Counter(b.status for b in unique)
@@ -204,15 +225,20 @@ def _compiled(problem: Problem, builds: Collection[Artifact]) -> list[str]:
     return [problem.key, *map(str, numbers), f"{seconds:.1f}", spread, str(sum(b.spills > 0 for b in good))]
 
 
-def _row(record: Record, target: Target, compare: bool) -> list[str]:
-    problem = record.problem
-    roof = target.roofline_seconds(problem.flops, problem.bytes, problem.a) / record.seconds
-    row = [problem.key, f"{record.seconds * 1e6:.2f}", f"{record.tflops:.1f}", f"{record.gbps:.0f}", f"{roof:.2f}"]
-    if compare:
-        if record.library_seconds is None:
-            row += ["-", "-", record.winner]
-        else:
-            winner = record.winner + (" (tie)" if record.tie else "")
-            row += [f"{record.library_seconds * 1e6:.2f}", f"{record.speedup:.3f}", winner]
-    error = "-" if record.error is None else f"{record.error:.1e}"
-    return [*row, error, record.timer, record.config.name]
+def _cells(record: Record, target: Target) -> dict[str, str]:
+    """What a row may say of a result, by column."""
+    problem, library = record.problem, record.library_seconds
+    least = target.roofline_seconds(problem.flops, problem.bytes, problem.a)
+    return {
+        "size": problem.key,
+        "us": f"{record.seconds * 1e6:.2f}",
+        "library us": "-" if library is None else f"{library * 1e6:.2f}",
+        "ratio": "-" if record.speedup is None else f"{record.speedup:.3f}",
+        "winner": record.winner + (" (tie)" if record.tie and library is not None else ""),
+        "TFLOPS": f"{record.tflops:.1f}",
+        "GB/s": f"{record.gbps:.0f}",
+        "roofline": f"{least / record.seconds:.2f}",
+        "error": "-" if record.error is None else f"{record.error:.1e}",
+        "timer": record.timer,
+        "config": record.config.short_name,
+    }

@@ -1,4 +1,4 @@
-"""Files that keep what they took, through kill -9 and a full disk: one of JSON lines to append to, and a replaced one."""
+"""A file of JSON lines that keeps what it took, through kill -9 and a full disk."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.core.errors import InputError, OutputError
+from tritongemm.results import schema
+from tritongemm.results.schema import Line
 
 HEADER = b'{"header": '  # what the first line begins with
 
@@ -20,7 +22,7 @@ class Journal:
 
     Args:
         path: the file; made when absent.
-        size: bytes to keep of it: what is behind was torn by a kill.
+        size: bytes of it to keep; the rest is a line that a kill tore.
 
     Raises:
         OutputError: it can't be written.
@@ -36,10 +38,10 @@ class Journal:
             raise OutputError(f"{path} can't be written: {error.strerror}; choose another file with -o") from error
 
     def append(self, entries: Iterable[dict[str, Any]]) -> None:
-        """Write one line each, by a single call, and wait until the disk has them.
+        """Write a line for each entry, by a single call, and wait until the disk has them.
 
         Raises:
-            OutputError: it has not; the journal is as it was before.
+            OutputError: the disk has them not; the journal is as it was before.
         """
         data = "".join(json.dumps(e) + "\n" for e in entries).encode()
         if not data:
@@ -61,16 +63,17 @@ class Journal:
         self._size += len(data)
 
     def close(self) -> None:
+        """Close the file; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def read(path: Path) -> tuple[list[bytes], int]:
-    """The whole lines of a journal, without their ends, and their size in bytes; nothing of an absent one.
+    """The whole lines of a journal, without their ends, and their size in bytes; an absent journal has none.
 
     Raises:
-        OutputError: it can't be read, or is somebody else's file.
+        OutputError: the journal can't be read, or the file is another program's.
     """
     try:
         data = path.read_bytes()
@@ -84,31 +87,28 @@ def read(path: Path) -> tuple[list[bytes], int]:
     return data[:size].split(b"\n")[:-1], size
 
 
-def parsed(path: Path, lines: Iterable[bytes], kinds: dict[str, Any], strict: bool) -> Iterator[Any]:
+def parsed(path: Path, lines: Iterable[bytes], strict: bool) -> Iterator[Line]:
     """What the lines say.
 
     Args:
         path: for messages.
         lines: of `read`.
-        kinds: by the key that tells a kind of line from others, what makes a value of the line.
         strict: complain about a damaged line rather than pass over it.
-
-    Yields:
-        The key and the value.
 
     Raises:
         OutputError: a line is damaged; says which.
     """
+    number_of_schema = 1
     for number, line in enumerate(lines, start=1):
         try:
-            entry = json.loads(line)
-            kind = next(k for k in kinds if k in entry)
-            value = kinds[kind](entry)
-        except (ValueError, KeyError, TypeError, AttributeError, StopIteration, InputError) as error:
+            found = schema.read_line(json.loads(line), number_of_schema)
+            if found.kind == "header":
+                number_of_schema = schema.schema_of(found.value)
+        except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
             if strict:
                 what = str(error) or "of no known kind"
                 raise OutputError(
                     f"{path}: line {number} is damaged ({what}); delete that line, or use --no-resume"
                 ) from error
             continue
-        yield kind, value
+        yield found

@@ -1,4 +1,4 @@
-"""Stage: Trial, Record → journal and results file.
+"""Stage: trials and records → journal and results file.
 
 A run appends every trial and record to `<output>.journal`, a line of JSON each, fsynced, and replaces the results file
 as a whole when it ends. A kill at any moment loses at most the line being written; the same command goes on from there.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,22 +22,35 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from tritongemm.core import files
-from tritongemm.core.errors import OutputError
+from tritongemm.core.errors import InputError, NewerVersionWarning, OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
-from tritongemm.formats import Defaults, text_of
-from tritongemm.plugins import _modules as registry
+from tritongemm.formats import ResultsFile, results_format, text_of
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Format
 from tritongemm.results import journal
 from tritongemm.results.journal import Journal
+from tritongemm.results.schema import SCHEMA
 
-# A line of the journal is told by its first key here.
-_KINDS: dict[str, Any] = {
-    "header": lambda e: e["header"],
-    "record": lambda e: Record.from_json(e["record"]),
-    "trial": lambda e: (Problem.from_json(e["problem"]), Trial.from_json(e["trial"])),
-    "merged": lambda e: [Problem.from_json(p) for p in e["merged"]],
-}
+# Names that end so are other kinds of files, and a user who writes one expects that kind.
+_OTHER_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".html", ".md", ".py", ".so", ".co", ".hsaco", ".cubin")
+
+
+def check_output_name(path: Path) -> None:
+    """Refuse a name that says another kind of file than results are.
+
+    Raises:
+        OutputError: says what to write instead.
+    """
+    ours = results_format()
+    others = {suffix for f in registry.every(Format) for suffix in f.suffixes} - set(ours.suffixes)
+    suffix = path.suffix.lower()
+    if suffix in others or suffix in _OTHER_SUFFIXES:
+        also = "; a CSV of every candidate is written by --profile_file" if suffix == ".csv" else ""
+        raise OutputError(
+            f"-o {path}: results are written as YAML, not as {suffix}; write -o {path.with_suffix('.yaml')}{also}"
+        )
 
 
 class Store:
@@ -48,7 +62,9 @@ class Store:
         self.journal = _beside(path, ".journal")
         self._lock, self._guard = lock, threading.RLock()
         self._kept: dict[Problem, Record] = {}  # rows of the results file, in its order
-        self._records: dict[Problem, Record] = {}  # results that go before them
+        self._newer = ResultsFile()  # rows of it that only a newer version can use
+        self._newer_lines: list[dict[str, Any]] = []  # lines of the journal that only it can use, and has not merged
+        self._records: dict[Problem, Record] = {}  # results that go before the rows
         self._trials: dict[Problem, dict[tuple[str, str], Trial]] = {}
         self._order: dict[Problem, None] = {}  # problems in the order that merges were asked for
         self._unmerged = False
@@ -63,6 +79,7 @@ class Store:
         protocol: dict[str, Any],
         resume: bool = True,
         problems: Collection[Problem] | None = None,
+        compute_units: int = 0,
     ) -> Store:
         """Take an output file.
 
@@ -74,11 +91,14 @@ class Store:
             resume: go on from what is there; otherwise set the journal aside and measure anew. Rows of the results file
                 stay until they are replaced.
             problems: rows of others may have been made by another toolchain; None: none may.
+            compute_units: of the device of this run; 0 where that is not said.
 
         Raises:
-            OutputError: not writable, held by another run, or made for another target, GPU, toolchain or protocol.
+            OutputError: not writable, held by another run, made for another target, GPU, toolchain or protocol, or its
+                name says that it is no YAML.
             InputError: the results file that is there can't be read.
         """
+        check_output_name(path)
         if path.is_dir():
             raise OutputError(f"{path} is a folder; name a file with -o")
         if path.exists() and not path.is_file():
@@ -94,7 +114,9 @@ class Store:
             ) from None
         except OSError as error:
             raise OutputError(f"{path} can't be written: {error.strerror}; choose another file with -o") from error
-        store = cls(path, {"target": target, "toolchain": toolchain, "protocol": protocol}, lock, resume)
+        header: dict[str, Any] = {"target": target, "toolchain": toolchain, "protocol": protocol}
+        header |= {"compute_units": compute_units} if compute_units else {}
+        store = cls(path, {**header, "schema": SCHEMA}, lock, resume)
         try:
             store._read_results(problems)
             store._read_journal()
@@ -108,25 +130,36 @@ class Store:
     def _read_results(self, problems: Collection[Problem] | None) -> None:
         if not self._file.exists() or not self._file.stat().st_size:
             return
-        reader = registry.load("formats", "tune_gemm")
-        for row in reader.read(self.path, text_of(self._file), Defaults()):
+        results = results_format().read_results(self.path, text_of(self._file))
+        if not results.rows and not results.newer:
+            raise InputError(f"{self.path} holds an empty list; name another file with -o")
+        for row in results.rows:
+            what = f"line {row.line} of {self.path}"
             if row.record is None:
                 raise OutputError(f"{self.path}: line {row.line} is not a result; name another file with -o")
-            what = f"line {row.line} of {self.path}"
-            self._belongs(what, row.record.target, row.record.toolchain)
+            self._belongs(what, row.record.target, row.record.toolchain, row.record.compute_units)
             if problems is None or row.problem in problems:
                 self._agrees(what, row.record.toolchain)
             self._kept[row.problem] = row.record
+        self._newer = results
+        if results.newer:
+            _warn_of_newer(f"{len(results.newer)} of the rows of {self.path}", results.newer[0].reason)
 
-    def _belongs(self, what: str, target: str, toolchain: dict[str, str]) -> None:
+    def _belongs(self, what: str, target: str, toolchain: dict[str, str], compute_units: int) -> None:
         """Refuse to add to results of another GPU, which --no-resume would mix or replace."""
         if target != self.header["target"]:
             raise OutputError(
-                f"{what} is for {target or 'an unnamed target'}, this run for {self.header['target']}: choose another -o"
+                f"{what} is for {target or 'an unnamed target'}, this run for {self.header['target']}: choose "
+                "another -o"
             )
         theirs, ours = toolchain.get("device"), self.header["toolchain"].get("device", "no GPU")
         if theirs and theirs != ours:
             raise OutputError(f"{what} was measured on {theirs}, this run has {ours}: choose another -o")
+        here = self.header.get("compute_units", 0)
+        if compute_units and here and compute_units != here:
+            raise OutputError(
+                f"{what} is for a device of {compute_units} compute units, this run has {here}: choose another -o"
+            )
 
     def _agrees(self, what: str, toolchain: dict[str, str]) -> None:
         """Refuse to go on from results of another toolchain."""
@@ -139,29 +172,37 @@ class Store:
 
     def _read_journal(self) -> None:
         lines, size = journal.read(self.journal)
-        for kind, value in journal.parsed(self.journal, lines, _KINDS, strict=self._resumed):
-            if kind == "header":
-                self._continues(value)
-            elif kind == "record":
-                self._records[value.problem], self._unmerged = value, True
-            elif kind == "trial":
-                problem, trial = value
+        reasons: list[str] = []
+        for line in journal.parsed(self.journal, lines, strict=self._resumed):
+            if line.kind == "header":
+                self._continues(line.value)
+            elif line.kind == "record":
+                self._records[line.value.problem], self._unmerged = line.value, True
+            elif line.kind == "trial":
+                problem, trial = line.value
                 self._trials.setdefault(problem, {})[trial.config.name, trial.stage] = trial
+            elif line.kind == "newer":
+                reasons.append(line.reason)
+                if "record" in line.value:
+                    self._newer_lines.append(line.value)
             else:
-                self._order.update(dict.fromkeys(value))
+                self._order.update(dict.fromkeys(line.value))
                 self._unmerged = False
                 if self._file.exists() or not self._resumed:
                     self._records.clear()
+                    self._newer_lines.clear()
+        if reasons:
+            _warn_of_newer(f"{len(reasons)} of the lines of {self.journal}", reasons[0])
         if lines and not self._resumed:
             self._set_aside()
             size = 0
         self._lines = Journal(self.journal, size)
         if not size:
-            self._append([{"header": self.header}])
+            self._append([{"header": self.header}, *self._newer_lines])
 
     def _continues(self, header: dict[str, Any]) -> None:
         what = str(self.journal)
-        self._belongs(what, header["target"], header["toolchain"])
+        self._belongs(what, header["target"], header["toolchain"], header.get("compute_units", 0))
         self._agrees(what, header["toolchain"])
         changed = _moved(header["protocol"], self.header["protocol"], "None")
         if changed and self._resumed:
@@ -233,7 +274,8 @@ class Store:
                 return
             self._replace(rows)
             # The order of problems still to come is kept as well, so that an interrupted run ends with the same file.
-            self._append([{"merged": [p.to_json() for p in new]}])
+            # A newer version takes records before this line for merged, so those that only it can use follow once more.
+            self._append([{"merged": [p.to_json() for p in new]}, *self._newer_lines])
             self._order, self._unmerged = sequence, False
 
     def _ordered(self, order: Sequence[Problem]) -> dict[Problem, Record]:
@@ -242,18 +284,13 @@ class Store:
         return {p: held[p] for p in sequence if p in held}
 
     def _replace(self, rows: dict[Problem, Record]) -> None:
-        text = registry.load("formats", "tune_gemm").write(rows.values())
-        try:
-            files.replace_file(self._file, text)
-        except OSError as error:
-            raise OutputError(
-                f"{self.path} can't be written: {error.strerror}; its journal {self.journal} is safe. Make room and run "
-                "the same command again"
-            ) from error
+        text = results_format().write_results(rows.values(), self._newer.schema, self._newer.newer)
+        advice = f"its journal {self.journal} is safe. Make room and run the same command again"
+        files.atomic_write(self._file, text, advice)
         self._kept = rows
 
     def close(self) -> None:
-        """Give the output file back."""
+        """Give the output file back; a second call does nothing."""
         with self._guard:
             if self._lines is not None:
                 self._lines.close()
@@ -280,6 +317,12 @@ def _file(path: Path) -> Path:
 def _beside(path: Path, suffix: str) -> Path:
     file = _file(path)
     return file.with_name(file.name + suffix)
+
+
+def _warn_of_newer(what: str, reason: str) -> None:
+    """Say once that a file has more than this version can use."""
+    text = f"{what} need a newer version of tritongemm and are kept as they are: {reason}"
+    warnings.warn(text, NewerVersionWarning, stacklevel=5)
 
 
 def _moved(theirs: dict[str, Any], ours: dict[str, Any], absent: str) -> str:

@@ -41,7 +41,7 @@ class TunedKernel:
         for index, param in enumerate(launch.params):
             name, inside = str(param.value), 0
             if param.kind == "tma":
-                address_offset = tensor_map.place(makers[index])
+                address_offset = tensor_map.find_address_offset(makers[index])
                 if address_offset is None:
                     moving = tensor_map.MovingMap(device.api, makers[index](PLACEHOLDER_ADDRESS))
                     setters.setdefault(name, []).append(_map_mover(moving, prepared, offsets[index]))

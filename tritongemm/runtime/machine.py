@@ -44,13 +44,13 @@ def find(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0) -> Mach
         TargetError: unknown architecture, or devices that are not there.
     """
     facts = target_files.load_target(wanted) if wanted else None
-    vendor = driver.present()
+    vendor = driver.find_vendor()
     if vendor is None:
         if gpu_ids is not None or ngpus:
             raise TargetError("--gpu_ids and --ngpus need a GPU, and no GPU driver with a device was found")
         facts = facts or target_files.load_target(OFFLINE)
         return Machine(facts, "", (), facts.product, f"no GPU here: compiling for {facts.name} ({facts.product})")
-    opened = driver.open(vendor)
+    opened = driver.open_driver(vendor)
     count = opened.device_count()
     try:
         ids = tuple(int(i) for i in gpu_ids.split(",")) if gpu_ids else tuple(range(ngpus or 1))

@@ -10,53 +10,62 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tritongemm.codegen import modules
-from tritongemm.core import search_results
 from tritongemm.core.problem import Problem
-from tritongemm.core.search_results import Predictions
+from tritongemm.core.search_results import Predictions, Pruned
 from tritongemm.core.space import Space
 from tritongemm.core.target import Target
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import SearchedBackend
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning import prune
-from tritongemm.search.space import space
 
-FEW = 3  # so many problems are planned sooner than processes start
+# So many problems, or fewer, are planned sooner than processes start.
+FEW_PROBLEMS = 3
 
 
 @dataclass(frozen=True)
-class SearchPlan:
+class PlannedProblem:
     """What to try for one problem.
 
     Attributes:
         problem: what is tuned.
         space: before pruning.
         order: kept configs with their predictions, the best first.
-        pruned: what each rule removed; without the kept configs, which `order` holds.
+        pruned: what each rule removed, with the kept configs.
         module: path of the generated module with all of them.
     """
 
     problem: Problem
     space: Space
     order: Predictions
-    pruned: search_results.Pruned
+    pruned: Pruned
     module: Path
 
 
-def plan_search(problem: Problem, target: Target, folder: Path) -> SearchPlan:
-    """Plan one problem; the module goes to `folder`."""
-    whole = space(problem, target)
-    pruned = prune.prune(whole, problem, target)
+def plan_search(problem: Problem, target: Target, folder: Path, backend: str) -> PlannedProblem:
+    """Plan one problem.
+
+    Args:
+        problem, target: what and where.
+        folder: where the module goes.
+        backend: name of the backend that is searched, a `SearchedBackend`.
+    """
+    searched = registry.get(SearchedBackend, backend)
+    space = searched.space(problem, target)
+    pruned = prune.prune(space, problem, target)
     order = cost_model.rank(pruned.kept, problem, target)
-    module = modules.write_candidates(problem, order.configs, target, folder)
-    return SearchPlan(problem, whole, order, pruned, module)
+    module = searched.write_candidates(problem, order.configs, target, folder)
+    return PlannedProblem(problem, space, order, pruned, module)
 
 
-def plan_searches(problems: Sequence[Problem], target: Target, folder: Path, jobs: int) -> Iterator[SearchPlan]:
-    """Plan problems, in their order, on `jobs` processes."""
-    if len(problems) <= FEW or jobs == 1:
-        yield from (plan_search(p, target, folder) for p in problems)
+def plan_searches(
+    problems: Sequence[Problem], target: Target, folder: Path, backend: str, jobs: int
+) -> Iterator[PlannedProblem]:
+    """Plan problems, in their order, on `jobs` processes; the other arguments are `plan_search`'s."""
+    if len(problems) <= FEW_PROBLEMS or jobs == 1:
+        yield from (plan_search(p, target, folder, backend) for p in problems)
         return
     import joblib
 
     pool = joblib.Parallel(n_jobs=min(jobs, len(problems)), return_as="generator")
-    yield from pool(joblib.delayed(plan_search)(p, target, folder) for p in problems)
+    yield from pool(joblib.delayed(plan_search)(p, target, folder, backend) for p in problems)

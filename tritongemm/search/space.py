@@ -11,20 +11,21 @@ from tritongemm.core.target import Target
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.search_spaces import schema as space_schema
 
-ROW_ALIGN = 16  # bytes; the copy engine's requirement
+# The copy engine wants rows to start at multiples of so many bytes.
+ROW_ALIGN_BYTES = 16
 
 
-def _usable(section: dict[str, Any], problem: Problem, target: Target, backend: str) -> bool:
+def _usable(section: dict[str, Any], problem: Problem, target: Target) -> bool:
     """Whether the target can run a template and the problem has the sizes and alignment it is for."""
-    if (problem.order_b != PLAIN) or (backend == "triton" and not all(e.operator for e in problem.extras)):
-        return False  # no template reads such a B; Triton's epilogues can't apply such scales
+    if problem.order_b != PLAIN:
+        return False  # no template reads such a B
     low, high = section.get("m", (1, problem.m))
     rows = {
         "a": (problem.k if problem.row_major_a else problem.m) * problem.a.bytes,
         "b": (problem.n if problem.row_major_b else problem.k) * problem.b.bytes,
         "c": problem.n * problem.c.bytes,
     }
-    aligned = all(rows[name] % ROW_ALIGN == 0 for name in section.get("aligned", ()))
+    aligned = all(rows[name] % ROW_ALIGN_BYTES == 0 for name in section.get("aligned", ()))
     if "operands" in section and (problem.a != problem.b or problem.a.name not in section["operands"]):
         return False
     if "results" in section and problem.c.name not in section["results"]:
@@ -33,7 +34,7 @@ def _usable(section: dict[str, Any], problem: Problem, target: Target, backend: 
 
 
 def space(
-    problem: Problem, target: Target, file: str = "", templates: tuple[str, ...] = (), backend: str = "triton"
+    problem: Problem, target: Target, file: str = "", templates: tuple[str, ...] = (), backend: str = ""
 ) -> Space:
     """The space of one problem.
 
@@ -42,21 +43,25 @@ def space(
         target: where.
         file: stem of another file of search_spaces/ than the target's own.
         templates: only these; empty for all the target can run.
-        backend: whose templates: Triton's, or those in the file's section of the backend's name.
+        backend: whose templates: those in the file's section of that name; "" for our own templates, whose epilogues
+            apply scales.
 
     Raises:
         InputError: the file's section of a template is wrong; says what.
     """
     name = file or target.name
     data = target_files.space_file(name)
-    sections = (data if backend == "triton" else data.get(backend) or {}).get("templates", {})
+    where = f"search_spaces/{name}.yaml: {f'{backend}.' if backend else ''}templates"
+    sections = ((data.get(backend) or {}) if backend else data).get("templates", {})
+    if not backend and any(e.applied != "epilogue" for e in problem.extras):
+        sections = {}  # templates of our own apply scales and biases in the epilogue alone
     usable = []
     for template, section in sections.items():
         if templates and template not in templates:
             continue
-        space_schema.check_template(f"search_spaces/{name}.yaml: templates.{template}", section, AXES)
-        if _usable(section, problem, target, backend):
+        space_schema.check_template(f"{where}.{template}", section, AXES)
+        if _usable(section, problem, target):
             named = [(a, tuple(section["axes"][a])) for a in AXES]
             named += [(o, tuple(v)) for o, v in section.get("options", {}).items()]
-            usable.append(TemplateSpace(template, tuple(named), backend))
+            usable.append(TemplateSpace(template, tuple(named), *([backend] if backend else [])))
     return Space(target, problem, tuple(usable))

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import log2
+from typing import Protocol
 
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.results.store import Store
+from tritongemm.core.trial import Trial
+
+# The winners of so many problems, the nearest in size, are tried first.
+NEAREST_PROBLEMS = 3
+
+
+class ResultsView(Protocol):
+    """The results that there are, to be read only."""
+
+    def records(self) -> Sequence[Record]:
+        """The result of each problem that has been tuned."""
+
+    def trials(self, problem: Problem) -> Mapping[tuple[str, str], Trial]:
+        """What is known of a problem's candidates, by config name and stage."""
 
 
 class WarmStart:
@@ -20,42 +34,58 @@ class WarmStart:
 
     Args:
         turns: all problems of the run, in their order.
-        store: the records, and what is known of the candidates of problems that have one.
+        results: the records, and what is known of the candidates of problems that have one.
     """
 
-    def __init__(self, turns: Sequence[Problem], store: Store) -> None:
-        self._turns, self._own, self._store = turns, frozenset(turns), store
-        self._asked: dict[Problem, Sequence[Config]] = {}
+    def __init__(self, turns: Sequence[Problem], results: ResultsView) -> None:
+        self._turns, self._own, self._results = turns, frozenset(turns), results
+        self._first_batches: dict[Problem, Sequence[Config]] = {}
         self._kernels: defaultdict[Problem, set[str]] = defaultdict(set)  # by what problems have in common
         self._passed = 0  # problems whose kernels are among these
 
-    def asked(self, problem: Problem, configs: Sequence[Config]) -> None:
-        """A problem of the run asks for these first."""
-        self._asked[problem] = configs
+    def note_batch(self, problem: Problem, configs: Sequence[Config]) -> None:
+        """Note which configs a problem of the run asks for first."""
+        self._first_batches[problem] = configs
 
-    def winners(self, problem: Problem) -> list[Config]:
-        """Of the problems nearest to one, this run's own left out: a resumed one has some of them already."""
-        return nearest(problem, [r for r in self._store.records() if r.problem not in self._own])
+    def winners(self, problem: Problem, backend: str) -> list[Config]:
+        """Configs of a backend that won the problems nearest to one.
 
-    def kernels(self, problem: Problem) -> Collection[str]:
-        """Names of those that the problems before one ask for, where they differ from it in size alone; asked in turn."""
+        This run's own are left out, for a resumed run has some of them already.
+        """
+        return nearest_winners(problem, backend, [r for r in self._results.records() if r.problem not in self._own])
+
+    def compiled_kernels(self, problem: Problem) -> Collection[str]:
+        """Names of the kernels that earlier problems of the run ask for, where they differ from this one in size alone.
+
+        Problems must be given in the order of the run.
+        """
         while (other := self._turns[self._passed]) != problem:
-            known = (t.config for t in self._store.trials(other).values())
-            self._kernels[_kind(other)].update(c.kernel_name for c in self._asked.get(other, known))
+            known = (t.config for t in self._results.trials(other).values())
+            self._kernels[_without_size(other)].update(c.kernel_name for c in self._first_batches.get(other, known))
             self._passed += 1
-        return self._kernels[_kind(problem)]
+        return self._kernels[_without_size(problem)]
 
 
-def _kind(problem: Problem) -> Problem:
+def _without_size(problem: Problem) -> Problem:
     return replace(problem, m=1, n=1, k=1)
 
 
-def nearest(problem: Problem, records: Iterable[Record], count: int = 3) -> list[Config]:
-    """Winners of the solved problems that differ least in size, among those of equal dtypes and layouts."""
+def nearest_winners(
+    problem: Problem, backend: str, records: Iterable[Record], count: int = NEAREST_PROBLEMS
+) -> list[Config]:
+    """Of the solved problems of equal dtypes and layouts that differ least in size, the winners of one backend.
+
+    Args:
+        problem: whose neighbours are looked for.
+        backend: plug-in of backends/ whose winners are wanted.
+        records: results of solved problems.
+        count: number of neighbours.
+    """
 
     def distance(other: Problem) -> float:
         pairs = ((problem.m, other.m), (problem.n, other.n), (problem.k, other.k))
         return sum(abs(log2(a / b)) for a, b in pairs)
 
-    alike = [r for r in records if (r.problem.dtypes, r.problem.layout) == (problem.dtypes, problem.layout)]
-    return [r.config for r in sorted(alike, key=lambda r: distance(r.problem))[:count] if r.config.backend == "triton"]
+    comparable = [r for r in records if (r.problem.dtypes, r.problem.layout) == (problem.dtypes, problem.layout)]
+    nearest = sorted(comparable, key=lambda r: distance(r.problem))[:count]
+    return [r.config for r in nearest if r.config.backend == backend]

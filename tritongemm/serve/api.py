@@ -82,7 +82,7 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
 
 
 def load(source: str | os.PathLike[str] | Iterable[Record]) -> int:
-    """Add tuned records to those that `mm` uses, and load the current GPU's kernels; a later record replaces an earlier.
+    """Add tuned records to those that `mm` uses, and load the current GPU's kernels; later records win.
 
     Kernels that the cache lacks are compiled, all are loaded, and those made by another Triton than the one installed
     are checked against float64. Called before the first `mm`, it takes the place of TRITONGEMM_CONFIG. A server that

@@ -73,7 +73,7 @@ class FastCall:
         self._set_workspace, self._set_semaphore = map(prepared.set_address, ("workspace", "semaphore"))
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        """The result in new memory, in order of the device's current stream; PyTorch's where an operand does not fit."""
+        """The result in new memory, in order of the current stream; PyTorch computes where an operand does not fit."""
         try:
             a, b = x.data_ptr(), w.data_ptr()
             d = 0 if bias is None else bias.data_ptr()

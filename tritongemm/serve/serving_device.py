@@ -48,8 +48,8 @@ def open_device(index: int, workspaces: WorkspacePool | None = None) -> ServingD
         workspaces: those that it had before.
     """
     torch_device = torch.device("cuda", index)
-    vendor = driver.present()
+    vendor = driver.find_vendor()
     assert vendor is not None, "PyTorch sees a GPU, its driver does not"
     torch.zeros(1, device=torch_device)  # starts PyTorch's context before the driver's is made current
-    device = driver.open(vendor).device(index)
+    device = driver.open_driver(vendor).device(index)
     return ServingDevice(index, torch_device, device, device.arch, device.properties["compute_units"], workspaces)

@@ -22,7 +22,7 @@ def find_winner(record: Record) -> Backend | Support:
 def is_launchable(record: Record) -> Support:
     """Whether a kernel, or an algorithm of a library, that can be launched by itself won a record, measured."""
     key = record.problem.key
-    if record.timer == "model":
+    if record.predicted:
         return Support(f"{key}: its record is a prediction (timer: model); tune it on the GPU")
     if baseline_won(record):
         return Support(f"{record.winner} won the tuning of {key} on {record.target}")

@@ -13,9 +13,8 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
-from tritongemm.core.trial import Trial
+from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.measure import choose
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, SearchedBackend
 from tritongemm.tuning import roster
@@ -75,7 +74,7 @@ def run_race(work: RaceWork, evaluator: Evaluator, options: TuningOptions) -> Ra
             result = evaluator.race(work.problem, batch, options.library)
         except TritonGemmError as error:
             return RaceOutcome(tuple(lost), None, failure=str(error))
-        entered = result.samples.keys() - {choose.BASELINE_ENTRY}
+        entered = result.samples.keys() - {BASELINE_ENTRY}
         if entered:
             winner = min(entered, key=lambda name: median(result.samples[name]))
             config = next(t.config for t in result.trials if t.config.name == winner)

@@ -8,7 +8,7 @@ from tritongemm.core.target import Target
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Search, SearchPlan, Strategy, Watcher
-from tritongemm.search.planner import PlannedProblem, plan_problems
+from tritongemm.search.planner import PlannedProblem, plan_searches
 from tritongemm.search.warm_start import WarmStart
 from tritongemm.tuning import roster
 from tritongemm.tuning.task import Task, no_search
@@ -36,27 +36,29 @@ def plan_tasks(
     searched = roster.searched_backend(options.backends)
     planned: Iterator[PlannedProblem] = iter(())
     if problems and searched is not None:
-        planned = plan_problems(problems, target, searched.name, options.folder, processes)
+        planned = plan_searches(problems, target, options.folder, searched.name, processes)
     for task in tasks:
         if task.search is None:
             task.search = (
-                no_search() if searched is None else _begin_search(task, next(planned), options, warm_start, watcher)
+                no_search()
+                if searched is None
+                else _begin_search(task, next(planned), options, warm_start, watcher, searched.name)
             )
             task.batch = next(task.search)
-            warm_start.asked(task.problem, task.batch)
+            warm_start.note_batch(task.problem, task.batch)
             watcher.step("plan")
         yield task
 
 
 def _begin_search(
-    task: Task, planned: PlannedProblem, options: TuningOptions, warm_start: WarmStart, watcher: Watcher
+    task: Task, planned: PlannedProblem, options: TuningOptions, warm_start: WarmStart, watcher: Watcher, backend: str
 ) -> Search:
     task.module = planned.module
     watcher.planned(task.problem, len(planned.space), planned.pruned)
     plan = SearchPlan(
         planned.space,
-        planned.expected,
-        tuple(warm_start.winners(task.problem)),
-        warm_start.kernels(task.problem),
+        planned.order,
+        tuple(warm_start.winners(task.problem, backend)),
+        warm_start.compiled_kernels(task.problem),
     )
     return registry.get(Strategy, options.strategy).search(plan, options.budget)

@@ -12,11 +12,9 @@ from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.problem import Problem
-from tritongemm.core.trial import Trial
+from tritongemm.core.trial import BASELINE_ENTRY, PREDICTED, Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.formats import FormatRow
-from tritongemm.measure import choose
-from tritongemm.measure.timers import model as model_timer
 from tritongemm.plugins import _modules as registry
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.report.console import Reporter
@@ -102,7 +100,7 @@ def verify_results(
         unchecked += trial.status == "pruned"
         error, limit = ("-" if v is None else f"{v:.2e}" for v in (trial.error, trial.tolerance))
         how = judge.describe(row.problem, built.config) if trial.error is not None else "-"
-        table.append([row.problem.key, trial.status, error, limit, how, built.config.name, trial.reason])
+        table.append([row.problem.key, trial.status, error, limit, how, built.config.short_name, trial.reason])
         reporter.step("verify")
     reporter.table("", ["size", "status", "error", "allowed", "checked", "config", "why"], table)
     others = [f", {count} {what}" for count, what in ((bad, "are not"), (unchecked, "can't be checked here")) if count]
@@ -144,7 +142,7 @@ def retime_results(
                     "-",
                     stored[1],
                     trial.status,
-                    built.config.name,
+                    built.config.short_name,
                     trial.reason,
                 ]
             )
@@ -153,13 +151,13 @@ def retime_results(
         rate = row.problem.flops / trial.seconds / 1e12
         theirs = f"{library * 1e6:.2f}" if library else "-"
         times = [f"{trial.seconds * 1e6:.2f}", stored[0], f"{rate:.1f}", theirs, _ratio(gain), stored[1]]
-        table.append([row.problem.key, *times, trial.timer, built.config.name, ""])
+        table.append([row.problem.key, *times, trial.timer, built.config.short_name, ""])
         won = row.record is not None and row.record.winner == built.config.backend
         if won and gain and row.record and row.record.speedup:
             kept.append(gain >= (1 - HOLDS) * row.record.speedup)
     columns = ["size", "us", "stored us", "TFLOPS", "library us", "ratio", "stored ratio", "timer", "config", "why"]
-    guessed = any(model_timer.LABEL in line for line in table)
-    reporter.table("Predicted, not measured (timer: model)" if guessed else "", columns, table)
+    guessed = any(PREDICTED in line for line in table)
+    reporter.table(f"Predicted, not measured (timer: {PREDICTED})" if guessed else "", columns, table)
     if kept:
         share = sum(kept) / len(kept)
         reporter.say(f"{sum(kept)} of {len(kept)} recorded gains hold within {HOLDS:.0%} ({share:.0%})")
@@ -174,7 +172,7 @@ def _timed(row: FormatRow, built: Artifact, judge: Evaluator, plan: TuningOption
         final = judge.race(row.problem, [built], plan.library)
     except TritonGemmError as error:
         return Trial(built.config, "crashed", str(error)), None
-    library = final.samples.get(choose.BASELINE_ENTRY)
+    library = final.samples.get(BASELINE_ENTRY)
     return final.trials[0], median(library) if library else None
 
 

@@ -15,7 +15,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
-from tritongemm.core.trial import Trial
+from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure import choose
 from tritongemm.plugins.contracts import Search
@@ -142,7 +142,7 @@ def make_record(
     library_entries = frozenset(t.config.name for t in race.trials if t.config.backend in libraries)
     choice = choose.choose(race.samples, options.margin, library_entries)
     best = next(t for t in race.trials if t.config.name == choice.name)
-    baseline = race.samples.get(choose.BASELINE_ENTRY)
+    baseline = race.samples.get(BASELINE_ENTRY)
     beyond = f", {best.outside:.3%} of the elements beyond the tolerance" if best.outside else ""
     return Record(
         problem=problem,

@@ -1,7 +1,7 @@
-"""Child processes that may die: one request at a time, answers as they come, a limit on every wait.
+"""Processes that may die: they serve one request at a time, answers come one by one, and every wait has a limit.
 
-Compilers crash and kernels fault or hang. Each runs in a child of its own session, so that a kill reaches the tools it
-started too; the parent sees an exception and goes on with a fresh child.
+Compilers crash and kernels fault or hang. Each runs in a process with a session of its own, so that a kill reaches the
+tools it started too; the parent sees an exception and goes on with a fresh process.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-_LAST_SECONDS = 10.0  # for a process that has closed its pipes to end
+_END_TIMEOUT_SECONDS = 10.0  # A process that has closed its pipes may take so long to end.
+_LAST_OUTPUT_BYTES = 4000  # The last line of an ended process is looked for in so much of its output.
 
 
 class WorkerDied(Exception):
-    """The child ended without an answer; the text says how, with the end of what it wrote."""
+    """The process ended without an answer; the text says how, with the last line that it wrote."""
 
 
 class WorkerTimeout(Exception):
-    """The child gave no answer in time and was killed."""
+    """The process gave no answer in time and was killed."""
 
 
 class WorkerError(Exception):
-    """The child is well but the request failed; the text is the exception's."""
+    """The request raised an exception, whose text this has; the process goes on."""
 
 
 class WorkerProcess:
     """A process that serves requests to one object.
 
     Args:
-        role: ``module:Class``; one instance lives in the child; calling it with a request yields answers.
-        environment: variables to set in the child.
-        startup: seconds the child may take to start.
+        role: ``module:Class``; one instance lives in the process; calling it with a request yields answers.
+        environment: variables to set in the process.
+        startup_s: seconds that the process may take to start.
     """
 
-    def __init__(self, role: str, environment: dict[str, str] | None = None, startup: float = 120.0) -> None:
-        self.role, self.environment, self.startup = role, environment or {}, startup
+    def __init__(self, role: str, environment: dict[str, str] | None = None, startup_s: float = 120.0) -> None:
+        self.role, self.environment, self.startup_s = role, environment or {}, startup_s
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
 
@@ -52,26 +53,34 @@ class WorkerProcess:
         if self.alive:
             return
         self.kill()
-        here, there = os.pipe(), os.pipe()
+        answer_pipe, request_pipe = os.pipe(), os.pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in kill)
-        self._before = 0  # what an earlier request wrote is not this one's
+        self._log_start = 0  # Bytes in the log that earlier requests wrote.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tritongemm.workers.child_process", self.role, str(there[0]), str(here[1])],
+            [
+                sys.executable,
+                "-m",
+                "tritongemm.workers.child_process",
+                self.role,
+                str(request_pipe[0]),
+                str(answer_pipe[1]),
+            ],
             env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            pass_fds=(there[0], here[1]),
+            pass_fds=(request_pipe[0], answer_pipe[1]),
             start_new_session=True,
         )
-        os.close(there[0])
-        os.close(here[1])
-        self._answers = Connection(here[0], writable=False)
-        self._requests = Connection(there[1], readable=False)
+        os.close(request_pipe[0])
+        os.close(answer_pipe[1])
+        self._answers = Connection(answer_pipe[0], writable=False)
+        self._requests = Connection(request_pipe[1], readable=False)
         self._ready = False
 
     @property
     def alive(self) -> bool:
+        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def ask(self, request: Any, timeout: float) -> Iterator[Any]:
@@ -82,18 +91,19 @@ class WorkerProcess:
             timeout: seconds to wait for each answer.
 
         Raises:
-            ChildDied, ChildTimeout: and the process is gone; the next request starts another.
-            ChildError: the request raised; the process goes on.
+            WorkerDied: the process ended; the next request starts another.
+            WorkerTimeout: no answer came in time and the process was killed; the next request starts another.
+            WorkerError: the request raised an exception; the process goes on.
         """
         try:
             self.start()
             if not self._ready:
-                if not self._answers.poll(self.startup):
+                if not self._answers.poll(self.startup_s):
                     self.kill()
-                    raise WorkerTimeout(f"did not start within {self.startup:g} s")
+                    raise WorkerTimeout(f"did not start within {self.startup_s:g} s")
                 self._answers.recv()
                 self._ready = True
-            self._before = os.fstat(self._log.fileno()).st_size
+            self._log_start = os.fstat(self._log.fileno()).st_size
             self._requests.send(request)
             while True:
                 if not self._answers.poll(timeout):
@@ -106,19 +116,20 @@ class WorkerProcess:
                     raise WorkerError(value)
                 yield value
         except (EOFError, BrokenPipeError, ConnectionError):
-            raise WorkerDied(self._epitaph()) from None
+            raise WorkerDied(self._how_it_ended()) from None
 
-    def _epitaph(self) -> str:
+    def _how_it_ended(self) -> str:
+        """How the process ended, with the last line that it wrote; it is gone afterwards."""
         process = self._process
         if process is None:
             return "killed"
         try:
-            code = process.wait(_LAST_SECONDS)
+            code = process.wait(_END_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        self._log.seek(max(self._before, self._log.seek(0, os.SEEK_END) - 4000))
+        self._log.seek(max(self._log_start, self._log.seek(0, os.SEEK_END) - _LAST_OUTPUT_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         self.kill()
         return f"{how}{': ' + lines[-1].strip() if lines else ''}"
@@ -137,7 +148,13 @@ class WorkerProcess:
 
 
 def serve(role: str, requests: Connection, answers: Connection) -> None:
-    """Answer requests until the parent is gone."""
+    """Answer requests in this process until the parent is gone.
+
+    Args:
+        role: as of `WorkerProcess`.
+        requests: where requests come from.
+        answers: where answers go, as pairs of a kind and a value.
+    """
     module, name = role.split(":")
     handler: Callable[[Any], Iterator[Any]] = getattr(importlib.import_module(module), name)()
     answers.send(("ready", None))
@@ -153,7 +170,7 @@ def serve(role: str, requests: Connection, answers: Connection) -> None:
         except BrokenPipeError:
             return
         except SystemExit as end:
-            # At once: a lost device may keep an interpreter from ending, and the parent would wait for it.
+            # The process ends at once: a lost device may keep Python from ending, and the parent would wait for it.
             if not isinstance(end.code, int):
                 print(end, file=sys.stderr)
             sys.stdout.flush()
@@ -165,6 +182,6 @@ def serve(role: str, requests: Connection, answers: Connection) -> None:
 
 
 if __name__ == "__main__":
-    # Ctrl-C is the parent's to handle: it merges what is done and then ends its children.
+    # The parent handles Ctrl-C: it merges what is done and then ends these processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(sys.argv[1], Connection(int(sys.argv[2]), writable=False), Connection(int(sys.argv[3]), readable=False))

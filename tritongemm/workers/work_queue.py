@@ -1,4 +1,4 @@
-"""One judge's thread: what is queued for it, in order, many things at a time; what can wait is done when nothing else is."""
+"""A thread that works off a queue: many items at a time, in order, and those that can wait when there are no others."""
 
 from __future__ import annotations
 
@@ -10,36 +10,40 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-MOST = 256  # things taken at a time
-_NOW, _LATER, _END = range(3)
+MOST_ITEMS = 256  # The thread takes at most so many items at a time.
+_NOW, _LATER, _END = range(3)  # Priorities in the queue, the most urgent first.
 
 
 class WorkQueue(Generic[T]):
     """A thread that works off a queue.
 
     Args:
-        work: is given what has been queued meanwhile, at least one thing. What it raises ends the thread.
+        work: is given the items that have been queued meanwhile, at least one. What it raises ends the thread.
     """
 
     def __init__(self, work: Callable[[list[T]], None]) -> None:
         self._work = work
         self._queue: PriorityQueue[tuple[int, int, T | threading.Event | None]] = PriorityQueue()
-        self._places = count()
+        self._numbers = count()
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def put(self, thing: T, later: bool = False) -> None:
-        """Queue a thing; one for `later` waits until there is nothing else to do, and is worked off alone.
+    def put(self, item: T, later: bool = False) -> None:
+        """Queue an item.
+
+        Args:
+            item: what `work` is given.
+            later: it waits until there are no other items, and is worked off alone.
 
         Raises:
-            BaseException: what `work` raised over an earlier one, so that nobody makes more for a thread that ended.
+            BaseException: what `work` raised over an earlier item: the thread has ended.
         """
         self._check()
-        self._put(_LATER if later else _NOW, thing)
+        self._put(_LATER if later else _NOW, item)
 
     def wait(self) -> None:
-        """Wait until all that was queued is done, but for what can wait.
+        """Wait until all that was queued is done, except items queued for later.
 
         Raises:
             BaseException: what `work` raised.
@@ -51,7 +55,7 @@ class WorkQueue(Generic[T]):
         self._check()
 
     def close(self) -> None:
-        """Wait until all is done.
+        """Wait until all items are done, and end the thread.
 
         Raises:
             BaseException: what `work` raised.
@@ -60,8 +64,11 @@ class WorkQueue(Generic[T]):
         self._thread.join()
         self._check()
 
-    def _put(self, when: int, thing: T | threading.Event | None) -> None:
-        self._queue.put((when, next(self._places), thing))
+    def _put(self, priority: int, item: T | threading.Event | None) -> None:
+        self._queue.put((priority, next(self._numbers), item))
+
+    def _next_priority(self) -> int | None:
+        return self._queue.queue[0][0] if self._queue.queue else None
 
     def _check(self) -> None:
         if self._fault is not None:
@@ -70,18 +77,18 @@ class WorkQueue(Generic[T]):
     def _run(self) -> None:
         try:
             while True:
-                when, _, thing = self._queue.get()
-                if thing is None:
+                priority, _, item = self._queue.get()
+                if item is None:
                     return
-                taken = [thing]
-                # Nobody else takes anything, so what is first stays, or makes room for what is more urgent.
-                while when == _NOW and len(taken) < MOST and self._queue.queue and self._queue.queue[0][0] == _NOW:
-                    _, _, thing = self._queue.get()
-                    assert thing is not None
-                    taken.append(thing)
-                things = [t for t in taken if not isinstance(t, threading.Event)]
-                if things:
-                    self._work(things)
+                taken = [item]
+                # No other thread takes items, so the first one stays first, or makes room for a more urgent one.
+                while priority == _NOW and len(taken) < MOST_ITEMS and self._next_priority() == _NOW:
+                    _, _, item = self._queue.get()
+                    assert item is not None
+                    taken.append(item)
+                items = [i for i in taken if not isinstance(i, threading.Event)]
+                if items:
+                    self._work(items)
                 for reached in taken:
                     if isinstance(reached, threading.Event):
                         reached.set()

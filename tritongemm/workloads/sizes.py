@@ -1,12 +1,19 @@
-"""Stage: CLI values and files → Problems. Each module of interop/ reads one format and says which files are its own."""
+"""Stage: values of a command line, or a file of sizes or results → rows with their problems.
+
+Each plug-in of formats/ reads one format and says which files are its own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from tritongemm.core.errors import InputError
-from tritongemm.formats import Defaults, FormatRow, problem_of, text_of
-from tritongemm.plugins import _modules as registry
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.format_row import Defaults, FormatRow
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.formats import problem_of, text_of
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Format
 
 __all__ = ["Defaults", "FormatRow", "from_file", "from_options"]
 
@@ -21,16 +28,44 @@ def from_options(m: int, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
 
 
 def from_file(path: Path, defaults: Defaults) -> list[FormatRow]:
-    """The rows of a file in any format of interop/, in its order.
+    """The rows of a file in any format of formats/, in its order.
 
     Raises:
         InputError: no such file, no format claims it, or a row is wrong; names file, row, line and field.
-        UnavailableError: its format needs a package that is missing.
+        UnavailableError: the backend of one of its configs needs a package that is missing.
     """
     text = text_of(path)
-    readers = [registry.load("formats", name) for name in registry.names("formats")]
-    for reader in readers:
-        if reader.recognises(path, text):
-            rows: list[FormatRow] = reader.read(path, text, defaults)
+    formats = registry.every(Format)
+    for format_ in formats:
+        if format_.recognises(path, text):
+            rows = format_.read(path, text, defaults)
+            _check_axes(path, format_, rows)
             return rows
-    raise InputError(f"{path} is in no known format; there are: {'; '.join(r.FORMAT for r in readers)}")
+    missing = [str(why) for name in registry.names(Format) if not (why := _loads(name))]
+    known = "; ".join([*(f.title for f in formats), *missing])
+    raise InputError(f"{path} is in no known format; there are: {known}")
+
+
+def _loads(name: str) -> Support:
+    """Whether a format's own imports work."""
+    try:
+        registry.get(Format, name)
+    except UnavailableError as error:
+        return Support(str(error))
+    return SUPPORTED
+
+
+def _check_axes(path: Path, format_: Format, rows: Iterable[FormatRow]) -> None:
+    """Refuse a config that no kernel of its backend can have, in the words of the file.
+
+    Raises:
+        InputError: names file, row, line and field.
+    """
+    for number, row in enumerate(rows, start=1):
+        if row.config is None:
+            continue
+        answer = registry.get(Backend, row.config.backend).check_axes(row.config)
+        if not answer:
+            axis, _, rest = answer.reason.partition(" ")
+            line = f" (line {row.line})" if row.line else ""
+            raise InputError(f"{path}: row {number}{line} {format_.axis_keys.get(axis, axis)} {rest}")

@@ -308,16 +308,16 @@ def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations():
 
 
 def test_without_a_gpu_or_a_library_it_says_so(monkeypatch, tmp_path):
-    if driver.present() is None:
+    if driver.find_vendor() is None:
         assert "no CUDA or HIP driver" in registry.unavailable("backends", "blaslt")
-    blaslt_library.open.cache_clear()
+    blaslt_library.open_library.cache_clear()
     with monkeypatch.context() as patch:
         patch.setitem(
             blaslt_tables.TABLES, "amd",
             blaslt_tables.Table(**{**blaslt_tables.AMD.__dict__, "files": ("libnohipblaslt.so",), "folders": ()}),
         )  # fmt: skip
         with pytest.raises(UnavailableError, match=r"hipblaslt: no library found; looked for libnohipblaslt\.so"):
-            blaslt_library.open("amd")
+            blaslt_library.open_library("amd")
     for vendor, label in (("amd", "hipblaslt"), ("nvidia", "cublaslt"), (None, "cublaslt")):
         monkeypatch.setattr(blaslt, "_vendor", lambda vendor=vendor: vendor)
         assert label == blaslt.LABEL

@@ -58,7 +58,7 @@ def test_expectation_of_random_search_is_exact(scripts: tuple[ModuleType, Module
     tables, script = scripts
     found: tuple[float | str, ...] = (5.0, 1.0, "timeout", 2.0, 2.0, 9.0)
     times = {Config("tile", 64, 64, 32, group_m=i): t for i, t in enumerate(found, 1)}
-    replay = script.Replay.of(tables.Table(Problem(64, 64, 64), "sm90", "", 6, times))
+    replay = script.Replay.prepare(tables.Table(Problem(64, 64, 64), "sm90", "", 6, times))
     values = [9.0 if isinstance(t, str) else t for t in found]
     for k in range(1, 7):
         by_hand = np.mean([min(drawn) for drawn in combinations(values, k)])
@@ -110,7 +110,7 @@ def test_a_replay_goes_along_the_axes_of_its_table(scripts: tuple[ModuleType, Mo
     """What came to the space later would only lead to configs that nobody timed."""
     tables, script = scripts
     times = {Config("tile", 64, n, 32, options=(("swap_ab", 0),)): 1.0 + n for n in (64, 128)}
-    replay = script.Replay.of(tables.Table(Problem(64, 512, 512), "sm90", "", 2, times))
+    replay = script.Replay.prepare(tables.Table(Problem(64, 512, 512), "sm90", "", 2, times))
     (axes,) = replay.space.axes
     values = dict(axes.values)
     assert values["block_n"] == (64, 128) and values["block_m"] == (64,) and values["swap_ab"] == (0,)
@@ -122,7 +122,7 @@ def test_a_replay_keeps_axes_whose_values_are_no_longer_tried(scripts: tuple[Mod
     tables, script = scripts
     options = (("ahead", 0), ("early", 0), ("prefetch", 1))
     times = {Config("gemv", 1, n, 256, num_stages=3, options=options): 1.0 + n for n in (4, 8)}
-    replay = script.Replay.of(tables.Table(Problem(1, 512, 512), "sm90", "", 2, times))
+    replay = script.Replay.prepare(tables.Table(Problem(1, 512, 512), "sm90", "", 2, times))
     (axes,) = replay.space.axes
     assert dict(axes.values)["num_stages"] == (3,) and all(axes.config(axes.point(c)) == c for c in times)
     assert set(times) <= set(replay.space.neighbours(next(iter(times)))) | {next(iter(times))}

@@ -1,4 +1,4 @@
-"""benchmarks/score_model.py on a fixture of our own, and on AMD's tuned file where it lies beside the repository."""
+"""benchmarks/score_model.py on a fixture of our own, and on AMD's tuned file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.search_spaces import loader as target_files
 
 FIXTURE = DATA / "score_model.yaml"
-TUNED = ROOT.parent / "shared" / "data" / "tune_gemm" / "fallback_tuned_configs_gfx942.yaml"
+TUNED = DATA / "tune_gemm" / "fallback_tuned_configs_gfx942.yaml"  # AMD's
 GFX942 = target_files.load_target("gfx942")
 
 
@@ -51,7 +51,6 @@ def test_command_line(script: ModuleType, tmp_path: Path, capsys: pytest.Capture
     assert data["rows"] == 3 and set(data["agreement"]["all"]) == {"top_1", "top_5", "top_10", "top_20"}
 
 
-@pytest.mark.skipif(not TUNED.is_file(), reason="AMD's tuned file is not beside the repository")
 def test_amd_tuned_tiles_are_kept_and_rank_early(script: ModuleType) -> None:
     scores = script.score(script.read(TUNED)[1::6], GFX942)
     assert all(s.rank for s in scores)

@@ -198,7 +198,7 @@ def test_best_triton_of_a_journal(script: ModuleType, tmp_path: Path) -> None:
 
 def test_winners_hold(script: ModuleType) -> None:
     hold = importlib.import_module("contenders._hold")
-    base = {
+    base: dict[str, Any] = {
         "problem": PROBLEM,
         "target": "sm90",
         "config": Config("tile", 16, 64, 64),

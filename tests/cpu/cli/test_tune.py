@@ -203,7 +203,7 @@ def test_one_size_by_default(
 ) -> None:
     """The README's first command: gfx942, results under output/."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(OfflineEvaluator, "_checked", passed)  # the interpreter has its say elsewhere
+    monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)  # the interpreter has its say elsewhere
     assert tune.main(["-m", "16", "-n", "16", "-k", "16", "--budget", "1"]) == 0
     (row,) = yaml.safe_load(Path("output/tuning_results_gfx942.yaml").read_text())
     assert (row["M"], row["target"], row["timer"]) == (16, "gfx942", "model")
@@ -235,7 +235,7 @@ def test_compiles_that_fail_are_counted_with_reasons(
         err = capsys.readouterr().err
         assert "no candidate passed: 2 timeout, tile__" in err and "results: " not in err
     assert len(journal_of(tmp_path)) == 1, "the header alone"
-    monkeypatch.setattr(OfflineEvaluator, "_checked", passed)
+    monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     assert tune.main(argv) == 0
     assert [e["trial"]["status"] for e in journal_of(tmp_path) if "trial" in e] == ["ok"] * 3
 
@@ -254,7 +254,7 @@ def test_stages_to_stop_after(
     assert tune.main([*size, "--compile_only"]) == 0
     assert table(capsys.readouterr().out)["1x2x3_fp16_TT"][:6] == ["1", "1", "0", "1", "0", "0"], "one from the cache"
     assert len(journal_of(tmp_path)) == 1 and not (tmp_path / "out.yaml").exists()
-    monkeypatch.setattr(OfflineEvaluator, "_checked", passed)
+    monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     monkeypatch.setattr(
         "tritongemm.workers.child_process.WorkerProcess.ask", lambda *_: pytest.fail("a compiler was asked")
     )

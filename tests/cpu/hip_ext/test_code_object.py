@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,8 @@ TARGETS = {
     "gfx950": GPUTarget("hip", "gfx950", 64),
 }
 
+Compiled = Callable[[str, int], SimpleNamespace]
+
 PTX = """
 .version 8.0
 .target sm_{sm}
@@ -48,8 +51,8 @@ PTX = """
 """
 
 
-@triton.jit
-def product(a, b, c, K, stride, M: tl.constexpr, N: tl.constexpr, BK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def product(a, b, c, K, stride, M: tl.constexpr, N: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
     m, n = tl.arange(0, M), tl.arange(0, N)
     total = tl.zeros((M, N), dtype=tl.float32)
     for k in range(0, K, BK):
@@ -61,10 +64,10 @@ def product(a, b, c, K, stride, M: tl.constexpr, N: tl.constexpr, BK: tl.constex
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     """(target name, size) -> a compiled product: large ones spill."""
     triton.knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))
-    made = {}
+    made: dict[tuple[str, int], SimpleNamespace] = {}
 
     def get(name: str, size: int) -> SimpleNamespace:
         if (name, size) not in made:
@@ -92,7 +95,7 @@ def ptxas(folder: Path, sm: int) -> bytes:
 def usage(folder: Path, code: bytes) -> dict[str, dict[str, int]]:
     """cuobjdump's figures by kernel."""
     (folder / "d.cubin").write_bytes(code)
-    command = [NVIDIA_BIN / "cuobjdump", "--dump-resource-usage", folder / "d.cubin"]
+    command = [str(NVIDIA_BIN / "cuobjdump"), "--dump-resource-usage", str(folder / "d.cubin")]
     text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     found = re.findall(r"Function (\S+):\s+(.*)", text)
     return {name: {k: int(v) for k, v in re.findall(r"(\w+)(?:\[0\])?:(\d+)", row)} for name, row in found}
@@ -100,14 +103,14 @@ def usage(folder: Path, code: bytes) -> dict[str, dict[str, int]]:
 
 def parameters(cubin: Path) -> list[tuple[int, int]]:
     """cuobjdump's (offset, size) of every parameter of every kernel."""
-    command = [NVIDIA_BIN / "cuobjdump", "--dump-elf", cubin]
+    command = [str(NVIDIA_BIN / "cuobjdump"), "--dump-elf", str(cubin)]
     text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     found = re.findall(r"Ordinal : \w+\s+Offset  : (\w+)\s+Size    : (\w+)", text)
     return sorted((int(offset, 16), int(size, 16)) for offset, size in found)
 
 
 @pytest.mark.parametrize(("name", "size"), [("sm80", 32), ("sm90", 32), ("sm90", 128), ("sm100", 32)])
-def test_cubin_figures_are_those_of_cuobjdump(compiled, tmp_path, name, size):
+def test_cubin_figures_are_those_of_cuobjdump(compiled: Compiled, tmp_path: Path, name: str, size: int) -> None:
     code = compiled(name, size).code
     (kernel,) = code_object.read(code)
     told = usage(tmp_path, code)[kernel.symbol]
@@ -123,7 +126,7 @@ def test_cubin_figures_are_those_of_cuobjdump(compiled, tmp_path, name, size):
 
 
 @pytest.mark.parametrize("sm", [80, 90])
-def test_cubin_with_two_kernels_static_shared_memory_and_a_stack(tmp_path, sm):
+def test_cubin_with_two_kernels_static_shared_memory_and_a_stack(tmp_path: Path, sm: int) -> None:
     code = ptxas(tmp_path, sm)
     told = usage(tmp_path, code)
     small, stacked = sorted(code_object.read(code), key=lambda k: k.symbol)
@@ -138,13 +141,15 @@ def test_cubin_with_two_kernels_static_shared_memory_and_a_stack(tmp_path, sm):
 
 
 @pytest.mark.parametrize(("name", "size"), [("gfx942", 32), ("gfx942", 128), ("gfx950", 32)])
-def test_hsaco_figures_are_those_of_its_assembly(compiled, name, size):
+def test_hsaco_figures_are_those_of_its_assembly(compiled: Compiled, name: str, size: int) -> None:
     made = compiled(name, size)
     (kernel,) = code_object.read(made.code)
     metadata = made.text[made.text.index(".amdgpu_metadata") :]
 
     def told(key: str) -> int:
-        return int(re.search(rf"\.{key}:\s+(\d+)", metadata)[1])
+        found = re.search(rf"\.{key}:\s+(\d+)", metadata)
+        assert found
+        return int(found[1])
 
     assert code_object.arch(made.code) == name
     assert (kernel.symbol, kernel.wave_size, kernel.max_threads) == ("product", 64, 64)
@@ -159,7 +164,7 @@ def test_hsaco_figures_are_those_of_its_assembly(compiled, name, size):
 
 
 @pytest.mark.parametrize("name", ["sm90", "gfx942"])
-def test_reading_takes_under_two_milliseconds(compiled, name):
+def test_reading_takes_under_two_milliseconds(compiled: Compiled, name: str) -> None:
     code = compiled(name, 128).code
 
     def once() -> float:
@@ -171,7 +176,7 @@ def test_reading_takes_under_two_milliseconds(compiled, name):
 
 
 @pytest.mark.parametrize("name", ["sm80", "sm90", "gfx942"])
-def test_truncation_is_always_named(compiled, name):
+def test_truncation_is_always_named(compiled: Compiled, name: str) -> None:
     code = compiled(name, 32).code
     for end in range(0, len(code), 97):
         with pytest.raises(InputError, match=r"not an ELF|whole little-endian|truncated|section table"):
@@ -179,7 +184,7 @@ def test_truncation_is_always_named(compiled, name):
 
 
 @pytest.mark.parametrize("name", ["sm90", "gfx942"])
-def test_damage_never_raises_anything_but_input_error(compiled, name):
+def test_damage_never_raises_anything_but_input_error(compiled: Compiled, name: str) -> None:
     code, chance = compiled(name, 32).code, random.Random(name)
     refused = 0
     for _ in range(2000):
@@ -193,7 +198,7 @@ def test_damage_never_raises_anything_but_input_error(compiled, name):
     assert refused > 200
 
 
-def test_foreign_files_are_refused_with_what_they_are(compiled):
+def test_foreign_files_are_refused_with_what_they_are(compiled: Compiled) -> None:
     with pytest.raises(InputError, match=r"not an ELF file, it starts with b'__CLANG_OFFLOAD"):
         code_object.read(b"__CLANG_OFFLOAD_BUNDLE__" + bytes(100))
     with pytest.raises(InputError, match="ELF machine 62 is neither"):

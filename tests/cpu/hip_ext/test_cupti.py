@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("fake") / "cupti.so"
     source = str(FAKES / "cupti.c")
     subprocess.run(
@@ -32,16 +32,16 @@ def built(tmp_path_factory):
 
 
 @pytest.fixture
-def library(built, tmp_path):
+def library(built: Path, tmp_path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(shutil.copy(built, tmp_path / "cupti.so")))  # its state starts afresh
 
 
 @pytest.fixture
-def tracer(library):
-    return cupti.Tracer(library)
+def tracer(library: ctypes.CDLL) -> cupti.CuptiTracer:
+    return cupti.CuptiTracer(library)
 
 
-def traced(tracer):
+def traced(tracer: cupti.CuptiTracer) -> KernelTrace:
     return KernelTrace(tracer, lambda: None)
 
 
@@ -49,7 +49,7 @@ def poke(library: ctypes.CDLL, name: str, value: int) -> None:
     ctypes.c_int.in_dll(library, f"fake_{name}").value = value
 
 
-def test_records_come_in_launch_order_with_names_and_times(library, tracer):
+def test_records_come_in_launch_order_with_names_and_times(library: ctypes.CDLL, tracer: cupti.CuptiTracer) -> None:
     with traced(tracer) as trace:
         library.fake_launch(b"second", 3000, 3500, 8)
         library.fake_launch(b"first", 2000, 2600, 7)
@@ -61,7 +61,7 @@ def test_records_come_in_launch_order_with_names_and_times(library, tracer):
     assert trace.records(4) == trace.records() == records
 
 
-def test_memory_operations_are_part_of_a_trace(library, tracer):
+def test_memory_operations_are_part_of_a_trace(library: ctypes.CDLL, tracer: cupti.CuptiTracer) -> None:
     library.fake_memset(500, 600, 1)
     with traced(tracer) as trace:
         library.fake_launch(b"gemm", 3000, 3500, 9)
@@ -70,7 +70,7 @@ def test_memory_operations_are_part_of_a_trace(library, tracer):
     assert trace.records(["memset", "gemm", "memcpy"])[2] == KernelRecord("memcpy", 4000, 4100)
 
 
-def test_each_trace_has_its_own_records(library, tracer):
+def test_each_trace_has_its_own_records(library: ctypes.CDLL, tracer: cupti.CuptiTracer) -> None:
     for turn in range(3):
         library.fake_launch(b"between", 1500, 1600, 1)  # it goes on watching, but the next trace has none of it
         with traced(tracer) as trace:
@@ -86,7 +86,7 @@ def test_each_trace_has_its_own_records(library, tracer):
     assert [r.name for r in trace.records(1)] == ["inside"]
 
 
-def test_a_profiler_that_is_refused_is_refused_each_time(library, tracer):
+def test_a_profiler_that_is_refused_is_refused_each_time(library: ctypes.CDLL, tracer: cupti.CuptiTracer) -> None:
     poke(library, "refuse", 1)
     for _ in range(2):
         with pytest.raises(DriverError, match="cuptiActivityEnable"):
@@ -97,7 +97,7 @@ def test_a_profiler_that_is_refused_is_refused_each_time(library, tracer):
     assert len(trace.records(1)) == 1
 
 
-def test_more_records_than_a_buffer_holds_are_kept(library, tracer):
+def test_more_records_than_a_buffer_holds_are_kept(library: ctypes.CDLL, tracer: cupti.CuptiTracer) -> None:
     with traced(tracer) as trace:
         for index in range(20_000):
             if index % 4000 == 3999:
@@ -116,7 +116,9 @@ def test_more_records_than_a_buffer_holds_are_kept(library, tracer):
         (["b", "a"], "launch 0 was b, its record says a"),
     ],
 )
-def test_records_of_other_launches_are_refused(library, tracer, expected, message):
+def test_records_of_other_launches_are_refused(
+    library: ctypes.CDLL, tracer: cupti.CuptiTracer, expected: int | list[str], message: str
+) -> None:
     with traced(tracer) as trace:
         library.fake_launch(b"a", 2000, 2100, 1)
         library.fake_launch(b"b", 2200, 2300, 2)
@@ -124,7 +126,7 @@ def test_records_of_other_launches_are_refused(library, tracer, expected, messag
         trace.records(expected, timeout=0.01)
 
 
-def test_dropped_incomplete_and_leftover_records_are_refused(library, tracer):
+def test_dropped_incomplete_and_leftover_records_are_refused(library: ctypes.CDLL, tracer: cupti.CuptiTracer) -> None:
     poke(library, "dropped", 5)
     with traced(tracer) as trace:
         library.fake_launch(b"a", 2000, 2100, 1)
@@ -142,7 +144,7 @@ def test_dropped_incomplete_and_leftover_records_are_refused(library, tracer):
         trace.records(1)
 
 
-def test_late_records_are_waited_for_but_not_for_ever(library, tracer):
+def test_late_records_are_waited_for_but_not_for_ever(library: ctypes.CDLL, tracer: cupti.CuptiTracer) -> None:
     with traced(tracer) as trace:
         library.fake_launch(b"a", 2000, 2100, 1)
         poke(library, "hold", 3)
@@ -160,7 +162,7 @@ def test_late_records_are_waited_for_but_not_for_ever(library, tracer):
     assert [r.start_ns for r in trace.records(1)] == [5000]
 
 
-def test_traces_do_not_nest_and_close_on_errors(library, tracer):
+def test_traces_do_not_nest_and_close_on_errors(library: ctypes.CDLL, tracer: cupti.CuptiTracer) -> None:
     with traced(tracer) as trace:
         with pytest.raises(TraceError, match="after the with block"):
             trace.records()
@@ -173,19 +175,19 @@ def test_traces_do_not_nest_and_close_on_errors(library, tracer):
     assert len(trace.records(1)) == 1
 
 
-def test_what_cannot_be_used_is_unavailable(library, monkeypatch):
+def test_what_cannot_be_used_is_unavailable(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "load", lambda *_: library)
     poke(library, "refuse", 1)
     with pytest.raises(
         UnavailableError, match=r"can't be used here: cuptiActivityRegisterCallbacks failed: CUPTI_ERROR"
     ):
-        cupti.tracer.__wrapped__()
+        cupti.open_tracer.__wrapped__()
     poke(library, "version", 12)
     with pytest.raises(UnavailableError, match="speaks version 12; 13 is the oldest"):
-        cupti.tracer.__wrapped__()
+        cupti.open_tracer.__wrapped__()
 
 
-def test_offsets_are_those_of_every_struct_version(tmp_path):
+def test_offsets_are_those_of_every_struct_version(tmp_path: Path) -> None:
     """Records of API versions 12 to 26: one prefix for all of a kind."""
     fields = ["kind", "start", "end", "correlationId"]
     kernels = [(f"CUpti_ActivityKernel{v}", [*fields, "name"]) for v in range(4, 10)]

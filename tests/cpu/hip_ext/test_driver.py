@@ -5,19 +5,22 @@ from __future__ import annotations
 import ctypes
 import struct
 import timeit
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tritongemm.core.errors import DriverError, InputError, TargetError, UnavailableError
 from tritongemm.hip_ext import libraries
-from tritongemm.hip_ext.driver import driver
+from tritongemm.hip_ext.driver import driver, tensor_map
 
 CODE = b"co\0de and more"
+Fake = tuple[ctypes.CDLL, driver.Driver]
 BOTH = pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 
 
 @pytest.fixture
-def fake(stand_in_driver, vendor):
+def fake(stand_in_driver: Callable[[str], Fake], vendor: str) -> Fake:
     """(stand-in's own variables, started driver)."""
     return stand_in_driver(vendor)
 
@@ -35,7 +38,7 @@ def ints(data: bytes) -> set[int]:
 
 
 @BOTH
-def test_device_facts(fake, vendor):
+def test_device_facts(fake: Fake, vendor: str) -> None:
     _, opened = fake
     device = opened.device(1)
     assert (opened.device_count(), device.name) == (2, "Fake One")
@@ -59,7 +62,7 @@ def test_device_facts(fake, vendor):
 
 
 @BOTH
-def test_a_thread_may_do_what_captures_of_others_forbid(fake, vendor):
+def test_a_thread_may_do_what_captures_of_others_forbid(fake: Fake, vendor: str) -> None:
     library, opened = fake
     device = opened.device()
     with pytest.raises(KeyError), device.relaxed():
@@ -69,7 +72,7 @@ def test_a_thread_may_do_what_captures_of_others_forbid(fake, vendor):
 
 
 @BOTH
-def test_using_a_device_makes_it_current_for_the_thread(fake, vendor):
+def test_using_a_device_makes_it_current_for_the_thread(fake: Fake, vendor: str) -> None:
     library, opened = fake
     first, second = opened.device(0), opened.device(1)
     assert number(library, "fake_current") == 1
@@ -82,7 +85,7 @@ def test_using_a_device_makes_it_current_for_the_thread(fake, vendor):
 
 
 @BOTH
-def test_memory_goes_out_and_comes_back(fake, vendor):
+def test_memory_goes_out_and_comes_back(fake: Fake, vendor: str) -> None:
     library, opened = fake
     device = opened.device()
     address = device.alloc(64)
@@ -97,7 +100,7 @@ def test_memory_goes_out_and_comes_back(fake, vendor):
 
 @BOTH
 @pytest.mark.parametrize("offsets", [(), (0, 8, 12)])
-def test_launch_passes_shape_parameters_and_stream(fake, vendor, offsets):
+def test_launch_passes_shape_parameters_and_stream(fake: Fake, vendor: str, offsets: tuple[int, ...]) -> None:
     library, opened = fake
     device = opened.device()
     function = device.load(CODE).function("fill")
@@ -111,7 +114,7 @@ def test_launch_passes_shape_parameters_and_stream(fake, vendor, offsets):
 
 @BOTH
 @pytest.mark.parametrize("offsets", [(), (0, 8, 12)])
-def test_prepared_launch_is_patched_in_place_and_cheap(fake, vendor, offsets):
+def test_prepared_launch_is_patched_in_place_and_cheap(fake: Fake, vendor: str, offsets: tuple[int, ...]) -> None:
     _, opened = fake
     device = opened.device()
     first, second = device.alloc(16), device.alloc(16)
@@ -134,7 +137,7 @@ def test_prepared_launch_is_patched_in_place_and_cheap(fake, vendor, offsets):
 
 
 @pytest.mark.parametrize("vendor", ["nvidia"])
-def test_shared_memory_limit_is_raised_once_and_only_when_needed(fake):
+def test_shared_memory_limit_is_raised_once_and_only_when_needed(fake: Fake) -> None:
     library, opened = fake
     function = opened.device().load(CODE).function("fill")
     job = block(0, 0, 0)
@@ -149,7 +152,7 @@ def test_shared_memory_limit_is_raised_once_and_only_when_needed(fake):
 
 @pytest.mark.parametrize("vendor", ["nvidia"])
 @pytest.mark.parametrize("offsets", [(), (0, 8, 12)])
-def test_clusters_go_through_the_extended_launch(fake, offsets):
+def test_clusters_go_through_the_extended_launch(fake: Fake, offsets: tuple[int, ...]) -> None:
     library, opened = fake
     device = opened.device()
     address = device.alloc(16)
@@ -164,7 +167,7 @@ def test_clusters_go_through_the_extended_launch(fake, offsets):
 
 
 @pytest.mark.parametrize("vendor", ["nvidia"])
-def test_a_kernel_that_waits_itself_may_start_early(fake):
+def test_a_kernel_that_waits_itself_may_start_early(fake: Fake) -> None:
     library, opened = fake
     function = opened.device().load(CODE).function("fill")
     job, shape = block(opened.device().alloc(16), 4, 9), ((4, 3, 2), (128, 1, 1), 0)
@@ -174,7 +177,7 @@ def test_a_kernel_that_waits_itself_may_start_early(fake):
 
 
 @pytest.mark.parametrize("vendor", ["amd"])
-def test_what_amd_does_not_have_is_said(fake):
+def test_what_amd_does_not_have_is_said(fake: Fake) -> None:
     device = fake[1].device()
     with pytest.raises(UnavailableError, match="fill wants clusters of 2"):
         device.load(CODE).function("fill").launch((2, 1, 1), (64, 1, 1), 0, block(0, 0, 0), cluster=2)
@@ -183,7 +186,7 @@ def test_what_amd_does_not_have_is_said(fake):
 
 
 @BOTH
-def test_capture_records_and_the_graph_replays(fake, vendor):
+def test_capture_records_and_the_graph_replays(fake: Fake, vendor: str) -> None:
     _, opened = fake
     device = opened.device()
     stream, address = device.stream(), device.alloc(16)
@@ -203,7 +206,7 @@ def test_capture_records_and_the_graph_replays(fake, vendor):
 
 
 @BOTH
-def test_events_time_and_everything_is_given_back_once(fake, vendor):
+def test_events_time_and_everything_is_given_back_once(fake: Fake, vendor: str) -> None:
     library, opened = fake
     device = opened.device()
     stream, start, stop = device.stream(), device.event(), device.event()
@@ -222,7 +225,7 @@ def test_events_time_and_everything_is_given_back_once(fake, vendor):
 
 
 @BOTH
-def test_refusals_carry_call_code_name_and_text(fake, vendor):
+def test_refusals_carry_call_code_name_and_text(fake: Fake, vendor: str) -> None:
     library, opened = fake
     device = opened.device()
     with pytest.raises(DriverError, match="ModuleLoadData failed"):
@@ -243,19 +246,20 @@ def test_refusals_carry_call_code_name_and_text(fake, vendor):
 
 
 @pytest.mark.parametrize("vendor", ["nvidia"])
-def test_tensor_map_is_encoded_as_the_driver_wants_it(fake):
+def test_tensor_map_is_encoded_as_the_driver_wants_it(fake: Fake) -> None:
     library, opened = fake
     device = opened.device()
     ctypes.c_int.in_dll(library, "fake_version").value = 13020
     elem_type, elem_size = 10, 2  # bfloat16 as the compiler counts
 
-    def facts(*args: object, **options: bool) -> tuple[int, ...]:
-        return struct.unpack("<16Q", device.tensor_map(*args, **options))
+    def facts(*args: Any) -> tuple[int, ...]:
+        return struct.unpack("<16Q", device.tensor_map(*args))
 
     # aligned, kept flag, host type 9, rank 2, address, columns, rows, bytes between rows, box columns, box rows, steps
     expected = (0, 1 << 21, 9, 2, 0x7F0000000010, 300, 1000, 2 * 304, 64, 128, 1, 1, 0, 3, 2, 0)
     assert facts(0x7F0000000010, elem_type, elem_size, (1000, 300), 304, (128, 64), 3) == expected
-    assert facts(0, 0, 1, (4, 32), 32, (4, 32), 0, fp4_padded=True, nan_outside=True)[5:] == (
+    options = tensor_map.TensorMapOptions(fp4_padded=True, nan_outside=True)
+    assert facts(0, 0, 1, (4, 32), 32, (4, 32), 0, options)[5:] == (
         64, 4, 32, 32, 4, 1, 1, 0, 0, 2, 1,
     )  # fmt: skip
     ctypes.c_int.in_dll(library, "fake_version").value = 13000
@@ -268,12 +272,12 @@ def test_tensor_map_is_encoded_as_the_driver_wants_it(fake):
 
 
 @BOTH
-def test_a_driver_without_devices_or_calls_says_so(fake, vendor, monkeypatch):
+def test_a_driver_without_devices_or_calls_says_so(fake: Fake, vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     library, _ = fake
     ctypes.c_int.in_dll(library, "fake_devices").value = 0
     with pytest.raises(UnavailableError, match=r"finds no usable GPU: (cuInit|hipInit) failed"):
-        driver.open.__wrapped__(vendor)
+        driver.open_driver.__wrapped__(vendor)
     empty = ctypes.CDLL(None)
     monkeypatch.setattr(libraries, "load", lambda *_: empty)
     with pytest.raises(UnavailableError, match=r"has no (cuInit|hipInit); a newer driver is needed"):
-        driver.open.__wrapped__(vendor)
+        driver.open_driver.__wrapped__(vendor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from tritongemm.core.errors import UnavailableError
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import symbols
 from tritongemm.hip_ext.profilers import rocprofiler
-from tritongemm.hip_ext.profilers.rocprofiler import ConfigurationLockedError, Tracer
+from tritongemm.hip_ext.profilers.rocprofiler import ConfigurationLockedError, RocprofilerTracer
 from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, TraceError
 
 INCLUDE = Path(triton.__file__).parent / "backends/amd/include"
@@ -32,7 +33,7 @@ INFO = "rocprofiler_kernel_dispatch_info_t"
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fake")
     source = str(FAKES / "rocprofiler.c")
     for major in (0, 1):
@@ -42,22 +43,22 @@ def built(tmp_path_factory):
 
 
 @pytest.fixture(params=[0, 1], ids=["0.5", "1.x"])
-def library(request, built, tmp_path):
+def library(request: pytest.FixtureRequest, built: Path, tmp_path: Path) -> ctypes.CDLL:
     opened = ctypes.CDLL(str(shutil.copy(built / f"{request.param}.so", tmp_path / "sdk.so")))
     poke(opened, "major", request.param)
     return opened
 
 
 @pytest.fixture
-def tracer(library):
-    return Tracer(library)
+def tracer(library: ctypes.CDLL) -> RocprofilerTracer:
+    return RocprofilerTracer(library)
 
 
 def poke(library: ctypes.CDLL, name: str, value: int) -> None:
     ctypes.c_int.in_dll(library, f"fake_{name}").value = value
 
 
-def traced(tracer: Tracer) -> KernelTrace:
+def traced(tracer: RocprofilerTracer) -> KernelTrace:
     return KernelTrace(tracer, lambda: None)
 
 
@@ -65,7 +66,7 @@ def load(library: ctypes.CDLL, name: bytes, kernel: int, operation: int = 2, pha
     library.fake_load(name, kernel, operation, phase)
 
 
-def test_layouts_are_those_of_the_header(tmp_path):
+def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
     questions = {
         "sizeof(rocprofiler_tool_configure_result_t)": ctypes.sizeof(rocprofiler._ConfigureResult),
         "offsetof(rocprofiler_tool_configure_result_t, initialize)": rocprofiler._ConfigureResult.initialize.offset,
@@ -110,7 +111,7 @@ def test_layouts_are_those_of_the_header(tmp_path):
     assert dict(zip(questions, map(int, printed.split()), strict=True)) == questions
 
 
-def test_the_whole_life_of_a_process(library, tracer):
+def test_the_whole_life_of_a_process(library: ctypes.CDLL, tracer: RocprofilerTracer) -> None:
     assert tracer.version[0] == ctypes.c_int.in_dll(library, "fake_major").value
     assert (ctypes.c_char * 32).in_dll(library, "fake_client").value == b"tritongemm"
     load(library, b"gemm.kd", 3)
@@ -140,7 +141,9 @@ def test_the_whole_life_of_a_process(library, tracer):
         (["a", "unseen"], "launch 1 was unseen, its record says nothing"),
     ],
 )
-def test_dispatches_must_match_the_launches(library, tracer, expected, message):
+def test_dispatches_must_match_the_launches(
+    library: ctypes.CDLL, tracer: RocprofilerTracer, expected: int | list[str], message: str
+) -> None:
     load(library, b"a.kd", 1)
     with traced(tracer) as trace:
         library.fake_launch(1, 5, 2000, 2100)
@@ -149,7 +152,7 @@ def test_dispatches_must_match_the_launches(library, tracer, expected, message):
         trace.records(expected, timeout=0.01)
 
 
-def test_dropped_records_spoil_their_trace_and_no_later_one(library, tracer):
+def test_dropped_records_spoil_their_trace_and_no_later_one(library: ctypes.CDLL, tracer: RocprofilerTracer) -> None:
     for dropped, message in ((2, "dropped 2 records"), (5, "dropped 3 records")):
         poke(library, "dropped", dropped)
         with traced(tracer) as trace:
@@ -161,7 +164,9 @@ def test_dropped_records_spoil_their_trace_and_no_later_one(library, tracer):
     assert len(trace.records(1)) == 1
 
 
-def test_late_records_are_waited_for_and_never_taken_for_others(library, tracer):
+def test_late_records_are_waited_for_and_never_taken_for_others(
+    library: ctypes.CDLL, tracer: RocprofilerTracer
+) -> None:
     with traced(tracer) as trace:
         library.fake_launch(1, 1, 2000, 2100)
         poke(library, "hold", 3)
@@ -178,7 +183,7 @@ def test_late_records_are_waited_for_and_never_taken_for_others(library, tracer)
         trace.records()
 
 
-def test_incomplete_and_malformed_records_are_refused(library, tracer):
+def test_incomplete_and_malformed_records_are_refused(library: ctypes.CDLL, tracer: RocprofilerTracer) -> None:
     with traced(tracer) as trace:
         library.fake_launch(1, 1, 2000, 0)
     with pytest.raises(TraceError, match="1 records without a valid start and end"):
@@ -190,38 +195,38 @@ def test_incomplete_and_malformed_records_are_refused(library, tracer):
         trace.records()
 
 
-def test_locked_configuration_has_its_own_error(library):
+def test_locked_configuration_has_its_own_error(library: ctypes.CDLL) -> None:
     poke(library, "initialized", 1)
     with pytest.raises(ConfigurationLockedError, match="configured already: the GPU was used before"):
-        Tracer(library)
+        RocprofilerTracer(library)
 
 
 @pytest.mark.parametrize("number", [15, 16])
-def test_locked_is_known_by_name_whatever_its_number(library, number):
+def test_locked_is_known_by_name_whatever_its_number(library: ctypes.CDLL, number: int) -> None:
     poke(library, "initialized", -1)  # another tool is just being configured
     poke(library, "locked", number)
     with pytest.raises(ConfigurationLockedError, match=rf"force_configure failed: \w+_LOCKED \({number}\): in words"):
-        Tracer(library)
+        RocprofilerTracer(library)
 
 
-def test_one_process_registers_once(library, tracer):
+def test_one_process_registers_once(library: ctypes.CDLL, tracer: RocprofilerTracer) -> None:
     with pytest.raises(ConfigurationLockedError):
-        Tracer(library)
+        RocprofilerTracer(library)
     with traced(tracer) as trace:
         library.fake_launch(1, 1, 2000, 2100)
     assert len(trace.records(1)) == 1
 
 
-def test_an_sdk_that_is_unknown_or_silent_is_unavailable(library):
+def test_an_sdk_that_is_unknown_or_silent_is_unavailable(library: ctypes.CDLL) -> None:
     poke(library, "mute", 1)
     with pytest.raises(UnavailableError, match="did not call this process's tool back"):
-        Tracer(library)
+        RocprofilerTracer(library)
     poke(library, "major", 2)
     with pytest.raises(UnavailableError, match=r"is version \(2, 5, 0\); known are 0.x and 1.x"):
-        Tracer(library)
+        RocprofilerTracer(library)
 
 
-def test_configure_wants_hip_and_hsa_loaded_first(monkeypatch, library):
+def test_configure_wants_hip_and_hsa_loaded_first(monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL) -> None:
     with pytest.raises(UnavailableError, match="HIP runtime"):
         rocprofiler.configure.__wrapped__()
     monkeypatch.setattr(symbols, "bind", lambda vendor: None)
@@ -229,5 +234,5 @@ def test_configure_wants_hip_and_hsa_loaded_first(monkeypatch, library):
         rocprofiler.configure.__wrapped__()
     monkeypatch.setattr(libraries, "mapped", lambda stem: Path("/lib") / stem)
     monkeypatch.setattr(libraries, "load", lambda *_: library)
-    monkeypatch.setattr(rocprofiler.atexit, "register", lambda function: None)
-    assert isinstance(rocprofiler.configure.__wrapped__(), Tracer)
+    monkeypatch.setattr(atexit, "register", lambda function: None)
+    assert isinstance(rocprofiler.configure.__wrapped__(), RocprofilerTracer)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tritongemm.measure.choose import BASELINE_ENTRY, MARGIN, Choice, beaten, choose, decided, faster, still_racing
+from tritongemm.core.trial import BASELINE_ENTRY
+from tritongemm.core.tuning_options import MARGIN
+from tritongemm.measure.choose import Choice, beaten, choose, decided, faster, still_racing
 
 ROUNDS = 40
 
@@ -55,6 +59,51 @@ def test_a_gain_within_the_margin_is_not_worth_it() -> None:
 
 def test_without_a_library_the_fastest_wins() -> None:
     assert choose(race(b=2e-5, a=1e-5)) == Choice("a", library_won=False, tie=False)
+
+
+def test_the_margin_protects_the_librarys_best_algorithm() -> None:
+    """A kernel told from it without doubt, but by less than the margin, is not worth leaving the library for."""
+    samples = race(noise=1e-6, kernel=1e-5, algorithm=1e-5 * (1 + MARGIN / 2), library=2e-5)
+    assert faster(samples["kernel"], samples["algorithm"]) and faster(samples["algorithm"], samples[BASELINE_ENTRY])
+    kept = Choice("algorithm", library_won=False, tie=False)
+    assert choose(samples, libraries={"algorithm"}) == kept
+    assert choose(samples, margin=0.0, libraries={"algorithm"}).name == "kernel"
+    assert choose(samples).name == "kernel", "between two of ours the median decides"
+    far = race(noise=1e-6, kernel=1e-5, algorithm=1e-5 * (1 + 2 * MARGIN), library=2e-5)
+    assert choose(far, libraries={"algorithm"}) == Choice("kernel", library_won=False, tie=False)
+    assert choose(far, margin=0.05, libraries={"algorithm"}) == kept
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_tie_with_an_algorithm_goes_to_it(seed: int) -> None:
+    """Whichever of the two had the better median."""
+    samples = race(seed, kernel=1e-5, algorithm=1e-5, library=2e-5)
+    assert choose(samples, margin=0.0, libraries={"algorithm"}).name == "algorithm"
+    assert choose(race(seed, kernel=1e-5, algorithm=1e-5), libraries={"algorithm"}).name == "algorithm"
+
+
+def test_the_best_algorithm_counts_and_a_slower_one_does_not() -> None:
+    samples = race(kernel=1e-5, quick=1.002e-5, slow=2e-5, library=3e-5, noise=1e-6)
+    assert choose(samples, libraries={"quick", "slow"}).name == "quick"
+    assert choose(race(kernel=1e-5, slow=2e-5, library=3e-5), libraries={"slow"}).name == "kernel"
+    assert choose(race(quick=1e-5, slow=2e-5), libraries={"quick", "slow"}).name == "quick", "no kernel of ours"
+    assert choose(race(kernel=2e-5, quick=1e-5, library=3e-5), libraries={"quick"}).name == "quick"
+
+
+def test_an_algorithm_within_the_margin_does_not_displace_the_baseline() -> None:
+    """It stands in for the kernel, and must beat PyTorch's call by the margin itself."""
+    samples = race(noise=1e-6, kernel=1e-5, algorithm=1.003e-5, library=1.006e-5)
+    assert not choose(samples, libraries=()).library_won
+    assert choose(samples, libraries={"algorithm"}) == Choice("algorithm", library_won=True, tie=True)
+
+
+def test_an_algorithm_that_left_the_race_early_was_beaten() -> None:
+    """Too few of its rounds are left for a test, but it left because it was clearly slower; the margin still counts."""
+    samples = race(noise=0.001, kernel=1e-5, algorithm=1.2e-5, library=2e-5)
+    samples["algorithm"] = samples["algorithm"][:2]
+    assert not faster(samples["kernel"], samples["algorithm"])
+    assert choose(samples, libraries={"algorithm"}).name == "kernel"
+    assert choose(samples, margin=0.5, libraries={"algorithm"}).name == "algorithm"
 
 
 def test_one_lucky_sample_wins_nothing() -> None:
@@ -125,5 +174,10 @@ def test_any_samples_have_an_outcome(samples: dict[str, list[float]]) -> None:
     if ours:
         choice = choose(samples)
         assert choice.name in ours and choice.name in still_racing(samples)
+        for library in ours:
+            stands = choose(samples, libraries={library})
+            best = min((median(samples[n]) for n in ours if n != library), default=0.0)
+            assert stands.name == library or median(samples[stands.name]) == best, "the best kernel or the library"
+            assert not stands.tie or stands.library_won
         assert not choice.tie or choice.library_won
         assert BASELINE_ENTRY in samples or not choice.library_won

@@ -2,170 +2,235 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from tritongemm.backends.blaslt import backend as blaslt
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
+from tritongemm.core.errors import TritonGemmError, UnavailableError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.core.trial import Trial
-from tritongemm.measure import gpu_evaluator
-from tritongemm.measure.jobs import Request
-from tritongemm.plugins import _modules as registry
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.measure.jobs import (
+    Algorithms,
+    AlgorithmsJob,
+    MeasureAnswer,
+    MeasureJob,
+    NowRacing,
+    OperandsReady,
+    RaceJob,
+    RaceSamples,
+    ScreenJob,
+    VerifyJob,
+)
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerTimeout
 
 SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
+READY = OperandsReady(1, True)
+LIBRARY = registry.get(Backend, "blaslt")
+CONFIGS = [Config("heuristic", n, 0, 0, backend="blaslt") for n in (1, 2, 3)]
+ARTIFACTS = [Artifact(c, "") for c in CONFIGS]
+
+Answer = Callable[[MeasureJob], Iterator[MeasureAnswer]]
 
 
-def test_the_gpu_process_is_asked_for_what_a_library_has(monkeypatch):
-    gpu = gpu_evaluator.GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 5)
-    asked, config = [], Config("heuristic", 0, 0, 0, backend="blaslt")
+@pytest.fixture
+def gpu() -> GpuEvaluator:
+    return GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 5)
 
-    def ask(request, timeout):
-        asked.append(request)
-        yield {"copies": 1, "cold": True}
-        if len(asked) == 2:
+
+def answering(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[MeasureJob]:
+    """The jobs that the process is sent; `answer` stands for the process."""
+    jobs: list[MeasureJob] = []
+
+    def ask(job: MeasureJob, timeout: float) -> Iterator[MeasureAnswer]:
+        jobs.append(job)
+        yield from answer(job)
+
+    monkeypatch.setattr(gpu._process, "ask", ask)
+    return jobs
+
+
+def configs_of(job: MeasureJob) -> list[Config]:
+    assert not isinstance(job, AlgorithmsJob)
+    return [c.config for c in job.candidates]
+
+
+def samples_of(configs: Sequence[Config]) -> RaceSamples:
+    return RaceSamples({c.name: [1.0] for c in configs})
+
+
+def test_the_gpu_process_is_asked_for_what_a_library_has(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
+        yield READY
+        if len(jobs) == 2:
             raise WorkerError("UnavailableError: no library")
-        yield [config]
+        yield Algorithms((CONFIGS[0],))
 
-    monkeypatch.setattr(gpu._child, "ask", ask)
-    monkeypatch.setattr(registry, "unavailable", lambda kind, name: None)
-    problem = Problem(5, 7, 3)
-    assert gpu.list_algorithms(problem, "blaslt", 9) == [config]
-    assert (asked[0].kind, asked[0].library, asked[0].problem, asked[0].most) == ("enumerate", "blaslt", problem, 9)
+    jobs = answering(gpu, monkeypatch, answer)
+    monkeypatch.setattr(LIBRARY, "available", lambda: SUPPORTED)
+    assert gpu.list_algorithms(SIZE, "blaslt", 9) == [CONFIGS[0]]
+    (job,) = jobs
+    assert isinstance(job, AlgorithmsJob) and (job.backend, job.setup.problem, job.limit) == ("blaslt", SIZE, 9)
     with pytest.raises(TritonGemmError, match="UnavailableError: no library"):
-        gpu.list_algorithms(problem, "blaslt", 9)
-    monkeypatch.setattr(registry, "unavailable", lambda kind, name: "not here")
+        gpu.list_algorithms(SIZE, "blaslt", 9)
+    monkeypatch.setattr(LIBRARY, "available", lambda: Support("not here"))
     with pytest.raises(UnavailableError, match="not here"):
-        gpu.list_algorithms(problem, "blaslt", 9)
-    assert len(asked) == 2
-    assert gpu._launches(problem, [Artifact(config, "")], "screen") == ([(config, None)], [])
+        gpu.list_algorithms(SIZE, "blaslt", 9)
+    assert len(jobs) == 2
 
 
-def test_a_candidate_without_a_launch_or_that_raises_costs_itself(monkeypatch):
-    gpu = gpu_evaluator.GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 5)
-    configs = [Config("heuristic", i, 0, 0, backend="blaslt") for i in range(4)]
+def test_a_library_launches_its_algorithms_itself(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
+        yield READY
+        yield from (Trial(c, "ok", samples=(1.0,)) for c in configs_of(job))
 
-    def launch(built, problem, target):
-        if built.config == configs[0]:
-            raise InputError("no launch for it")
+    jobs = answering(gpu, monkeypatch, answer)
+    (trial,) = gpu.screen(SIZE, ARTIFACTS[:1], 1.5)
+    (job,) = jobs
+    assert isinstance(job, ScreenJob) and trial.config == CONFIGS[0] and job.best_s == 1.5
+    assert [(c.config, c.launch) for c in job.candidates] == [(CONFIGS[0], None)]
 
-    def ask(request, timeout):
-        yield {"copies": 1, "cold": True}
-        for config, _ in request.candidates:
-            if config == configs[2]:
+
+def test_each_candidate_is_verified_by_itself(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
+        yield READY
+        yield from (Trial(c, "ok", stage="final", error=0.0) for c in configs_of(job))
+
+    jobs = answering(gpu, monkeypatch, answer)
+    trials = list(gpu.verify(SIZE, ARTIFACTS))
+    assert [t.config for t in trials] == CONFIGS and {t.timer for t in trials} == {"graph-events"}
+    assert all(isinstance(job, VerifyJob) for job in jobs) and [configs_of(job) for job in jobs] == [
+        [c] for c in CONFIGS
+    ]
+
+
+def test_a_candidate_without_a_launch_or_that_raises_costs_itself(
+    gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = [Config("heuristic", i, 0, 0, backend="blaslt") for i in range(1, 4)]
+    unlaunched = Config("tile", 16, 16, 16)
+
+    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
+        yield READY
+        for config in configs_of(job):
+            if config == configs[1]:
                 raise WorkerError("ValueError: what the binding makes of it")
-            yield Trial(config, "ok", samples=(1.0,), stage=request.kind)
-        if request.kind == "final":
-            yield {c.name: [1.0] for c, _ in request.candidates}
+            yield Trial(config, "ok", samples=(1.0,))
+        if isinstance(job, RaceJob):
+            yield samples_of(configs_of(job))
 
-    monkeypatch.setattr(blaslt, "launch", launch)
-    monkeypatch.setattr(gpu._child, "ask", ask)
-    built = [Artifact(c, "") for c in configs]
-    for trials in (list(gpu.screen(Problem(5, 7, 3), built, 1.0)), gpu.race(Problem(5, 7, 3), built, "").trials):
+    answering(gpu, monkeypatch, answer)
+    built = [Artifact(unlaunched, "", status="compile_failed", reason="no code"), *(Artifact(c, "") for c in configs)]
+    for trials in (list(gpu.screen(SIZE, built, 1.0)), gpu.race(SIZE, built, "").trials):
         found = {t.config.block_m: (t.status, t.reason) for t in trials}
         assert found == {
-            0: ("out_of_resources", "no launch for it"),
+            16: ("out_of_resources", f"{unlaunched.name} was not compiled: no code"),
             1: ("ok", ""),
             2: ("crashed", "ValueError: what the binding makes of it"),
             3: ("ok", ""),
         }
 
 
-def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(
+    gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is tried again afresh; then the size fails, not its candidates one by one."""
-    gpu = gpu_evaluator.GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 5)
-    built = [Artifact(Config("heuristic", n, 0, 0, backend="blaslt"), "") for n in (1, 2)]
     faults: list[Exception] = [WorkerDied("signal SIGKILL")]
-    asked = []
 
-    def ask(request: Request, timeout: float) -> Iterator[Any]:
-        asked.append(request)
+    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
         if faults:
             raise faults.pop(0)
-        yield {"copies": 1, "cold": True}
-        yield from (Trial(c, "ok", samples=(1.0,)) for c, _ in request.candidates)
+        yield READY
+        yield from (Trial(c, "ok", samples=(1.0,)) for c in configs_of(job))
 
-    monkeypatch.setattr(gpu._child, "ask", ask)
-    assert [t.status for t in gpu.screen(SIZE, built, 1.0)] == ["ok", "ok"] and len(asked) == 2
+    jobs = answering(gpu, monkeypatch, answer)
+    assert [t.status for t in gpu.screen(SIZE, ARTIFACTS[:2], 1.0)] == ["ok", "ok"] and len(jobs) == 2
     faults += [WorkerError("OutOfMemoryError: 90 GiB"), WorkerTimeout("did not start within 120 s")]
     with pytest.raises(TritonGemmError, match="did not start within 120 s"):
-        list(gpu.screen(SIZE, built, 1.0))
+        list(gpu.screen(SIZE, ARTIFACTS[:2], 1.0))
 
 
-def test_who_hangs_in_the_race_costs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process says who warms up; after that nobody is to blame, and the race is tried again."""
-    gpu = gpu_evaluator.GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 5)
-    configs = [Config("heuristic", n, 0, 0, backend="blaslt") for n in (1, 2, 3)]
+def test_who_hangs_in_the_race_costs_itself(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process names who warms up; after that nobody is to blame, and the race is tried again."""
     late = [WorkerTimeout("no answer")] * 2
 
-    def ask(request: Request, timeout: float) -> Iterator[Any]:
-        yield {"copies": 1, "cold": True}
-        yield from (Trial(c, "ok", stage="final") for c, _ in request.candidates)
-        for config, _ in request.candidates:
-            yield {"racing": config.name}
-            if config == configs[1]:
+    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
+        yield READY
+        yield from (Trial(c, "ok", stage="final") for c in configs_of(job))
+        for config in configs_of(job):
+            yield NowRacing(config.name)
+            if config == CONFIGS[1]:
                 raise WorkerTimeout("no answer")
-        yield {"racing": ""}
+        yield NowRacing("")
         if late:
             raise late.pop()
-        yield {c.name: [1.0] for c, _ in request.candidates}
+        yield samples_of(configs_of(job))
 
-    monkeypatch.setattr(gpu._child, "ask", ask)
-    final = gpu.race(SIZE, [Artifact(c, "") for c in configs], "torch")
-    assert final.samples.keys() == {configs[0].name, configs[2].name}
+    answering(gpu, monkeypatch, answer)
+    final = gpu.race(SIZE, ARTIFACTS, "torch")
+    assert final.samples.keys() == {CONFIGS[0].name, CONFIGS[2].name}
     assert {t.config.block_m: t.status for t in final.trials} == {1: "ok", 2: "timeout", 3: "ok"}
     assert final.trials[-1].reason == "in the race: no answer within 5 s; killed"
 
 
-def test_who_hangs_in_the_rounds_is_found_at_the_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_hangs_in_the_rounds_is_found_at_the_second_try(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Naming each sample's runner costs time, so it begins after a death that nobody can be blamed for."""
-    gpu = gpu_evaluator.GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 5)
-    configs = [Config("heuristic", n, 0, 0, backend="blaslt") for n in (1, 2, 3)]
-    watched = []
 
-    def ask(request: Request, timeout: float) -> Iterator[Any]:
-        watched.append(request.watched)
-        yield {"copies": 1, "cold": True}
-        yield from (Trial(c, "ok", stage="final") for c, _ in request.candidates)
-        yield {"racing": ""}
-        for config, _ in request.candidates:
-            if request.watched:
-                yield {"racing": config.name}
-            if config == configs[1]:
+    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
+        assert isinstance(job, RaceJob)
+        yield READY
+        yield from (Trial(c, "ok", stage="final") for c in configs_of(job))
+        yield NowRacing("")
+        for config in configs_of(job):
+            if job.names_runners:
+                yield NowRacing(config.name)
+            if config == CONFIGS[1]:
                 raise WorkerTimeout("no answer")
-        yield {c.name: [1.0] for c, _ in request.candidates}
+        yield samples_of(configs_of(job))
 
-    monkeypatch.setattr(gpu._child, "ask", ask)
-    final = gpu.race(SIZE, [Artifact(c, "") for c in configs], "torch")
-    assert watched == [False, True, True]
-    assert final.samples.keys() == {configs[0].name, configs[2].name}
+    jobs = answering(gpu, monkeypatch, answer)
+    final = gpu.race(SIZE, ARTIFACTS, "torch")
+    assert [isinstance(job, RaceJob) and job.names_runners for job in jobs] == [False, True, True]
+    assert final.samples.keys() == {CONFIGS[0].name, CONFIGS[2].name}
     assert {t.config.block_m: t.status for t in final.trials} == {1: "ok", 2: "timeout", 3: "ok"}
 
 
-@pytest.mark.parametrize("end", [WorkerDied("exit status 1"), WorkerTimeout("no answer")])
-def test_a_fault_costs_nobody_else(monkeypatch: pytest.MonkeyPatch, end: Exception) -> None:
-    """Even where the process does not manage to end after it."""
-    gpu = gpu_evaluator.GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 5)
-    configs = [Config("heuristic", n, 0, 0, backend="blaslt") for n in (1, 2, 3)]
+def test_a_baseline_that_hangs_costs_no_candidate(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No candidate leaves the race for it; it is given up when it hangs every time."""
 
-    def ask(request: Request, timeout: float) -> Iterator[Any]:
-        yield {"copies": 1, "cold": True}
-        for config, _ in request.candidates:
-            status = "crashed" if config == configs[0] else "ok"
-            yield Trial(config, status, "illegal", (1.0,), stage=request.kind)
+    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
+        yield READY
+        yield from (Trial(c, "ok", stage="final") for c in configs_of(job))
+        yield NowRacing(BASELINE_ENTRY)
+        raise WorkerTimeout("no answer")
+
+    jobs = answering(gpu, monkeypatch, answer)
+    with pytest.raises(TritonGemmError, match="the final race ended 3 times: no answer within 5 s"):
+        gpu.race(SIZE, ARTIFACTS, "torch")
+    assert [len(configs_of(job)) for job in jobs] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("end", [WorkerDied("exit status 1"), WorkerTimeout("no answer")])
+def test_a_fault_costs_nobody_else(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch, end: Exception) -> None:
+    """Even where the process does not manage to end after it."""
+
+    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
+        yield READY
+        for config in configs_of(job):
+            status = "crashed" if config == CONFIGS[0] else "ok"
+            yield Trial(config, status, "illegal", (1.0,))
             if status == "crashed":
                 raise end
-        if request.kind == "final":
-            yield {c.name: [1.0] for c, _ in request.candidates}
+        if isinstance(job, RaceJob):
+            yield samples_of(configs_of(job))
 
-    monkeypatch.setattr(gpu._child, "ask", ask)
-    built = [Artifact(c, "") for c in configs]
-    for trials in (gpu.screen(SIZE, built, 1.0), gpu.race(SIZE, built, "").trials):
+    answering(gpu, monkeypatch, answer)
+    for trials in (gpu.screen(SIZE, ARTIFACTS, 1.0), gpu.race(SIZE, ARTIFACTS, "").trials):
         assert {t.config.block_m: t.status for t in trials} == {1: "crashed", 2: "ok", 3: "ok"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,13 +14,13 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.core.trial import Trial
+from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError
-from tritongemm.measure.choose import BASELINE_ENTRY
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.measure.jobs import Request
+from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, OperandsReady, VerifyJob
 from tritongemm.measure.timers import rocprofv3
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, ExternalRaceJob, ExternalTimer, Timer
 from tritongemm.search_spaces import loader as target_files
 
 HEADER = (
@@ -46,7 +47,8 @@ def old_row(_: int, name: str, start: int, end: int) -> str:
 @pytest.mark.parametrize(("header", "line"), [(HEADER, row), (OLD_HEADER, old_row)])
 def test_a_kernel_trace_is_read_in_the_order_of_launching(tmp_path, header, line):
     at = 1551874061244694
-    fill = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int)"
+    functor = "at::native::FillFunctor<float>, std::array<char*, 1ul> "
+    fill = f"void at::native::vectorized_elementwise_kernel<4, {functor}>(int)"
     rows = [
         line(2, "next_launch.kd", at + 9000, at + 9500),
         line(1, fill, at, at + 4000),
@@ -56,21 +58,21 @@ def test_a_kernel_trace_is_read_in_the_order_of_launching(tmp_path, header, line
     (tmp_path / "host" / "4242_kernel_trace.csv").write_text(header + "".join(rows))
     (tmp_path / "host" / "4243_kernel_trace.csv").write_text(header + line(1, "a_child_of_it", at, at + 1))
     (tmp_path / "host" / "4242_agent_info.csv").write_text('"Node_Id"\n0\n')
-    records = rocprofv3.read(tmp_path)
+    records = rocprofv3.read_trace(tmp_path)
     assert [r.name for r in records] == [fill, "next_launch", "gemm"]
     assert records[2].seconds == pytest.approx(90e-9)
 
 
 def test_a_trace_that_is_missing_or_cut_off_is_an_error(tmp_path):
     with pytest.raises(TraceError, match="0 kernel traces were written"):
-        rocprofv3.read(tmp_path)
+        rocprofv3.read_trace(tmp_path)
     path = tmp_path / "1_kernel_trace.csv"
     path.write_text(HEADER + row(1, "gemm", 1, 2))
     with pytest.raises(TraceError, match="1 kernel traces were written, 0 of them with marked launches"):
-        rocprofv3.read(tmp_path)
+        rocprofv3.read_trace(tmp_path)
     path.write_text((HEADER + row(1, "next_launch", 1, 2) * 3)[:-60])
     with pytest.raises(TraceError, match=r"1_kernel_trace\.csv is not a whole kernel trace"):
-        rocprofv3.read(tmp_path)
+        rocprofv3.read_trace(tmp_path)
 
 
 def records(*names: str) -> list[KernelRecord]:
@@ -80,7 +82,7 @@ def records(*names: str) -> list[KernelRecord]:
 def test_rows_belong_to_the_launch_they_follow():
     mark = rocprofv3.MARK
     turn = [mark, "a", mark, "b", mark, "split", "reduce"]
-    found = rocprofv3.launches(records("warm", "up", *turn, *turn, mark), ["a", "b", BASELINE_ENTRY], 2)
+    found = rocprofv3.launch_seconds(records("warm", "up", *turn, *turn, mark), ["a", "b", BASELINE_ENTRY], 2)
     assert {name: len(seconds) for name, seconds in found.items()} == {"a": 2, "b": 2, BASELINE_ENTRY: 2}
     assert found["a"] == pytest.approx([1e-7] * 2) and found[BASELINE_ENTRY] == pytest.approx([2e-7] * 2)
 
@@ -98,7 +100,7 @@ def test_rows_belong_to_the_launch_they_follow():
 )
 def test_rows_that_are_missing_or_others_are_an_error(names, message):
     with pytest.raises(TraceError, match=message):
-        rocprofv3.launches(records(*(rocprofv3.MARK if n == "M" else n for n in names)), ["a", "b"], 1)
+        rocprofv3.launch_seconds(records(*(rocprofv3.MARK if n == "M" else n for n in names)), ["a", "b"], 1)
 
 
 TOOL = """#!{python}
@@ -117,7 +119,8 @@ at, lines, dispatch = 10**15, [{header!r}], 0
 def line(name, ns):
     global at, dispatch
     at, dispatch = at + ns + 10, dispatch + 1
-    lines.append(f'"KERNEL_DISPATCH","Agent 4",1,0,1,{{dispatch}},1,"{{name}}",1,{{at - ns}},{{at}},0,0,8,0,16,64,1,1,64,1,1\\n')
+    values = f'{{dispatch}},1,"{{name}}",1,{{at - ns}},{{at}},0,0,8,0,16,64,1,1,64,1,1\\n'
+    lines.append('"KERNEL_DISPATCH","Agent 4",1,0,1,' + values)
 line("fill", 100)
 for i in range(rounds):
     for j, name in enumerate(names):
@@ -145,24 +148,39 @@ def tool(tmp_path, monkeypatch):
     return put
 
 
-def run(problem: Problem = Problem(64, 64, 64), configs=CONFIGS, library: str = "torch") -> dict[str, list[float]]:  # noqa: B008
-    return rocprofv3.race(problem, target_files.load_target("gfx942"), configs, library, 0, 64, (2, 3), 30.0)
+SIZE = Problem(64, 64, 64)
+
+
+def timer() -> ExternalTimer:
+    found = registry.get(Timer, "rocprofv3")
+    assert isinstance(found, ExternalTimer)
+    return found
+
+
+def run(
+    problem: Problem = SIZE, configs: Sequence[Config] = CONFIGS, baseline: str = "torch"
+) -> dict[str, list[float]]:
+    target = target_files.load_target("gfx942")
+    job = ExternalRaceJob(
+        problem, target, tuple(configs), baseline, 0, rotating_mb=64, warmup=2, iters=3, timeout_s=30.0
+    )
+    return timer().race(job)
 
 
 def test_the_tool_watches_the_generated_module(tool):
     tool()
-    assert rocprofv3.unavailable() is None
+    assert timer().available()
     found = run()
     assert list(found) == [*(c.name for c in CONFIGS), BASELINE_ENTRY]
     for turn, seconds in enumerate(found.values(), 1):
         assert seconds == pytest.approx([(1000 * turn + i) * 1e-9 for i in (2, 3, 4)]), "two rounds are warm-up"
-    assert BASELINE_ENTRY not in run(library="")
+    assert BASELINE_ENTRY not in run(baseline="")
     fp8 = Problem(64, 64, 64, dtype_a="fp8e4m3fnuz", dtype_b="fp8e4m3fnuz", dtype_c="bf16")
     assert BASELINE_ENTRY not in run(fp8), "PyTorch would copy its operands"
 
 
 def test_what_the_tool_can_not_do_is_named(tool, monkeypatch):
-    with pytest.raises(InputError, match="Triton's kernels only, not asm"):
+    with pytest.raises(InputError, match="the generated module, which has no kernels of asm"):
         run(configs=[*CONFIGS, Config("tile", 64, 32, 32, backend="asm")])
     tool(status=1)
     with pytest.raises(TraceError, match=r"exit status 1 for 64x64x64\S*: the GPU fell over"):
@@ -179,20 +197,18 @@ def test_what_the_tool_can_not_do_is_named(tool, monkeypatch):
 def test_the_final_race_is_run_by_the_tool(tool, monkeypatch):
     """Candidates are verified in the GPU's process; those that pass are timed from the trace."""
     tool()
-    asked = []
+    asked: list[MeasureJob] = []
 
-    def ask(request: Request, timeout: float):
-        asked.append(request.kind)
-        yield {"copies": 1, "cold": True}
+    def ask(job: MeasureJob, timeout: float) -> Iterator[MeasureAnswer]:
+        asked.append(job)
+        yield OperandsReady(1, True)
         yield Trial(CONFIGS[0], "ok", stage="final", error=0.0)
         yield Trial(CONFIGS[1], "wrong", "off by one", stage="final")
 
-    gpu = GpuEvaluator(
-        target_files.load_target("gfx942"), "amd", 0, MeasureProtocol("rocprofv3", iters=3, warmup=2), 30.0
-    )
-    monkeypatch.setattr(gpu, "_child", SimpleNamespace(ask=ask))
-    monkeypatch.setattr(gpu, "_launches", lambda problem, built, stage: ([(b.config, None) for b in built], []))
+    protocol = MeasureProtocol("rocprofv3", iters=3, warmup=2)
+    gpu = GpuEvaluator(target_files.load_target("gfx942"), "amd", 0, protocol, 30.0)
+    monkeypatch.setattr(gpu, "_process", SimpleNamespace(ask=ask))
+    monkeypatch.setattr(registry.get(Backend, "triton"), "launch", lambda artifact, problem, target: None)
     final = gpu.race(Problem(64, 64, 64), [Artifact(c, "") for c in CONFIGS], "torch")
-    assert asked == ["check"] and set(final.samples) == {CONFIGS[0].name, BASELINE_ENTRY}
+    assert [type(job) for job in asked] == [VerifyJob] and set(final.samples) == {CONFIGS[0].name, BASELINE_ENTRY}
     assert (final.trials[0].timer, len(final.trials[0].samples), final.trials[1].samples) == ("rocprofv3", 3, ())
-    assert registry.load("timers", "rocprofv3").SCREEN == "events"

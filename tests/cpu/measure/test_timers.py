@@ -4,109 +4,52 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-import triton
 
-from tests.support import FAKES
+from tests.support.timers import PROFILERS, PlayedGraph, Profiled, compile_profilers, profiled
 from tritongemm.cli import tune
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.hip_ext import libraries
-from tritongemm.hip_ext.driver import driver, symbols
-from tritongemm.hip_ext.profilers import cupti as cupti_binding
-from tritongemm.hip_ext.profilers import rocprofiler as sdk_binding
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.core.trial import PREDICTED
+from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError, busy_seconds
 from tritongemm.measure import device_worker
-from tritongemm.measure.jobs import Request
+from tritongemm.measure.jobs import MeasureSetup, VerifyJob
 from tritongemm.measure.operand_sets import OperandSets, PreparedCandidate
-from tritongemm.measure.timers import cupti, events, rocprofiler, rocprofv3
-from tritongemm.plugins import _modules as registry
+from tritongemm.measure.timers import rocprofv3
+from tritongemm.measure.timers._traced import TracedClock
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Timer
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
 
-BACKENDS = Path(triton.__file__).parent / "backends"
-STAND_INS = {
-    "cupti": ("cupti.c", f"-I{BACKENDS}/nvidia/include"),
-    "sdk0": ("rocprofiler.c", f"-I{BACKENDS}/amd/include", "-DVERSION_0"),
-    "sdk1": ("rocprofiler.c", f"-I{BACKENDS}/amd/include"),
-}
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
-class Playback:
-    """What the stand-in's GPU does: kernels by name, launched one after the other in device time."""
-
-    def __init__(self, library: ctypes.CDLL, kind: str) -> None:
-        self.library, self.kind, self.now, self.count, self.known = library, kind, 2000, 0, {}
-
-    def launch(self, name: str, ns: int, gap: int = 50) -> None:
-        start, self.now, self.count = self.now + gap, self.now + gap + ns, self.count + 1
-        if self.kind == "cupti":
-            kept = self.known.setdefault(name, ctypes.create_string_buffer(name.encode()))  # CUPTI keeps names alive
-            self.library.fake_launch(kept, start, self.now, self.count)
-            return
-        if name not in self.known:
-            self.known[name] = len(self.known) + 1
-            self.library.fake_load(f"{name}.kd".encode(), self.known[name], 2, 1)
-        self.library.fake_launch(self.known[name], self.count, start, self.now)
-
-
-class Graph:
-    """A graph of launches: (name, ns, gap) each."""
-
-    def __init__(self, gpu: Playback, nodes: list[tuple[str, int, int]]) -> None:
-        self.gpu, self.nodes, self.replays = gpu, nodes, 0
-
-    def launch(self, stream: int) -> None:
-        assert stream == 7
-        self.replays += 1
-        for node in self.nodes:
-            self.gpu.launch(*node)
-
-
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fakes")
-    for name, (source, *options) in STAND_INS.items():
-        if name != "cupti" and not (BACKENDS / "amd/include/rocprofiler-sdk").is_dir():
-            continue  # this triton wheel has no SDK headers
-        path = str(FAKES / source)
-        command = ["cc", "-w", "-shared", "-fPIC", *options, path, "-o", str(folder / name), "-lpthread"]
-        subprocess.run(command, check=True, timeout=60)
-    return folder
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_profilers(tmp_path_factory.mktemp("profilers"))
 
 
-@pytest.fixture(params=STAND_INS)
-def clock(request, built, tmp_path, monkeypatch):
-    """(timer, GPU, library) of one of the stand-ins, the timer made as the GPU's process makes it."""
-    if not (built / request.param).exists():
-        pytest.skip("this triton wheel has no SDK headers")
-    library = ctypes.CDLL(str(shutil.copy(built / request.param, tmp_path / "fake.so")))
-    monkeypatch.setattr(libraries, "load", lambda *_: library)
-    if request.param == "cupti":
-        module, binding, make = cupti, cupti_binding, "tracer"
-    else:
-        ctypes.c_int.in_dll(library, "fake_major").value = int(request.param[-1])
-        module, binding, make = rocprofiler, sdk_binding, "configure"
-        monkeypatch.setattr(symbols, "bind", lambda vendor: None)
-        monkeypatch.setattr(libraries, "mapped", lambda stem: Path("/lib") / stem)
-        monkeypatch.setattr(sdk_binding.atexit, "register", lambda function: None)
-    getattr(binding, make).cache_clear()
-    module.prepare()
-    timer = module.Timer(SimpleNamespace(synchronize=lambda: None), 7)
-    yield timer, Playback(library, request.param), library
-    getattr(binding, make).cache_clear()
+@pytest.fixture(params=PROFILERS)
+def clock(
+    request: pytest.FixtureRequest, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Profiled]:
+    with profiled(request.param, compiled, tmp_path, monkeypatch) as found:
+        yield found
 
 
 @needs_cc
-def test_a_launch_takes_as_long_as_its_kernel(clock):
-    timer, gpu, _ = clock
-    graph = Graph(gpu, [("gemm", 100 + 10 * i, 50) for i in range(4)])
+def test_a_launch_takes_as_long_as_its_kernel(clock: Profiled) -> None:
+    timer, gpu = clock.clock, clock.gpu
+    graph = PlayedGraph(gpu, [("gemm", 100 + 10 * i, 50) for i in range(4)])
     assert timer.time(graph, 4, "gemm") == pytest.approx(115e-9), "gaps are not in it"
     assert graph.replays == 2
     gpu.launch("another", 5000)  # what runs between two measurements is in neither
@@ -116,9 +59,9 @@ def test_a_launch_takes_as_long_as_its_kernel(clock):
 
 
 @needs_cc
-def test_a_librarys_operation_may_be_several_kernels(clock):
-    timer, gpu, _ = clock
-    graph = Graph(gpu, [("split", 300, 50), ("reduce", 100, 50)] * 3)
+def test_a_librarys_operation_may_be_several_kernels(clock: Profiled) -> None:
+    timer, gpu = clock.clock, clock.gpu
+    graph = PlayedGraph(gpu, [("split", 300, 50), ("reduce", 100, 50)] * 3)
     assert timer.time(graph, 3) == timer.time(graph, 3) == pytest.approx(400e-9)
     graph.nodes[-1] = ("other", 100, 50)
     with pytest.raises(TraceError, match="launch 5 was reduce, its record says other"):
@@ -126,9 +69,9 @@ def test_a_librarys_operation_may_be_several_kernels(clock):
 
 
 @needs_cc
-def test_launches_that_overlap_count_what_they_share_once(clock):
-    timer, gpu, _ = clock
-    graph = Graph(gpu, [("gemm", 200, -50)] * 4)
+def test_launches_that_overlap_count_what_they_share_once(clock: Profiled) -> None:
+    timer, gpu = clock.clock, clock.gpu
+    graph = PlayedGraph(gpu, [("gemm", 200, -50)] * 4)
     assert timer.time(graph, 4, "gemm") == pytest.approx((200 + 3 * 150) / 4 * 1e-9)
 
 
@@ -148,23 +91,29 @@ def test_launches_that_overlap_count_what_they_share_once(clock):
         ([], "", "gave 0 records, .* none"),
     ],
 )
-def test_what_does_not_match_the_launches_is_never_a_time(clock, nodes, symbol, message, monkeypatch):
-    timer, gpu, _ = clock
-    monkeypatch.setattr(timer, "PATIENCE", 0.01)
-    graph = Graph(gpu, nodes)
+def test_what_does_not_match_the_launches_is_never_a_time(
+    clock: Profiled,
+    nodes: list[tuple[str, int, int]],
+    symbol: str,
+    message: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timer, gpu = clock.clock, clock.gpu
+    monkeypatch.setattr(timer, "RECORDS_TIMEOUT_SECONDS", 0.01)
+    graph = PlayedGraph(gpu, nodes)
     if message is None:
         assert timer.time(graph, 4, symbol) == 0.0
         return
     with pytest.raises(TraceError, match=message + r".*--profiler events"):
         timer.time(graph, 4, symbol)
-    assert graph.replays == 2 * timer.ATTEMPTS, "taken anew, and then given up"
+    assert graph.replays == 2 * TracedClock.ATTEMPTS, "taken anew, and then given up"
 
 
 @needs_cc
-def test_a_spoiled_trace_is_taken_anew(clock):
-    timer, gpu, library = clock
+def test_a_spoiled_trace_is_taken_anew(clock: Profiled) -> None:
+    timer, gpu, library = clock.clock, clock.gpu, clock.library
     dropped = ctypes.c_int.in_dll(library, "fake_dropped")
-    graph, launch = Graph(gpu, [("gemm", 100, 50)] * 4), Graph.launch
+    graph, launch = PlayedGraph(gpu, [("gemm", 100, 50)] * 4), PlayedGraph.launch
 
     def flaky(stream: int) -> None:
         dropped.value = 1  # CUPTI tells what it dropped since it was asked, the SDK what it ever dropped
@@ -177,78 +126,103 @@ def test_a_spoiled_trace_is_taken_anew(clock):
     assert graph.replays == 4
 
 
-def test_busy_time_is_the_union():
+def test_busy_time_is_the_union() -> None:
     spans = [(10, 30), (20, 25), (28, 40), (50, 60), (60, 65)]
     assert busy_seconds(KernelRecord("", *s) for s in reversed(spans)) == pytest.approx(45e-9)
     assert busy_seconds([]) == 0
 
 
-def test_the_process_registers_before_it_opens_the_gpu(monkeypatch):
-    """Bench asks the timer to prepare before PyTorch or the driver touches a device."""
-    calls = []
-    timer = SimpleNamespace(prepare=lambda: (_ for _ in ()).throw(UnavailableError("too late")))
-    monkeypatch.setattr(registry, "load", lambda kind, name: calls.append((kind, name)) or timer)
-    one = device_worker.DeviceWorker()
-    monkeypatch.setattr(one._torch.cuda, "set_device", lambda device: pytest.fail("the device came first"))
-    request = Request(
-        "screen", Problem(1, 1, 1), target_files.load_target("gfx942"), MeasureProtocol("rocprofiler"), "amd", 0, ()
-    )
+def test_the_process_registers_before_it_opens_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timer is prepared before PyTorch or the driver touches a device."""
+
+    def refuse() -> None:
+        raise UnavailableError("too late")
+
+    monkeypatch.setattr(registry.get(Timer, "rocprofiler"), "prepare", refuse)
+    worker = device_worker.DeviceWorker()
+    monkeypatch.setattr(worker._torch.cuda, "set_device", lambda device: pytest.fail("the device came first"))
+    setup = MeasureSetup(Problem(1, 1, 1), target_files.load_target("gfx942"), MeasureProtocol("rocprofiler"), "amd", 0)
     with pytest.raises(UnavailableError, match="too late"):
-        next(one(request))
-    assert calls == [("timers", "rocprofiler")]
+        next(worker(VerifyJob(setup, ())))
+
+
+def operands_with(timer: str) -> OperandSets:
+    """Operands of nothing, of which only the timer's name matters."""
+    one = OperandSets.__new__(OperandSets)
+    one.protocol, one.device, one.stream = MeasureProtocol(timer), SimpleNamespace(), 7
+    return one
 
 
 @pytest.mark.parametrize(("name", "screened"), [("cupti", "graph-events"), ("events", "graph-events")])
-def test_the_screen_has_the_clock_that_the_races_names(name, screened, monkeypatch):
-    made = []
-    for module in (cupti, events):
-        monkeypatch.setattr(module, "Timer", lambda device, stream, label=module.LABEL: made.append(label) or label)
-    one = OperandSets.__new__(OperandSets)
-    one.protocol, one.device, one.stream = MeasureProtocol(name), None, 7
-    assert one.screener == (screened, screened) and one.timer == registry.load("timers", name).LABEL
-    assert made == list(dict.fromkeys([screened, one.timer])), "each is made once"
+def test_the_screen_has_the_clock_that_the_races_names(
+    name: str, screened: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    for each in ("cupti", "events"):
+        timer = registry.get(Timer, each)
+        monkeypatch.setattr(timer, "clock", lambda device, stream, label=timer.label: made.append(label) or label)
+    one: Any = operands_with(name)
+    race_label = registry.get(Timer, name).label
+    assert one.screen_clock == (screened, screened) and one.race_clock == race_label
+    assert made == list(dict.fromkeys([screened, race_label])), "each is made once"
 
 
-def test_code_stays_while_the_clock_needs_it():
-    unloaded = []
-    calls = PreparedCandidate([], SimpleNamespace(unload=lambda: unloaded.append(1)), "gemm")
+def test_code_stays_while_the_clock_needs_it() -> None:
+    unloaded: list[int] = []
+    module: Any = SimpleNamespace(unload=lambda: unloaded.append(1))
+    prepared = PreparedCandidate([], module, "gemm")
     for name, count in (("cupti", 0), ("events", 1)):
-        OperandSets.release(SimpleNamespace(protocol=MeasureProtocol(name)), calls)
+        operands_with(name).release(prepared)
         assert len(unloaded) == count
-    assert events.LABEL != cupti.LABEL != rocprofiler.LABEL != rocprofv3.LABEL
 
 
 @pytest.mark.parametrize("name", ["cupti", "rocprofiler", "rocprofv3"])
-def test_without_the_vendor_a_profiler_says_why(name, monkeypatch):
-    monkeypatch.setattr(driver, "open", lambda vendor: (_ for _ in ()).throw(UnavailableError(f"no {vendor} driver")))
+def test_without_the_vendor_a_profiler_says_why(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        driver, "open_driver", lambda vendor: (_ for _ in ()).throw(UnavailableError(f"no {vendor} driver"))
+    )
     monkeypatch.setattr(rocprofv3, "folders", lambda: [Path("/nowhere/bin")])
     monkeypatch.setenv("PATH", "/none")
-    reason = registry.unavailable("timers", name)
-    assert reason and ("no nvidia driver" in reason or "no amd driver" in reason or "/nowhere/bin" in reason)
+    support = registry.available(Timer, name)
+    reason = support.reason
+    assert not support and ("no nvidia driver" in reason or "no amd driver" in reason or "/nowhere/bin" in reason)
 
 
-def test_the_sdk_is_asked_in_a_process_of_its_own(monkeypatch):
-    present = driver.present()
-    monkeypatch.setattr(driver, "open", lambda vendor: None)
+def test_the_sdk_is_asked_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    present = driver.find_vendor()
+    monkeypatch.setattr(driver, "open_driver", lambda vendor: None)
     if present != "amd":
-        assert "HIP runtime" in (rocprofiler.unavailable() or "")
+        assert "HIP runtime" in registry.available(Timer, "rocprofiler").reason
 
 
-def test_the_clock_of_a_run(monkeypatch, capsys):
-    here = Machine(target_files.load_target("gfx942"), "amd", (0,), "MI300X", "tuning on MI300X")
-    reasons = {"rocprofiler": None, "cupti": "no NVIDIA", "rocprofv3": "not found", "events": None}
-    monkeypatch.setattr(tune.registry, "unavailable", lambda kind, name: reasons[name])
+def on_a_gpu() -> Machine:
+    return Machine(target_files.load_target("gfx942"), "amd", (0,), "MI300X", "tuning on MI300X")
+
+
+def test_the_clock_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    here = on_a_gpu()
+    supports = {"rocprofiler": SUPPORTED, "cupti": SUPPORTED, "rocprofv3": Support("not found"), "events": SUPPORTED}
+    for name in supports:
+        monkeypatch.setattr(registry.get(Timer, name), "available", lambda name=name: supports[name])
     assert tune._timer(None, here) == "events"
-    assert tune._timer("auto", here) == "rocprofiler"
+    assert tune._timer("auto", here) == "rocprofiler", "the vendor's own, in process"
     assert tune._timer("events", here) == "events"
     with pytest.raises(InputError, match="--profiler rocprofv3: not found; --profiler events needs"):
         tune._timer("rocprofv3", here)
-    reasons["rocprofiler"] = "locked"
-    assert tune._timer("auto", here) == "events"
+    supports["rocprofiler"], supports["rocprofv3"] = Support("locked"), SUPPORTED
+    assert tune._timer("auto", here) == "events", "one in a process of its own is asked for by its name"
     monkeypatch.undo()
-    if driver.present() is None:
+    if driver.find_vendor() is None:
         size = ["-m", "1", "-n", "2", "-k", "3"]
         for name, why in (("cupti", "looked for libcuda.so.1"), ("rocprofv3", "/opt/rocm/bin")):
             assert tune.main([*size, "--profiler", name]) == 2
             said = capsys.readouterr().err
             assert f"--profiler {name}: nothing runs here" in said and why in said
+
+
+def test_an_external_timer_leaves_out_what_it_can_not_race() -> None:
+    backends = ("asm", "blaslt", "triton")
+    assert tune._watched("rocprofv3", backends) == ("triton",)
+    assert tune._watched("events", backends) == tune._watched(PREDICTED, backends) == backends
+    with pytest.raises(InputError, match=r"--profiler rocprofv3: no backend of this run can race: .* kernels of asm"):
+        tune._watched("rocprofv3", ("asm",))

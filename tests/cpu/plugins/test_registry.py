@@ -10,18 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.evaluators import FakeEvaluator
+from tests.support.timers import toy_timer
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core import search_results, target
-from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.artifact import CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import Problem
-from tritongemm.core.protocol import RaceResult
-from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions as Plan
 from tritongemm.formats import Defaults
 from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry as plugins
+from tritongemm.plugins.contracts import Timer
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.search import planner
@@ -72,17 +74,36 @@ def test_names_nobody_has(kind: str) -> None:
         registry.load(kind, "abacus")
 
 
-def test_plug_ins_that_can_not_run_say_why(drop: Drop) -> None:
-    drop("timers", "toy_missing", "import a_package_nobody_has\n")
-    drop("timers", "toy_refuses", "def unavailable():\n    return 'no sundial on this machine'\n")
-    drop("timers", "_toy_helper", "raise RuntimeError('shared code is no plug-in')\n")
-    assert {"toy_missing", "toy_refuses"} <= set(registry.names("timers"))
-    assert "_toy_helper" not in registry.names("timers")
-    assert registry.unavailable("timers", "toy_refuses") == "no sundial on this machine"
-    why = registry.unavailable("timers", "toy_missing")
-    assert why and why.startswith("timers/toy_missing.py needs a package that is missing") and "a_package_nobody" in why
-    with pytest.raises(UnavailableError, match="a_package_nobody_has"):
-        registry.load("timers", "toy_missing")
+REFUSING_TIMER = """
+from tritongemm.core.support import Support
+from tritongemm.plugins.contracts import Timer
+
+class Sundial(Timer):
+    label = "sundial"
+    def available(self):
+        return Support("no sun on this machine")
+    def clock(self, device, stream):
+        raise NotImplementedError
+"""
+
+
+def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with toy_timer(tmp_path, monkeypatch):
+        (tmp_path / "toy_missing.py").write_text("import a_package_nobody_has\n")
+        (tmp_path / "toy_refuses.py").write_text(REFUSING_TIMER)
+        (tmp_path / "toy_empty.py").write_text("")
+        (tmp_path / "_toy_helper.py").write_text("raise RuntimeError('shared code is no plug-in')\n")
+        assert {"toy_empty", "toy_missing", "toy_refuses"} <= set(plugins.names(Timer))
+        assert "_toy_helper" not in plugins.names(Timer)
+        assert plugins.available(Timer, "toy_refuses").reason == "no sun on this machine"
+        why = plugins.available(Timer, "toy_missing").reason
+        assert why.startswith("timer toy_missing needs a package that is missing") and "a_package_nobody" in why
+        with pytest.raises(UnavailableError, match="a_package_nobody_has"):
+            plugins.get(Timer, "toy_missing")
+        with pytest.raises(InputError, match="must hold one class that derives from Timer; it holds none"):
+            plugins.get(Timer, "toy_empty")
+        with pytest.raises(InputError, match="no timer is called 'abacus'; there are: .*events"):
+            plugins.get(Timer, "abacus")
 
 
 FAMILY = """
@@ -110,48 +131,12 @@ def build(job):
     return Built(job.config, job.digest, symbol="toy", registers=7), b"code", "kernel.toy"
 """
 
-TIMER = """
-LABEL = 'sundial'
-class Timer:
-    def __init__(self, device, stream): pass
-    def time(self, graph, launches): return 60.0
-"""
-
-
-class ToyJudge:
-    """Times by the toy clock and finds everything right."""
-
-    def __init__(self) -> None:
-        self.target = target_files.load_target("gfx942")
-        self.timer = registry.load("timers", "toy_timer")
-        self.screened: list[str] = []
-
-    def start(self) -> None:
-        pass
-
-    def screen(self, problem: Problem, built: list[Artifact], best: float) -> Iterator[Trial]:
-        for one in built:
-            self.screened.append(one.config.name)
-            seconds = self.timer.Timer(None, 0).time(None, 1) + len(self.screened)
-            yield Trial(one.config, "ok", samples=(seconds,), timer=self.timer.LABEL)
-
-    def race(self, problem: Problem, built: list[Artifact], baseline: str) -> RaceResult:
-        trials = tuple(Trial(b.config, "ok", samples=(60.0,), timer="sundial", stage="final", error=0.0) for b in built)
-        return RaceResult(trials, {t.config.name: t.samples for t in trials}, True)
-
-    def describe(self, problem: Problem, config: Config) -> str:
-        return "by eye"
-
-    def close(self) -> None:
-        pass
-
 
 def test_one_file_of_each_kind_goes_down_the_line(drop: Drop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A toy family, strategy, backend, timer and format together tune a toy file."""
     drop("families", "toy_family", FAMILY)
     drop("strategies", "toy_strategy", STRATEGY)
     drop("backends", "toybackend", BACKEND)
-    drop("timers", "toy_timer", TIMER)
     drop(
         "formats",
         "toy_format",
@@ -177,13 +162,13 @@ def test_one_file_of_each_kind_goes_down_the_line(drop: Drop, tmp_path: Path, mo
     monkeypatch.setattr("tritongemm.codegen.modules.write_winner", lambda *_: None)
     compiler = BuildPool(ArtifactCache(tmp_path / "cache"), jobs=1)
     monkeypatch.setattr(compiler, "build", lambda job: registry.load("backends", job.config.backend).build(job)[0])
-    judge = ToyJudge()
+    judge = FakeEvaluator(seconds=lambda config: 60.0 + len(judge.screened))
     store = Store.open(tmp_path / "out.yaml", "gfx942", {}, {})
     with store:
         plan = Plan(tmp_path, strategy="toy_strategy", library="")
         assert TuningRun([judge], compiler, store, plan, Reporter()).tune([row.problem]) == {}
         record = store.record(row.problem)
-    assert judge.screened == [configs[-1].name, configs[0].name], "what the toy strategy asked for, in its order"
+    assert judge.screened == [configs[-1], configs[0]], "what the toy strategy asked for, in its order"
     assert record and (record.timer, record.winner, record.config) == ("sundial", "toybackend", configs[-1])
 
 

@@ -50,10 +50,11 @@ def test_a_row_for_each_candidate(tmp_path: Path) -> None:
     assert list(found[0]) == list(candidates_csv.COLUMNS)
     torch, ours, *others = found
     assert (torch["backend"], torch["us"], torch["winner"]) == ("torch", "4.0", "0")
-    assert {k: ours[k] for k in ("size", "M", "layout", "backend", "splitK", "status", "stage", "screen_us", "us", "winner")} == {
-        "size": SIZE.key, "M": "16", "layout": "TN", "backend": "triton", "splitK": "2", "status": "ok", "stage": "final",
-        "screen_us": "3.0", "us": "2.0", "winner": "1",
+    expected = {
+        "size": SIZE.key, "M": "16", "layout": "TN", "backend": "triton", "splitK": "2", "status": "ok",
+        "stage": "final", "screen_us": "3.0", "us": "2.0", "winner": "1",
     }  # fmt: skip
+    assert {key: ours[key] for key in expected} == expected
     assert ours["tflops"] == f"{SIZE.flops / 2e-6 / 1e12:.4g}" and Config.parse(ours["config"]) == OURS
     assert ours["kernel"] == OURS.kernel_name
     by_status = {r["status"]: r for r in others}
@@ -73,12 +74,12 @@ def test_places_that_can_not_be(tmp_path: Path) -> None:
 
 def test_a_resumed_run_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal has what an earlier run found; the file is replaced as a whole."""
-    monkeypatch.setattr(driver, "present", lambda: None)
+    monkeypatch.setattr(driver, "find_vendor", lambda: None)
 
     def passed(self: Any, problem: Problem, config: Config, path: Path) -> Trial:
         return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)
 
-    monkeypatch.setattr(OfflineEvaluator, "_checked", passed)
+    monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     path = tmp_path / "all.csv"
     size = ["-m", "16", "-n", "16", "-k", "16", "--target", "gfx1100", "--budget", "2", "--num_threads", "1"]
     argv = [*size, "-o", str(tmp_path / "out.yaml"), "--profile_file", str(path)]

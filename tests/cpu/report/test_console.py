@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
+import pytest
 from rich.console import Console
 
 from tritongemm.core.config import Config
@@ -11,6 +13,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.report.console import Reporter
+from tritongemm.search_spaces.loader import load_target
 
 SIZE, OTHER = Problem(16, 4096, 4096), Problem(64, 4096, 4096)
 OURS = Config("tile", 16, 64, 64)
@@ -60,3 +63,40 @@ def test_the_best_of_each_backend_side_by_side() -> None:
 
 def test_one_backend_alone_needs_no_table_of_its_own() -> None:
     assert table([record(SIZE, OURS, 9.0, 12.0)], {SIZE: [final(OURS, 9.0)]}) == []
+
+
+def printed(records: list[Record], width: int, compare: bool) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None, highlight=False)
+    Reporter(console=console).records(records, load_target("gfx942"), compare)
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("compare", [False, True])
+def test_usual_rows_fit_into_120_columns(compare: bool) -> None:
+    """On one line each, with a config that can be told from others; the title names the clock once."""
+    config = Config("tile", 128, 128, 64, 4, 2, 4, 3, (("kpack", 2), ("waves_per_eu", 0)))
+    size = Problem(16384, 16384, 8192, "bf16", "bf16", "bf16", row_major_b=False)
+    tied = dataclasses.replace(record(size, config, 12345.67, 12345.67), error=1.2e-4, tie=True)
+    title, head, row = printed([tied], 120, compare)
+    assert title.strip() == "Median times (timer: graph-events)" and "timer" not in head
+    assert row.startswith(size.key) and row.rstrip().endswith(config.short_name)
+    assert ("library us" in head and "triton (tie)" in row) is compare
+    assert max(map(len, (title, head, row))) <= 120
+
+
+@pytest.mark.parametrize("compare", [False, True])
+def test_a_long_size_is_whole(compare: bool) -> None:
+    size = Problem(1048576, 16384, 16, "fp8e4m3fn", "fp8e5m2", "bf16", row_major_b=False, bias="n")
+    assert len(size.key) == 48
+    config = Config("ws_tma_swapped", 128, 256, 64, 4, 2, 8, 4, (("a", 1), ("b", 2), ("c", 3)))
+    lines = printed([record(size, config, 1234.5, 1234.5)], 120, compare)
+    assert any(line.startswith(f"{size.key} ") for line in lines) and max(map(len, lines)) <= 120
+    assert "".join(line[80:] for line in lines[2:]).split()[-1] == "+3"
+
+
+def test_two_clocks_have_a_column() -> None:
+    other = dataclasses.replace(record(OTHER, OURS, 2.0), timer="model")
+    title, head, *rows = printed([record(SIZE, OURS, 1.0), other], 120, False)
+    assert title.strip() == "Predicted, not measured (timer: model)" and "timer" in head
+    assert "graph-events" in rows[0] and "model" in rows[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -287,3 +288,42 @@ def test_nothing_is_added_to_what_was_given_back(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="was given back"):
         store.add_trials(ONE, [trial(0)])
     assert not list(tmp_path.glob("*.pid"))
+
+
+def test_a_name_that_says_another_kind_of_file(tmp_path: Path) -> None:
+    """YAML is not written into a CSV; nothing is made, and the message says what to write."""
+    for name, instead in (
+        ("out.csv", r"out\.yaml; a CSV of every candidate .*--profile_file"),
+        ("o.JSON", r"o\.yaml$"),
+    ):
+        with pytest.raises(OutputError, match=rf"results are written as YAML, not as .*; write -o .*{instead}"):
+            take(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    for name in ("out", "out.yml", "out.txt", "results.2026-01-02", "h200.v2"):
+        take(tmp_path / name).close()
+
+
+def test_devices_of_another_size_are_refused(tmp_path: Path) -> None:
+    """A part of a chip has its name; rows that do not say how large it is go with any."""
+    path = tmp_path / "out.yaml"
+    with take(path) as store:
+        store.add_record(record(ONE))
+        store.merge()
+    with take(path, compute_units=304) as store:
+        assert store.record(ONE) == record(ONE)
+        store.add_record(record(TWO, compute_units=304))
+        store.merge()
+        header = json.loads(store.journal.read_text().splitlines()[0])["header"]
+        assert "compute_units" not in header, "the journal that is there is continued"
+    for kept in (path, path.with_name("out.yaml.journal")):
+        with pytest.raises(
+            OutputError, match="is for a device of 304 compute units, this run has 80: choose another -o"
+        ):
+            take(path, compute_units=80)
+        if kept == path:
+            path.unlink()
+            path.with_name("out.yaml.journal").unlink()
+            with take(path, compute_units=304) as store:
+                store.add_trials(ONE, [trial(0)])
+                header = json.loads(store.journal.read_text().splitlines()[0])["header"]
+                assert header["compute_units"] == 304

@@ -32,8 +32,8 @@ class FakeDevice:
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeDevice()
-    monkeypatch.setattr(driver, "present", lambda: "nvidia")
-    monkeypatch.setattr(driver, "open", lambda _: fake)
+    monkeypatch.setattr(driver, "find_vendor", lambda: "nvidia")
+    monkeypatch.setattr(driver, "open_driver", lambda _: fake)
     monkeypatch.setattr(fake, "device", lambda _: fake, raising=False)
 
 
@@ -78,7 +78,7 @@ def test_what_is_tried_on_a_gpu(two_gpus: None, tmp_path: Path, monkeypatch: pyt
 def test_devices_of_two_kinds(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [FakeDevice(), FakeDevice()]
     devices[1].name = "NVIDIA A100"
-    monkeypatch.setattr(driver.open("nvidia"), "device", devices.__getitem__)
+    monkeypatch.setattr(driver.open_driver("nvidia"), "device", devices.__getitem__)
     assert machine.find(None, "1").product == "NVIDIA A100"
     with pytest.raises(TargetError, match=r"devices 0, 1 are not alike \(NVIDIA H200 and NVIDIA A100\)"):
         machine.find(None, ngpus=2)

@@ -184,7 +184,10 @@ def test_the_binary_corrects_the_estimate() -> None:
     assert rank([TILE], LARGE, GFX942, {TILE: spilling})[0].bound == "scratch"
     small = Config("tile", 64, 64, 64)
     lean, fat = (Artifact(small, "x", registers=r, shared=16384, threads=256) for r in (64, 512))
-    assert occupancy.per_cu(small, LARGE, GFX942, lean) == 4 and occupancy.per_cu(small, LARGE, GFX942, fat) == 1
+    assert (
+        occupancy.programs_per_cu(small, LARGE, GFX942, lean) == 4
+        and occupancy.programs_per_cu(small, LARGE, GFX942, fat) == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,5 +211,5 @@ def test_lds_is_what_triton_allocates(name: str, config: Config, shared: int) ->
     ("tile", "num_warps", "seen"), [((64, 64, 64), 4, 94), ((128, 128, 64), 4, 182), ((128, 128, 64), 2, 314)]
 )
 def test_registers_are_near_what_triton_uses(tile: tuple[int, int, int], num_warps: int, seen: int) -> None:
-    guess = occupancy.registers(Config("tile", *tile, num_warps=num_warps), LARGE, GFX942)
+    guess = occupancy.wanted_registers(Config("tile", *tile, num_warps=num_warps), LARGE, GFX942)
     assert abs(guess - seen) <= 0.1 * seen

@@ -14,7 +14,7 @@ from tritongemm.core.space import Space, TemplateSpace
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.pruning.rules import RULES, Rule
-from tritongemm.search.pruning.rules_tune_gemm import TUNE_GEMM_RULES
+from tritongemm.search.pruning.rules.tune_gemm import TUNE_GEMM_RULES
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 

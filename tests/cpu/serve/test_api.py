@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 import tritongemm
+from tests.support import ROOT
 from tests.support.linear_layers import problem, record
 from tritongemm.core.errors import InputError
-from tritongemm.serve.api import DISPATCHER
-from tritongemm.serve.dispatcher import Dispatcher, records_of, servable
+from tritongemm.core.scaling import Scaling
+from tritongemm.serve.api import default_dispatcher
+from tritongemm.serve.calls import is_layer
+from tritongemm.serve.dispatcher import Dispatcher
+from tritongemm.serve.record_table import read_records
 from tritongemm.serve.torch_fallback import linear
 
 
@@ -67,9 +70,9 @@ def test_forward_derivatives_flow(monkeypatch):
     forward = torch.autograd.forward_ad
     x, w, tangent = torch.randn(3, 8), torch.randn(4, 8), torch.randn(3, 8)
     tritongemm.mm(x, w)
-    # Were the call planned, it would lose the tangent.
-    monkeypatch.setattr(DISPATCHER, "plan", lambda *_: pytest.fail("planned"))
-    monkeypatch.setattr(DISPATCHER.calls, "table", {})
+    # Were the call resolved, it would lose the tangent.
+    monkeypatch.setattr(default_dispatcher(), "resolve", lambda *_: pytest.fail("resolved"))
+    monkeypatch.setattr(default_dispatcher().calls, "table", {})
     with forward.dual_level():
         out = tritongemm.mm(forward.make_dual(x, tangent), w)
         torch.testing.assert_close(forward.unpack_dual(out).tangent, tangent @ w.T)
@@ -141,27 +144,28 @@ heavy = [m for m in ("triton", "jinja2", "joblib", "yaml", "scipy", "sklearn", "
 assert not heavy, heavy
 assert took < 0.1, took
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(tritongemm.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
     code = "import sys, tritongemm, tritongemm.tune, tritongemm.export; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(tritongemm.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 # What is said of tensors on a GPU, with tensors that pretend to be there.
 
 
-def test_which_records_serve(tmp_path):
-    assert servable(problem(1, 2, 3)) and servable(problem(1, 2, 3, "n"))
-    wrong = ({"row_major_b": True}, {"row_major_a": False}, {"bias": "m"}, {"batch": 2}, {"family": "other"})
-    assert not any(servable(replace(problem(1, 2, 3), **change)) for change in wrong)
+def test_records_that_mm_can_ask_for(tmp_path):
+    assert is_layer(problem(1, 2, 3)) and is_layer(problem(1, 2, 3, "n"))
+    wrong = [{"row_major_b": True}, {"row_major_a": False}, {"bias": "m"}, {"batch": 2}, {"family": "other"}]
+    wrong += [{"groups": 2}, {"order_b": "shuffled_16x16"}, {"scale_a": Scaling("fp32", 1)}]
+    assert not any(is_layer(replace(problem(1, 2, 3), **change)) for change in wrong)
     file = tmp_path / "tuned.yaml"
     from tritongemm.formats import tune_gemm
 
     records = [record(problem(16, 32, 64)), record(problem(16, 32, 64), target="gfx942")]
     file.write_text(tune_gemm.write(records))
-    assert records_of(file) == records
+    assert read_records(file) == records
     file.write_text("- {M: 1, N: 2, K: 3}\n")
     with pytest.raises(InputError, match="no tuned result"):
-        records_of(file)
+        read_records(file)
 
 
 def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch):
@@ -182,6 +186,6 @@ def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch):
     assert not dispatcher.calls.table
 
 
-def test_the_module_keeps_one_dispatcher():
-    assert isinstance(DISPATCHER, Dispatcher)
+def test_a_process_has_one_dispatcher():
+    assert isinstance(default_dispatcher(), Dispatcher) and default_dispatcher() is default_dispatcher()
     assert torch.equal(linear(torch.ones(1, 2), torch.ones(3, 2), None, None), torch.full((1, 3), 2.0))

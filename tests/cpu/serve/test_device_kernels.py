@@ -15,18 +15,18 @@ import torch
 import triton
 from torch.nn import functional
 
-from tests.support.linear_layers import problem, record
+from tests.support.linear_layers import problem, record, stand_in_device
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
-from tritongemm.core.errors import DriverError, ScratchError, UnavailableError
+from tritongemm.core.errors import DriverError, UnavailableError, WorkspaceError
 from tritongemm.core.launch import Launch
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import stream, symbols, tensor_map
 from tritongemm.runtime import loaded_kernels, workspaces
 from tritongemm.runtime.workspaces import WorkspacePool
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.serve import device_kernels
+from tritongemm.serve import kernel_loading, winners
 from tritongemm.serve.fast_call import FastCall
 
 TMA = Config("tma", 64, 64, 64, num_warps=4, num_stages=2)
@@ -75,7 +75,7 @@ class Device:
 
 
 class Map:
-    """Stands in for `serving.MovingMap`."""
+    """Stands in for `tensor_map.MovingMap`."""
 
     def __init__(self, api, data):
         self.data = bytearray(data)
@@ -132,16 +132,16 @@ def aligned(*shape: int) -> torch.Tensor:
 
 
 def called(kernel: loaded_kernels.TunedKernel, shared: WorkspacePool | None, shape: tuple[int, int]) -> FastCall:
-    device = Device()
-    stand_in = SimpleNamespace(index=-1, place=torch.device("cpu"), device=device, scratch=shared)
-    return FastCall(kernel, stand_in, shape, torch.bfloat16)
+    device = stand_in_device(driver_device=Device())
+    device.workspaces = shared
+    return FastCall(kernel, device, shape, torch.bfloat16)
 
 
 def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
     (split, *_), launches, _ = ready
     launch, function = launches[split.problem], Function()
     assert launch.grid == (2 * 2, 2, 1)
-    kernel = loaded_kernels.TunedKernel(split, launch, function)
+    kernel = loaded_kernels.TunedKernel(launch, function)
     assert kernel.bytes("workspace") == 4 * 2 * 32 * 64 and kernel.bytes("semaphore") == 4 * 4
     shared = WorkspacePool(Device(), kernel.bytes("workspace"), kernel.bytes("semaphore"))
     call = called(kernel, shared, (20, 48))
@@ -151,7 +151,7 @@ def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
         block = function.launched[-1]
         a, b, c, bias, workspace, semaphore = values(launch, block, "pointer")[:6]
         assert (a, b, c, bias) == (x.data_ptr(), w.data_ptr(), out.data_ptr(), 0)
-        assert (workspace, semaphore) == shared.of_stream(0)
+        assert (workspace, semaphore) == shared.for_stream(0)
         assert values(launch, block, "i32") == [20, 48, 160, 160, 160, 48, split.config.group_m]
     assert function.offsets == ()
 
@@ -161,12 +161,12 @@ def test_tensor_maps_follow_their_operands(told, ready, no_gpu, monkeypatch):
     """All maps of an operand, and the pointer that some kernels take beside them."""
     monkeypatch.setattr(tensor_map, "MovingMap", Map)
     if not told:  # where addresses stand in a map
-        monkeypatch.setattr(tensor_map, "place", lambda made: None)
+        monkeypatch.setattr(tensor_map, "find_address_offset", lambda made: None)
     records, launches = ready[0][1:5], ready[1]
     for one, described in zip(records, ("ab", "abc", "abbcc", "aabcc"), strict=True):
         p = one.problem
         launch, function = launches[p], Function()
-        call = called(loaded_kernels.TunedKernel(one, launch, function), None, (p.m, p.n))
+        call = called(loaded_kernels.TunedKernel(launch, function), None, (p.m, p.n))
         x, w, bias = aligned(p.m, p.k), aligned(p.n, p.k), aligned(p.n) if p.bias == "n" else None
         out = call(x, w, bias, None)
         assert list(function.offsets) == launch.offsets()
@@ -184,16 +184,16 @@ def test_tensor_maps_follow_their_operands(told, ready, no_gpu, monkeypatch):
 
 
 def test_where_an_address_stands_in_a_tensor_map():
-    assert tensor_map.place(lambda at: bytes(16) + struct.pack("<Q", at) + bytes(104)) == 16
-    assert tensor_map.place(lambda at: struct.pack("<Q", at >> 4) + bytes(120)) is None
-    assert tensor_map.place(lambda at: struct.pack("<2Q", at, at % 4096) + bytes(112)) is None
+    assert tensor_map.find_address_offset(lambda at: bytes(16) + struct.pack("<Q", at) + bytes(104)) == 16
+    assert tensor_map.find_address_offset(lambda at: struct.pack("<Q", at >> 4) + bytes(120)) is None
+    assert tensor_map.find_address_offset(lambda at: struct.pack("<2Q", at, at % 4096) + bytes(112)) is None
 
 
 def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):
     (split, *_), launches, _ = ready
     function = Function()
     call = called(
-        loaded_kernels.TunedKernel(split, launches[split.problem], function), WorkspacePool(Device(), 9, 9), (20, 48)
+        loaded_kernels.TunedKernel(launches[split.problem], function), WorkspacePool(Device(), 9, 9), (20, 48)
     )
     x, w = aligned(20, 160).normal_(), aligned(48, 160).normal_()
     strided = aligned(160, 20).normal_().T
@@ -222,36 +222,36 @@ def test_a_cache_that_can_not_be_written_is_a_reason(ready, tmp_path):
 
 
 def test_what_needs_another_check():
-    assert not device_kernels.moved(record(problem(1, 2, 3)))
-    assert device_kernels.moved(record(problem(1, 2, 3), toolchain={"triton": "0.1"}))
-    assert device_kernels.moved(record(problem(1, 2, 3), toolchain={}))
+    assert not kernel_loading.made_by_other_triton(record(problem(1, 2, 3)))
+    assert kernel_loading.made_by_other_triton(record(problem(1, 2, 3), toolchain={"triton": "0.1"}))
+    assert kernel_loading.made_by_other_triton(record(problem(1, 2, 3), toolchain={}))
 
 
 def test_who_rounds_float32():
     float32 = problem(1, 2, 3, dtype="fp32")
-    assert device_kernels.rounds(record(float32)) and not device_kernels.rounds(record(problem(1, 2, 3)))
-    assert not device_kernels.rounds(record(float32, target="gfx950"))  # whose instructions take float32 whole
-    assert device_kernels.rounds(record(float32, target="gfx950", winner="blaslt"))
+    assert winners.rounds_to_tf32(record(float32)) and not winners.rounds_to_tf32(record(problem(1, 2, 3)))
+    assert not winners.rounds_to_tf32(record(float32, target="gfx950"))  # whose instructions take float32 whole
+    assert winners.rounds_to_tf32(record(float32, target="gfx950", winner="blaslt"))
 
 
-def test_scratch_is_shared_by_nobody(monkeypatch):
+def test_no_two_streams_or_captures_share_memory(monkeypatch):
     device, capture = Device(), 0
     monkeypatch.setattr(workspaces, "capture_id", lambda api, stream: capture)
     shared = WorkspacePool(device, 1000, 300)
-    assert shared.each == 512 and shared.holds(1000, 512) and not shared.holds(1001, 1) and not shared.holds(1, 513)
-    first, second = shared.of_stream(1), shared.of_stream(2)
-    assert first is shared.of_stream(1) and abs(first[0] - second[0]) >= 1000 and abs(first[1] - second[1]) >= 512
+    assert shared.counter_bytes == 512 and shared.holds(1000, 512) and not shared.holds(1001, 1) and not shared.holds(1, 513)
+    first, second = shared.for_stream(1), shared.for_stream(2)
+    assert first is shared.for_stream(1) and abs(first[0] - second[0]) >= 1000 and abs(first[1] - second[1]) >= 512
     seen = {first[1], second[1]}
     for capture in (7, 8):  # noqa: B007 (read by the stand-in)
-        seen |= {shared.of_capture(1), shared.of_capture(2)}
-        assert shared.of_capture(1) in seen
+        seen |= {shared.for_capture(1), shared.for_capture(2)}
+        assert shared.for_capture(1) in seen
     assert len(seen) == 6 and device.allocations == 3
     while shared._free:
         capture += 1
-        shared.of_capture(1)
+        shared.for_capture(1)
     capture += 1
-    assert shared.of_capture(1) is None and device.allocations == 3
-    assert shared.of_stream(3)[1] not in seen and device.allocations == 5
+    assert shared.for_capture(1) is None and device.allocations == 3
+    assert shared.for_stream(3)[1] not in seen and device.allocations == 5
 
 
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
@@ -259,9 +259,9 @@ def test_counters_start_as_zeros(stand_in_driver, vendor):
     library, opened = stand_in_driver(vendor)
     device = opened.device()
     shared = WorkspacePool(device, 1000, 300)
-    pairs = [shared.of_stream(stream) for stream in range(20)]  # more than are made at once
+    pairs = [shared.for_stream(stream) for stream in range(20)]  # more than are made at once
     assert len({address for pair in pairs for address in pair}) == 40
-    assert all(device.copy_from_device(counters, shared.each) == bytes(shared.each) for _, counters in pairs)
+    assert all(device.copy_from_device(counters, shared.counter_bytes) == bytes(shared.counter_bytes) for _, counters in pairs)
     assert ctypes.c_int.in_dll(library, "fake_mode").value == 0
     assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value, "not the stream that waits for all others"
 
@@ -271,10 +271,10 @@ def test_without_memory_to_share_pytorch_computes(ready, no_gpu):
     split = records[0]
     device, function = Device(), Function()
     shared = WorkspacePool(device, 9, 9)
-    call = called(loaded_kernels.TunedKernel(split, launches[split.problem], function), shared, (20, 48))
+    call = called(loaded_kernels.TunedKernel(launches[split.problem], function), shared, (20, 48))
     device.full = True
-    with pytest.raises(ScratchError, match="OUT_OF_MEMORY"):
-        shared.of_stream(0)
+    with pytest.raises(WorkspaceError, match="OUT_OF_MEMORY"):
+        shared.for_stream(0)
     x, w = aligned(20, 160), aligned(48, 160)
     x.fill_(1), w.fill_(1)
     assert torch.equal(call(x, w, None, None), functional.linear(x, w)) and not function.launched

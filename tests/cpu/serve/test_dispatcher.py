@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
-from tests.support.linear_layers import TILE, problem, record
+from tests.support.linear_layers import TILE, StandInKernel, attach_device, problem, record, stand_in_kernels
 from tritongemm.core.errors import DriverError, InputError
-from tritongemm.runtime import loaded_kernels
+from tritongemm.core.support import Support
 from tritongemm.serve import torch_fallback
+from tritongemm.serve.calls import CallOperands
 from tritongemm.serve.dispatcher import Dispatcher
-
-
-def device(kernels: dict | None = None, direct: object = None, rounding: tuple = ()) -> SimpleNamespace:
-    """Stands in for `Served`; PyTorch's kernels are all `direct`."""
-    find = SimpleNamespace(find=lambda *_: direct)
-    return SimpleNamespace(arch="sm90", kernels=kernels or {}, index=0, direct=find, rounding=rounding)
 
 
 @pytest.fixture
@@ -29,14 +23,15 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     dispatcher = Dispatcher()
-    dispatcher._read = True
-    dispatcher._devices[0] = device()
+    attach_device(dispatcher)
     with FakeTensorMode():
         yield dispatcher, lambda *shape, dtype=torch.bfloat16: torch.empty(shape, dtype=dtype, device="cuda:0")
 
 
 def say(dispatcher, *operands, out_dtype=None):
-    return str(dispatcher.verdict(*operands, *[None] * (3 - len(operands)), out_dtype))
+    """The first line of the explanation."""
+    bias = operands[2] if len(operands) > 2 else None
+    return str(dispatcher.explain(*operands[:2], bias, out_dtype)).splitlines()[0]
 
 
 def test_explains_a_fallback(gpu):
@@ -44,7 +39,7 @@ def test_explains_a_fallback(gpu):
     x, w = empty(16, 64), empty(32, 64)
     assert say(dispatcher, x, w) == "fallback: 16x32x64_bf16_TN was never tuned for sm90"
     dispatcher.load([record(problem(16, 32, 64), target="gfx942"), record(problem(8, 32, 64), timer="model")])
-    dispatcher._devices[0] = device()
+    attach_device(dispatcher)
     assert say(dispatcher, x, w) == "fallback: 16x32x64_bf16_TN was tuned for gfx942; this GPU is sm90"
     assert "prediction" in say(dispatcher, empty(8, 64), w)
     assert say(dispatcher, x, w, empty(32, dtype=torch.float32)).endswith("kernels take bfloat16 (32,)")
@@ -59,46 +54,45 @@ def test_explains_the_library_and_a_kernel(gpu):
     dispatcher, empty = gpu
     won, lost = record(problem(16, 32, 64)), record(problem(2, 32, 64), winner="torch")
     assert dispatcher.load([won, lost, record(replace(won.problem, row_major_b=True))]) == 2
-    kernel = loaded_kernels.TunedKernel(won, None, None)
-    dispatcher._devices[0] = device({won.problem: kernel})
+    kernels = attach_device(dispatcher, {won.problem: StandInKernel()})
     w = empty(32, 64)
     assert say(dispatcher, empty(4, 4, 64), w) == f"exact: {TILE.name} (2.00 us, 1.50x torch)"
     assert say(dispatcher, empty(1, 2, 64), w) == "library: torch won the tuning of 2x32x64_bf16_TN on sm90"
-    dispatcher._devices[0].kernels[won.problem] = "out_of_resources: shared memory 9 > 8 bytes"
+    kernels.loaded[won.problem] = Support("out_of_resources: shared memory 9 > 8 bytes")
     assert say(dispatcher, empty(16, 64), w).endswith("on sm90: out_of_resources: shared memory 9 > 8 bytes")
 
 
 def test_what_no_tuned_kernel_serves_is_pytorchs_own(gpu):
     dispatcher, empty = gpu
     dispatcher.load([record(problem(2, 32, 64), winner="torch")])
-    direct = object()
-    dispatcher._devices[0] = device(direct=direct)
+    torch_kernel = StandInKernel()
+    attach_device(dispatcher, torch_kernel=torch_kernel)
     for rows, kind, since in ((2, "library", ""), (3, "fallback", " from call 64 on")):
-        verdict = dispatcher.verdict(empty(1, rows, 64), empty(32, 64), None, None)
-        assert verdict.kind == kind and verdict.kernel is direct and verdict.lasting
-        assert str(verdict).endswith(f"; PyTorch's kernel, called directly{since}")
-    assert dispatcher.verdict(empty(64), empty(32, 64), None, None).kernel is None
+        resolution = dispatcher.explain(empty(1, rows, 64), empty(32, 64)).resolution
+        assert resolution.kind == kind and resolution.kernel is torch_kernel and resolution.lasting
+        assert str(resolution).endswith(f"; PyTorch's kernel, called directly{since}")
+    assert dispatcher.explain(empty(64), empty(32, 64)).resolution.kernel is None
 
 
-def test_a_size_never_tuned_is_asked_for_once_it_is_called_often(gpu, monkeypatch):
+def test_a_size_never_tuned_is_resolved_again_once_it_is_frequent(gpu, monkeypatch):
     dispatcher, empty = gpu
-    monkeypatch.setattr("tritongemm.serve.dispatcher._OFTEN", 3)
-    direct, made = object(), []
+    monkeypatch.setattr("tritongemm.serve.calls.FREQUENT_CALLS", 3)
+    torch_kernel, made = StandInKernel(), []
 
-    def call(kernel, served, shape, dtype):
+    def call(kernel, device, shape, dtype):
         made.append((kernel, shape, dtype))
         return lambda x, w, bias, out_dtype: "called directly"
 
     monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", call)
-    dispatcher._devices[0] = device(direct=direct)
+    attach_device(dispatcher, torch_kernel=torch_kernel)
     x, w = empty(2, 3, 64), empty(32, 64)
     assert [dispatcher.run(x, w, None, None).shape for _ in range(2)] == [(2, 3, 32)] * 2 and not made
     assert [dispatcher.run(x, w, None, None) for _ in range(3)] == ["called directly"] * 3
-    assert made == [(direct, (2, 3, 32), torch.bfloat16)]
+    assert made == [(torch_kernel, (2, 3, 32), torch.bfloat16)]
     # What PyTorch takes a detour for is not its linear layer.
     assert [dispatcher.run(empty(4, 64), w, None, torch.float64).dtype for _ in range(5)] == [torch.float64] * 5
     dispatcher.load([record(problem(9, 32, 64), winner="torch")])
-    dispatcher._devices[0] = device(direct=direct)
+    attach_device(dispatcher, torch_kernel=torch_kernel)
     assert dispatcher.run(empty(9, 64), w, None, None) == "called directly"
 
 
@@ -107,7 +101,8 @@ def precision(monkeypatch):
     """Sets PyTorch's float32 precision."""
 
     def be(value: str) -> None:
-        monkeypatch.setattr("tritongemm.serve.dispatcher.precision", lambda: value)
+        for module in ("calls", "dispatcher"):
+            monkeypatch.setattr(f"tritongemm.serve.{module}.float32_precision", lambda: value)
 
     return be
 
@@ -118,14 +113,14 @@ def test_kernels_tuned_in_tf32_serve_while_pytorch_is_set_to_it(gpu, precision):
     dispatcher.load([won])
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     expected = {("tf32", True): "exact", ("tf32", False): "exact", ("fp32", False): "exact", ("fp32", True): "fallback"}
-    for (now, rounds), kind in expected.items():
-        precision(now)
-        kernels = {won.problem: loaded_kernels.TunedKernel(won, None, None)}
-        dispatcher._devices[0] = device(kernels, rounding=(won.problem,) if rounds else ())
-        verdict = dispatcher.verdict(x, w, None, None)
-        assert verdict.kind == kind
-    assert "tuned in tf32, while PyTorch multiplies float32 in full" in str(verdict)
-    kernels[won.problem] = "out_of_resources: shared memory 9 > 8 bytes"
+    for (setting, rounds), kind in expected.items():
+        precision(setting)
+        loaded = {won.problem: StandInKernel()}
+        kernels = attach_device(dispatcher, loaded, tf32=(won.problem,) if rounds else ())
+        answers = dispatcher.explain(x, w)
+        assert answers.resolution.kind == kind
+    assert "tuned in tf32, while PyTorch multiplies float32 in full" in str(answers.resolution)
+    kernels.loaded[won.problem] = Support("out_of_resources: shared memory 9 > 8 bytes")
     assert "out_of_resources" in say(dispatcher, x, w)
 
 
@@ -133,8 +128,8 @@ def test_float32_follows_pytorchs_precision(gpu, precision, monkeypatch):
     dispatcher, empty = gpu
     won = record(problem(16, 32, 64, dtype="fp32"))
     dispatcher.load([won])
-    kernel, direct = loaded_kernels.TunedKernel(won, None, None), object()
-    dispatcher._devices[0] = device({won.problem: kernel}, direct, rounding=(won.problem,))
+    kernel, torch_kernel = StandInKernel(), StandInKernel()
+    attach_device(dispatcher, {won.problem: kernel}, torch_kernel, (won.problem,))
     made = []
 
     def call(given, *_):
@@ -142,20 +137,20 @@ def test_float32_follows_pytorchs_precision(gpu, precision, monkeypatch):
         return lambda *_: "tuned" if given is kernel else "PyTorch's"
 
     monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", call)
-    monkeypatch.setattr("tritongemm.serve.dispatcher._OFTEN", 1)
+    monkeypatch.setattr("tritongemm.serve.calls.FREQUENT_CALLS", 1)
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     for _ in range(3):  # and nothing is made anew
-        for now, who in (("tf32", "tuned"), ("fp32", "PyTorch's")):
-            precision(now)
+        for setting, who in (("tf32", "tuned"), ("fp32", "PyTorch's")):
+            precision(setting)
             assert [dispatcher.run(x, w, None, None) for _ in range(3)] == [who] * 3
-    assert made == [kernel, direct]
+    assert made == [kernel, torch_kernel]
 
 
 def test_a_change_of_precision_need_not_wait(gpu, precision, monkeypatch):
     dispatcher, empty = gpu
     won = record(problem(16, 32, 64, dtype="fp32"))
     dispatcher.load([won])
-    dispatcher._devices[0] = device({won.problem: loaded_kernels.TunedKernel(won, None, None)}, rounding=(won.problem,))
+    attach_device(dispatcher, {won.problem: StandInKernel()}, tf32=(won.problem,))
     monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", lambda *_: lambda *_: "tuned")
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     precision("fp32")
@@ -168,7 +163,7 @@ def test_a_change_of_precision_while_a_call_is_made_ready(gpu, precision, monkey
     dispatcher, empty = gpu
     won = record(problem(16, 32, 64, dtype="fp32"))
     dispatcher.load([won])
-    dispatcher._devices[0] = device({won.problem: loaded_kernels.TunedKernel(won, None, None)}, rounding=(won.problem,))
+    attach_device(dispatcher, {won.problem: StandInKernel()}, tf32=(won.problem,))
 
     def call(*_):
         precision("fp32")  # another thread's doing
@@ -184,38 +179,39 @@ def test_a_change_of_precision_while_a_call_is_made_ready(gpu, precision, monkey
 def test_mm_itself_follows_pytorchs_precision(gpu, precision, monkeypatch):
     dispatcher, empty = gpu
     seen = []
-    monkeypatch.setattr("tritongemm.serve.api.DISPATCHER", dispatcher)
+    monkeypatch.setattr("tritongemm.serve.api._dispatcher", dispatcher)
     monkeypatch.setattr("tritongemm.serve.api._modes", lambda: 0)  # fake tensors are one
     monkeypatch.setattr("tritongemm.serve.api._PLAIN", {type(empty(1))})
-    monkeypatch.setattr(dispatcher, "plan", lambda key, now, *_: seen.append(now) or (lambda *_: None))
-    for now in ("tf32", "fp32"):
-        monkeypatch.setattr("tritongemm.serve.api.precision", lambda now=now: now)
+    monkeypatch.setattr(dispatcher, "resolve", lambda key, operands: seen.append((key[6], operands)) or (lambda *_: None))
+    for setting in ("tf32", "fp32"):
+        monkeypatch.setattr("tritongemm.serve.api.float32_precision", lambda setting=setting: setting)
         for dtype in (torch.float32, torch.bfloat16):
             x, w, bias = empty(3, 64, dtype=dtype), empty(32, 64, dtype=dtype), empty(32, dtype=dtype)
             tritongemm.mm(x, w)
             tritongemm.mm(x, w, bias)
-    assert seen == ["tf32", "tf32", None, None, "fp32", "fp32", None, None]
+    assert [precision for precision, _ in seen] == ["tf32", "tf32", None, None, "fp32", "fp32", None, None]
+    assert all(isinstance(operands, CallOperands) for _, operands in seen)
 
 
 @pytest.mark.parametrize("old", [False, True])
 def test_precision_is_what_pytorch_is_set_to(monkeypatch, old):
     if old:
-        monkeypatch.setattr(torch_fallback, "_precision", None)
+        monkeypatch.setattr(torch_fallback, "_read_precision", None)
     try:
         for name, value in (("high", "tf32"), ("highest", "fp32"), ("high", "tf32")):
             torch.set_float32_matmul_precision(name)
-            assert torch_fallback.precision() == value
+            assert torch_fallback.float32_precision() == value
     finally:
         torch.set_float32_matmul_precision("highest")
 
 
 def test_a_capture_puts_off_the_question(gpu, monkeypatch):
     dispatcher, empty = gpu
-    monkeypatch.setattr("tritongemm.serve.dispatcher._OFTEN", 2)
+    monkeypatch.setattr("tritongemm.serve.calls.FREQUENT_CALLS", 2)
     monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", lambda *_: lambda *_: "called directly")
-    answers = [None, None, object()]
-    dispatcher._devices[0] = device()
-    dispatcher._devices[0].direct.find = lambda *_: answers.pop(0)
+    answers = [None, None, StandInKernel()]
+    kernels = attach_device(dispatcher)
+    monkeypatch.setattr(kernels.torch_kernels, "find", lambda *_: answers.pop(0))
     x, w = empty(3, 64), empty(32, 64)
     dispatcher.run(x, w, None, None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -231,13 +227,13 @@ def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(gpu, monk
         raise DriverError("cublasLtMatmulDescCreate", 3, "CUBLAS_STATUS_ALLOC_FAILED")
 
     monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", fails)
-    monkeypatch.setattr("tritongemm.serve.dispatcher._OFTEN", 2)
+    monkeypatch.setattr("tritongemm.serve.calls.FREQUENT_CALLS", 2)
     x, w = empty(3, 64), empty(32, 64)
-    dispatcher._devices[0] = device(direct=object())
+    attach_device(dispatcher, torch_kernel=StandInKernel())
     assert [dispatcher.run(x, w, None, None).shape for _ in range(4)] == [(3, 32)] * 4
     won = record(problem(3, 32, 64))
     dispatcher.load([won])
-    dispatcher._devices[0] = device({won.problem: loaded_kernels.TunedKernel(won, None, None)})
+    attach_device(dispatcher, {won.problem: StandInKernel()})
     with pytest.raises(DriverError):
         dispatcher.run(x, w, None, None)
 
@@ -255,8 +251,7 @@ def test_the_environment_names_the_records(gpu, tmp_path, monkeypatch):
     file = tmp_path / "tuned.yaml"
     file.write_text(tune_gemm.write([record(problem(16, 32, 64), winner="torch")]))
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
-    made = device()
-    monkeypatch.setattr("tritongemm.serve.dispatcher.DeviceKernels", lambda *_: made)
+    monkeypatch.setattr("tritongemm.serve.kernel_loading.load_device", lambda _, records, former: stand_in_kernels(records))
     assert say(Dispatcher(), empty(16, 64), empty(32, 64)).startswith("library: torch won")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(tmp_path / "gone.yaml"))
     with pytest.raises(InputError, match=r"gone\.yaml"):
@@ -266,5 +261,41 @@ def test_the_environment_names_the_records(gpu, tmp_path, monkeypatch):
 def test_nothing_is_loaded_while_capturing(gpu, monkeypatch):
     _, empty = gpu
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    verdict = Dispatcher().verdict(empty(16, 64), empty(32, 64), None, None)
-    assert verdict.kind == "fallback" and not verdict.lasting and "before a graph is captured" in verdict.text
+    resolution = Dispatcher().explain(empty(16, 64), empty(32, 64)).resolution
+    assert resolution.kind == "fallback" and not resolution.lasting and "before a graph is captured" in resolution.text
+
+
+def test_explains_what_each_source_answered(gpu):
+    dispatcher, empty = gpu
+    won = record(problem(16, 32, 64))
+    dispatcher.load([won])
+    attach_device(dispatcher, {won.problem: StandInKernel()}, StandInKernel())
+    exact, *lines = str(dispatcher.explain(empty(16, 64), empty(32, 64))).splitlines()
+    assert exact.startswith("exact: ") and lines == ["  tuned_record serves the call"]
+    said = str(dispatcher.explain(empty(17, 64), empty(32, 64))).splitlines()
+    reason = "17x32x64_bf16_TN was never tuned for sm90"
+    assert said == [
+        f"fallback: {reason}; PyTorch's kernel, called directly from call 64 on",
+        f"  tuned_record declines: {reason}",
+        "  library_winner declines: no library won the tuning of this size",
+        "  torch_kernel serves the call",
+    ]
+    assert str(dispatcher.explain(empty(17, 63), empty(32, 64))).count("\n") == 0
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_record_serves_devices_of_its_compute_units(gpu, order):
+    dispatcher, empty = gpu
+    other, anywhere, ours = (record(problem(16, 32, 64), compute_units=units) for units in (304, 0, 80))
+    x, w, loaded = empty(16, 64), empty(32, 64), {other.problem: StandInKernel()}
+    dispatcher.load([other])
+    attach_device(dispatcher, loaded, compute_units=80)
+    assert say(dispatcher, x, w) == "fallback: 16x32x64_bf16_TN was tuned on 304 compute units; this GPU has 80"
+    attach_device(dispatcher, loaded, compute_units=304)
+    assert dispatcher.explain(x, w).resolution.kind == "exact"
+    dispatcher.load([replace(anywhere, config=replace(TILE, block_m=64)), replace(ours, seconds=1e-6)][::order])
+    for units, shown in ((80, "1.00 us"), (304, "2.00 us"), (228, "bm64")):
+        attach_device(dispatcher, loaded, compute_units=units)
+        said = say(dispatcher, x, w)
+        assert said.startswith("exact") and shown in said
+    assert len(dispatcher._records.list_records("sm90", 80)) == 1

@@ -9,20 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+from tests.support.linear_layers import stand_in_device
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.runtime.patched_launch import PatchedLaunch
-from tritongemm.serve.load_check import complaint
+from tritongemm.core.serving import PatchedLaunch
+from tritongemm.serve.load_check import check_kernel
 
 SIZE = Problem(8, 16, 32, "fp32", "fp32", "fp32")
 RECORD = Record(SIZE, "sm90", Config("tile", 16, 16, 16), "triton", 1e-6, 0.0, "events", error=1e-7, tolerance=1e-3)
-PLACE: Any = SimpleNamespace(
-    index=-1, place=torch.device("cpu"), device=SimpleNamespace(make_current=lambda: None), scratch=None
-)
+DEVICE = stand_in_device(driver_device=SimpleNamespace(make_current=lambda: None))
 
 
 @pytest.fixture(autouse=True)
@@ -36,13 +34,13 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 class OnHost:
     """A kernel that computes with numpy, `off` beside the truth."""
 
-    def __init__(self, off: float, record: Record = RECORD) -> None:
-        self.off, self.record, self.launches = off, record, 0
+    def __init__(self, off: float) -> None:
+        self.off, self.launches = off, 0
 
     def bytes(self, buffer: str) -> int:
         return 0
 
-    def bind(self, device: Any) -> PatchedLaunch:
+    def prepare(self, device: Any) -> PatchedLaunch:
         at = dict.fromkeys("abc", 0)
 
         def array(name: str, rows: int, columns: int) -> Any:
@@ -61,15 +59,15 @@ class OnHost:
 
 def test_what_serves_and_what_does_not() -> None:
     right = OnHost(0.0)
-    assert complaint(right, PLACE) is None and right.launches == 2
-    assert "wrong with Triton " in (complaint(OnHost(9.0), PLACE) or "")
-    assert "not on Mondays" in (complaint(OnHost(float("inf")), PLACE) or "")
+    assert check_kernel(right, RECORD, DEVICE) and right.launches == 2
+    assert "wrong with Triton " in check_kernel(OnHost(9.0), RECORD, DEVICE).reason
+    assert "not on Mondays" in check_kernel(OnHost(float("inf")), RECORD, DEVICE).reason
 
 
 def test_what_was_accepted_with_an_error_ratio_still_serves() -> None:
     """Its error was beyond the tolerance, in few elements; it must not have grown."""
     off = 0.1
-    assert complaint(OnHost(off), PLACE) is not None
+    assert not check_kernel(OnHost(off), RECORD, DEVICE)
     accepted = replace(RECORD, error=0.1)
-    assert complaint(OnHost(off, accepted), PLACE) is None
-    assert complaint(OnHost(10 * off, accepted), PLACE) is not None
+    assert check_kernel(OnHost(off), accepted, DEVICE)
+    assert not check_kernel(OnHost(10 * off), accepted, DEVICE)

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from tests.support import FAKES
-from tests.support.linear_layers import problem
+from tests.support.linear_layers import problem, stand_in_device
 from tritongemm.backends.blaslt import backend as blaslt
 from tritongemm.backends.blaslt import torch_choice
 from tritongemm.core.errors import DriverError
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
+from tritongemm.serve import torch_kernels
 from tritongemm.serve.fast_call import FastCall
 from tritongemm.serve.torch_kernels import TorchKernels
 
@@ -30,7 +31,7 @@ def known(monkeypatch):
     """PyTorch as it comes, in a release that was compared."""
     release = ".".join(torch.__version__.split(".")[:2])
     monkeypatch.setattr(
-        torch_choice, "WORKSPACE", {("sm90", release, torch.version.cuda or ""): {"none": 4096, "n": 64}}
+        torch_choice, "WORKSPACE_BYTES", {("sm90", release, torch.version.cuda or ""): {"none": 4096, "n": 64}}
     )
     monkeypatch.setattr(torch.cuda.tunable, "is_enabled", lambda: False)
     for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
@@ -38,23 +39,23 @@ def known(monkeypatch):
 
 
 def test_known_problems(known):
-    assert torch_choice.workspace(problem(1, 2, 3), "sm90") == 4096
-    assert torch_choice.workspace(problem(1, 2, 3, "n", "fp16"), "sm90") == 64
-    assert torch_choice.workspace(problem(1, 2, 3), "gfx942") is None
-    assert torch_choice.workspace(problem(1, 2, 3, dtype="fp32"), "sm90") == 4096
-    assert torch_choice.workspace(problem(1, 2, 3, dtype="int8"), "sm90") is None
-    assert torch_choice.workspace(replace(problem(1, 2, 3), dtype_c="fp32"), "sm90") is None
+    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") == 4096
+    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3, "n", "fp16"), "sm90") == 64
+    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "gfx942") is None
+    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3, dtype="fp32"), "sm90") == 4096
+    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3, dtype="int8"), "sm90") is None
+    assert torch_choice.torch_workspace_bytes(replace(problem(1, 2, 3), dtype_c="fp32"), "sm90") is None
 
 
 def test_what_is_no_product_of_matrices_is_pytorchs_own_affair(known):
-    assert torch_choice.workspace(problem(2, 1, 3), "sm90") == 4096
+    assert torch_choice.torch_workspace_bytes(problem(2, 1, 3), "sm90") == 4096
     for other in (problem(2, 1, 3, "n"), problem(1, 1, 3), problem(2, 3, 1), problem(2, 3, 1, "n")):
-        assert torch_choice.workspace(other, "sm90") is None
+        assert torch_choice.torch_workspace_bytes(other, "sm90") is None
 
 
 def test_another_release_is_not_known(known, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "1.0.0")
-    assert torch_choice.workspace(problem(1, 2, 3), "sm90") is None
+    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") is None
 
 
 SETTINGS = {
@@ -71,7 +72,7 @@ SETTINGS = {
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_setting_that_changes_pytorchs_choice(known, monkeypatch, setting):
     SETTINGS[setting](monkeypatch)
-    assert torch_choice.workspace(problem(1, 2, 3), "sm90") is None
+    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") is None
 
 
 @pytest.mark.parametrize(
@@ -86,16 +87,16 @@ def test_a_precision_that_changes_pytorchs_choice(known, name, value):
     before = getattr(MATMUL, name)
     try:
         setattr(MATMUL, name, value)
-        assert torch_choice.workspace(problem(1, 2, 3), "sm90") is None
+        assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") is None
     finally:
         setattr(MATMUL, name, before)
-    assert torch_choice.workspace(problem(1, 2, 3), "sm90") == 4096
+    assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") == 4096
 
 
 class Memory:
     """Stands in for `driver.Device`; addresses that are never used."""
 
-    api = SimpleNamespace(symbol=lambda role: "")
+    api, arch = SimpleNamespace(symbol=lambda role: ""), "sm90"
 
     def __init__(self):
         self.taken, self.full = [], False
@@ -120,7 +121,7 @@ class Memory:
 
 
 @pytest.fixture
-def place(known, monkeypatch, tmp_path):
+def gpu(known, monkeypatch, tmp_path):
     """A device whose library is the stand-in that computes on the host, in float32."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
@@ -132,53 +133,52 @@ def place(known, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for name, value in {"_stream": lambda i: 0, "_capturing": lambda: False, "_current": lambda: -1}.items():
         monkeypatch.setattr(f"tritongemm.serve.fast_call.{name}", value)
-    stand_in = SimpleNamespace(index=-1, arch="sm90", place=torch.device("cpu"), device=Memory(), scratch=None)
-    return SimpleNamespace(here=stand_in, library=library)
+    return SimpleNamespace(device=stand_in_device(driver_device=Memory()), library=library)
 
 
 @pytest.mark.parametrize("bias", ["none", "n"])
-def test_it_computes_and_is_asked_for_once(place, bias):
-    found = TorchKernels(place.here)
+def test_it_computes_and_is_asked_for_once(gpu, bias):
+    found = TorchKernels(gpu.device)
     solution = found.find(problem(4, 8, 16, bias, "fp32"), "fp32")
     assert solution is not None and found.find(problem(4, 8, 16, bias, "fp32"), "fp32") is solution
     need = solution.bytes("workspace")
-    assert need <= {"none": 4096, "n": 64}[bias] and (place.here.scratch is not None) == bool(need)
-    call = FastCall(solution, place.here, (4, 8), torch.float32)
+    assert need <= {"none": 4096, "n": 64}[bias] and (gpu.device.workspaces is not None) == bool(need)
+    call = FastCall(solution, gpu.device, (4, 8), torch.float32)
     x, w, added = torch.randn(4, 16), torch.randn(8, 16), torch.randn(8) if bias == "n" else None
     torch.testing.assert_close(call(x, w, added, None), torch.nn.functional.linear(x, w, added))
 
 
-def test_float32_is_asked_for_in_each_precision(place):
-    found, float32 = TorchKernels(place.here), problem(4, 8, 16, dtype="fp32")
+def test_float32_is_asked_for_in_each_precision(gpu):
+    found, float32 = TorchKernels(gpu.device), problem(4, 8, 16, dtype="fp32")
     kept = [found.find(float32, compute) for compute in ("fp32", "tf32", "fp32", "tf32")]
     assert kept[:2] == kept[2:] and kept[0] is not kept[1]
     for solution, number in zip(kept, (68, 77), strict=False):
-        call = FastCall(solution, place.here, (4, 8), torch.float32)
+        call = FastCall(solution, gpu.device, (4, 8), torch.float32)
         call(torch.randn(4, 16), torch.randn(8, 16), None, None)
-        assert ctypes.c_int.in_dll(place.library._library, "fake_compute").value == number
+        assert ctypes.c_int.in_dll(gpu.library._library, "fake_compute").value == number
 
 
-def test_scratch_grows_to_what_pytorch_gives(place, monkeypatch):
-    found = TorchKernels(place.here)
+def test_the_workspace_grows_to_what_pytorch_gives(gpu, monkeypatch):
+    found = TorchKernels(gpu.device)
     heavy = SimpleNamespace(bytes=lambda buffer: 100)
-    monkeypatch.setattr("tritongemm.backends.blaslt.served_algorithm.torch_default", lambda *_: heavy)
+    monkeypatch.setattr("tritongemm.backends.blaslt.served_algorithm.load_first_choice", lambda *_: heavy)
     assert found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is heavy
-    grown = place.here.scratch
-    assert grown.workspace == 4096
+    grown = gpu.device.workspaces
+    assert grown.workspace_bytes == 4096
     found.find(problem(5, 8, 16, dtype="fp32"), "fp32")
-    assert place.here.scratch is grown
+    assert gpu.device.workspaces is grown
 
 
-def test_without_memory_it_is_pytorchs_layer(place, monkeypatch):
-    found = TorchKernels(place.here)
+def test_without_memory_it_is_pytorchs_layer(gpu, monkeypatch):
+    found = TorchKernels(gpu.device)
     heavy = SimpleNamespace(bytes=lambda buffer: 100)
-    monkeypatch.setattr("tritongemm.backends.blaslt.served_algorithm.torch_default", lambda *_: heavy)
-    place.here.device.full = True
-    assert found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is None and place.here.scratch is None
+    monkeypatch.setattr("tritongemm.backends.blaslt.served_algorithm.load_first_choice", lambda *_: heavy)
+    gpu.device.driver_device.full = True
+    assert found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is None and gpu.device.workspaces is None
 
 
-def test_a_capture_does_not_ask(place, monkeypatch):
-    found = TorchKernels(place.here)
+def test_a_capture_does_not_ask(gpu, monkeypatch):
+    found = TorchKernels(gpu.device)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is None
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -187,15 +187,15 @@ def test_a_capture_does_not_ask(place, monkeypatch):
     assert known is not None and found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is known
 
 
-def test_where_the_library_has_nothing_pytorch_is_called(place):
-    ctypes.c_int.in_dll(place.library._library, "fake_none").value = 1
-    found = TorchKernels(place.here)
+def test_where_the_library_has_nothing_pytorch_is_called(gpu):
+    ctypes.c_int.in_dll(gpu.library._library, "fake_none").value = 1
+    found = TorchKernels(gpu.device)
     assert found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is None
 
 
-def test_it_forgets_rather_than_fill_the_memory(place, monkeypatch):
-    monkeypatch.setattr(TorchKernels, "MOST", 2)
-    found = TorchKernels(place.here)
+def test_it_forgets_rather_than_fill_the_memory(gpu, monkeypatch):
+    monkeypatch.setattr(torch_kernels, "_MOST_KERNELS", 2)
+    found = TorchKernels(gpu.device)
     for m in range(1, 8):
         found.find(problem(m, 8, 16, dtype="fp32"), "fp32")
-    assert len(found._found) <= 2
+    assert len(found._kernels) <= 2

@@ -57,7 +57,7 @@ def test_a_stored_result_that_is_wrong(
     assert wrong[1] == "wrong" and float(wrong[2]) > float(wrong[3])
     assert large[1] == "out_of_resources" and "65536" in large
     assert "0 of 2 results are right, 2 are not" in said.err
-    monkeypatch.setattr(OfflineEvaluator, "_checked", passed)
+    monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     assert tune.main([*argv, "--benchmark"]) == 1
     out = capsys.readouterr().out.splitlines()
     (timed,) = [x.split() for x in out if x.startswith("16x16x16_fp16_TT")]
@@ -69,7 +69,7 @@ def test_results_of_one_size_on_two_targets(tmp_path: Path, monkeypatch: pytest.
     """Their kernels lie in one module; the second does not displace the first."""
     row = "- {M: 16, N: 16, K: 16, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16, time(us): 1, target: "
     (tmp_path / "stored.yaml").write_text(f"{row}gfx942, num_warps: 1}}\n{row}gfx950, NUM_SMS: 304, num_warps: 1}}\n")
-    monkeypatch.setattr(OfflineEvaluator, "_checked", passed)
+    monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     argv = ["--gemm_size_file", str(tmp_path / "stored.yaml"), "-o", str(tmp_path / "out.yaml"), "--num_threads", "1"]
     assert tune.main([*argv, "--compare_wo_tuning"]) == 0
 

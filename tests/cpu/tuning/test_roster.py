@@ -33,7 +33,7 @@ OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
 
 def test_all_that_can_race_and_why_the_others_can_not(drop: Drop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
-    monkeypatch.setattr(driver, "present", lambda: None)
+    monkeypatch.setattr(driver, "find_vendor", lambda: None)
     drop("toycode", CODE)
     everybody = choose_roster("all", runs=True)
     assert {"triton", "toycode"} <= set(everybody.backends) and "torch" not in everybody.backends
@@ -49,7 +49,7 @@ def test_who_asks_for_all_is_told_who_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
-    monkeypatch.setattr(driver, "present", lambda: None)
+    monkeypatch.setattr(driver, "find_vendor", lambda: None)
     argv = ["-m", "16", "-n", "16", "-k", "16", "--generate_only", "-o", str(tmp_path / "out.yaml")]
     missing = "asm does not race: no manifest of assembly kernels"
     assert tune.main([*argv, "--libtype", "all"]) == 0 and missing in capsys.readouterr().err
@@ -187,7 +187,7 @@ def test_bad_rows_of_a_manifest_cost_themselves(
     (row,) = sizes.from_file(tmp_path / "out.yaml", Defaults())
     assert row.record == record
     # What can't be checked without a GPU says so; a kernel that no manifest has any more costs its row.
-    monkeypatch.setattr(driver, "present", lambda: None)
+    monkeypatch.setattr(driver, "find_vendor", lambda: None)
     argv = ["--gemm_size_file", str(tmp_path / "out.yaml"), "--compare_wo_tuning", "--num_threads", "1"]
     assert tune.main(argv) == 1
     assert "only a GPU can check a kernel of asm" in capsys.readouterr().out

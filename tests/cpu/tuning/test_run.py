@@ -20,15 +20,15 @@ from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import Problem
-from tritongemm.core.space import Space
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
+from tritongemm.plugins.contracts import Search, SearchPlan
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
-from tritongemm.search.strategies import exhaustive
+from tritongemm.search.strategies.exhaustive import Exhaustive
 from tritongemm.tuning.run import TuningRun
 from tritongemm.workers.work_queue import WorkQueue
 
@@ -107,14 +107,14 @@ def test_a_resumed_run_asks_for_what_the_first_did(tmp_path: Path, monkeypatch: 
     """Later problems prefer kernels that earlier ones compile, whether these are tuned or have a record by now."""
     large, small = Problem(64, 2048, 512), Problem(64, 1024, 512)
     other = Problem(64, 4096, 512, "bf16", "bf16", "bf16")
-    search, asked = exhaustive.search, dict[Problem, list[Config]]()
+    search, asked = Exhaustive.search, dict[Problem, list[Config]]()
 
-    def watched(space: Space, order: Any, *more: Any) -> Any:
-        for batch in search(space, order, *more):
-            asked[space.problem] = batch
+    def watched(strategy: Exhaustive, plan: SearchPlan, budget: int) -> Search:
+        for batch in search(strategy, plan, budget):
+            asked[plan.space.problem] = batch
             yield batch
 
-    monkeypatch.setattr(exhaustive, "search", watched)
+    monkeypatch.setattr(Exhaustive, "search", watched)
 
     def run(store: Store) -> None:
         plan = TuningOptions(tmp_path, "exhaustive", budget=100, stop="generate")
@@ -131,7 +131,7 @@ def test_a_resumed_run_asks_for_what_the_first_did(tmp_path: Path, monkeypatch: 
     assert asked == {small: first[small], other: first[other]}
     target = FakeEvaluator().target
     whole = space(small, target)
-    (alone,) = search(whole, rank(prune(whole, small, target).kept, small, target).configs, 100)
+    (alone,) = search(Exhaustive(), SearchPlan(whole, rank(prune(whole, small, target).kept, small, target)), 100)
     assert first[small] != alone and {c.kernel_name for c in first[large]} & {c.kernel_name for c in first[small]}
 
 

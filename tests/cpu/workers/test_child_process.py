@@ -173,7 +173,7 @@ def test_an_end_is_not_held_up(child: WorkerProcess) -> None:
 
 
 def test_what_hangs_up_but_does_not_end_is_killed(child: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_process, "_LAST_SECONDS", 0.1)
+    monkeypatch.setattr(child_process, "_END_TIMEOUT_SECONDS", 0.1)
     with pytest.raises(WorkerDied, match="signal SIGKILL"):
         list(child.ask(("hang_up", None), 5))
     assert list(child.ask(("count", 2), 5)) == [0, 1]
@@ -200,7 +200,7 @@ def test_a_child_that_can_not_start(child: WorkerProcess) -> None:
         list(WorkerProcess("tests.cpu.workers.test_child_process:Stillborn").ask(1, 60))
     with pytest.raises(WorkerDied, match="ModuleNotFoundError"):
         list(WorkerProcess("a_module_nobody_has:Role").ask(1, 60))
-    late = WorkerProcess("tests.cpu.workers.test_child_process:Role", startup=0.0)
+    late = WorkerProcess("tests.cpu.workers.test_child_process:Role", startup_s=0.0)
     with pytest.raises(WorkerTimeout, match="did not start within 0 s"):
         list(late.ask(("count", 1), 60))
     assert not late.alive

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tritongemm import formats
+from tests.support.formats import toy_format
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults, FormatRow
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Format
 from tritongemm.workloads import sizes
 
 
@@ -62,25 +62,62 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_format_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module dropped into interop/ is found, asked and used."""
-    (tmp_path / "toy_csv.py").write_text(
-        "from tritongemm.formats import FormatRow as Row\n"
-        "FORMAT = 'toy CSV'\n"
-        "def recognises(path, text): return text.startswith('toy')\n"
-        "def read(path, text, defaults):\n"
-        "    return [Row(defaults.problem(*map(int, line.split(','))), line=n)\n"
-        "            for n, line in enumerate(text.splitlines()[1:], 2)]\n"
-    )
-    (tmp_path / "_shared.py").write_text("")
-    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
-    try:
-        assert "toy_csv" in registry.names("formats")
-        assert "_shared" not in registry.names("formats")
+    """The toy's file, dropped into formats/, is found, asked and used."""
+    (folder := tmp_path / "plugins").mkdir()
+    with toy_format(folder, monkeypatch) as name:
+        assert name in registry.names(Format) and "_shared" not in registry.names(Format)
         table = tmp_path / "table.csv"
-        table.write_text("toy\n4,5,6\n7,8,9\n")
-        read = sizes.from_file(table, Defaults("bf16"))
-        assert read == [
-            FormatRow(Problem(4, 5, 6, "bf16", "bf16", "bf16"), line=2), FormatRow(Problem(7, 8, 9, "bf16", "bf16", "bf16"), line=3)
-        ]  # fmt: skip
-    finally:
-        sys.modules.pop("tritongemm.formats.toy_csv", None)
+        table.write_text("toy,M,N,K\na,4,5,6\nb,7,8,9\n")
+        problems = [Problem(*size, "bf16", "bf16", "bf16") for size in ((4, 5, 6), (7, 8, 9))]
+        assert sizes.from_file(table, Defaults("bf16")) == [FormatRow(p, line=n) for n, p in enumerate(problems, 2)]
+
+
+def test_a_format_whose_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other files are read; one that nobody claims is told what could not be asked."""
+    (folder := tmp_path / "plugins").mkdir()
+    with toy_format(folder, monkeypatch):
+        (folder / "toy_csv.py").write_text("import no_such_package\n")
+        (good := tmp_path / "sizes.yaml").write_text("- {M: 1, N: 2, K: 3}\n")
+        (bad := tmp_path / "table.csv").write_text("toy,M,N,K\na,4,5,6\n")
+        assert len(sizes.from_file(good, Defaults())) == 1
+        with pytest.raises(InputError, match=r"no known format; .*toy_csv needs a package that is missing: .*no_such"):
+            sizes.from_file(bad, Defaults())
+
+
+TILE = "M: 16, N: 16, K: 16, BLOCK_SIZE_M: {}, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16"
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        (TILE.format(48), "BLOCK_SIZE_M must be a power of two, not 48"),
+        (TILE.format(0), "BLOCK_SIZE_M must be a power of two, not 0"),
+        (TILE.format(16) + ", num_warps: 0", "num_warps must be at least 1, not 0"),
+        (TILE.format(16) + ", GROUP_SIZE_M: 0", "GROUP_SIZE_M must be at least 1, not 0"),
+        (TILE.format(16) + ", num_stages: 0, backend: triton", "num_stages must be at least 1, not 0"),
+        (
+            TILE.format(232) + ", template: ws_tma_swapped, options: {swap_ab: 1}",
+            "BLOCK_SIZE_M must be a power of two or the sum of two, not 232",
+        ),
+    ],
+)
+def test_a_tile_that_no_kernel_has_is_named(tmp_path: Path, row: str, complaint: str) -> None:
+    path = tmp_path / "rows.yaml"
+    path.write_text(f"# tuned\n- {{M: 1, N: 1, K: 1}}\n- {{{row}}}\n")
+    with pytest.raises(InputError) as error:
+        sizes.from_file(path, Defaults())
+    assert str(error.value) == f"{path}: row 2 (line 3) {complaint}"
+
+
+def test_a_kernel_of_another_backend_may_tell_no_tile(tmp_path: Path) -> None:
+    path = tmp_path / "rows.yaml"
+    path.write_text(f"- {{{TILE.format(0)}, backend: torch, num_stages: 0}}\n")
+    (row,) = sizes.from_file(path, Defaults())
+    assert row.config and (row.config.block_m, row.config.num_stages) == (0, 0)
+
+
+def test_stages_of_an_older_triton(tmp_path: Path) -> None:
+    path = tmp_path / "rows.yaml"
+    path.write_text(f"- {{{TILE.format(16)}, num_stages: 0}}\n")
+    (row,) = sizes.from_file(path, Defaults())
+    assert row.config and row.config.num_stages == 2

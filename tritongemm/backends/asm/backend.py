@@ -46,9 +46,7 @@ class AsmBackend(KernelBackend):
         named = settings.asm_manifests()
         return SUPPORTED if named else Support("no manifest of assembly kernels: TRITONGEMM_ASM_MANIFESTS names none")
 
-    def _candidates(
-        self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
-    ) -> Iterable[Config]:
+    def _candidates(self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool) -> Iterable[Config]:
         return survey(problem, target, inputs.manifests)[0]
 
     def _has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
@@ -120,7 +118,8 @@ def survey(
     """The kernels that can compute a problem, each with the splits that fit it; and why the others can't, by symbol.
 
     Args:
-        problem, target: what and where.
+        problem: what is computed.
+        target: where.
         manifests: files to read; none for those of the environment.
 
     Raises:
@@ -148,9 +147,7 @@ def _config(row: KernelRow, target: Target, split: int) -> Config:
     return Config(row.symbol, *sizes, backend="asm")
 
 
-def _find_row(
-    config: Config, problem: Problem, target: Target, manifests: Sequence[Path]
-) -> tuple[KernelRow, bytes]:
+def _find_row(config: Config, problem: Problem, target: Target, manifests: Sequence[Path]) -> tuple[KernelRow, bytes]:
     """The manifest's row of a config's kernel, and its code or source (empty where the file is missing).
 
     Raises:
@@ -182,7 +179,9 @@ def inspect(row: KernelRow, code: bytes, arch: str, wave: int, lds: int) -> tupl
     Args:
         row: the manifest's word.
         code: the code object.
-        arch, wave, lds: architecture, threads of a wave, bytes of LDS a workgroup may use.
+        arch: architecture.
+        wave: threads of a wave.
+        lds: bytes of LDS that a workgroup may use.
 
     Raises:
         InputError: truncated, for another architecture, without the symbol, or its parameters, LDS, wave size or

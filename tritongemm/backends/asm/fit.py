@@ -20,6 +20,7 @@ _SCALES = {"scale_a", "scale_b"}
 
 
 def cdiv(a: int, b: int) -> int:
+    """The quotient, rounded up."""
     return -(-a // b)
 
 
@@ -73,13 +74,17 @@ def _bf16_refusal(row: KernelRow, problem: Problem) -> str | None:
 
 
 def _own_refusal(row: KernelRow, problem: Problem) -> str | None:
-    """Kernels whose manifest lists their parameters say what they compute in columns dtypes, trans, multiple and small."""
+    """Why a kernel whose manifest lists its parameters can't compute a problem, or None.
+
+    Such a manifest says what its kernels compute in the columns dtypes, trans, multiple and small.
+    """
     for column, value in (("dtypes", problem.dtypes), ("trans", problem.layout)):
         if row.others.get(column, value) != value:
             return f"it is for {row.others[column]}, not {value}"
     wanted, has = ({*names} & _SCALES for names in ({e.name for e in problem.extras}, row.layout.lower().split()))
     if wanted != has:
-        return f"it takes {' and '.join(sorted(has)) or 'no scales'}, this problem has {' and '.join(sorted(wanted)) or 'none'}"
+        takes, given = (" and ".join(sorted(names)) for names in (has, wanted))
+        return f"it takes {takes or 'no scales'}, the problem has {given or 'none'}"
     if problem.bias != ("n" if row.bias else "none"):
         return f"it adds {'a bias along N' if row.bias else 'no bias'}, not {problem.bias}"
     multiples = [int(v) if v.isdigit() else 0 for v in row.others.get("multiple", "1/1/1").split("/")]
@@ -108,6 +113,7 @@ def _fixed_split(row: KernelRow) -> int:
 
 
 def splits(row: KernelRow, problem: Problem, target: Target) -> list[int]:
+    """The splits along K that a kernel is tried with."""
     if not layout_name(row):
         return [_fixed_split(row)]
     if not row.split_k:

@@ -10,7 +10,7 @@ splitK                  1 if the kernel can share the K loop of a tile
 bPreshuffle             1 if B must have been shuffled for the kernel
 bias                    1 if it can add one; pf: depth of its prefetch
 layout                  ours: name of a parameter layout, or the parameters in order (`backends.asm.param_layout`)
-grid                    ours: what x, y, z count, ``n,m,k`` (the default) or another order, ``mn`` for tiles in one number
+grid                    ours: what x, y, z count, ``n,m,k`` (the default) or another order, ``mn``: tiles in one number
 lds, threads            ours: dynamic LDS in bytes (0); threads of a workgroup (what the object says)
 
 Others are kept as they are. ``//``, ``#``, `` ;`` and ``/* */`` begin comments, as AITER's code generator has it.

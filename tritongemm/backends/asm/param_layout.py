@@ -19,9 +19,9 @@ POINTERS = frozenset(
 )  # fmt: skip
 FLOATS = frozenset(("alpha", "beta"))
 NUMBERS = frozenset(
-    ("m", "n", "k", "lda", "ldb", "ldc", "stride_c0", "stride_c1", "stride_c_in0", "stride_c_in1", "stride_a0", "stride_a1",
-     "stride_b0", "stride_b1", "group_m", "split_k", "log2_split_k", "c_is_bf16", "add_bias", "scale_m", "scale_n", "scale_k",
-     "stride_scale_a0", "stride_scale_a1", "stride_scale_b0", "stride_scale_b1")
+    ("m", "n", "k", "lda", "ldb", "ldc", "stride_c0", "stride_c1", "stride_c_in0", "stride_c_in1", "stride_a0",
+     "stride_a1", "stride_b0", "stride_b1", "group_m", "split_k", "log2_split_k", "c_is_bf16", "add_bias", "scale_m",
+     "scale_n", "scale_k", "stride_scale_a0", "stride_scale_a1", "stride_scale_b0", "stride_scale_b1")
 )  # fmt: skip
 
 
@@ -60,11 +60,16 @@ _SCALED = ("c", "a", "b", "scale_a", "scale_b", "bias", "m", "n", "k", "lda", "l
 LAYOUTS = {
     layout.name: layout
     for layout in (
-        Layout("bf16", (*_OPERANDS, "split_k", "c_is_bf16", "bias", "add_bias", "semaphore"), (18, 21, 22), ("bf16gemm",)),
+        Layout(
+            "bf16",
+            (*_OPERANDS, "split_k", "c_is_bf16", "bias", "add_bias", "semaphore"),
+            (18, 21, 22),
+            ("bf16gemm",),
+        ),
         Layout(
             "fp4",
-            (*_OPERANDS, "scale_a", "scale_b", "stride_scale_a0", "stride_scale_a1", "stride_scale_b0", "stride_scale_b1",
-             "log2_split_k"),
+            (*_OPERANDS, "scale_a", "scale_b", "stride_scale_a0", "stride_scale_a1", "stride_scale_b0",
+             "stride_scale_b1", "log2_split_k"),
             (23, 24),
             ("f4gemm",),
         ),

@@ -1,5 +1,6 @@
-"""Which of AITER's assembly kernels with scales computes which problem, and how often they can share K. All of them were
-tried in an emulator.
+"""Which of AITER's assembly kernels with scales computes which problem, and how many workgroups can share K.
+
+All of them were tried in an emulator.
 """
 
 from __future__ import annotations

@@ -1,47 +1,25 @@
-"""Backend: the vendor's own GEMM library, cuBLASLt or hipBLASLt, with each of its algorithms as a candidate.
-
-C is row-major, the libraries are column-major, so they compute C^T = B^T A^T: their A is our B, the rows of their tile
-are our columns. A bias per column of C is fused; any other is copied into C first and C added, two kernels in one call.
-"""
+"""Backend: the vendor's own GEMM library, cuBLASLt or hipBLASLt, with each of its algorithms as a candidate."""
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import lru_cache, partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
+from tritongemm.backends.blaslt import algorithms, served_algorithm
 from tritongemm.core.config import Config
-from tritongemm.core.errors import DriverError, TritonGemmError, UnavailableError
+from tritongemm.core.errors import UnavailableError
 from tritongemm.core.operands import Operands
-from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
-from tritongemm.hip_ext.blaslt import types
-from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
-from tritongemm.hip_ext.blaslt.types import Algorithm, Matmul, Matrix
-from tritongemm.hip_ext.driver import driver
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-NAMELESS = "heuristic"  # the template where the library does not name its kernels
-WORKSPACE_BYTES = 64 << 20
-REQUESTED = {"nvidia": 1024, "amd": 4096}
-_PLACE = ("index", "version")  # where an algorithm was found, not which it is
-_MACRO_TILE, _SPLIT = re.compile(r"_MT(\d+)x(\d+)x(\d+)"), re.compile(r"_GSU(\d+)")
-
-
-_vendor = driver.present
+    from tritongemm.hip_ext.driver import driver
 
 
 class BlasltBackend(LibraryBackend):
@@ -54,15 +32,15 @@ class BlasltBackend(LibraryBackend):
     @property
     def label(self) -> str:
         """What tables call it; which library it is depends on the driver."""
-        return blaslt_tables.TABLES[_vendor() or "nvidia"].label
+        return blaslt_tables.TABLES[algorithms.vendor() or "nvidia"].label
 
     def available(self) -> Support:
         """Whether there is a GPU, and its library loads."""
-        vendor = _vendor()
+        vendor = algorithms.vendor()
         if not vendor:
             return Support("it needs a GPU: no CUDA or HIP driver with a device is here")
         try:
-            blaslt_library.open(vendor)
+            blaslt_library.open_library(vendor)
         except UnavailableError as error:
             return Support(str(error))
         return SUPPORTED
@@ -73,263 +51,23 @@ class BlasltBackend(LibraryBackend):
         return SUPPORTED
 
     def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
-        """The algorithms the library has for the problem, its best guess first, `limit` of each way to accumulate."""
-        import torch
-
-        c, current, configs = operands["c"], version(), list[Config]()
-        units = torch.cuda.get_device_properties(c.device).multi_processor_count if c.is_cuda else 1
-        for fast in _accumulations(problem):
-            prepared = _prepared(problem, operands, fast)
-            algorithms = islice(prepared[0].every(units), limit or None) if prepared else ()
-            configs += [_config(algorithm, index, current, fast) for index, algorithm in enumerate(algorithms)]
-        return configs
+        return algorithms.list_configs(problem, operands, limit)
 
     def operation(
         self, problem: Problem, operands: Operands, config: Config | None = None
     ) -> Callable[[], object] | None:
-        """A call that computes C with one algorithm on torch's current stream; None where the library has it not.
-
-        Once called on a stream, it can be captured there: memory is allocated before.
-
-        Args:
-            problem: dtypes, layouts and bias.
-            operands: on the device; C is written.
-            config: of `list_algorithms`; None for the library's first choice.
-        """
-        a, b, c, bias = operands["a"], operands["b"], operands["c"], operands.get("bias")
-        with _device_of(a):
-            prepared = _prepared(problem, operands, bool(config and config.option("fast")))
-            if not prepared:
-                return None
-            plan, fused = prepared
-            algorithm = plan.algorithms[0] if config is None else find(plan, config, version())
-        if not algorithm:
-            return None
-        added = c.data_ptr() if plan.matmul.c.dtype == plan.matmul.d.dtype else 0
-        start = plan.prepare(algorithm, b.data_ptr(), a.data_ptr(), added, c.data_ptr(), add=not fused)
-        _workspace(a.device, _stream(a.device.index or 0))
-        addend = None if fused or bias is None else bias[:, None] if problem.bias == "m" else bias[None, :]
-        # the operands ride along: the library knows their addresses only
-        return partial(_run, start, addend, dict(operands))
+        """A call that computes C with one algorithm on torch's current stream; None where the library has it not."""
+        return algorithms.prepare_call(problem, operands, config)
 
     def load(self, record: Record, device_index: int, device: driver.Device) -> LoadedKernel | Support:
         """A record's algorithm, loaded on a device, or why it can't be called from here."""
-        from tritongemm.backends.blaslt import served_algorithm
-
-        if not self.available():
-            return self.available()
-        try:
-            return served_algorithm.tuned_algorithm(record.problem, record.config, device_index, device)
-        except (TritonGemmError, LookupError) as error:
-            return Support(str(error))
+        available = self.available()
+        return served_algorithm.load_tuned(record, device_index, device) if available else available
 
     def default_kernel(
         self, problem: Problem, precision: str, device_index: int, device: driver.Device
     ) -> tuple[LoadedKernel, int] | None:
         """The kernel that PyTorch itself would launch, and the bytes of workspace that PyTorch gives it."""
-        from tritongemm.backends.blaslt import served_algorithm, torch_choice
+        from tritongemm.backends.blaslt import torch_choice  # which imports torch
 
-        workspace = torch_choice.workspace(problem, device.arch)
-        if workspace is None:
-            return None
-        try:
-            algorithm = served_algorithm.torch_default(problem, precision, workspace, device_index, device)
-        except (TritonGemmError, LookupError):
-            return None
-        return algorithm, workspace
-
-
-def library() -> blaslt_library.Library:
-    return blaslt_library.open(_vendor() or "nvidia")
-
-
-def version() -> int:
-    """Version of the library of the current device; solution indices mean the same as long as it is equal."""
-    import torch
-
-    return library().version(torch.cuda.current_device() if torch.cuda.is_available() else 0)
-
-
-def _stream(device: int) -> int:
-    """Handle of torch's current stream."""
-    import torch
-
-    return int(torch._C._cuda_getCurrentRawStream(device))
-
-
-def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
-    """Makes the tensor's device current: handles belong to one device."""
-    import torch
-
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
-
-
-@lru_cache(maxsize=64)
-def _workspace(device: Any, stream: int) -> Tensor:
-    """Scratch memory of one stream: calls on one stream follow each other, those on two must not share it."""
-    import torch
-
-    return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-
-
-@lru_cache(maxsize=256)
-def _plan(library: blaslt_library.Library, matmul: Matmul, device: int) -> PreparedMatmul | None:
-    """The matmul made ready, or None where the library has no algorithm for it."""
-    dtypes = {m.dtype for m in (matmul.a, matmul.b, matmul.c, matmul.d)} | {matmul.scale}
-    if not dtypes <= set(library.table.types):
-        return None
-    try:
-        plan = PreparedMatmul(library, matmul, device, WORKSPACE_BYTES, REQUESTED[library.table.vendor])
-        return plan if plan.algorithms else None
-    except DriverError as error:
-        if any(word in error.name for word in types.REFUSALS):
-            return None
-        raise
-
-
-def to_matmul(problem: Problem, lead: Sequence[int], strides: Sequence[int], align: int, vendor: str) -> Matmul:
-    """The problem as the library sees it, without a bias; `lead` and `strides` (from matrix to matrix) of A, B, C in
-    elements, `align` the bytes that their addresses are multiples of.
-    """
-    m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
-    rows, cols = (n, k) if problem.row_major_b else (k, n)
-    left = Matrix(problem.dtype_b, rows, cols, lead[1], batch, strides[1])
-    rows, cols = (k, m) if problem.row_major_a else (m, k)
-    right = Matrix(problem.dtype_a, rows, cols, lead[0], batch, strides[0])
-    out = Matrix(problem.dtype_c, n, m, lead[2], batch, strides[2])
-    # an eight-bit float can't be added to; cuBLASLt wants a wider C beside it
-    added = replace(out, dtype=problem.bias_dtype.name) if problem.c.is_fp8 and vendor == "nvidia" else out
-    compute, scale = "fp32", "fp32"
-    if problem.a.is_integer:
-        compute, scale = "int32", "int32" if problem.dtype_c == "int32" else "fp32"
-    elif problem.dtype_a == "fp32":
-        compute = "tf32"
-    trans = ("N" if problem.row_major_b else "T") + ("N" if problem.row_major_a else "T")
-    return Matmul(left, right, added, out, trans, compute, scale, alignment=align)
-
-
-def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[PreparedMatmul, bool] | None:
-    """The plan for these operands and whether the bias is in it; None where the library has nothing."""
-    opened, device, bias = library(), operands["a"].device.index or 0, operands.get("bias")
-    leads, strides, align = [], [], 256
-    for name, row_major in (("a", problem.row_major_a), ("b", problem.row_major_b), ("c", True)):
-        tensor = operands[name]
-        outer, inner = (-2, -1) if row_major else (-1, -2)
-        if tensor.stride(inner) != 1 and tensor.shape[inner] > 1:
-            return None
-        # the stride of a dimension of one element says nothing
-        leads.append(max(tensor.stride(outer), tensor.shape[inner]))
-        strides.append(tensor.stride(0) if tensor.dim() == 3 else 0)
-        address = tensor.data_ptr()
-        align = min(align, address & -address if address else 256)
-    matmul = replace(to_matmul(problem, leads, strides, align, opened.table.vendor), fast=fast)
-    scales = tuple(operands[e.name].data_ptr() for e in problem.extras if e.operator != "+")
-    along_k = any(e.applied == "mainloop" for e in problem.extras)
-    if problem.order_b != PLAIN or along_k or (scales and not problem.a.is_fp8):
-        return None  # a scale for each row is for fp8 alone, none changes along K, and B is read as it is
-    if scales:
-        matmul = replace(matmul, scales=(scales[1], scales[0], 0), scale_modes=("outer_vec", "outer_vec"))
-    if bias is not None and problem.bias == "n" and not problem.c.is_integer:
-        fused = _plan(opened, replace(matmul, bias=bias.data_ptr(), bias_dtype=problem.bias_dtype.name), device)
-        if fused:
-            return fused, True
-    # nothing is added to an eight-bit C
-    plan = _plan(opened, matmul, device) if bias is None or problem.c.bytes > 1 else None
-    return (plan, bias is None) if plan else None
-
-
-def _config(algorithm: Algorithm, index: int, version: int, fast: bool) -> Config:
-    values = dict(algorithm.values)
-    options = {**values, "index": index, "version": version} | ({"fast": 1} if fast else {})
-    name = re.sub(r"\W", "_", algorithm.name).replace("__bm", "_bm")
-    if "solution" in values:
-        options["index"] = options.pop("solution")
-        found, split = _MACRO_TILE.search(name), _SPLIT.search(name)
-        rows, cols, depth = (int(g) for g in found.groups()) if found else (0, 0, 0)
-        shape = (cols, rows, depth, 1, max(1, int(split[1]) if split else 1), 0, 0)
-    else:
-        rows, cols = blaslt_tables.tiles().get(values["tile"], (0, 0))
-        depth, stages = blaslt_tables.stages().get(values["stages"], (0, 0))
-        shape = (cols, rows, depth, 1, max(1, options.pop("splitk")), 0, stages)
-    return Config(name or NAMELESS, *shape, options=tuple(options.items()), backend="blaslt")
-
-
-def _accumulations(problem: Problem) -> tuple[bool, ...]:
-    # cuBLASLt's fp8 kernels come with and without promotion of the running sums
-    return (False, True) if problem.a.is_fp8 and _vendor() == "nvidia" else (False,)
-
-
-@lru_cache(maxsize=16384)
-def find(plan: PreparedMatmul, config: Config, now: int) -> Algorithm | None:
-    """The algorithm a config means, in this version of the library; cuBLASLt's are what their attributes say."""
-    named = config.template != NAMELESS
-    wanted = {n: v for n, v in config.options if n not in (*_PLACE, "fast")}
-    if plan.library.table.vendor == "nvidia":
-        wanted["splitk"] = config.split_k
-        for algorithm in plan.algorithms:
-            values = dict(algorithm.values)
-            if {**values, "splitk": max(1, values["splitk"])} == wanted:
-                return algorithm
-        return plan.rebuild(wanted) if "algo" in wanted else None
-    if config.option("version") == now:
-        found = plan.rebuild({"solution": config.option("index", -1)}) or next(
-            (x for x in plan.algorithms if dict(x.values)["solution"] == config.option("index", -1)), None
-        )
-        if found and (not named or _config(found, 0, 0, False).template == config.template):
-            return found
-    matching = (x for x in plan.algorithms if named and _config(x, 0, 0, False).template == config.template)
-    return next(matching, None)
-
-
-def _run(start: Callable[[int, int], None], addend: Tensor | None, operands: Operands) -> None:
-    c = operands["c"]
-    if addend is not None:
-        c.copy_(addend.expand_as(c))
-    stream = _stream(c.device.index or 0)
-    start(_workspace(c.device, stream).data_ptr(), stream)
-
-
-def identity(config: Config) -> Config:
-    """The config without its place in one version of the library."""
-    return replace(config, options=tuple(o for o in config.options if o[0] not in _PLACE))
-
-
-def resolve(config: Config, problem: Problem, version: int, found: Sequence[Config] | None = None) -> Config | None:
-    """A stored config as the library of today has it, or None, with one line in the log, where it has it no more.
-
-    An index counts while the version agrees (`operation` compares the name); else the name or attributes are searched.
-
-    Args:
-        config: as stored.
-        problem: what it computes.
-        version: of the library that is here (`version()`).
-        found: what `enumerate` finds here; asked for if not given.
-    """
-    if config.option("version") == version:
-        return config
-    known = config.template != NAMELESS or "algo" in dict(config.options)
-    for other in (_listed(problem) if found is None else found) if known else ():
-        if identity(other) == identity(config):
-            return other
-    logging.getLogger(__name__).warning(
-        "%s: %s was tuned with library version %d and is not in %d: stale, falling back",
-        problem.key, identity(config).name, config.option("version"), version,
-    )  # fmt: skip
-    return None
-
-
-def _listed(problem: Problem) -> list[Config]:
-    """What `enumerate` finds for dense operands; their contents do not matter."""
-    import torch
-
-    def empty(rows: int, cols: int, dtype: str, row_major: bool) -> Tensor:
-        shape = (rows, cols) if row_major else (cols, rows)
-        lead = (problem.batch,) if problem.batch > 1 else ()
-        tensor = torch.empty((*lead, *shape), dtype=getattr(torch, dtype), device="cuda")
-        return tensor if row_major else tensor.transpose(-1, -2)
-
-    a = empty(problem.m, problem.k, problem.a.torch, problem.row_major_a)
-    b = empty(problem.k, problem.n, problem.b.torch, problem.row_major_b)
-    c = empty(problem.m, problem.n, problem.c.torch, True)
-    added = {e.name: torch.empty(e.count, dtype=getattr(torch, e.dtype.torch), device="cuda") for e in problem.extras}
-    return enumerate(problem, {"a": a, "b": b, "c": c} | added)
+        return torch_choice.load_torch_default(problem, precision, device_index, device)

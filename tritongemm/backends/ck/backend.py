@@ -1,4 +1,4 @@
-"""Backend: Composable Kernel's universal GEMM, instances of it rendered from templates/ck/ and compiled for gfx942 or gfx950.
+"""Backend: instances of Composable Kernel's universal GEMM, rendered from templates/ck/ and compiled for gfx942 or gfx950.
 
 Split-K adds into C with atomics, in C's own type; the library zeroes C first, on the same stream.
 """
@@ -43,7 +43,8 @@ _POINTERS = ("a", "b", "c")
 _RUN_TIME = ("split_k",)
 _OPTIONS = (
     "-std=c++17", "-O3", "-DNDEBUG", "-DUSE_ROCM=1", "-fgpu-flush-denormals-to-zero", "-fno-offload-uniform-block",
-    "-mllvm", "--amdgpu-kernarg-preload-count=16", "-mllvm", "--lsr-drop-solution=1", "-mllvm", "-enable-post-misched=0",
+    "-mllvm", "--amdgpu-kernarg-preload-count=16", "-mllvm", "--lsr-drop-solution=1",
+    "-mllvm", "-enable-post-misched=0",
     "-mllvm", "-amdgpu-function-calls=false",
 )  # fmt: skip
 
@@ -76,9 +77,7 @@ class CkBackend(KernelBackend):
             return _cpp_instances.check_dtypes(problem, outputs) and Support("no bias on integers")
         return _cpp_instances.check_dtypes(problem, outputs)
 
-    def _candidates(
-        self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
-    ) -> Iterable[Config]:
+    def _candidates(self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool) -> Iterable[Config]:
         rules, preference = ck_instances.RULES, ck_instances.preference
         return _cpp_instances.rank_configs(self.name, problem, target, rules, preference, everything)
 

@@ -216,7 +216,7 @@ def _split(config: Config, problem: Problem, target: Target) -> str | None:
 
 def _bank(config: Config, problem: Problem, target: Target) -> str | None:
     """Matrix instructions of 32 want a tile of 64 to pay, those of 16 waste reads where there are many of them."""
-    if config.option("xdl") == 32 or min(config.block_m, config.block_n) < 128:
+    if config.template != "universal" or config.option("xdl") == 32 or min(config.block_m, config.block_n) < 128:
         return None
     return f"16 x 16 instructions for a {config.block_m} x {config.block_n} tile"
 
@@ -228,6 +228,6 @@ RULES = (
     Rule("split", _split),
     Rule("lds", _lds),
     Rule("accumulators", _accumulators),
-    Rule("instruction", _bank, ("universal",)),
+    Rule("instruction", _bank),
     Rule("threads", _divides),
 )

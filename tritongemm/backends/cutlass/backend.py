@@ -1,4 +1,4 @@
-"""Backend: CUTLASS's warp-specialised GEMM of Hopper, instances of it rendered from templates/cutlass/ and compiled by nvcc."""
+"""Backend: CUTLASS's warp-specialised GEMM of Hopper, as instances from templates/cutlass/ that nvcc compiles."""
 
 from __future__ import annotations
 
@@ -43,8 +43,11 @@ _OUTPUTS = {"bf16": ("bf16", "fp32"), "fp16": ("fp16", "fp32"), "fp8e4m3fn": ("b
 _ALIGN = 16  # bytes: what the tensor memory accelerator wants of every row
 _RUN_TIME = ("split_k", "group_m", "raster")
 # Extended shapes: a tile of 80, 112, 160 … columns is one matrix instruction wide, not several.
-_OPTIONS = ("-std=c++17", "-O3", "-DNDEBUG", "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED", "-gencode", "arch=compute_90a,code=sm_90a", "--expt-relaxed-constexpr",
-            "-Xptxas", "-v", "-cudart", "static", "-diag-suppress", "20013,20015,20012")  # fmt: skip
+_OPTIONS = (
+    "-std=c++17", "-O3", "-DNDEBUG", "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED", "-gencode",
+    "arch=compute_90a,code=sm_90a", "--expt-relaxed-constexpr", "-Xptxas", "-v", "-cudart", "static",
+    "-diag-suppress", "20013,20015,20012",
+)  # fmt: skip
 _PARAMETERS = [
     *((n, "pointer") for n in ("a", "b", "c")),
     *((n, "i32") for n in ("M", "N", "K", "lda", "ldb", "ldc", "splits")),
@@ -84,9 +87,7 @@ class CutlassBackend(KernelBackend):
                 return Support(f"{name} {sizes[name]}: rows must start at multiples of {_ALIGN} bytes")
         return SUPPORTED
 
-    def _candidates(
-        self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
-    ) -> Iterable[Config]:
+    def _candidates(self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool) -> Iterable[Config]:
         rules, preference = cutlass_instances.RULES, cutlass_instances.preference
         return _cpp_instances.rank_configs(self.name, problem, target, rules, preference, everything)
 

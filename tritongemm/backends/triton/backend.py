@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from math import gcd, lcm
 from pathlib import Path
@@ -35,13 +35,22 @@ from tritongemm.search.pruning import prune
 
 SIZES = ("M", "N", "K", "stride_a", "stride_b", "stride_c")
 NUMBERS = (*SIZES, "GROUP_M")
-# Triton 3.10 changes the first one's default. The second's checks take a tenth of a compile, and are left out of all but
-# debugging code at its end.
+# Triton 3.10 changes the first one's default. The second's checks take a tenth of a compile, and are left out of all
+# but debugging code at its end.
 OPTIONS = {"enable_fp_fusion": True, "sanitize_overflow": False}
 _SMALL = 2**31  # bytes that an offset of 32 bits reaches: a buffer instruction's
 _MOST_WORKGROUPS = 2**31 - 1  # of one launch along x, where all kernels have their tiles
-_MANIFEST_SIZES = ("m", "n", "k", "lda", "ldb", "ldc", "group_m")  # parameters after the operands, as manifests name them
-_GPU_TARGETS = {  # by vendor: what Triton calls the architecture
+_MANIFEST_SIZES = (
+    "m",
+    "n",
+    "k",
+    "lda",
+    "ldb",
+    "ldc",
+    "group_m",
+)  # parameters after the operands, as manifests name them
+# What Triton calls an architecture, by the vendor.
+_GPU_TARGETS: dict[str, Callable[[str], tuple[str, str | int]]] = {
     "nvidia": lambda arch: ("cuda", int(arch[2:])),
     "amd": lambda arch: ("hip", arch),
 }
@@ -68,9 +77,16 @@ class TritonBackend(SearchedBackend):
             return SUPPORTED
         return Support(f"no kernel template that {target.name} runs has such operands")
 
-    def _candidates(
-        self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool
-    ) -> Iterable[Config]:
+    def check_axes(self, config: Config) -> Support:
+        """Whether a template's kernel can have a config's tile and counts, whatever the problem."""
+        if odd := template_facts.odd_block(config):
+            return Support(f"{odd[0]} {odd[1]}")
+        for axis in ("group_m", "split_k", "num_warps", "num_stages"):
+            if getattr(config, axis) < 1:
+                return Support(f"{axis} must be at least 1, not {getattr(config, axis)}")
+        return SUPPORTED
+
+    def _candidates(self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool) -> Iterable[Config]:
         kept = prune.prune(self.space(problem, target), problem, target).kept
         return cost_model.rank(kept, problem, target).configs
 
@@ -98,7 +114,7 @@ class TritonBackend(SearchedBackend):
         """Whether Triton's interpreter can run a config's kernel."""
         if template_facts.kernel_template(config.template).interpreted:
             return SUPPORTED
-        return Support(f"Triton's interpreter can't run template {config.template}")
+        return Support(f"only a GPU can check a kernel of {config.template}: Triton's interpreter does not run it")
 
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
         identity = {
@@ -123,7 +139,7 @@ class TritonBackend(SearchedBackend):
         return _make_launch(artifact, problem, target)
 
     def manifest_row(self, record: Record, launch: Launch, target: Target) -> dict[str, Any] | Support:
-        """A tuned kernel as a row of a manifest of assembly kernels, without its object's name; or why it can't be told."""
+        """A tuned kernel as a row of a manifest, without its object's name; or why it can't be told."""
         problem, config = record.problem, record.config
         if any(p.kind == "tma" for p in launch.params):
             return Support("it takes tensor maps, which a manifest can't describe")
@@ -185,8 +201,9 @@ def divisors(problem: Problem) -> dict[str, int]:
 
 
 def small(config: Config, problem: Problem, target: Target) -> list[str]:
-    """Pointer parameters to less than 2 GiB, where the target has buffer instructions: these mask a load without a branch.
+    """Pointer parameters to less than 2 GiB, where the target has buffer instructions.
 
+    Those mask a load without a branch.
     Triton finds out by itself for tensors, but not for a kernel compiled ahead of time.
     """
     if not target.has("buffer_ops"):

@@ -1,4 +1,4 @@
-"""What the clocks that read a profiler's kernel records share.
+"""The clock of the timers that read a profiler's kernel records.
 
 The time of a replay is the time in which at least one of its kernels ran: the union of their intervals. For kernels one
 after the other that is the sum of their durations; where consecutive launches overlap (programmatic dependent launch),
@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 from tritongemm.hip_ext.driver.driver import Graph
-from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, TraceError, Tracer, busy_seconds
+from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, KernelTracer, TraceError, busy_seconds
 
 
-class TracedTimer:
+class TracedClock:
     """Times replays of captured graphs by the records of their kernels.
 
     Args:
@@ -23,10 +23,10 @@ class TracedTimer:
         stream: handle of the stream the graphs run on.
     """
 
-    ATTEMPTS = 3  # a trace that is refused is taken anew; one that is refused every time is an error
-    PATIENCE = 1.0  # seconds to wait for late records
+    ATTEMPTS = 3  # A trace that is refused is taken anew, so many times in all.
+    RECORDS_TIMEOUT_SECONDS = 1.0  # A late record is waited for so long.
 
-    def __init__(self, tracer: Tracer, wait: Callable[[], object], stream: int) -> None:
+    def __init__(self, tracer: KernelTracer, wait: Callable[[], object], stream: int) -> None:
         self._tracer, self._wait, self._stream = tracer, wait, stream
         self._kernels: WeakKeyDictionary[Graph, tuple[str, ...]] = WeakKeyDictionary()
 
@@ -40,7 +40,7 @@ class TracedTimer:
             graph: what is replayed.
             launches: how many it holds.
             symbol: kernel that each of them is one dispatch of; "" for a library's operation, which may be several
-                dispatches: their names are learnt from the graph's first replays and must stay.
+                dispatches: their names are read from the graph's first replays and must stay the same.
 
         Raises:
             TraceError: records are missing, late, dropped or of other kernels, in every attempt.
@@ -61,8 +61,8 @@ class TracedTimer:
             for _ in range(2):
                 graph.launch(self._stream)
         if known:
-            return trace.records(known * 2, self.PATIENCE)[len(known) :]
-        records = trace.records(timeout=self.PATIENCE)
+            return trace.records(known * 2, self.RECORDS_TIMEOUT_SECONDS)[len(known) :]
+        records = trace.records(timeout=self.RECORDS_TIMEOUT_SECONDS)
         lead, timed = records[: len(records) // 2], records[len(records) // 2 :]
         names = tuple(r.name for r in timed)
         if not timed or len(timed) % launches or tuple(r.name for r in lead) != names:

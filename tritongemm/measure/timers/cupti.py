@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.driver.driver import Device
 from tritongemm.hip_ext.profilers import cupti
-from tritongemm.measure.timers._traced import TracedTimer
-
-LABEL = "cupti"
-VENDOR = "nvidia"
-SCREEN = "events"  # a fifth of the cost of a trace, and good enough to pick finalists
-KEEPS_CODE = True  # see hip_ext/cupti: names are right only while nothing is unloaded
+from tritongemm.measure.timers._traced import TracedClock
+from tritongemm.plugins.contracts import Timer
 
 
-def unavailable() -> str | None:
-    """Why CUPTI can't trace here, or None."""
-    try:
-        driver.open(VENDOR)
-        prepare()
-    except TritonGemmError as error:
-        return str(error)
-    return None
+class CuptiTimer(Timer):
+    """NVIDIA's profiler library."""
 
+    label = "cupti"
+    vendor = "nvidia"
+    screens_with = "events"  # Events cost a fifth of a trace, and are good enough to pick finalists.
+    keeps_code = True  # CUPTI mistakes a kernel for an unloaded one that had its handle.
 
-def prepare() -> None:
-    """Register with CUPTI and enable it, before the process loads code.
+    def available(self) -> Support:
+        """Whether CUPTI can trace here; it is enabled for good where it can."""
+        try:
+            driver.open_driver(self.vendor)
+            self.prepare()
+        except TritonGemmError as error:
+            return Support(str(error))
+        return SUPPORTED
 
-    Raises:
-        UnavailableError: no CUPTI, or one that this driver refuses.
-        DriverError: it can't be enabled.
-    """
-    cupti.tracer().enable()
+    def prepare(self) -> None:
+        """Register with CUPTI and enable it, before the process loads code.
 
+        Raises:
+            UnavailableError: no CUPTI, or one that this driver refuses.
+            DriverError: it can't be enabled.
+        """
+        cupti.open_tracer().enable()
 
-class Timer(TracedTimer):
-    """See `TracedTimer`.
-
-    Args:
-        device: waited for.
-        stream: handle of the stream the graphs run on.
-    """
-
-    def __init__(self, device: Device, stream: int) -> None:
-        super().__init__(cupti.tracer(), device.synchronize, stream)
+    def clock(self, device: Device, stream: int) -> TracedClock:
+        """A clock that reads the records of this process's CUPTI."""
+        return TracedClock(cupti.open_tracer(), device.synchronize, stream)

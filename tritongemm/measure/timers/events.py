@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from tritongemm.hip_ext.driver.driver import Device, Graph
-
-LABEL = "graph-events"
-HEADED = True  # what runs before a graph is not in its time
+from tritongemm.plugins.contracts import Timer
 
 
-class Timer:
+class EventsTimer(Timer):
+    """The driver's own events, which every device has."""
+
+    label = "graph-events"
+    counts_gaps = True
+
+    def clock(self, device: Device, stream: int) -> EventsClock:
+        """A clock with two events of its own."""
+        return EventsClock(device, stream)
+
+
+class EventsClock:
     """Times replays of captured graphs.
 
     Args:

@@ -5,67 +5,64 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tritongemm.core.errors import UnavailableError
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.driver.driver import Device
 from tritongemm.hip_ext.profilers import rocprofiler
-from tritongemm.measure.timers._traced import TracedTimer
+from tritongemm.measure.timers._traced import TracedClock
+from tritongemm.plugins.contracts import Timer
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
-LABEL = "rocprofiler"
-VENDOR = "amd"
-SCREEN = "events"  # a fifth of the cost of a trace, and good enough to pick finalists
-_PROBE_SECONDS = 60.0
+_PROBE_TIMEOUT_SECONDS = 60.0  # The process that tries the SDK may take so long.
 
 
-def unavailable() -> str | None:
-    """Why the SDK can't trace here, or None.
+class RocprofilerTimer(Timer):
+    """AMD's profiler library."""
 
-    It takes tools on only before a process first uses the GPU, and may abort one that comes at the wrong time: a
-    process of its own is asked.
-    """
-    try:
-        driver.open(VENDOR)
-    except UnavailableError as error:
-        return str(error)
-    child = WorkerProcess("tritongemm.measure.timers.rocprofiler:Probe")
-    try:
-        answers: list[str | None] = list(child.ask(None, _PROBE_SECONDS))
-        return answers[0]
-    except (WorkerDied, WorkerTimeout, WorkerError) as error:
-        return f"rocprofiler-sdk could not be asked: {error}"
-    finally:
-        child.kill()
+    label = "rocprofiler"
+    vendor = "amd"
+    screens_with = "events"  # Events cost a fifth of a trace, and are good enough to pick finalists.
 
+    def available(self) -> Support:
+        """Whether the SDK can trace here, tried in a process of its own.
 
-class Probe:
-    """What the asked process does: answers why the SDK can't be configured in it, or None."""
-
-    def __call__(self, _: object) -> Iterator[str | None]:
+        It takes tools on only before a process first uses the GPU, and may abort one that comes at the wrong time.
+        """
         try:
-            prepare()
+            driver.open_driver(self.vendor)
         except UnavailableError as error:
-            yield str(error)
+            return Support(str(error))
+        child = WorkerProcess("tritongemm.measure.timers.rocprofiler:RocprofilerProbe")
+        try:
+            answers: list[Support] = list(child.ask(None, _PROBE_TIMEOUT_SECONDS))
+            return answers[0]
+        except (WorkerDied, WorkerTimeout, WorkerError) as error:
+            return Support(f"rocprofiler-sdk could not be asked: {error}")
+        finally:
+            child.kill()
+
+    def prepare(self) -> None:
+        """Register with the SDK; only before the process first uses the GPU.
+
+        Raises:
+            ConfigurationLockedError: too late, or another profiler is attached.
+            UnavailableError: no SDK, one of an unknown version, or one that refuses.
+        """
+        rocprofiler.configure()
+
+    def clock(self, device: Device, stream: int) -> TracedClock:
+        """A clock that reads the records of this process's SDK."""
+        return TracedClock(rocprofiler.configure(), device.synchronize, stream)
+
+
+class RocprofilerProbe:
+    """What the process that tries the SDK does: it answers whether the SDK can be configured."""
+
+    def __call__(self, _: object) -> Iterator[Support]:
+        """One answer."""
+        try:
+            rocprofiler.configure()
+        except UnavailableError as error:
+            yield Support(str(error))
         else:
-            yield None
-
-
-def prepare() -> None:
-    """Register with the SDK; only before the process first uses the GPU.
-
-    Raises:
-        ConfigurationLockedError: too late, or another profiler is attached.
-        UnavailableError: no SDK, one of an unknown version, or one that refuses.
-    """
-    rocprofiler.configure()
-
-
-class Timer(TracedTimer):
-    """See `TracedTimer`.
-
-    Args:
-        device: waited for.
-        stream: handle of the stream the graphs run on.
-    """
-
-    def __init__(self, device: Device, stream: int) -> None:
-        super().__init__(rocprofiler.configure(), device.synchronize, stream)
+            yield SUPPORTED

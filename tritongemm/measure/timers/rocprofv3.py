@@ -1,4 +1,4 @@
-"""Timer: the external tool rocprofv3, which watches the generated module run the final race, and its kernel-trace CSV.
+"""Timer: the external tool rocprofv3, which watches a generated module run the final race, and its kernel-trace CSV.
 
 The module launches the finalists in turn with a mark before each launch, so the rows between two marks are those of one
 launch: a kernel of ours is exactly one row by its own name, a library's operation may be several, the same each time.
@@ -15,20 +15,83 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tritongemm.codegen import modules
-from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.problem import Problem
-from tritongemm.core.target import Target
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError, busy_seconds
-from tritongemm.measure.choose import BASELINE_ENTRY
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, ExternalRaceJob, ExternalTimer, LibraryBackend, SearchedBackend
 
-LABEL = "rocprofv3"
-VENDOR = "amd"
-SCREEN = "events"
 TOOL = "rocprofv3"
-MARK = "next_launch"  # kernel of the generated module
+MARK = "next_launch"  # The kernel of the generated module that runs before each launch.
+
+
+class Rocprofv3Timer(ExternalTimer):
+    """AMD's command line profiler."""
+
+    label = "rocprofv3"
+    vendor = "amd"
+    screens_with = "events"
+
+    def available(self) -> Support:
+        """Whether the tool is installed."""
+        try:
+            tool()
+        except UnavailableError as error:
+            return Support(str(error))
+        return SUPPORTED
+
+    def races(self, backend: str) -> Support:
+        """Whether generated modules hold the kernels of a backend."""
+        if isinstance(registry.get(Backend, backend), SearchedBackend):
+            return SUPPORTED
+        return Support(f"{TOOL} watches the generated module, which has no kernels of {backend}")
+
+    def race(self, job: ExternalRaceJob) -> dict[str, list[float]]:
+        """Seconds of each launch by config name, the baseline's under `BASELINE_ENTRY`.
+
+        Raises:
+            InputError: a config of a backend whose kernels are not in the generated module.
+            UnavailableError: no tool.
+            TraceError: the tool or the module failed, or the trace has not the rows of the launches made.
+        """
+        backends = sorted({c.backend for c in job.configs})
+        for name in backends:
+            if not (support := self.races(name)):
+                raise InputError(support.reason)
+        if len(backends) != 1:
+            raise InputError(f"a generated module has the kernels of one backend, not of {' and '.join(backends)}")
+        backend = registry.get(SearchedBackend, backends[0])
+        launches = job.warmup + job.iters
+        with_baseline = bool(job.baseline) and bool(
+            registry.get(LibraryBackend, job.baseline).torch_function(job.problem)
+        )
+        names = [c.name for c in job.configs]
+        with tempfile.TemporaryDirectory() as folder:
+            module = backend.write_candidates(job.problem, job.configs, job.target, Path(folder))
+            watched = [sys.executable, str(module), "--trace", str(launches), "--rotating-tensor", str(job.rotating_mb)]
+            watched += ["--device", str(job.device), *(["--library"] if with_baseline else []), "--config", *names]
+            output = Path(folder) / "trace"
+            _watch(watched, output, job)
+            records = read_trace(output)
+        order = [*names, BASELINE_ENTRY] if with_baseline else names
+        seconds = launch_seconds(records, order, launches)
+        return {name: each[job.warmup :] for name, each in seconds.items()}
+
+
+def _watch(command: Sequence[str], output: Path, job: ExternalRaceJob) -> None:
+    """Run a command under the tool, which writes its trace into the folder `output`."""
+    whole = [tool(), "--kernel-trace", "-f", "csv", "-d", str(output), "--", *command]
+    key = job.problem.key
+    try:
+        done = subprocess.run(whole, cwd=output.parent, capture_output=True, text=True, timeout=job.timeout_s)
+    except subprocess.TimeoutExpired:
+        raise TraceError(f"{TOOL}: {key} took more than {job.timeout_s:g} s") from None
+    except OSError as error:
+        raise TraceError(f"{TOOL}: {whole[0]} can't be run: {error}") from error
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing was said").splitlines()[-3:]
+        raise TraceError(f"{TOOL}: exit status {done.returncode} for {key}: {' | '.join(said)}")
 
 
 def folders() -> list[Path]:
@@ -49,70 +112,7 @@ def tool() -> str:
     return found
 
 
-def unavailable() -> str | None:
-    """Why the tool can't be used, or None."""
-    try:
-        tool()
-    except UnavailableError as error:
-        return str(error)
-    return None
-
-
-def race(
-    problem: Problem,
-    target: Target,
-    configs: Sequence[Config],
-    library: str,
-    device: int,
-    rotating_mb: int,
-    rounds: tuple[int, int],
-    timeout: float,
-) -> dict[str, list[float]]:
-    """Seconds of each launch by config name, the library's under `choose.LIBRARY`.
-
-    Args:
-        problem, target: what is run and where.
-        configs: verified finalists, Triton's only.
-        library: ``torch`` to race it too, or "".
-        device: ordinal.
-        rotating_mb: MB that the operands rotate through.
-        rounds: (warm-up, timed) launches of each.
-        timeout: seconds the tool may take.
-
-    Raises:
-        InputError: a config of another backend, which is not in the generated module.
-        UnavailableError: no tool.
-        TraceError: the tool or the module failed, or the trace has not the rows of the launches made.
-    """
-    strangers = sorted({c.backend for c in configs} - {"triton"})
-    if strangers:
-        raise InputError(
-            f"{TOOL} watches the generated module, which has Triton's kernels only, not {', '.join(strangers)}"
-        )
-    with_library = bool(library) and bool(registry.load("backends", library).in_module(problem))
-    with tempfile.TemporaryDirectory() as folder:
-        module = modules.write_candidates(problem, configs, target, Path(folder))
-        names = [c.name for c in configs]
-        watched = [sys.executable, str(module), "--trace", str(sum(rounds)), "--rotating-tensor", str(rotating_mb)]
-        watched += ["--device", str(device), *(["--library"] if with_library else []), "--config", *names]
-        output = Path(folder) / "trace"
-        command = [tool(), "--kernel-trace", "-f", "csv", "-d", str(output), "--", *watched]
-        try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout)
-        except subprocess.TimeoutExpired:
-            raise TraceError(f"{TOOL}: {problem.key} took more than {timeout:g} s") from None
-        except OSError as error:
-            raise TraceError(f"{TOOL}: {command[0]} can't be run: {error}") from error
-        if done.returncode:
-            said = (done.stderr.strip() or done.stdout.strip() or "nothing was said").splitlines()[-3:]
-            raise TraceError(f"{TOOL}: exit status {done.returncode} for {problem.key}: {' | '.join(said)}")
-        records = read(output)
-    order = [*names, BASELINE_ENTRY] if with_library else names
-    taken = launches(records, order, sum(rounds))
-    return {name: seconds[rounds[0] :] for name, seconds in taken.items()}
-
-
-def read(folder: Path) -> list[KernelRecord]:
+def read_trace(folder: Path) -> list[KernelRecord]:
     """The dispatches in the order of launching, of the one process whose trace has marks.
 
     Args:
@@ -142,13 +142,13 @@ def _rows(path: Path) -> list[KernelRecord]:
     return [record for _, record in sorted(found, key=lambda pair: pair[0])]
 
 
-def launches(records: Iterable[KernelRecord], names: Sequence[str], rounds: int) -> dict[str, list[float]]:
+def launch_seconds(records: Iterable[KernelRecord], names: Sequence[str], rounds: int) -> dict[str, list[float]]:
     """Seconds of each launch by name, from the rows between marks.
 
     Args:
         records: in the order of launching.
-        names: what was launched in turn; `choose.LIBRARY` for an operation of unknown kernels.
-        rounds: how often.
+        names: launched in turn; `BASELINE_ENTRY` for an operation of unknown kernels.
+        rounds: number of launches of each.
 
     Raises:
         TraceError: marks or rows are missing, too many, incomplete or of other kernels.
@@ -168,10 +168,8 @@ def launches(records: Iterable[KernelRecord], names: Sequence[str], rounds: int)
         name = names[index % len(names)]
         seen = [r.name for r in part]
         if not seen or seen != kernels.setdefault(name, seen):
-            raise TraceError(
-                f"{TOOL}: launch {index} was {name or 'the library'}, its rows say {', '.join(seen) or 'nothing'}"
-            )
+            raise TraceError(f"{TOOL}: launch {index} was {name}, its rows say {', '.join(seen) or 'nothing'}")
         if any(not 0 < r.start_ns <= r.end_ns for r in part):
-            raise TraceError(f"{TOOL}: launch {index}, {name or 'the library'}, has no valid start and end")
+            raise TraceError(f"{TOOL}: launch {index}, {name}, has no valid start and end")
         found[name].append(busy_seconds(part))
     return found

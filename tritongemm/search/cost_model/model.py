@@ -19,16 +19,19 @@ from tritongemm.core.search_results import TERMS, Floats, Prediction, Prediction
 from tritongemm.core.target import Target
 from tritongemm.search.cost_model import occupancy
 from tritongemm.search.cost_model.occupancy import SIMDS
-from tritongemm.search.cost_model.tile_cost import CU_BYTES_PER_CLOCK, IterationCost, spilled
+from tritongemm.search.cost_model.tile_cost import CU_BYTES_PER_CLOCK, IterationCost, spilled_bytes
 from tritongemm.search.cost_model.waves import PARTIAL_BYTES, Wave, combine_seconds, waves
 
-SYNC_CLOCKS = 200  # barrier, waits and branch of one K iteration
-# Latency of a hit relative to a miss of every cache: rounded guesses, used only for operands that stay in caches.
+# The barrier, the waits and the branch of one K iteration take so many clocks.
+SYNC_CLOCKS = 200
+# A load that hits in L2, or in the last-level cache, takes this share of the latency of one that misses both: rounded
+# guesses, used only for operands that stay in caches.
 L2_LATENCY, LLC_LATENCY = 0.3, 0.8
-# How well work hides other work, from 1 (not at all) up: a queue's waiting and its traffic; loads and arithmetic of a
-# pipelined loop; LDS and matrix units, better with more waves on a SIMD to take turns.
+# The powers of `_overlap` say how well work hides other work, from 1 (not at all) up: a queue's waiting and its traffic,
+# and loads and arithmetic of a pipelined loop; then LDS and matrix units, which hide each other better with more warps on
+# a SIMD to take turns: the least, the gain of each warp, and the most.
 QUEUE_OVERLAP, PIPELINE_OVERLAP = 3.0, 5.0
-LEAST_OVERLAP, WAVE_OVERLAP, MOST_OVERLAP = 1.5, 0.5, 5.0
+LEAST_OVERLAP, WARP_OVERLAP, MOST_OVERLAP = 1.5, 0.5, 5.0
 
 
 def rank(
@@ -50,7 +53,7 @@ def rank(
     given = tuple(configs)
     if not given:
         return Predictions((), np.empty(0), np.empty((0, len(TERMS))))
-    batch = _Batch.of(given, problem, target, [built.get(c) for c in given] if built else [None] * len(given))
+    batch = _Batch.gather(given, problem, target, [built.get(c) for c in given] if built else [None] * len(given))
     terms, exact = _times(batch, problem, target, warm)
     seconds = [round(s, 12) for s in exact.tolist()]  # to the picosecond, so that rounding errors decide nothing
 
@@ -75,11 +78,11 @@ class _Batch:
     Attributes:
         block_m, block_n, group_m, warps: their axes.
         stages: blocks of K whose loads are under way, and the one being multiplied.
-        tile: one K iteration of one of their programs.
-        phases: first and last phase of their launches; a last one that does not differ has a count of 0.
+        iteration: one K iteration of one of their programs.
+        waves: first and last waves of their launches; last ones that do not differ have a count of 0.
         spilled: bytes of scratch that a thread writes and reads each iteration.
         reduce: seconds to add up shared tiles.
-        hidden: memory latencies that pass while the last kernel still ends.
+        hidden: number of memory latencies that pass while the last kernel still ends.
     """
 
     block_m: Floats
@@ -87,48 +90,48 @@ class _Batch:
     group_m: Floats
     warps: Floats
     stages: Floats
-    tile: IterationCost[Floats]
-    phases: tuple[Wave[Floats], Wave[Floats]]
+    iteration: IterationCost[Floats]
+    waves: tuple[Wave[Floats], Wave[Floats]]
     spilled: Floats
     reduce: Floats
     hidden: Floats
 
     @classmethod
-    def of(
+    def gather(
         cls, configs: Sequence[Config], problem: Problem, target: Target, built: Sequence[Artifact | None]
     ) -> _Batch:
-        alike = ConfigMemo(configs)
-        wanted = alike.ask(lambda c: occupancy.registers(c, problem, target))
-        fits = alike.ask(lambda c, b, w: occupancy.per_cu(c, problem, target, b, w), built, wanted)
-        launches = alike.ask(lambda c, f: _launch(c, problem, target, f), fits)
-        last = Wave(*_columns([phases[-1] for phases, _ in launches]))
-        single = np.array([len(phases) == 1 for phases, _ in launches])
-        block_m, block_n, group_m, warps = alike.axes("block_m", "block_n", "group_m", "num_warps")
+        memo = ConfigMemo(configs)
+        wanted = memo.map(lambda c: occupancy.wanted_registers(c, problem, target))
+        fits = memo.map(lambda c, b, w: occupancy.programs_per_cu(c, problem, target, b, w), built, wanted)
+        launches = memo.map(lambda c, f: _launch(c, problem, target, f), fits)
+        last = Wave(*_columns([found[-1] for found, _ in launches]))
+        only_one = np.array([len(found) == 1 for found, _ in launches])
+        block_m, block_n, group_m, warps = memo.axes("block_m", "block_n", "group_m", "num_warps")
         return cls(
             block_m,
             block_n,
             group_m,
             warps,
-            np.array(alike.ask(lambda c: occupancy.stages(c, problem, target)), np.float64),
-            IterationCost(*_columns(alike.ask(lambda c: IterationCost.of(c, problem, target)))),
-            (Wave(*_columns([phases[0] for phases, _ in launches])), replace(last, count=last.count * ~single)),
-            np.array(alike.ask(lambda c, b, w: spilled(c, problem, target, b, w), built, wanted), np.float64),
+            np.array(memo.map(lambda c: occupancy.pipeline_stages(c, problem, target)), np.float64),
+            IterationCost(*_columns(memo.map(lambda c: IterationCost.estimate(c, problem, target)))),
+            (Wave(*_columns([found[0] for found, _ in launches])), replace(last, count=last.count * ~only_one)),
+            np.array(memo.map(lambda c, b, w: spilled_bytes(c, problem, target, b, w), built, wanted), np.float64),
             np.array([combined for _, combined in launches]),
-            np.array(alike.ask(lambda c: _hidden(c, problem, target)), np.float64),
+            np.array(memo.map(lambda c: _hidden(c, problem, target)), np.float64),
         )
 
 
 def _hidden(config: Config, problem: Problem, target: Target) -> int:
     """Memory latencies that pass while the last kernel still ends; programs that stage rows of A have them anyway."""
-    if occupancy.vector(config) and not occupancy.single(config):
+    if occupancy.without_matrix_units(config) and not occupancy.has_single_row(config):
         return 0
     return min(1, config.option("ahead")) + config.option("early")
 
 
 def _launch(config: Config, problem: Problem, target: Target, fits: int) -> tuple[tuple[Wave[int], ...], float]:
-    """The phases of a launch, and the seconds to add up shared tiles."""
-    phases = waves(config, problem, target, fits)
-    return phases, combine_seconds(config, problem, target, _cu_rate(target), phases[-1])
+    """The waves of a launch, and the seconds to add up shared tiles."""
+    found = waves(config, problem, target, fits)
+    return found, combine_seconds(config, problem, target, _cu_rate(target), found[-1])
 
 
 def _columns(rows: Sequence[object]) -> Iterator[Floats]:
@@ -147,40 +150,40 @@ def _cu_rate(target: Target) -> float:
 def _times(batch: _Batch, problem: Problem, target: Target, warm: bool) -> tuple[Floats, Floats]:
     """Seconds of each of `TERMS`, [n, len(TERMS)], and of a launch, [n]."""
     clock, cu_rate = target.clock_ghz * 1e9, _cu_rate(target)
-    tile, scratch = batch.tile, 2 * batch.spilled * batch.warps * target.wave_size / cu_rate
+    iteration, scratch = batch.iteration, 2 * batch.spilled * batch.warps * target.wave_size / cu_rate
     terms = dict.fromkeys(TERMS, np.zeros(len(scratch)))
     seconds = np.zeros(len(scratch))
     latency, llc_felt, hbm_felt = _reach(batch, problem, target, warm)
-    for phase in batch.phases:
-        busy, here = np.minimum(phase.programs, target.compute_units), phase.resident
-        near = np.maximum(1.0, np.minimum(target.l2_neighbours, phase.programs / phase.shared))
-        drawn = _drawn(batch, problem, near, tile.a, tile.b) / near * busy / (target.l2_gbps * 1e9)
-        llc, hbm = _shared_seconds(batch, problem, target, phase)
+    for wave in batch.waves:
+        busy, resident = np.minimum(wave.programs, target.compute_units), wave.resident
+        near = np.maximum(1.0, np.minimum(target.l2_neighbours, wave.programs / wave.shared))
+        drawn = _drawn(batch, problem, near, iteration.a, iteration.b) / near * busy / (target.l2_gbps * 1e9)
+        llc, hbm = _shared_seconds(batch, problem, target, wave)
         step = {
-            "matrix": np.maximum(1.0, here * batch.warps / SIMDS) * tile.matrix,
-            "lds": here * tile.lds,
-            "l2": here * np.maximum(tile.issue, np.maximum(tile.traffic / cu_rate, drawn)),
+            "matrix": np.maximum(1.0, resident * batch.warps / SIMDS) * iteration.matrix,
+            "lds": resident * iteration.lds,
+            "l2": resident * np.maximum(iteration.issue, np.maximum(iteration.traffic / cu_rate, drawn)),
             "llc": llc * llc_felt,
             "hbm": hbm * hbm_felt,
-            "latency": (latency + tile.traffic / cu_rate) / np.maximum(1, batch.stages - 1) + SYNC_CLOCKS / clock,
-            "scratch": here * scratch,
+            "latency": (latency + iteration.traffic / cu_rate) / np.maximum(1, batch.stages - 1) + SYNC_CLOCKS / clock,
+            "scratch": resident * scratch,
         }
         step["latency"] += np.where(batch.stages <= 1, step["matrix"] + step["lds"], 0.0)
-        waves = here * batch.warps / SIMDS
+        warps_a_simd = resident * batch.warps / SIMDS
         traffic = np.maximum(np.maximum(step["l2"], step["llc"]), step["hbm"])
         load = _overlap(QUEUE_OVERLAP, traffic, step["latency"])
-        turns = np.minimum(MOST_OVERLAP, LEAST_OVERLAP + WAVE_OVERLAP * waves)
+        turns = np.minimum(MOST_OVERLAP, LEAST_OVERLAP + WARP_OVERLAP * warps_a_simd)
         compute = _overlap(turns, step["matrix"], step["lds"])
-        iteration = _overlap(PIPELINE_OVERLAP, load, compute) + step["scratch"]
+        step_seconds = _overlap(PIPELINE_OVERLAP, load, compute) + step["scratch"]
         # Nothing is computed while the first tile is loaded, nothing is loaded while the last one is computed.
         ends = latency + traffic + np.maximum(step["matrix"], step["lds"]) + step["scratch"]
-        width = np.where(phase.shared > 1, PARTIAL_BYTES, problem.c.bytes)
-        stored = here * batch.block_m * batch.block_n * width
+        width = np.where(wave.shared > 1, PARTIAL_BYTES, problem.c.bytes)
+        stored = resident * batch.block_m * batch.block_n * width
         epilogue = latency + stored / np.minimum(cu_rate, 2 * target.hbm_gbps * 1e9 / busy)
-        seconds = seconds + phase.count * ((phase.loop - 1) * iteration + ends + epilogue)
+        seconds = seconds + wave.count * ((wave.loop - 1) * step_seconds + ends + epilogue)
         for name, value in step.items():
-            terms[name] = terms[name] + phase.count * phase.loop * value
-        terms["epilogue"] = terms["epilogue"] + phase.count * epilogue
+            terms[name] = terms[name] + wave.count * wave.loop * value
+        terms["epilogue"] = terms["epilogue"] + wave.count * epilogue
     terms["reduce"] = batch.reduce
     terms["launch"] = terms["launch"] + target.launch_us * 1e-6
     visible = terms["launch"] - batch.hidden * target.memory_ns * 1e-9
@@ -193,8 +196,8 @@ def _reach(batch: _Batch, problem: Problem, target: Target, warm: bool) -> tuple
     latency = target.memory_ns * 1e-9 * ones
     if not warm:
         return latency, ones, ones
-    dies = np.minimum(target.xcds, batch.phases[0].programs)
-    filled = sum(p.count * p.loop * _shared_seconds(batch, problem, target, p)[0] for p in batch.phases)
+    dies = np.minimum(target.xcds, batch.waves[0].programs)
+    filled = sum(p.count * p.loop * _shared_seconds(batch, problem, target, p)[0] for p in batch.waves)
     near = filled * target.llc_gbps * 1e9 / dies <= target.l2_bytes
     far = problem.bytes > target.llc_bytes
     felt = np.where(near, 0.0, ones)
@@ -217,14 +220,14 @@ def _drawn(batch: _Batch, problem: Problem, tiles: Floats, a: Floats, b: Floats)
     return np.asarray(tall * a + wide * b)
 
 
-def _shared_seconds(batch: _Batch, problem: Problem, target: Target, phase: Wave[Floats]) -> tuple[Floats, Floats]:
+def _shared_seconds(batch: _Batch, problem: Problem, target: Target, wave: Wave[Floats]) -> tuple[Floats, Floats]:
     """Seconds of last-level cache and of memory per K iteration: what the programs under way do not share.
 
     Programs on one die, neighbours in launch order, share its L2; those of all dies share the last-level cache.
     """
-    far = batch.tile.far_a, batch.tile.far_b
-    tiles = phase.programs / phase.shared
-    dies = np.minimum(target.xcds, phase.programs)
-    llc = dies * phase.shared * _drawn(batch, problem, np.maximum(1.0, tiles / dies), *far)
-    hbm = phase.shared * _drawn(batch, problem, np.maximum(1.0, tiles), *far)
+    far = batch.iteration.far_a, batch.iteration.far_b
+    tiles = wave.programs / wave.shared
+    dies = np.minimum(target.xcds, wave.programs)
+    llc = dies * wave.shared * _drawn(batch, problem, np.maximum(1.0, tiles / dies), *far)
+    hbm = wave.shared * _drawn(batch, problem, np.maximum(1.0, tiles), *far)
     return llc / (target.llc_gbps * 1e9), hbm / (target.hbm_gbps * 1e9)

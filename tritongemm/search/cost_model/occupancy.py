@@ -1,6 +1,6 @@
 """What one config asks of a compute unit before it is compiled: LDS, registers, warps; and how many programs fit.
 
-The formulas follow what Triton 3.9 was seen to allocate (gfx942, gfx950, sm80, sm90, sm100); a `Built` knows better.
+The formulas follow what Triton 3.9 was seen to allocate (gfx942, gfx950, sm80, sm90, sm100); an `Artifact` knows better.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -15,40 +16,43 @@ from tritongemm.core.target import Target
 
 # One matrix instruction takes at least this many bytes along K from a row of A (fp16: 16 elements).
 MATRIX_K_BYTES = 32
-# Addresses, masks and loop counters; seen 22 to 30 on gfx942.
+# Addresses, masks and loop counters take so many registers of a thread; 22 to 30 were seen on gfx942.
 BOOKKEEPING_REGISTERS = 24
+# A compute unit has so many units that each issue the instructions of one warp at a time.
 SIMDS = 4
-LOAD_BYTES = 16  # that a thread loads at once,
-UNROLLED = 4  # and of so many iterations together, if one such load is all that an iteration needs: seen on sm90
+# A thread loads at most so many bytes at once.
+LOAD_BYTES = 16
+# The compiler loads so many iterations' operands together where one load is all that an iteration needs (seen on sm90).
+UNROLLED_ITERATIONS = 4
 
 
-def sides(config: Config) -> tuple[int, int]:
+def matrix_sides(config: Config) -> tuple[int, int]:
     """Rows and columns of the tile as matrix instructions see them; swap_ab computes the transpose."""
     tile = config.block_m, config.block_n
     return (tile[1], tile[0]) if config.option("swap_ab") else tile
 
 
-def vector(config: Config) -> bool:
+def without_matrix_units(config: Config) -> bool:
     """Whether products are made without matrix instructions, each thread's in its own registers."""
-    return config.template == "gemv"
+    return not search_facts(config.template).matrix
 
 
-def single(config: Config) -> bool:
+def has_single_row(config: Config) -> bool:
     """Whether a program has one row of A, so that loads go straight to the registers that multiply."""
-    return vector(config) and config.block_m == 1
+    return without_matrix_units(config) and config.block_m == 1
 
 
-def stages(config: Config, problem: Problem, target: Target) -> int:
+def pipeline_stages(config: Config, problem: Problem, target: Target) -> int:
     """Blocks of K whose loads are under way at a time, and the one being multiplied."""
-    if not single(config):
-        return config.option("prefetch", 1) if vector(config) else config.num_stages
+    if not has_single_row(config):
+        return config.option("prefetch", 1) if without_matrix_units(config) else config.num_stages
     each = config.block_n * config.block_k * problem.b.bytes // (config.num_warps * target.wave_size)
-    return 1 + (UNROLLED if each <= LOAD_BYTES else 1)
+    return 1 + (UNROLLED_ITERATIONS if each <= LOAD_BYTES else 1)
 
 
 def async_matrix(config: Config, target: Target) -> bool:
     """Whether matrix instructions read LDS themselves: a warp group of 4 with 64 rows, or tensor memory."""
-    grouped = sides(config)[0] >= 64 and config.num_warps % 4 == 0
+    grouped = matrix_sides(config)[0] >= 64 and config.num_warps % 4 == 0
     return target.has("tensor_memory") or (grouped and target.has("wgmma"))
 
 
@@ -56,8 +60,8 @@ def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
     """Bytes of LDS that hold tiles of A and B while the K loop runs; the epilogue may ask for more."""
     a = config.block_m * config.block_k * problem.a.bytes
     b = config.block_n * config.block_k * problem.b.bytes
-    if vector(config):
-        return 0 if single(config) else (stages(config, problem, target) - 1) * (a + b)
+    if without_matrix_units(config):
+        return 0 if has_single_row(config) else (pipeline_stages(config, problem, target) - 1) * (a + b)
     if config.num_stages <= 1:
         return max(a, b)
     # Only operands that matrix instructions read from LDS keep the buffer of the stage in use.
@@ -65,13 +69,13 @@ def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
     return (config.num_stages - free) * (a + b)
 
 
-def accumulators(config: Config, target: Target) -> int:
+def accumulator_registers(config: Config, target: Target) -> int:
     """32-bit registers a thread needs for its share of the tile of C, or of the products that add up to it."""
-    depth = config.block_k if vector(config) else 1
+    depth = config.block_k if without_matrix_units(config) else 1
     return ceil(config.block_m * config.block_n * depth / (config.num_warps * target.wave_size))
 
 
-def staging(config: Config, problem: Problem, target: Target) -> int:
+def staging_registers(config: Config, problem: Problem, target: Target) -> int:
     """32-bit registers a thread needs for loads on their way to LDS; 0 where they bypass registers."""
     if not target.has("register_staging") or config.num_stages < 2:
         return 0
@@ -85,7 +89,7 @@ def register_limit(config: Config, target: Target) -> int:
 
 
 @dataclass(frozen=True)
-class Warps:
+class WarpLayout:
     """How the warps of a program share its tile.
 
     Attributes:
@@ -101,12 +105,12 @@ class Warps:
     shape: tuple[int, int]
 
 
-def warps(config: Config, target: Target) -> Warps:
+def split_among_warps(config: Config, target: Target) -> WarpLayout:
     """Split as Triton splits: the longer side first, M first for warp groups; surplus warps repeat work."""
     side = config.option("matrix_instr_nonkdim") or 16
     m, n = (side, side) if target.has("matrix_instr_nonkdim") else (16, 8)
     grouped = async_matrix(config, target)
-    high, wide = sides(config)
+    high, wide = matrix_sides(config)
     wm = wn = 1
     while wm * wn < config.num_warps:
         left_m, left_n = high // (m * wm), wide // (n * wn)
@@ -116,33 +120,33 @@ def warps(config: Config, target: Target) -> Warps:
             wn *= 2
         else:
             break
-    return Warps(wm, wn, max(1, ceil(high / (m * wm))), max(1, ceil(wide / (n * wn))), (m, n))
+    return WarpLayout(wm, wn, max(1, ceil(high / (m * wm))), max(1, ceil(wide / (n * wn))), (m, n))
 
 
-def operands(config: Config, problem: Problem, target: Target) -> int:
+def operand_registers(config: Config, problem: Problem, target: Target) -> int:
     """32-bit registers a thread needs for operands read back from LDS; 0 where none is needed."""
     if async_matrix(config, target):
         return 0
-    if vector(config):
+    if without_matrix_units(config):
         block = config.block_k * (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes)
         return ceil(block / (4 * config.num_warps * target.wave_size))
-    split = warps(config, target)
+    split = split_among_warps(config, target)
     rows = split.rows * split.shape[0] * problem.a.bytes + split.columns * split.shape[1] * problem.b.bytes
     return ceil(rows * min(config.block_k, 64) / (4 * target.wave_size))
 
 
-def registers(config: Config, problem: Problem, target: Target) -> int:
+def wanted_registers(config: Config, problem: Problem, target: Target) -> int:
     """32-bit registers a thread wants, before the compiler is held to `register_limit`."""
-    held = accumulators(config, target) + staging(config, problem, target)
-    return BOOKKEEPING_REGISTERS + held + operands(config, problem, target)
+    held = accumulator_registers(config, target) + staging_registers(config, problem, target)
+    return BOOKKEEPING_REGISTERS + held + operand_registers(config, problem, target)
 
 
-def per_cu(
+def programs_per_cu(
     config: Config, problem: Problem, target: Target, built: Artifact | None = None, wanted: int | None = None
 ) -> int:
-    """Programs that fit on one compute unit at once, at least 1; `wanted` is what `registers` says, if known already."""
+    """Programs that fit on one compute unit at once, at least 1; `wanted` is what `wanted_registers` says, if known already."""
     threads = config.num_warps * target.wave_size
-    lds, used = lds_bytes(config, problem, target), wanted or registers(config, problem, target)
+    lds, used = lds_bytes(config, problem, target), wanted or wanted_registers(config, problem, target)
     if built is not None and built.status == "ok":
         lds, used = built.shared or lds, built.registers or used
         threads = built.threads or threads

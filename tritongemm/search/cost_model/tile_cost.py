@@ -1,6 +1,6 @@
 """What one K iteration of a program asks of a compute unit: traffic, matrix instructions, LDS, spilled registers.
 
-Part of the model of `tritongemm.rank`. Times are seconds.
+Part of `tritongemm.search.cost_model.model`. Times are seconds.
 """
 
 from __future__ import annotations
@@ -20,14 +20,22 @@ from tritongemm.search.cost_model import occupancy
 from tritongemm.search.cost_model.occupancy import SIMDS
 
 Number = TypeVar("Number", float, NDArray[np.float64])  # of one candidate, or a column of many
-CU_BYTES_PER_CLOCK = 64  # what one compute unit can draw from its L2
-LINE_BYTES = 128  # what an L2 hands out at once
-ROW_SHARE = 0.25  # of a row's extra bytes that memory feels: neighbouring programs soon want the rest of its line
-VECTOR_BYTES = 16  # widest load of a thread
-LDS_BYTES = 128  # of all banks of an LDS, 4 each
-TRANSPOSE = 2.0  # reading an operand from shared memory across its rows, relative to along them
-PRODUCT_CLOCKS = 4.0  # from one product of a thread to its next: operands are converted, then multiplied and added
-FALLBACK_RATE = 0.6  # of the peak, for matrix instructions fed from registers where warp groups are native
+# One compute unit can draw so many bytes a clock from its L2.
+CU_BYTES_PER_CLOCK = 64
+# An L2 hands out so many bytes at once.
+LINE_BYTES = 128
+# Memory feels this share of the bytes of a line that a row's end wastes: neighbouring programs soon want the rest of it.
+ROW_SHARE = 0.25
+# The widest load of a thread has so many bytes.
+VECTOR_BYTES = 16
+# All banks of an LDS hand out so many bytes a clock, 4 each.
+LDS_BANK_BYTES = 128
+# Reading an operand from shared memory across its rows takes so many times as long as along them.
+TRANSPOSE_COST = 2.0
+# From one product of a thread to its next pass so many clocks: operands are converted, then multiplied and added.
+PRODUCT_CLOCKS = 4.0
+# Matrix instructions fed from registers reach this share of the peak where warp groups are native.
+FALLBACK_RATE = 0.6
 
 
 @dataclass(frozen=True)
@@ -52,23 +60,27 @@ class IterationCost(Generic[Number]):
 
     @property
     def traffic(self) -> Number:
+        """Bytes of A and B that one iteration loads."""
         return self.a + self.b
 
     @classmethod
-    def of(cls, config: Config, problem: Problem, target: Target) -> IterationCost[float]:
-        clock, split = target.clock_ghz * 1e9, occupancy.warps(config, target)
+    def estimate(cls, config: Config, problem: Problem, target: Target) -> IterationCost[float]:
+        """The cost of one K iteration of a config that has not been compiled."""
+        clock, split = target.clock_ghz * 1e9, occupancy.split_among_warps(config, target)
         a = config.block_m * config.block_k * problem.a.bytes
         b = config.block_n * config.block_k * problem.b.bytes
         own = split.rows * split.shape[0] * split.columns * split.shape[1] * config.block_k
         matrix = 2 * own / (_matrix_flops(problem, target) / target.compute_units / SIMDS)
-        if occupancy.vector(config):
-            matrix = occupancy.accumulators(config, target) * PRODUCT_CLOCKS / clock
+        if occupancy.without_matrix_units(config):
+            matrix = occupancy.accumulator_registers(config, target) * PRODUCT_CLOCKS / clock
             lds: float = (
-                2 * (a + b) if occupancy.stages(config, problem, target) > 1 and not occupancy.single(config) else 0.0
+                2 * (a + b)
+                if occupancy.pipeline_stages(config, problem, target) > 1 and not occupancy.has_single_row(config)
+                else 0.0
             )
         elif occupancy.async_matrix(config, target):
             own_rows, others = (b, a) if config.option("swap_ab") else (a, b)
-            lds = own_rows + others * max(1, occupancy.sides(config)[0] // 64)
+            lds = own_rows + others * max(1, occupancy.matrix_sides(config)[0] // 64)
         else:
             matrix /= FALLBACK_RATE if target.has("wgmma") else 1.0
             across_a = 1.0 if problem.row_major_a else _across(split.shape[0], problem.a.bytes, target)
@@ -109,7 +121,7 @@ def _across(side: int, width: int, target: Target) -> float:
     The `side` lanes of a matrix instruction's row find theirs side by side; those of other rows fall into the same
     banks, so one row is read a clock. (Newer compilers transpose in registers when a thread holds enough rows.)
     """
-    return max(1.0, LDS_BYTES / (side * width)) if target.has("register_staging") else TRANSPOSE
+    return max(1.0, LDS_BANK_BYTES / (side * width)) if target.has("register_staging") else TRANSPOSE_COST
 
 
 def _lines(row: int, run: int) -> float:
@@ -121,7 +133,7 @@ def _request(row: int, target: Target) -> int:
     return target.request_bytes * (1 if row % LINE_BYTES == 0 else 2)
 
 
-def spilled(config: Config, problem: Problem, target: Target, built: Artifact | None, wanted: int) -> int:
+def spilled_bytes(config: Config, problem: Problem, target: Target, built: Artifact | None, wanted: int) -> int:
     """Bytes of scratch that a thread writes and reads each K iteration; it has a use for `wanted` registers."""
     if built is not None and built.status == "ok":
         # Registers that the loop does not touch are spilled first, and that is free.
@@ -131,10 +143,10 @@ def spilled(config: Config, problem: Problem, target: Target, built: Artifact | 
 
 def _excess_registers(config: Config, problem: Problem, target: Target, need: int) -> int:
     """Registers the K loop wants beyond those a thread may have; masks along K and narrow loads want more."""
-    limit, held = occupancy.register_limit(config, target), occupancy.accumulators(config, target)
+    limit, held = occupancy.register_limit(config, target), occupancy.accumulator_registers(config, target)
     if occupancy.async_matrix(config, target) and held >= limit and not target.has("tensor_memory"):
         return held  # an asynchronous instruction needs all of its accumulators at once, so all are spilled each time
-    waiting = occupancy.staging(config, problem, target)
+    waiting = occupancy.staging_registers(config, problem, target)
     need += waiting // 2 if problem.k % config.block_k else 0
     need += waiting if any(row % VECTOR_BYTES for row in _rows(problem)) else 0
     return max(0, need - limit)

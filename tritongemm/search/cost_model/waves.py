@@ -1,4 +1,4 @@
-"""How the tiles of C are dealt out to compute units: the rounds a launch takes, and what shared tiles cost."""
+"""How the tiles of C are dealt out to compute units: the waves of a launch, and what shared tiles cost."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.search.cost_model.occupancy import vector
+from tritongemm.search.cost_model.occupancy import without_matrix_units
 
 Number = TypeVar("Number", int, NDArray[np.float64])
-PARTIAL_BYTES = 4  # split-K and stream-K add up in fp32
-WARP_ROLES = ("ws_tma", "ws_tma_swapped")  # templates of one program for each compute unit
+# A partial sum has so many bytes: split-K and stream-K add up in fp32.
+PARTIAL_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Wave(Generic[Number]):
-    """Rounds alike in every way, of one launch or as columns of many.
+    """Waves of programs alike in every way, of one launch or as columns of many.
 
     Attributes:
-        count: rounds, one after the other; a fraction where programs do not wait for others of their round.
+        count: number of such waves, one after the other; a fraction where programs do not wait for others of their wave.
         resident: programs that share a compute unit.
         programs: programs under way on the device.
         loop: K iterations each of them does.
@@ -38,7 +39,7 @@ class Wave(Generic[Number]):
     shared: Number
 
 
-def tiles_of(config: Config, problem: Problem) -> int:
+def count_tiles(config: Config, problem: Problem) -> int:
     """Tiles of C over the whole batch."""
     return ceil(problem.m / config.block_m) * ceil(problem.n / config.block_n) * problem.batch
 
@@ -46,18 +47,18 @@ def tiles_of(config: Config, problem: Problem) -> int:
 def persistent_programs(config: Config, target: Target) -> int:
     """Programs of a grid that does not grow with the problem; 0 for one program per tile."""
     given = config.option("num_sms")
-    if config.template in WARP_ROLES and config.split_k == 1:
-        return target.compute_units
-    return given or (target.compute_units if config.template in ("stream_k", "persistent") else 0)
+    return given or (target.compute_units if search_facts(config.template).one_a_unit(config) else 0)
 
 
 def waves(config: Config, problem: Problem, target: Target, fits: int) -> tuple[Wave[int], ...]:
-    """The phases of one launch on compute units that hold `fits` programs each."""
-    units, tiles, loop = target.compute_units, tiles_of(config, problem), ceil(problem.k / config.block_k)
+    """The waves of one launch on compute units that hold `fits` programs each."""
+    units, tiles, loop = target.compute_units, count_tiles(config, problem), ceil(problem.k / config.block_k)
     programs = persistent_programs(config, target)
     if not programs:
         tiles, loop, shared = tiles * config.split_k, ceil(loop / config.split_k), config.split_k
-        if vector(config) and tiles > units * fits:  # many small programs, of which one begins as soon as another ends
+        if (
+            without_matrix_units(config) and tiles > units * fits
+        ):  # many small programs, of which one begins as soon as another ends
             return (Wave(tiles / (units * fits), fits, units * fits, loop, shared),)
         whole, rest = divmod(tiles, units * fits)
         full = Wave(whole, fits, units * fits, loop, shared)
@@ -72,25 +73,25 @@ def waves(config: Config, problem: Problem, target: Target, fits: int) -> tuple[
     full = Wave(whole * turns, resident, under_way, loop, 1)
     if not rest:
         return (full,)
-    if config.template == "persistent" or (config.template in WARP_ROLES and not config.option("share")):
+    if not search_facts(config.template).cuts(config):
         turns = ceil(rest / (units * resident))
         last = Wave(turns, min(resident, ceil(rest / units)), min(rest, under_way), loop, 1)
     else:
         # Stream-K: the K iterations of the remaining tiles are dealt out evenly, whatever tiles a share cuts through.
         each = ceil(rest * loop / programs)
         crossed = 1 if loop % each == 0 else ceil((each - 1) / loop) + 1
-        shared = _parts(rest, loop, programs)
+        shared = _programs_a_tile(rest, loop, programs)
         last = Wave(turns * crossed, resident, min(under_way, rest * loop), ceil(each / crossed), shared)
     return (full,) * (whole > 0) + (last,)
 
 
-def _parts(tiles: int, loop: int, programs: int) -> int:
+def _programs_a_tile(tiles: int, loop: int, programs: int) -> int:
     """Programs whose iterations meet in one of `tiles` tiles."""
     return min(loop, ceil(programs / tiles))
 
 
 def combine_seconds(config: Config, problem: Problem, target: Target, cu_rate: float, last: Wave[int]) -> float:
-    """Seconds to add up the tiles that several programs of the `last` phase share, 0 when none is.
+    """Seconds to add up the tiles that several programs of the `last` wave share, 0 when none is.
 
     Each part but the owner's goes out to memory and becomes visible to the whole device, which costs what the end of a
     kernel costs, unless the parts say by themselves that they are there; then one program reads them, waiting for each.
@@ -98,6 +99,6 @@ def combine_seconds(config: Config, problem: Problem, target: Target, cu_rate: f
     if last.shared <= 1:
         return 0.0
     latency, transfer = target.memory_ns * 1e-9, config.block_m * config.block_n * PARTIAL_BYTES / cu_rate
-    owned = ceil(tiles_of(config, problem) / target.compute_units) if config.split_k > 1 else 1
+    owned = ceil(count_tiles(config, problem) / target.compute_units) if config.split_k > 1 else 1
     told = 0.0 if config.option("poll") else target.launch_us * 1e-6
     return told + owned * (latency + transfer + last.shared * (latency + transfer))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core.config import Config
 from tritongemm.core.config_memo import RecordingConfig
 from tritongemm.core.problem import Problem
@@ -14,9 +15,6 @@ from tritongemm.core.search_results import Pruned
 from tritongemm.core.space import Space, TemplateSpace
 from tritongemm.core.target import Target
 from tritongemm.search.pruning.rules import RULES, Rule
-from tritongemm.search.pruning.rules_tune_gemm import TUNE_GEMM_RULES
-
-__all__ = ["RULES", "TUNE_GEMM_RULES", "Pruned", "Rule", "prune"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -32,7 +30,7 @@ def prune(
 
     Args:
         configs: candidates; a `Space` is pruned without making its configs one by one.
-        problem, target: what they are judged for.
+        problem, target: what they are to compute, and where.
         rules: in the order they apply.
         never_zero: skip a rule that would leave nothing; False shows what the rules would do by themselves.
     """
@@ -41,15 +39,15 @@ def prune(
     removed, reasons, skipped = dict[str, int](), dict[str, str](), list[str]()
     left = sum(int(g.left.sum()) for g in grids)
     for rule in rules:
-        verdicts = [g.judge(rule, problem, target) for g in grids]
-        dropped = sum(int(drops.sum()) for drops, _ in verdicts)
+        answers = [g.apply(rule, problem, target) for g in grids]
+        dropped = sum(int(drops.sum()) for drops, _ in answers)
         if left and dropped == left and never_zero:
             skipped.append(rule.name)
             dropped = 0
         removed[rule.name] = dropped
         if dropped:
-            reasons[rule.name] = next(example for _, example in verdicts if example)
-            for grid, (drops, _) in zip(grids, verdicts, strict=True):
+            reasons[rule.name] = next(example for _, example in answers if example)
+            for grid, (drops, _) in zip(grids, answers, strict=True):
                 grid.left &= ~drops
             left -= dropped
     return Pruned(tuple(c for g in grids for c in g.kept()), removed, reasons, tuple(skipped))
@@ -64,11 +62,11 @@ class _Listed:
     def kept(self) -> list[Config]:
         return [self.configs[i] for i in np.flatnonzero(self.left)]
 
-    def judge(self, rule: Rule, problem: Problem, target: Target) -> tuple[Mask, str]:
+    def apply(self, rule: Rule, problem: Problem, target: Target) -> tuple[Mask, str]:
         """Which of those left `rule` drops, and the first of them with the reason."""
         drops, example = np.zeros_like(self.left), ""
         for i in np.flatnonzero(self.left):
-            reason = _verdict(rule, self.configs[i], problem, target)
+            reason = _reason(rule, self.configs[i], problem, target)
             if reason is not None:
                 drops[i], example = True, example or f"{self.configs[i].name}: {reason}"
         return drops, example
@@ -86,24 +84,25 @@ class _Product:
     def kept(self) -> list[Config]:
         return [self._config(place) for place in np.argwhere(self.left).tolist()]
 
-    def judge(self, rule: Rule, problem: Problem, target: Target) -> tuple[Mask, str]:
-        """As `_Listed.judge`, asking once for all that agree in what the rule reads."""
+    def apply(self, rule: Rule, problem: Problem, target: Target) -> tuple[Mask, str]:
+        """As `_Listed.apply`, asking once for all that agree in what the rule reads."""
         todo, drops, example = self.left.copy(), np.zeros_like(self.left), ""
         flat, first = todo.reshape(-1), 0
         while flat[first:].any():
             first += int(flat[first:].argmax())
             place = tuple(int(i) for i in np.unravel_index(first, todo.shape))
-            config = RecordingConfig.of(self._config(place))
-            reason = _verdict(rule, config, problem, target)
-            alike = tuple(
+            config = RecordingConfig.watch(self._config(place))
+            reason = _reason(rule, config, problem, target)
+            same = tuple(
                 i if name in config.read else slice(None) for (name, _), i in zip(self.axes.values, place, strict=True)
             )
-            drops[alike], todo[alike] = reason is not None, False
+            drops[same], todo[same] = reason is not None, False
             if reason is not None:
                 example = example or f"{config.name}: {reason}"
         return drops & self.left, example
 
 
-def _verdict(rule: Rule, config: Config, problem: Problem, target: Target) -> str | None:
-    exempt = rule.templates and config.template not in rule.templates
-    return None if exempt else rule.check(config, problem, target)
+def _reason(rule: Rule, config: Config, problem: Problem, target: Target) -> str | None:
+    if rule.group and rule.group not in search_facts(config.template).rules:
+        return None
+    return rule.check(config, problem, target)

@@ -13,7 +13,8 @@ from tritongemm.codegen.template_facts import kernel_template
 from tritongemm.core.config import AXES, Config
 
 Floats = NDArray[np.float64]
-FAR = 8.0  # steps it is from one template to another
+# From one template to another it is as far as so many steps along axes.
+TEMPLATE_STEPS = 8.0
 
 
 class CandidateSet:
@@ -28,7 +29,7 @@ class CandidateSet:
         membership: 1 for the template that is theirs, else 0, [n, len(templates)].
         first: the place of the first config that differs from each in its launch at most: in how many rows of tiles are
             walked together, and how consecutive launches overlap, [n].
-        twinned: whether any two do.
+        has_launch_variants: whether any two do.
     """
 
     def __init__(self, order: Sequence[Config]) -> None:
@@ -46,19 +47,19 @@ class CandidateSet:
         self._points = self._steps(self.axes, self.settings, self.membership)
         self._firsts: dict[tuple[object, ...], int] = {}
         self.first = np.array([self._firsts.setdefault(_fixed(c), i) for i, c in enumerate(self.order)], dtype=np.intp)
-        self.twinned = len(self._firsts) < len(self.order)
+        self.has_launch_variants = len(self._firsts) < len(self.order)
 
     def stand_in(self, config: Config) -> int | None:
         """Place of the first config that differs in its launch at most; `config` itself need not be kept."""
         return self._firsts.get(_fixed(config))
 
-    def twins(self, config: Config) -> list[Config]:
+    def launch_variants(self, config: Config) -> list[Config]:
         """The configs that differ from a kept one in their launch at most, in order."""
         return [self.order[i] for i in np.flatnonzero(self.first == self.first[self.place[config]])]
 
     @staticmethod
     def _steps(axes: Floats, settings: Floats, membership: Floats) -> Floats:
-        return np.hstack([np.log2(axes), settings, FAR * membership / 2])
+        return np.hstack([np.log2(axes), settings, TEMPLATE_STEPS * membership / 2])
 
     def _columns(self, configs: Sequence[Config]) -> tuple[Floats, Floats, Floats]:
         axes = [(c.block_m, c.block_n, c.block_k, c.group_m, c.split_k, c.num_warps, c.num_stages) for c in configs]
@@ -93,11 +94,11 @@ class CandidateSet:
         fair = [c for turn in zip_longest(*by_template.values()) for c in turn if c is not None]
         first = dict.fromkeys(overall[: (count + 1) // 2])
         _fill(first, fair, (3 * count + 3) // 4)
-        seen = {v for c in first for v in _values(c)}
+        tried_values = {v for c in first for v in _values(c)}
         for config in self.order:
-            if len(first) < count and not seen.issuperset(new := _values(config)):
+            if len(first) < count and not tried_values.issuperset(new := _values(config)):
                 first[config] = None
-                seen.update(new)
+                tried_values.update(new)
         _fill(first, fair, count)
         return list(first)
 
@@ -129,10 +130,10 @@ def _values(config: Config) -> list[tuple[str, str, int]]:
 
 def _rounds(order: Sequence[Config]) -> list[Config]:
     """`order` with the first of each tile and split ahead of the second of any."""
-    seen: dict[tuple[object, ...], int] = {}
+    latest: dict[tuple[object, ...], int] = {}  # turn of the last config with a tile and split
     turns = []
     for config in order:
         key = (config.template, *config.tile, config.split_k)
-        seen[key] = seen.get(key, -1) + 1
-        turns.append(seen[key])
+        latest[key] = latest.get(key, -1) + 1
+        turns.append(latest[key])
     return [order[i] for i in sorted(range(len(order)), key=turns.__getitem__)]

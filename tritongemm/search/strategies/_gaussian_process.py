@@ -17,9 +17,12 @@ from tritongemm.search.strategies._candidates import CandidateSet
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
-LENGTHS = (0.7, 1.0, 1.5, 2.5)  # of the kernel, in root-mean-square standard deviations of the features
-NOISES = (0.003, 0.02, 0.1)  # share of the variance that no feature explains
-FAILED = 0.7  # log seconds at least that a failure lies above its prediction
+# The kernel's length is the likeliest of these, in root-mean-square standard deviations of the features.
+LENGTHS = (0.7, 1.0, 1.5, 2.5)
+# The share of the variance that no feature explains is the likeliest of these.
+NOISES = (0.003, 0.02, 0.1)
+# A failure counts as a time whose logarithm (of seconds) lies at least so far above the predicted one's.
+FAILURE_LOG_SECONDS = 0.7
 
 
 def features(kept: CandidateSet, expected: Predictions, problem: Problem, target: Target) -> Floats:
@@ -60,7 +63,7 @@ class Surrogate:
     def fit(self, measured: Ints, logs: Floats) -> None:
         """Learn from candidates number `measured`, whose log seconds were `logs` (NaN: failed)."""
         worst = np.nanmax(logs)
-        bad = np.maximum(worst, self.prior[measured] + FAILED)
+        bad = np.maximum(worst, self.prior[measured] + FAILURE_LOG_SECONDS)
         rest = np.where(np.isnan(logs), bad, logs) - self.prior[measured]
         self.mean, self.scale = float(rest.mean()), max(float(rest.std()), 1e-6)
         unit, known = (rest - self.mean) / self.scale, self.rows[measured]
@@ -84,7 +87,7 @@ class Surrogate:
         variance = 1 - np.einsum("ij,ji->i", cross, cho_solve(self._factor, cross.T))
         return mean, self.scale * np.sqrt(np.maximum(variance, 1e-9))
 
-    def choose(self, wanted: Ints, count: int, bold: float) -> list[int]:
+    def choose(self, wanted: Ints, count: int, exploration: float) -> list[int]:
         """The `count` most promising of `wanted`, one after the other.
 
         Each choice makes its surroundings less unknown to the next, so a batch does not crowd together.
@@ -92,21 +95,21 @@ class Surrogate:
         Args:
             wanted: candidates.
             count: how many of them.
-            bold: standard deviations by which an unsure candidate is favoured.
+            exploration: standard deviations by which an unsure candidate is favoured.
         """
         mean, deviation = self.predict(wanted)
-        best = np.argsort(mean - bold * deviation, kind="stable")[: max(400, 8 * count)]
+        best = np.argsort(mean - exploration * deviation, kind="stable")[: max(400, 8 * count)]
         mean, variance, ids = mean[best], (deviation[best] / self.scale) ** 2, wanted[best]
         cross = self._kernel(self.rows[ids], self._known)
         solved = cho_solve(self._factor, cross.T)
         covariance = self._kernel(self.rows[ids], self.rows[ids]) - cross @ solved
         chosen: list[int] = []
         for _ in range(min(count, len(ids))):
-            score = mean - bold * self.scale * np.sqrt(np.maximum(variance, 1e-9))
+            score = mean - exploration * self.scale * np.sqrt(np.maximum(variance, 1e-9))
             score[chosen] = np.inf
-            here = int(score.argmin())
-            chosen.append(here)
-            column = covariance[:, here] / np.sqrt(max(covariance[here, here], 1e-9))
+            place = int(score.argmin())
+            chosen.append(place)
+            column = covariance[:, place] / np.sqrt(max(covariance[place, place], 1e-9))
             variance = variance - column**2
             covariance = covariance - np.outer(column, column)
         return [int(ids[i]) for i in chosen]

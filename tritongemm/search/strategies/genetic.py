@@ -8,65 +8,58 @@ and none is repeated; the winners are verified like anybody else's.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tritongemm.core.config import AXES, Config
-from tritongemm.core.search_results import Predictions
-from tritongemm.core.space import Space, TemplateSpace
+from tritongemm.core.space import TemplateSpace
 from tritongemm.core.trial import Trial
+from tritongemm.plugins.contracts import Search, SearchPlan, Strategy
 from tritongemm.search.strategies._candidates import CandidateSet
 
+# A generation has so many configs, and the default budget pays for so many generations.
 POPULATION, GENERATIONS = 32, 8
-TOURNAMENT = 2  # contestants
-CROSSOVER = 0.9  # share of children with two parents
-ELITES = 0.1  # share of the population that lives on
-PATIENCE, GAIN = 3, 8e-4  # stop after so many generations that gain less than this
+# A parent is the fastest of so many drawn at random.
+TOURNAMENT_CONFIGS = 2
+# This share of the children has two parents.
+CROSSOVER_SHARE = 0.9
+# This share of the population lives on.
+ELITE_SHARE = 0.1
+# The search ends after so many generations in a row that each gain less than this share of the best time.
+PATIENCE_GENERATIONS, LEAST_GAIN = 3, 8e-4
+# The random numbers begin here, so that equal trials give equal generations.
 SEED = 0
 
 
-def search(
-    space: Space,
-    order: Sequence[Config],
-    budget: int,
-    seeds: Sequence[Config] = (),
-    expected: Predictions | None = None,
-    compiled: Collection[str] = frozenset(),
-) -> Generator[list[Config], list[Trial], None]:
-    """Yields generations to try and is sent their trials; the same trials give the same generations.
+class Genetic(Strategy):
+    """Generations bred from the fastest; the same trials give the same generations."""
 
-    Args:
-        space: axes that children are bred along.
-        order: kept configs, the predicted best first; the first generation is half its best, half at random.
-        budget: most configs to try; 0 for 8 generations of 32.
-        seeds: winners of similar problems, part of the first generation.
-        expected: unused.
-        compiled: unused.
-    """
-    rng, kept = random.Random(SEED), CandidateSet(order)
-    axes = {a.template: a for a in space.axes}
-    budget = min(len(kept.order), budget or POPULATION * GENERATIONS)
-    size = max(1, min(POPULATION, -(-budget // 4)))
-    first = dict.fromkeys([*kept.seeds(seeds), *kept.spread(size // 2 + 1)][:size])
-    strangers = [c for c in kept.order if c not in first]
-    batch = [*first, *rng.sample(strangers, min(len(strangers), size - len(first)))]
-    tried: set[Config] = set()
-    alive: list[Trial] = []
-    stale = 0
-    while batch and stale < PATIENCE:
-        before = alive[0].seconds if alive else float("inf")
-        tried.update(batch)
-        fresh = [t for t in (yield batch) if t.status == "ok"]
-        elites = alive[: max(1, round(ELITES * size))]
-        # Everyone alive may breed once more, so that a weak generation does not lose its parents.
-        alive = sorted([*elites, *fresh], key=_fitness)[:size] if fresh else alive
-        stale = 0 if alive and alive[0].seconds < before * (1 - GAIN) else stale + 1
-        batch = []
-        while len(batch) < min(size, budget - len(tried)):
-            child = kept.nearest(_breed(alive, kept, axes, rng), tried.union(batch))
-            if child is None:
-                break
-            batch.append(child)
+    def search(self, plan: SearchPlan, budget: int) -> Search:
+        """The first generation is half the best predicted, half drawn at random; 0 tries 8 generations of 32."""
+        rng, kept = random.Random(SEED), CandidateSet(plan.expected.configs)
+        axes = {a.template: a for a in plan.space.axes}
+        budget = min(len(kept.order), budget or POPULATION * GENERATIONS)
+        size = max(1, min(POPULATION, -(-budget // 4)))
+        first = dict.fromkeys([*kept.seeds(plan.seeds), *kept.spread(size // 2 + 1)][:size])
+        strangers = [c for c in kept.order if c not in first]
+        batch = [*first, *rng.sample(strangers, min(len(strangers), size - len(first)))]
+        tried: set[Config] = set()
+        alive: list[Trial] = []
+        stale = 0
+        while batch and stale < PATIENCE_GENERATIONS:
+            before = alive[0].seconds if alive else float("inf")
+            tried.update(batch)
+            fresh = [t for t in (yield batch) if t.status == "ok"]
+            elites = alive[: max(1, round(ELITE_SHARE * size))]
+            # Everyone alive may breed once more, so that a weak generation does not lose its parents.
+            alive = sorted([*elites, *fresh], key=_fitness)[:size] if fresh else alive
+            stale = 0 if alive and alive[0].seconds < before * (1 - LEAST_GAIN) else stale + 1
+            batch = []
+            while len(batch) < min(size, budget - len(tried)):
+                child = kept.nearest(_breed(alive, kept, axes, rng), tried.union(batch))
+                if child is None:
+                    break
+                batch.append(child)
 
 
 def _fitness(trial: Trial) -> tuple[float, Config]:
@@ -77,8 +70,8 @@ def _breed(alive: Sequence[Trial], kept: CandidateSet, axes: dict[str, TemplateS
     """A child of two winners of tournaments; a stranger while nobody is alive."""
     if not alive:
         return rng.choice(kept.order)
-    mother, father = (min(rng.choices(alive, k=TOURNAMENT), key=_fitness).config for _ in range(2))
-    child = _cross(mother, father, rng) if rng.random() < CROSSOVER else mother
+    mother, father = (min(rng.choices(alive, k=TOURNAMENT_CONFIGS), key=_fitness).config for _ in range(2))
+    child = _cross(mother, father, rng) if rng.random() < CROSSOVER_SHARE else mother
     return _mutate(child, axes[child.template], rng) if child.template in axes else child
 
 

@@ -21,7 +21,7 @@ class LibraryWinner(KernelSource):
     def resolve(self, call: CallSignature, device: DeviceKernels) -> Resolution | Support:
         """PyTorch's kernel, or PyTorch, for a size that the library won."""
         record = device.find_record(call.problem)
-        if isinstance(record, Support) or record.timer == "model" or not baseline_won(record):
+        if isinstance(record, Support) or record.predicted or not baseline_won(record):
             return Support("no library won the tuning of this size")
         text = f"{record.winner} won the tuning of {call.problem.key} on {device.device.arch}"
         kernel = None if call.vector else device.torch_kernels.find(call.problem, call.precision)

@@ -1,4 +1,4 @@
-"""Rules of pruning for kernels that share work out themselves: rings of slots, tiles cut along K, tiles that fill rounds."""
+"""Rules about programs that share work out themselves: rings of slots, tiles cut along K, tiles that fill rounds."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from tritongemm.codegen.template_facts import tail
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.search.cost_model.occupancy import sides
-from tritongemm.search.cost_model.waves import tiles_of
+from tritongemm.search.cost_model.occupancy import matrix_sides
+from tritongemm.search.cost_model.waves import count_tiles
 
-_RING_SLOTS = 8  # the deepest ring any search space names
-_RING_BARRIERS = 512  # bytes of barriers, and of what warps are told at the start
+# The deepest ring that any search space names, in slots.
+RING_SLOTS_LIMIT = 8
+# Bytes of LDS that hold barriers, and what warps are told at the start.
+RING_BARRIER_BYTES = 512
 
 
 def ring(config: Config, problem: Problem, target: Target) -> str | None:
     """Slots between the warp that fetches and those that multiply: as many as fit beside the part of C being stored."""
-    rows, width = sides(config)
+    rows, width = matrix_sides(config)
     rest = tail(width)
 
     def used(slots: int, parts: int) -> int:
         slot = (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes) * config.block_k
         columns = (width - rest) // parts
         columns += 0 if rest == columns else rest  # what is stored in equal parts goes through one place
-        return slots * slot + rows * columns * problem.c.bytes + _RING_BARRIERS
+        return slots * slot + rows * columns * problem.c.bytes + RING_BARRIER_BYTES
 
     slots, parts, room = config.num_stages, config.option("epilogue_parts", 1), target.lds_bytes
     if used(slots, parts) > room:
@@ -30,13 +32,13 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     if parts > 1 and used(slots, parts // 2) <= room:
         return f"{slots} slots fit without storing C in {parts} parts"
     loop = -(-problem.k // (config.block_k * config.split_k))
-    deeper = slots < min(_RING_SLOTS, max(2, loop)) and used(slots + 1, parts) <= room
+    deeper = slots < min(RING_SLOTS_LIMIT, max(2, loop)) and used(slots + 1, parts) <= room
     return f"{slots} slots where {slots + 1} fit" if deeper else None
 
 
 def groups(config: Config, problem: Problem, target: Target) -> str | None:
     """A group of 4 warps multiplies 64 rows at a time, and two groups have all the registers there are."""
-    rows, _ = sides(config)
+    rows, _ = matrix_sides(config)
     warps = 4 if rows == 64 else 8
     return f"{config.num_warps} warps for {rows} rows" if config.num_warps != warps else None
 
@@ -45,7 +47,7 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     """A tile that is no power of two wide costs a little more to multiply: it must leave less of a round empty than a
     wider one, and no more than a narrower one, which loads more.
     """
-    rows, width = sides(config)
+    rows, width = matrix_sides(config)
     rest = tail(width)
     if not rest:
         return None
@@ -76,7 +78,7 @@ def swapped(config: Config, problem: Problem, target: Target) -> str | None:
 
 def share(config: Config, problem: Problem, target: Target) -> str | None:
     """Tiles are cut along K where they leave a round half empty, and in one way only."""
-    units, tiles, kind = target.compute_units, tiles_of(config, problem), config.option("share")
+    units, tiles, kind = target.compute_units, count_tiles(config, problem), config.option("share")
     if not kind:
         return None
     if config.split_k > 1:
@@ -91,7 +93,7 @@ def share(config: Config, problem: Problem, target: Target) -> str | None:
 
 def stream_k(config: Config, problem: Problem, target: Target) -> str | None:
     """Cutting tiles pays where their last round leaves a tenth of the programs' time idle, and K is long enough."""
-    programs, tiles = config.option("num_sms") or target.compute_units, tiles_of(config, problem)
+    programs, tiles = config.option("num_sms") or target.compute_units, count_tiles(config, problem)
     if config.option("share_more") and tiles < programs:
         return f"{tiles} tiles are less than a round of {programs}"
     if 10 * tiles > 9 * programs * -(-tiles // programs):

@@ -1,0 +1,48 @@
+"""What the benchmarks share: the checkout on Python's path, and a size's operands and a GPU as the tuner uses them.
+
+A benchmark imports it before anything of tritongemm, so that it runs from any folder and without an install.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+BENCHMARKS = Path(__file__).resolve().parent
+ROOT = BENCHMARKS.parent
+sys.path[:0] = [folder for folder in (str(BENCHMARKS), str(ROOT)) if folder not in sys.path]
+
+if TYPE_CHECKING:
+    from tritongemm.core.problem import Problem
+    from tritongemm.measure.gpu_evaluator import GpuEvaluator
+    from tritongemm.measure.operand_sets import OperandSets
+    from tritongemm.runtime.machine import Machine
+
+CANDIDATE_LIMIT_S = 60.0  # Seconds that the process of `open_gpu` waits for one candidate.
+
+
+def make_operands(problem: Problem, here: Machine, stream: int) -> OperandSets:
+    """The operands of a problem on the machine's first GPU, in copies, as the tuner's races have them.
+
+    Args:
+        problem: whose operands are made.
+        here: the machine, with at least one GPU.
+        stream: handle of the stream that all work runs on; PyTorch's current one.
+    """
+    from tritongemm.core.protocol import MeasureProtocol
+    from tritongemm.hip_ext.driver import driver
+    from tritongemm.measure.jobs import MeasureSetup
+    from tritongemm.measure.operand_sets import OperandSets
+
+    index = here.devices[0]
+    setup = MeasureSetup(problem, here.target, MeasureProtocol(), here.vendor, index)
+    return OperandSets(setup, driver.open_driver(here.vendor).device(index), stream)
+
+
+def open_gpu(here: Machine) -> GpuEvaluator:
+    """The machine's first GPU as the tuner uses it, by the tuner's own protocol; the caller closes it."""
+    from tritongemm.core.protocol import MeasureProtocol
+    from tritongemm.measure.gpu_evaluator import GpuEvaluator
+
+    return GpuEvaluator(here.target, here.vendor, here.devices[0], MeasureProtocol(), CANDIDATE_LIMIT_S)

@@ -1,0 +1,199 @@
+"""The documentation names nothing that is not there: links, paths, modules, options, variables, keys and tables."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cpu.architecture import doc_pages
+from tests.cpu.architecture.doc_pages import DOCS, PAGES, dashed
+from tests.cpu.architecture.test_layers import ALLOWED, LEVELS
+from tests.support import ROOT
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.trial import STATUSES, Trial
+from tritongemm.plugins import contracts
+
+CONFIG = ROOT / "mkdocs.yml"
+SETTINGS = ROOT / "tritongemm/core/settings.py"
+README_LINES = 80
+PROSE_LINES = 10  # of a page of measurements
+FOREIGN_OPTIONS = {"--help"}  # Options that no `add_argument` names.
+# Words of one author for what the field has a word for.
+PRIVATE_WORDS = (
+    *("judge", "judges", "opponent", "opponents", "contenders", "workbench", "lane", "sideline", "verdict"),
+    *("scratch", "learned", "interop"),
+)
+
+
+def _id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _nav(entries: list[Any]) -> Iterator[str]:
+    for entry in entries:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for below in entry.values():
+                yield from _nav(below) if isinstance(below, list) else [below]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for line, target in doc_pages.links(page.read_text()):
+        if target.startswith(("https://", "http://", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.is_file():
+            broken.append(f"line {line}: {target}: there is no such file")
+        elif anchor and anchor not in doc_pages.anchors(file.read_text()):
+            broken.append(f"line {line}: {target}: {_id(file)} has no such heading")
+    assert not broken, f"{_id(page)}: {broken}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_what_a_page_names_is_there(page: Path) -> None:
+    name, text = _id(page), page.read_text()
+    absent = [m for m in doc_pages.mentioned_paths(name, text) if not doc_pages.path_exists(m.text)]
+    absent += [m for m in doc_pages.mentioned_modules(name, text) if not doc_pages.member_exists(m.text)]
+    absent += [m for m in doc_pages.mentioned_variables(name, text) if m.text not in _variables()]
+    known = _all_options() | FOREIGN_OPTIONS
+    absent += [m for m in doc_pages.mentioned_options(name, text) if not _is_option(m.text, known)]
+    absent += [doc_pages.Mention(name, n, p) for n, p in doc_pages.snippets(text) if not (ROOT / p).is_file()]
+    assert not absent, "these are named and not there: " + "; ".join(map(str, absent))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_pages_are_in_plain_words(page: Path) -> None:
+    sentences = " ".join(doc_pages.prose(page.read_text())).lower()
+    assert not [word for word in PRIVATE_WORDS if re.search(rf"\b{word}\b", sentences)]
+
+
+def _all_options() -> set[str]:
+    files = [*(ROOT / "tritongemm/cli").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    files.append(ROOT / "templates/module.py.j2")
+    found = set[str]().union(*(doc_pages.parser_options(file) for file in files))
+    typed = {f"{dash}dtype-{operand}" for operand in "abc" for dash in ("-", "--")}  # named in a loop
+    return found | typed | {"--no-resume"}
+
+
+def _is_option(text: str, known: set[str]) -> bool:
+    return dashed(text) in {dashed(option) for option in known}
+
+
+def _variables() -> set[str]:
+    """Environment variables that the one file that reads them names."""
+    tree = ast.parse(SETTINGS.read_text())
+    names = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    return {n for n in names if re.fullmatch(r"[A-Z][A-Z_]+", n)}
+
+
+def test_every_option_and_variable_is_told() -> None:
+    text = (DOCS / "commands.md").read_text()
+    told = {dashed(m.text) for m in doc_pages.mentioned_options("commands", text)}
+    cli = ROOT / "tritongemm/cli"
+    options = set[str]().union(*(doc_pages.parser_options(file) for file in cli.glob("*.py")))
+    second_names = {"--col-a", "--col-b", "--o"}
+    assert options - told - second_names == set()
+    variables = {m.text for m in doc_pages.mentioned_variables("commands", text)} | {"XDG_CACHE_HOME"}
+    assert _variables() <= variables
+
+
+def test_every_key_of_a_result_is_told() -> None:
+    text = (DOCS / "results.md").read_text()
+    told = {name for _, line in doc_pages.code(text) for name in re.findall(r"[\w()]+", line)}
+    kept = {f.name for f in fields(Record)} - {"extra"}
+    keys = kept | {f.name for f in fields(Trial)} | {f.name for f in fields(Problem)} | set(STATUSES)
+    assert keys <= told, sorted(keys - told)
+
+
+def test_every_kind_of_plugin_has_a_page() -> None:
+    pages = {page.stem for page in (DOCS / "plugins").glob("*.md")}
+    kinds = [
+        cls
+        for _, cls in inspect.getmembers(contracts, inspect.isclass)
+        if issubclass(cls, contracts.Plugin) and contracts.Plugin in cls.__bases__
+    ]
+    assert kinds
+    wanted = {cls.kind.replace(" ", "_") for cls in kinds} | {"evaluator", "target", "template", "index"}
+    assert pages == wanted
+    table = (DOCS / "plugins/index.md").read_text()
+    for cls in kinds:
+        row = (
+            f"| [{cls.kind}]({cls.kind.replace(' ', '_')}.md) | `{cls.__name__}` | `{cls.package.replace('.', '/')}/` |"
+        )
+        assert row in table
+
+
+def test_every_method_to_fill_is_told() -> None:
+    """A page names each method that its kind's contract leaves open."""
+    for cls in (c for _, c in inspect.getmembers(contracts, inspect.isclass) if issubclass(c, contracts.Plugin)):
+        if cls.kind:
+            text = (DOCS / "plugins" / f"{cls.kind.replace(' ', '_')}.md").read_text()
+            assert not [name for name in cls.__abstractmethods__ if f"{name}(" not in text], cls.__name__
+
+
+def test_the_import_table_is_the_one_that_is_held() -> None:
+    text = (DOCS / "architecture.md").read_text().partition("## Who may import whom")[2].partition("## ")[0]
+    table: dict[str, tuple[int, set[str]]] = {}
+    for level, packages, allowed in re.findall(r"(?m)^\| (\d) \| ([\w, ]+) \| ([^|]+) \|$", text):
+        others = set(allowed.split(", ")) if not allowed.startswith(("nothing", "all ")) else set()
+        table |= {name: (int(level), others) for name in packages.split(", ")}
+    table["cli"] = (table["cli"][0], table.keys() - {"cli"})
+    assert table == {name: (level, ALLOWED[name]) for name, level in LEVELS.items()}
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = list(_nav(yaml.safe_load(CONFIG.read_text())["nav"]))
+    assert len(menu) == len(set(menu))
+    assert set(menu) == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    for folder in ("measurements", "decisions", "plugins"):
+        index = (DOCS / folder / "index.md").read_text()
+        others = {p.name for p in (DOCS / folder).glob("*.md")} - {"index.md"}
+        assert others <= {target for _, target in doc_pages.links(index)}
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "measurements").glob("[!i]*.md")), ids=_id)
+def test_a_measurement_says_when_where_and_how(page: Path) -> None:
+    text = page.read_text()
+    for row in (r"\| Date \| .*\d{4}-\d{2}-\d{2}", r"\| Machine \| \w", r"\| Command \| \S"):
+        assert re.search(row, text), f"{_id(page)} lacks {row}"
+    assert len(doc_pages.prose(text)) <= PROSE_LINES
+
+
+def test_the_site_fetches_nothing() -> None:
+    config = yaml.safe_load(CONFIG.read_text())
+    assert config["theme"]["font"] is False
+    assert not {"extra_css", "extra_javascript"} & config.keys()
+    assert config["plugins"] == ["search"]
+    assert not [page for page in PAGES if "```mermaid" in page.read_text()]
+
+
+def test_the_checks_see_what_is_wrong() -> None:
+    text = (
+        "# A `b` title\n\n[x](y.md#z) `[no](link)` `scripts/absent` `tritongemm.core.absent`\n\n```\n--absent a\n```\n"
+    )
+    assert doc_pages.anchors(text + "# A b title\n") == {"a-b-title", "a-b-title_1"}
+    assert list(doc_pages.links(text)) == [(3, "y.md#z")]
+    (path,) = doc_pages.mentioned_paths("page", text)
+    assert path.text == "scripts/absent" and not doc_pages.path_exists(path.text)
+    (module,) = doc_pages.mentioned_modules("page", text)
+    assert not doc_pages.member_exists(module.text) and doc_pages.member_exists("tritongemm.core.problem.Problem")
+    (option,) = doc_pages.mentioned_options("page", text)
+    assert (option.line, option.text) == (6, "--absent") and not _is_option(option.text, _all_options())
+    assert _is_option("--gemm_size_file", _all_options())

@@ -1,0 +1,255 @@
+"""Our results file: nothing is lost on the way, from any version to any other."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import DATA
+from tests.support.formats import read_text, write_text
+from tritongemm.core.config import Config
+from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.errors import InputError, NewerVersionWarning
+from tritongemm.core.format_row import FormatRow
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import SCHEMA, Record
+from tritongemm.formats import Defaults, results_format
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.search.pruning.prune import prune
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.workloads import sizes
+
+HERE = Path("rows.yaml")
+
+RECORD = Record(
+    problem=Problem(16, 32, 70, "bf16", "fp8e5m2", "fp32", False, True, "n", 3),
+    target="gfx942",
+    config=Config("tile", 64, 32, 16, 8, 2, 4, 3, (("kpack", 2), ("swap_ab", 1), ("waves_per_eu", 0))),
+    winner="torch",
+    seconds=1.2345678901234568e-05,
+    spread=0.0125,
+    timer="events",
+    error=3.1e-05,
+    tolerance=0.002,
+    library_seconds=1e-05,
+    library="torch",
+    tie=True,
+    verified="float64, 'all' of it",
+    toolchain={"triton": "3.6.0", "device": "MI300X: a \"chip\""},
+    cold=False,
+)  # fmt: skip
+
+
+def rows(text: str, defaults: Defaults | None = None) -> list[FormatRow]:
+    return read_text(text, defaults=defaults)
+
+
+@pytest.mark.parametrize(("arch", "m", "templates"), [("sm90", 777, 6), ("sm90", 1, 5), ("gfx950", 777, 2)])
+def test_a_result_of_every_tile_that_can_win_is_read_again(tmp_path: Path, arch: str, m: int, templates: int) -> None:
+    """What is written must be served, timed and checked by whoever comes later; some tiles are no powers of two."""
+    problem, target = Problem(m, 6144, 4096, "bf16", "bf16", "bf16", row_major_b=False), target_files.load_target(arch)
+    kept = prune(space(problem, target), problem, target).kept
+    configs = {(c.template, *c.tile): c for c in kept}.values()
+    assert len({c.template for c in configs}) >= templates
+    for config in configs:
+        written = dataclasses.replace(RECORD, problem=problem, target=arch, config=config)
+        (path := tmp_path / "out.yaml").write_text(write_text(written))
+        assert [r.record for r in sizes.from_file(path, Defaults())] == [written]
+
+
+def test_record_comes_back_equal_and_looks_like_tune_gemm() -> None:
+    text = write_text(RECORD)
+    (row,) = rows(text, Defaults("int8", bias="m", row_major_a=True, row_major_b=False))
+    assert row.record == RECORD
+    assert (row.problem, row.config) == (RECORD.problem, RECORD.config)
+    head, line = text.splitlines()
+    assert head.startswith("#")
+    assert line.startswith(
+        "- {'M': 16, 'N': 32, 'K': 70, 'rowMajorA': 'N', 'rowMajorB': 'T', 'BLOCK_SIZE_M': 64, 'BLOCK_SIZE_N': 32, "
+        "'BLOCK_SIZE_K': 16, 'GROUP_SIZE_M': 8, 'SPLIT_K': 2, 'num_warps': 4, 'num_stages': 3, 'waves_per_eu': 0, "
+        "'kpack': 2, 'TFLOPS': 0.017418, 'time(us)': 12.345678901234568, "
+    )
+
+
+def test_what_a_plain_yaml_reader_sees() -> None:
+    (entry,) = yaml.safe_load(write_text(RECORD))
+    assert entry["time(us)"] == pytest.approx(12.345678901234568)
+    assert entry["options"] == {"swap_ab": 1}
+    assert (entry["winner"], entry["tie"], entry["toolchain"]) == ("torch", True, RECORD.toolchain)
+    assert entry["verified"] == RECORD.verified
+
+
+def test_stream_k_row_has_num_sms_for_split_k() -> None:
+    stream = dataclasses.replace(RECORD, config=Config("stream_k", 64, 64, 64, options=(("num_sms", 304),)))
+    both = dataclasses.replace(stream, config=dataclasses.replace(stream.config, split_k=4))
+    assert "'NUM_SMS': 304" in write_text(stream)
+    assert "SPLIT_K" not in write_text(stream)
+    for record in (stream, both):
+        assert rows(write_text(record))[0].record == record
+
+
+positive = st.floats(1e-12, 1e6, allow_nan=False)
+small = st.integers(0, 10_000)
+
+
+def two_powers(most: int) -> st.SearchStrategy[int]:
+    return st.integers(0, most).map(lambda e: 2**e)
+
+
+configs = st.builds(
+    Config,
+    template=st.sampled_from(["tile", "tma", "persistent", "stream_k"]),
+    block_m=two_powers(8), block_n=two_powers(8), block_k=two_powers(11),
+    group_m=st.integers(1, 99), split_k=st.integers(1, 99), num_warps=two_powers(4), num_stages=st.integers(1, 9),
+    options=st.dictionaries(st.sampled_from(["kpack", "waves_per_eu", "num_sms", "swap_ab", "warp_specialize"]), small)
+    .map(lambda d: tuple(d.items())),
+    backend=st.sampled_from(["triton", "torch"]),
+)  # fmt: skip
+problems = st.builds(
+    Problem,
+    *[st.integers(1, 2**31 - 1)] * 3,
+    *[st.sampled_from(sorted(DTYPES))] * 3,
+    st.booleans(), st.booleans(), st.sampled_from(["none", "m", "n"]), st.integers(1, 64),
+)  # fmt: skip
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+records = st.builds(
+    Record,
+    problem=problems, target=words, config=configs, winner=words, seconds=positive, spread=positive, timer=words,
+    error=st.none() | positive | st.just(float("inf")), tolerance=st.none() | positive,
+    library_seconds=st.none() | positive, library=words, tie=st.booleans(), verified=words,
+    toolchain=st.dictionaries(words, words, max_size=3), cold=st.booleans(), compute_units=st.integers(0, 10**6),
+)  # fmt: skip
+
+
+@given(records)
+def test_any_record_comes_back_equal(record: Record) -> None:
+    assert rows(write_text(record))[0].record == record
+
+
+def test_one_problem_on_two_targets() -> None:
+    other = dataclasses.replace(RECORD, target="gfx950")
+    assert [r.record for r in rows(write_text(RECORD, other))] == [RECORD, other]
+
+
+def test_one_problem_on_devices_of_two_sizes() -> None:
+    """A whole chip and a part of it; a row that does not say is one more."""
+    some = [dataclasses.replace(RECORD, compute_units=count) for count in (0, 304, 80)]
+    text = write_text(*some)
+    assert text.count("compute_units") == 2
+    assert [r.record for r in rows(text)] == some
+    with pytest.raises(InputError, match=r"row 2 \(line 3\) repeats row 1 \(line 2\)"):
+        rows(write_text(some[1], some[1]))
+
+
+def test_orders_of_b_and_scales_come_back() -> None:
+    a8w8 = registry.get(Family, "a8w8")
+    plain = a8w8.problem(64, 32, 128, "int8", "int8", "bf16", row_major_b=False)
+    shuffled = dataclasses.replace(plain, order_b="shuffled_16x16")
+    assert plain.scale_a and plain.scale_b
+    some = [dataclasses.replace(RECORD, problem=p) for p in (plain, shuffled)]
+    first, second = write_text(*some).splitlines()[1:]
+    assert "order_b" not in first and "'family': 'a8w8', 'order_b': 'shuffled_16x16'" in second
+    assert [r.record for r in rows(write_text(*some), Defaults(family="dense_bpreshuffle"))] == some
+    odd = dataclasses.replace(RECORD, problem=dataclasses.replace(plain, scale_b=None))
+    with pytest.raises(InputError, match="has scales that family a8w8 does not have"):
+        write_text(odd)
+
+
+def test_the_head_has_the_number_of_the_schema() -> None:
+    text = write_text(RECORD)
+    assert text.startswith(f"# Tuned by tritongemm, schema {SCHEMA}: ")
+    assert results_format().read_results(HERE, text).schema == SCHEMA
+    assert results_format().read_results(HERE, text.split("\n", 1)[1]).schema == 1, "files without a number are older"
+
+
+def test_keys_of_a_result_that_are_not_known_are_kept() -> None:
+    """Whatever they hold; equality of records does not ask for them."""
+    unknown = "'driver': '6.4', 'power': {'watts': 750.5, 'capped': false}, 'runs': [1, 2.5, null, 'x: y']"
+    head, line = write_text(RECORD).splitlines()
+    (row,) = rows(f"{head}\n{line[:-1]}, {unknown}, 'day': 2026-01-02}}\n")
+    assert row.record == RECORD
+    extra = {
+        "driver": "6.4",
+        "power": {"watts": 750.5, "capped": False},
+        "runs": [1, 2.5, None, "x: y"],
+        "day": "2026-01-02",
+    }
+    assert row.record and row.record.extra == extra
+    written = write_text(row.record)
+    assert written.splitlines()[1].endswith(f"{unknown}, 'day': '2026-01-02'}}")
+    again = rows(written)[0].record
+    assert again and again.extra == extra and Record.from_json(again.to_json()).extra == extra
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "{M: 16, N: 16, K: 16, dtype_a: bf16, num_wraps: 4}",
+        "{M: 16, N: 16, K: 16, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16, backend: triton, num_wraps: 4}",
+    ],
+)
+def test_a_row_written_by_hand_has_no_unknown_keys(row: str) -> None:
+    with pytest.raises(InputError, match=r"row 1 \(line 1\) has an unknown key 'num_wraps'; did you mean 'num_warps'"):
+        rows(f"- {row}\n")
+
+
+def test_rows_of_a_newer_schema_are_kept_and_not_used() -> None:
+    """A key may make it another problem; other rows are used. In a file of today's schema a wrong row is an error."""
+    other = dataclasses.replace(RECORD, target="gfx950")
+    _, first, second = write_text(RECORD, other).splitlines()
+    groups = (
+        first[:-1]
+        .replace("'M': 16", "'M': 17")
+        .replace("'time(us)': 12.345678901234568", "'time(us)': 0.10000000000000000001")
+        + ", 'x9': 8}"
+    )
+    dtype = second.replace("'bf16'", "'fp2'")
+    text = "\n".join([f"# Tuned by tritongemm, schema {SCHEMA + 1}: of tomorrow", groups, first, dtype, second, ""])
+    with pytest.warns(NewerVersionWarning, match=r"rows\.yaml: line 2, and 1 others, can't be used .*'x9'"):
+        assert [r.record for r in rows(text)] == [RECORD, other]
+    results = results_format().read_results(HERE, text)
+    assert [(n.index, n.line) for n in results.newer] == [(0, 2), (2, 4)]
+    again = results_format().write_results([RECORD, other], results.schema, results.newer)
+    assert again.startswith(f"# Tuned by tritongemm, schema {SCHEMA + 1}: ")
+    assert again.splitlines()[1:] == [groups, first, dtype, second]
+    with pytest.raises(InputError, match=r"row 3 \(line 4\) can't be: unknown dtype 'fp2'"):
+        rows(text.replace(f"schema {SCHEMA + 1}", f"schema {SCHEMA}"))
+
+
+def test_a_row_in_block_style_is_kept_too() -> None:
+    head = f"# Tuned by tritongemm, schema {SCHEMA + 1}:\n"
+    (kept,) = results_format().read_results(HERE, head + "-\n    M: 16\n    N: 1e2\n    x9: [a, 'b, c', 3]\n").newer
+    assert kept.text == "- {'M': 16, 'N': '1e2', 'x9': ['a', 'b, c', 3]}"
+
+
+def test_results_of_schema_1_are_read_for_ever() -> None:
+    path = DATA / "schema1" / "results.yaml"
+    results = results_format().read_results(path, path.read_text())
+    assert results.schema == 1 and not results.newer
+    found = [(r.problem.family, r.problem.order_b, r.problem.scale_a is not None) for r in results.rows]
+    assert found == [
+        ("dense", "plain", False),
+        ("dense", "plain", False),
+        ("a8w8", "plain", True),
+        ("a8w8", "shuffled_16x16", True),
+        ("a8w8_blockscale", "shuffled_16x16", True),
+        ("dense", "shuffled_16x16", False),
+    ]
+    for row in results.rows:
+        assert row.problem == registry.get(Family, row.problem.family).problem(
+            *(row.problem.m, row.problem.n, row.problem.k),
+            *(row.problem.dtype_a, row.problem.dtype_b, row.problem.dtype_c),
+            row_major_b=row.problem.row_major_b, bias=row.problem.bias, order_b=row.problem.order_b,
+        )  # fmt: skip
+    records = [r.record for r in results.rows if r.record]
+    assert all(r.compute_units == 0 and r.library_seconds == 1.2345678901234568e-05 for r in records)
+    written = write_text(*records).splitlines()
+    assert written[1:4] == path.read_text().splitlines()[1:4], "rows without an order of B are as they were"
+    assert [r.record for r in rows("\n".join(written) + "\n")] == records

@@ -1,0 +1,128 @@
+"""The toy timer among the plug-ins, and profilers' libraries that stand in for a vendor's."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import triton
+
+from tests.support import FAKES, ROOT
+from tritongemm.hip_ext import libraries
+from tritongemm.hip_ext.driver import symbols
+from tritongemm.hip_ext.profilers import cupti as cupti_binding
+from tritongemm.hip_ext.profilers import rocprofiler as sdk_binding
+from tritongemm.measure import timers
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Clock, Timer
+
+TOY = ROOT / "tests" / "support" / "toys" / "timer_toy.py"
+STREAM = 7  # the handle that a stand-in's graph is launched on
+TRITON_BACKENDS = Path(triton.__file__).parent / "backends"
+PROFILERS = {  # the timer that reads each stand-in, its source and its compiler's options
+    "cupti": ("cupti", "cupti.c", f"-I{TRITON_BACKENDS}/nvidia/include"),
+    "sdk0": ("rocprofiler", "rocprofiler.c", f"-I{TRITON_BACKENDS}/amd/include", "-DVERSION_0"),
+    "sdk1": ("rocprofiler", "rocprofiler.c", f"-I{TRITON_BACKENDS}/amd/include"),
+}
+
+
+@contextmanager
+def toy_timer(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The toy's file, dropped beside the timers from a folder of its own; its name."""
+    shutil.copy(TOY, folder / "toy_timer.py")
+    patch.setattr(timers, "__path__", [*timers.__path__, str(folder)])
+    try:
+        yield "toy_timer"
+    finally:
+        sys.modules.pop("tritongemm.measure.timers.toy_timer", None)
+        vars(timers).pop("toy_timer", None)
+        registry.get.cache_clear()
+
+
+class Playback:
+    """What a stand-in's GPU does: kernels by name, launched one after the other in device time."""
+
+    def __init__(self, library: ctypes.CDLL, kind: str) -> None:
+        self.library, self.kind, self.now, self.count = library, kind, 2000, 0
+        self.known: dict[str, Any] = {}
+
+    def launch(self, name: str, ns: int, gap: int = 50) -> None:
+        start, self.now, self.count = self.now + gap, self.now + gap + ns, self.count + 1
+        if self.kind == "cupti":
+            kept = self.known.setdefault(name, ctypes.create_string_buffer(name.encode()))  # CUPTI keeps names alive
+            self.library.fake_launch(kept, start, self.now, self.count)
+            return
+        if name not in self.known:
+            self.known[name] = len(self.known) + 1
+            self.library.fake_load(f"{name}.kd".encode(), self.known[name], 2, 1)
+        self.library.fake_launch(self.known[name], self.count, start, self.now)
+
+
+class PlayedGraph:
+    """A graph of launches: (name, ns, gap) each."""
+
+    def __init__(self, gpu: Playback, nodes: list[tuple[str, int, int]]) -> None:
+        self.gpu, self.nodes, self.replays = gpu, nodes, 0
+
+    def launch(self, stream: int) -> None:
+        assert stream == STREAM
+        self.replays += 1
+        for node in self.nodes:
+            self.gpu.launch(*node)
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A profiler's clock on its stand-in.
+
+    Attributes:
+        clock: made as the GPU's process makes it.
+        gpu: what it watches.
+        library: the stand-in.
+    """
+
+    clock: Clock
+    gpu: Playback
+    library: ctypes.CDLL
+
+
+def compile_profilers(folder: Path) -> Path:
+    """Compile the stand-ins into a folder, those whose headers this Triton brings; the folder."""
+    for name, (_, source, *options) in PROFILERS.items():
+        if name != "cupti" and not (TRITON_BACKENDS / "amd/include/rocprofiler-sdk").is_dir():
+            continue
+        command = ["cc", "-w", "-shared", "-fPIC", *options, str(FAKES / source), "-o", str(folder / name), "-lpthread"]
+        subprocess.run(command, check=True, timeout=60)
+    return folder
+
+
+@contextmanager
+def profiled(kind: str, compiled: Path, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Profiled]:
+    """The clock of a profiler on its stand-in; skips the test where there is none."""
+    if not (compiled / kind).exists():
+        pytest.skip("this triton wheel has no SDK headers")
+    library = ctypes.CDLL(str(shutil.copy(compiled / kind, folder / "fake.so")))
+    patch.setattr(libraries, "load", lambda *_: library)
+    handle: Any = cupti_binding.open_tracer if kind == "cupti" else sdk_binding.configure
+    if kind != "cupti":
+        ctypes.c_int.in_dll(library, "fake_major").value = int(kind[-1])
+        patch.setattr(symbols, "bind", lambda vendor: None)
+        patch.setattr(libraries, "mapped", lambda stem: Path("/lib") / stem)
+        patch.setattr(sdk_binding.atexit, "register", lambda function: None)
+    handle.cache_clear()
+    try:
+        timer: Timer = registry.get(Timer, PROFILERS[kind][0])
+        timer.prepare()
+        clock = timer.clock(SimpleNamespace(synchronize=lambda: None), STREAM)
+        yield Profiled(clock, Playback(library, kind), library)
+    finally:
+        handle.cache_clear()

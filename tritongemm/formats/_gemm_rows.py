@@ -1,0 +1,241 @@
+"""What the keys of a YAML row mean, ours and tune_gemm's, ↔ problems, configs and records.
+
+A row is a size (M, N, K, rowMajorA, rowMajorB; T is row-major, N column-major), or a result (BLOCK_SIZE_M … as well).
+What a row leaves out:
+
+    rowMajorA, rowMajorB, dtype_*, bias, family   the caller's defaults
+    order_b                               plain, or what the family's variant says; the caller's without a family
+    batch, groups                         1
+    GROUP_SIZE_M, SPLIT_K                 1
+    num_warps, num_stages                 4, 2; num_stages 0 in a row without a backend is an older Triton's word for
+                                          its own pipeliner, and is read as 2
+    waves_per_eu, kpack, options …        left to the backend
+    template, backend                     stream_k where the row has NUM_SMS, else tile; that of a config
+    TFLOPS, time(us)                      a remark behind the row: # TFLOPS: 500.58 time(us): 1095.0
+    winner, timer, cold                   the backend; tune_gemm; false, as it times with warm caches
+    compute_units                         0: any device of the target
+
+instruction_sched_variant is read and dropped; today's Triton has no such option. Times are decimal shifts of seconds,
+so that what is written is read back equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+
+from tritongemm.core.config import DEFAULT_BACKEND, Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults, FormatRow
+from tritongemm.core.problem import BIASES, PLAIN, Problem
+from tritongemm.core.record import Record
+from tritongemm.formats._rows import problem_of
+from tritongemm.formats._yaml_rows import Entry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Family, WeightLayout
+
+_SIZES = ("M", "N", "K")
+_LAYOUTS = {"rowMajorA": "row_major_a", "rowMajorB": "row_major_b"}
+_BLOCKS = {"BLOCK_SIZE_M": "block_m", "BLOCK_SIZE_N": "block_n", "BLOCK_SIZE_K": "block_k"}
+_COUNTS = {"GROUP_SIZE_M": "group_m", "SPLIT_K": "split_k", "num_warps": "num_warps", "num_stages": "num_stages"}
+_OPTIONS = {"NUM_SMS": "num_sms"} | {k: k for k in ("waves_per_eu", "matrix_instr_nonkdim", "kpack")}
+_TIMES = ("TFLOPS", "time(us)")
+_THEIR_CONFIG = (*_BLOCKS, *_COUNTS, *_OPTIONS, "instruction_sched_variant")
+_OUR_CONFIG = ("template", "backend", "options")
+_TYPED = ("dtype_a", "dtype_b", "dtype_c", "bias")
+_OUR_PROBLEM = (*_TYPED, "batch", "groups", "family", "order_b")
+_OUR_RESULT = (
+    *("target", "compute_units", "winner", "timer", "spread", "error", "tolerance"),
+    *("library", "library_us", "tie", "verified", "cold", "toolchain"),
+)
+
+THEIR_KEYS = (*_SIZES, *_LAYOUTS, *_THEIR_CONFIG, *_TIMES)  # those of tune_gemm and tune_streamk
+OUR_KEYS = (*_OUR_CONFIG, *_OUR_PROBLEM, *_OUR_RESULT)
+KEYS = (*THEIR_KEYS[:5], *_THEIR_CONFIG, *_OUR_CONFIG, *_TIMES, *_OUR_PROBLEM, *_OUR_RESULT)
+AXIS_KEYS = {name: key for key, name in (*_BLOCKS.items(), *_COUNTS.items())}
+
+_HELD = ("dtype_a", "dtype_b", "dtype_c", "bias", "batch", "family")  # of a problem, in the order of a written row
+_REMARK = re.compile(r"#.*?\bTFLOPS:\s*(?P<tflops>\d[\d.]*)(?:.*?\btime\(us\):\s*(?P<us>\d[\d.]*))?")
+
+
+_SCHEMA = re.compile(r"# Tuned by tritongemm(?:, schema (?P<number>\d{1,9}))?:")
+# A key of ours, in a map of flow style or at the beginning of a line.
+_OUR_KEY = re.compile(rf"""(?m)(?:^[ \t-]*|[{{,]\s*)['"]?(?:{"|".join(OUR_KEYS)})['"]?\s*:(?:\s|$)""")
+
+
+def is_ours(text: str) -> bool:
+    """Whether a list of rows has our first line, or a key that tune_gemm's rows do not have."""
+    if _SCHEMA.match(text):
+        return True
+    return bool(_OUR_KEY.search("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))))
+
+
+def schema_of_text(text: str) -> int:
+    """Number of the schema that the first line of a results file names; 1 where it names none."""
+    head = _SCHEMA.match(text)
+    return max(1, int(head["number"] or 1)) if head else 1
+
+
+def rows_of_entries(entries: Iterable[Entry], defaults: Defaults) -> list[FormatRow]:
+    """The row of each entry, in their order.
+
+    Args:
+        entries: of one file.
+        defaults: what holds for a row that does not say.
+
+    Raises:
+        InputError: a row is wrong or double; names file, row, line and field.
+    """
+    rows: list[FormatRow] = []
+    seen: dict[tuple[Problem, str, int], Entry] = {}
+    for entry in entries:
+        problem, config = _problem(entry, defaults), _config(entry)
+        row = FormatRow(problem, config, _record(entry, problem, config) if config else None, entry.line)
+        # One file may hold a problem's results on several targets, and on devices of several sizes.
+        where = (row.record.target, row.record.compute_units) if row.record else ("", 0)
+        twin = seen.setdefault((problem, *where), entry)
+        if twin is not entry:
+            entry.fail(f"repeats row {twin.row} (line {twin.line}), {problem.key}; keep one of them")
+        rows.append(row)
+    return rows
+
+
+def is_result(entry: Entry) -> bool:
+    """Whether a row is a result as this project writes them, and no size or config that was written by hand."""
+    return "target" in entry and "time(us)" in entry
+
+
+def _problem(entry: Entry, defaults: Defaults) -> Problem:
+    missing = [k for k in _SIZES if k not in entry]
+    if missing:
+        entry.fail(f"has no {', '.join(missing)}; a row needs at least M, N and K")
+    m, n, k = (entry.whole(key, 1, 0) for key in _SIZES)
+    given: dict[str, Any] = {k: entry.text(k) for k in _TYPED if k in entry}
+    if "bias" in given:
+        entry.text("bias", choices=BIASES)
+    for key, name in _LAYOUTS.items():
+        if key in entry:
+            given[name] = entry.text(key, choices=("T", "N")) == "T"
+    given |= {"batch": entry.whole("batch", 1, 1), "groups": entry.whole("groups", 1, 1)}
+    given["family"] = family = entry.text("family", defaults.family, _family_names())
+    if "order_b" in entry:
+        given["order_b"] = entry.text("order_b", choices=(PLAIN, *registry.names(WeightLayout)))
+    elif "family" in entry:
+        given["order_b"] = registry.family_of(family)[1].order_b
+    try:
+        return problem_of(defaults, m, n, k, given)
+    except InputError as error:
+        entry.fail(f"can't be: {error}")
+
+
+def _family_names() -> list[str]:
+    """Names that a row's family may have: families, and their variants."""
+    return [*registry.names(Family), *(name for f in registry.every(Family) for name in f.variants)]
+
+
+def _config(entry: Entry) -> Config | None:
+    """The row's config, or None for a bare size."""
+    missing = [k for k in _BLOCKS if k not in entry]
+    given = [k for k in (*_THEIR_CONFIG, *_OUR_CONFIG, *_OUR_RESULT) if k in entry]
+    if not given:
+        return None
+    if missing:
+        entry.fail(f"has {given[0]} but no {', '.join(missing)}; a result needs its tile, a size only M, N and K")
+    backend = entry.plugin("backend", Backend, DEFAULT_BACKEND)
+    numbers = {name: entry.whole(key, 0, 0) for key, name in _BLOCKS.items()}
+    for (key, name), default in zip(_COUNTS.items(), (1, 1, 4, 2), strict=True):
+        numbers[name] = entry.whole(key, 0, default)
+    if "backend" not in entry:
+        numbers["num_stages"] = numbers["num_stages"] or 2
+    options = {name: entry.whole(key, 0, 0) for key, name in _OPTIONS.items() if key in entry}
+    options |= entry.wholes("options")
+    template = entry.text("template", "stream_k" if "NUM_SMS" in entry else "tile")
+    config = Config(template=template, options=tuple(options.items()), backend=backend, **numbers)
+    try:
+        if Config.parse(config.name) == config:
+            return config
+    except InputError:
+        pass
+    entry.fail(f"has a template {template!r} or options ({', '.join(options)}) that no config name can hold")
+
+
+def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
+    """The row's result, or None where it has no time."""
+    seconds, flops = entry.shifted("time(us)", -6), entry.shifted("TFLOPS", 12)
+    remark = _REMARK.match(entry.remark)
+    if seconds is None and flops is None and remark:
+        try:
+            flops, us = float(remark["tflops"]) * 1e12, remark["us"]
+            seconds = float(us) / 1e6 if us else None
+        except ValueError:
+            entry.fail(f"has a remark that can't be read: {entry.remark}")
+    if seconds is None and flops:
+        seconds = problem.flops / flops
+    if not seconds:
+        return None
+    return Record(
+        problem=problem,
+        target=entry.text("target"),
+        config=config,
+        winner=entry.text("winner", config.backend),
+        seconds=seconds,
+        spread=entry.number("spread") or 0.0,
+        timer=entry.text("timer", "tune_gemm"),
+        error=entry.number("error"),
+        tolerance=entry.number("tolerance"),
+        library_seconds=entry.shifted("library_us", -6),
+        library=entry.text("library"),
+        tie=entry.flag("tie"),
+        verified=entry.text("verified"),
+        toolchain=entry.texts("toolchain"),
+        cold=entry.flag("cold"),
+        compute_units=entry.whole("compute_units", 0, 0),
+        extra=entry.unknown_values(),
+    )
+
+
+def row_of_record(record: Record) -> dict[str, Any]:
+    """What a record's line holds, in the order of its keys.
+
+    Raises:
+        InputError: the record's scales are not those of its family, which is all that a row tells of them.
+    """
+    problem, config = record.problem, record.config
+    if (problem.scale_a or problem.scale_b) and problem != _told(problem):
+        raise InputError(f"{problem.key} has scales that family {problem.family} does not have; a row can't tell them")
+    options = dict(config.options)
+    row: dict[str, Any] = {"M": problem.m, "N": problem.n, "K": problem.k}
+    row |= {"rowMajorA": problem.layout[0], "rowMajorB": problem.layout[1]}
+    row |= {key: getattr(config, name) for key, name in (*_BLOCKS.items(), *_COUNTS.items())}
+    row |= {key: options.pop(name) for key, name in _OPTIONS.items() if name in options}
+    if "NUM_SMS" in row and config.split_k == 1:
+        del row["SPLIT_K"]  # tune_streamk's rows have the one instead of the other
+    row |= {"TFLOPS": float(f"{record.tflops:.5g}"), "time(us)": _microseconds(record.seconds)}
+    row |= {key: getattr(problem, key) for key in _HELD}
+    row |= {"order_b": problem.order_b} if problem.order_b != PLAIN else {}
+    row |= {"groups": problem.groups} if problem.groups != 1 else {}
+    row |= {"template": config.template, "backend": config.backend, "options": options or None}
+    row |= {"target": record.target, "compute_units": record.compute_units or None}
+    row |= {"winner": record.winner, "timer": record.timer, "spread": record.spread}
+    row |= {"error": record.error, "tolerance": record.tolerance, "library": record.library or None}
+    row |= {"library_us": None if record.library_seconds is None else _microseconds(record.library_seconds)}
+    row |= {"tie": record.tie, "verified": record.verified, "cold": record.cold}
+    row |= {"toolchain": dict(sorted(record.toolchain.items()))}
+    return {key: value for key, value in row.items() if value is not None} | dict(record.extra)
+
+
+def _told(problem: Problem) -> Problem:
+    """The problem that a row without scales is read as."""
+    p = problem
+    family: Family = registry.get(Family, p.family)
+    return family.problem(
+        p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_a=p.row_major_a, row_major_b=p.row_major_b,
+        bias=p.bias, batch=p.batch, groups=p.groups, order_b=p.order_b,
+    )  # fmt: skip
+
+
+def _microseconds(seconds: float) -> Decimal:
+    """Shifted, not multiplied: a product would be rounded, and would not come back."""
+    return Decimal(repr(seconds)).scaleb(6)

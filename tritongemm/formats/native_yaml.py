@@ -1,0 +1,98 @@
+"""Format: the results file of this project, a YAML list of maps: tune_gemm's keys first, then ours.
+
+The first line, a remark, has the number of the schema: ``# Tuned by tritongemm, schema 2: …``; a file whose first line
+has none is of schema 1. tune_gemm passes over our keys. `_gemm_rows` says what each key means. Keys of a result that
+this version does not know are kept and written back. A file of a newer schema may hold rows that this version can't use,
+because it does not know their keys or values: it keeps them as they are, and a warning counts them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+from tritongemm.core.errors import InputError, NewerVersionWarning
+from tritongemm.core.format_row import Defaults, FormatRow, NewerRow, ResultsFile
+from tritongemm.core.record import SCHEMA, Record
+from tritongemm.formats._gemm_rows import (
+    AXIS_KEYS,
+    KEYS,
+    is_ours,
+    is_result,
+    row_of_record,
+    rows_of_entries,
+    schema_of_text,
+)
+from tritongemm.formats._yaml_rows import Entry, entries, flow, is_row_list
+from tritongemm.plugins.contracts import ResultsFormat
+
+_HEAD = (
+    "# Tuned by tritongemm, schema {}: tune_gemm's keys, then tritongemm's. With timer: model, times are predictions.\n"
+)
+
+
+class NativeYaml(ResultsFormat):
+    """Our results file, and lists of sizes that have keys of ours."""
+
+    title = "the YAML of our results, a list of maps"
+    suffixes = (".yaml", ".yml")
+    can_write = True
+    axis_keys = AXIS_KEYS
+
+    def recognises(self, path: Path, text: str) -> bool:
+        """Whether a file is a YAML list that has our first line or a key of ours."""
+        return is_row_list(path, text) and is_ours(text)
+
+    def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
+        """The rows of a file, in its order, without those that only a newer version can use."""
+        results = self.read_results(path, text, defaults)
+        if results.newer:
+            first, count = results.newer[0], len(results.newer)
+            others = f", and {count - 1} others," if count > 1 else ""
+            warnings.warn(
+                f"{path}: line {first.line}{others} can't be used by this version of tritongemm: {first.reason}",
+                NewerVersionWarning,
+                stacklevel=2,
+            )
+        if not results.rows and not results.newer:
+            raise InputError(f"{path} holds an empty list")
+        return list(results.rows)
+
+    def read_results(self, path: Path, text: str, defaults: Defaults | None = None) -> ResultsFile:
+        """All that a file holds, with the rows that only a newer version can use."""
+        defaults = defaults or Defaults()
+        schema = schema_of_text(text)
+        usable: list[Entry] = []
+        newer: list[NewerRow] = []
+        for index, entry in enumerate(entries(path, text, KEYS)):
+            reason = _unusable(entry, defaults) if schema > SCHEMA else ""
+            if reason:
+                newer.append(NewerRow(index, entry.line, entry.line_of_text(), reason))
+                continue
+            if not is_result(entry):
+                entry.refuse_unknown_keys()
+            usable.append(entry)
+        return ResultsFile(schema, tuple(rows_of_entries(usable, defaults)), tuple(newer))
+
+    def write(self, records: Iterable[Record]) -> str:
+        """The records as a file, one line each, in the order given."""
+        return self.write_results(records)
+
+    def write_results(self, records: Iterable[Record], schema: int = SCHEMA, newer: Iterable[NewerRow] = ()) -> str:
+        """The records as a file, with rows of a newer version at the places that they had."""
+        lines = [f"- {flow(row_of_record(r))}\n" for r in records]
+        for row in sorted(newer, key=lambda r: r.index):
+            lines.insert(row.index, row.text + "\n")
+        return _HEAD.format(max(schema, SCHEMA)) + "".join(lines)
+
+
+def _unusable(entry: Entry, defaults: Defaults) -> str:
+    """What this version does not know in a row of a newer schema; "" where it can use the row."""
+    if entry.unknown:
+        return f"a newer version wrote its key {entry.unknown[0]!r}"
+    try:
+        rows_of_entries([entry], defaults)
+    except InputError as error:
+        return f"a newer version wrote it: {error}"
+    return ""

@@ -1,0 +1,118 @@
+"""The final race on one device: candidates and the baseline are sampled in rounds, each round in a new order."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tritongemm.core.config import Config
+from tritongemm.core.errors import DriverError
+from tritongemm.core.trial import BASELINE_ENTRY
+from tritongemm.hip_ext.driver import driver
+from tritongemm.measure import choose
+from tritongemm.measure.jobs import NowRacing, RaceSamples
+from tritongemm.measure.operand_sets import LeadInKernel, OperandSets, PreparedCandidate
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Clock, Timer
+
+GRAPH_SECONDS = 4e-4  # One replay of an entry's graph takes at least this, at the roofline.
+LIMIT_SECONDS = 0.4  # A race ends after this time once every entry has run `FEWEST_ROUNDS` times.
+FEWEST_ROUNDS = 10
+ROUNDS_PER_DECISION = 5  # Whether the race is decided is tested so often; a test takes as long as a round.
+MOST_TIMES_AS_MANY_ROUNDS = 4  # A race that is not decided goes on to so many times the rounds that the protocol asks.
+
+
+@dataclass
+class RaceEntry:
+    """A participant of a race.
+
+    Attributes:
+        config: the candidate; None for the baseline.
+        graph: its captured launches.
+        launches: number of launches in the graph.
+        prepared: what was captured.
+        samples: seconds of one launch, one for each round that it took part in.
+    """
+
+    config: Config | None
+    graph: driver.Graph
+    launches: int
+    prepared: PreparedCandidate
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Name of its samples."""
+        return self.config.name if self.config else BASELINE_ENTRY
+
+    def time(self, clock: Clock) -> float:
+        """Seconds of one launch.
+
+        Raises:
+            EntryFailed: it can't be launched any more.
+        """
+        try:
+            return clock.time(self.graph, self.launches, self.prepared.symbol)
+        except (RuntimeError, DriverError) as error:
+            raise EntryFailed(self.config, error) from error
+
+
+class EntryFailed(Exception):
+    """An entry failed in the middle of the race."""
+
+    def __init__(self, config: Config | None, error: Exception) -> None:
+        super().__init__(str(error))
+        self.config, self.error = config, error
+
+
+def graph_launches(operands: OperandSets) -> int:
+    """Number of launches that the graph of an entry holds."""
+    return operands.launches_for(GRAPH_SECONDS, OperandSets.MAX_COPIES)
+
+
+def run_race(
+    operands: OperandSets, entries: Sequence[RaceEntry], names_runners: bool
+) -> Iterator[NowRacing | RaceSamples]:
+    """Warm the entries up, sample them in rounds until the race is decided, and answer with the samples.
+
+    The rounds' orders are random, so that drift of clocks and temperature meets all entries alike. Each entry is named
+    when it warms up, so that one that hangs is known.
+
+    Args:
+        operands: what the entries run on; their clock and protocol are used.
+        entries: the baseline, if there is one, is the last.
+        names_runners: name each entry before each sample as well.
+
+    Raises:
+        EntryFailed: an entry can't be launched any more.
+    """
+    protocol, clock = operands.protocol, operands.race_clock
+    order = random.Random(protocol.seed)
+    counts_gaps = registry.get(Timer, protocol.timer).counts_gaps
+    lead_in = LeadInKernel(operands.sets[0]["a"].device) if counts_gaps else None
+    for entry in entries:
+        yield NowRacing(entry.name)
+        for _ in range(max(1, math.ceil(protocol.warmup / entry.launches))):
+            entry.time(clock)
+    yield NowRacing("")
+    rounds = max(FEWEST_ROUNDS, math.ceil(protocol.iters / max((e.launches for e in entries), default=1)))
+    running, deadline = list(entries), time.perf_counter() + LIMIT_SECONDS
+    for done in range(1, MOST_TIMES_AS_MANY_ROUNDS * rounds + 1):
+        for entry in order.sample(running, len(running)):
+            if names_runners:
+                yield NowRacing(entry.name)
+            if lead_in:
+                lead_in()
+            entry.samples.append(entry.time(clock))
+            operands.rest(entry.samples[-1] * entry.launches)
+        if done == 2 or done % ROUNDS_PER_DECISION == 0:
+            staying = choose.still_racing({e.name: e.samples for e in running})
+            running = [e for e in running if e.name in staying]
+            if done >= rounds and (len(running) < 2 or choose.decided({e.name: e.samples for e in running})):
+                break
+        if done >= FEWEST_ROUNDS and time.perf_counter() > deadline:
+            break
+    yield RaceSamples({e.name: e.samples for e in entries})

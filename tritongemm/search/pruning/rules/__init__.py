@@ -1,0 +1,64 @@
+"""The rules of pruning: each looks at one config and answers None, or the reason to drop it with its numbers.
+
+Kernels mask what does not divide, so no rule asks M, N or K to be a multiple of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.search.pruning.rules import gemv, launch_overlap, persistent, resources, split_k, tiles
+
+Check = Callable[[Config, Problem, Target], "str | None"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One reason to drop a config.
+
+    Attributes:
+        name: key of the counts.
+        check: gives the reason, or None to keep.
+        group: it judges the templates that name this group among their facts (`search.rules`); "" for all templates.
+    """
+
+    name: str
+    check: Check
+    group: str = ""
+
+
+# Cheap and strong ones first.
+RULES = (
+    Rule("group_m", tiles.group_m),
+    Rule("split_k", split_k.split_k),
+    Rule("poll", split_k.polled_reduction),
+    Rule("overlap", launch_overlap.overlap),
+    Rule("fits_m", tiles.fits_m),
+    Rule("fits_n", tiles.fits_n),
+    Rule("fits_k", tiles.fits_k),
+    Rule("dot_k", tiles.dot_k, "matrix"),
+    Rule("short_rows", tiles.short_rows, "matrix"),
+    Rule("small_tile", tiles.small_tile, "matrix"),
+    Rule("warp_group", tiles.warp_group, "matrix"),
+    Rule("groups", persistent.groups, "warp_roles"),
+    Rule("swapped", persistent.swapped, "swapped"),
+    Rule("two_parts", persistent.two_parts, "warp_roles"),
+    Rule("share", persistent.share, "warp_roles"),
+    Rule("ring", persistent.ring, "warp_roles"),
+    Rule("stream_k", persistent.stream_k, "stream_k"),
+    Rule("lds", resources.lds, "matrix"),
+    Rule("unrolled", resources.unrolled, "pointers"),
+    Rule("accumulator", resources.accumulator, "matrix"),
+    Rule("nonkdim_size", tiles.nonkdim_size, "matrix"),
+    Rule("few_instructions", tiles.few_instructions, "matrix"),
+    Rule("kpack", tiles.kpack, "matrix"),
+    Rule("stages", resources.stages),
+    Rule("deep", resources.pipeline_depth, "deep_pipeline"),
+    Rule("vector_rows", gemv.vector_rows, "vector"),
+    Rule("straight", gemv.gemv_prefetch, "vector"),
+    Rule("vector_registers", gemv.vector_registers, "vector"),
+)

@@ -1,0 +1,124 @@
+"""Rules about the tile: how it covers C and K, and what its matrix instructions want of it."""
+
+from __future__ import annotations
+
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.search.cost_model.occupancy import MATRIX_K_BYTES, matrix_sides, without_matrix_units
+
+# Of as many rows of tiles or more, this many are walked together at least.
+LEAST_GROUP_ROWS = 4
+
+
+def _power_of_two_above(size: int, least: int) -> int:
+    """Smallest power of two that holds `size`, at least `least`."""
+    return max(least, 1 << (size - 1).bit_length())
+
+
+def fits_m(config: Config, problem: Problem, target: Target) -> str | None:
+    """A block more than half empty costs what a smaller one would not; warp groups come in 64 rows."""
+    instruction = 64 if target.has("wgmma") or target.has("tensor_memory") else 16
+    limit = _power_of_two_above(problem.m, 1 if without_matrix_units(config) else instruction)
+    return f"BM {config.block_m} > {limit} that hold M {problem.m}" if config.block_m > limit else None
+
+
+def fits_n(config: Config, problem: Problem, target: Target) -> str | None:
+    """A block along N holds at most twice the columns there are, 16 at least: the rest would be empty."""
+    limit = _power_of_two_above(problem.n, 16)
+    return f"BN {config.block_n} > {limit} that hold N {problem.n}" if config.block_n > limit else None
+
+
+def fits_k(config: Config, problem: Problem, target: Target) -> str | None:
+    """A block along K holds at most twice the elements there are, 32 at least: the rest would be empty."""
+    limit = _power_of_two_above(problem.k, 32)
+    return f"BK {config.block_k} > {limit} that hold K {problem.k}" if config.block_k > limit else None
+
+
+def dot_k(config: Config, problem: Problem, target: Target) -> str | None:
+    """A matrix instruction takes at least 32 bytes along K, fp32 excepted: Triton wants 16 elements of any type."""
+    width = min(problem.a.bytes, problem.b.bytes)
+    least = max(16, MATRIX_K_BYTES // width)
+    return f"BK {config.block_k} < {least} of one dot" if config.block_k < least else None
+
+
+def short_rows(config: Config, problem: Problem, target: Target) -> str | None:
+    """Loads of less than 64 bytes of a row waste most of each cache line.
+
+    Of 16-bit operands that both lie along K, Hopper's matrix units want 128: in the whole spaces of ten sizes on an H200 no
+    shorter block came within 10 % of the best. With B along N one came within 3 %; other widths were not measured.
+    """
+    row = config.block_k * max(problem.a.bytes, problem.b.bytes)
+    measured = problem.row_major_a and not problem.row_major_b and problem.a.bytes == problem.b.bytes == 2
+    least = 128 if measured and target.has("wgmma") else 64
+    return f"{row} B of a row of K < {least} B" if row < least and problem.k > config.block_k else None
+
+
+def small_tile(config: Config, problem: Problem, target: Target) -> str | None:
+    """Where square tiles of 32 or 64 fill the device many times, smaller ones only load more."""
+    for side in (64, 32):
+        m, n = min(side, _power_of_two_above(problem.m, 16)), min(side, _power_of_two_above(problem.n, 16))
+        if config.block_m >= m and config.block_n >= n:
+            continue
+        tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
+        if tiles >= 4 * target.compute_units:
+            wide = f"{config.block_m}x{config.block_n} < {m}x{n}"
+            return f"{wide}, which makes {tiles} tiles for {target.compute_units} CUs"
+    return None
+
+
+def group_m(config: Config, problem: Problem, target: Target) -> str | None:
+    """A group of more rows of tiles than there are changes nothing; nor does grouping a single column.
+
+    A few rows are best walked together, even where all tiles are under way at once: neighbours that load the same block
+    at the same time share one request to L2. On an H200 256 x 8192 x 3584 took 26.9 us in tiles of 128 x 128 and 23.1 in
+    pairs of them, 64 x 7168 x 8192 46 us in tiles of 32 x 128 and 32 in pairs. Of many rows, pairs were never the best.
+    """
+    group, rows, columns = config.group_m, -(-problem.m // config.block_m), -(-problem.n // config.block_n)
+    if min(rows, columns) == 1:
+        return None if group == 1 else f"group_m {group} with {rows} x {columns} tiles"
+    whole = 1 << (rows - 1).bit_length()
+    if group > whole:
+        return f"group_m {group} > {rows} tiles along M"
+    if target.xcds > 1 or (group == 1 and rows > 2 * LEAST_GROUP_ROWS):
+        return None
+    least = min(whole, LEAST_GROUP_ROWS)
+    return f"group_m {group} of {rows} rows of tiles, {least} are faster" if group < least else None
+
+
+def warp_group(config: Config, problem: Problem, target: Target) -> str | None:
+    """Fewer than 4 warps fall back to the older, slower matrix instructions."""
+    if (
+        config.num_warps >= 4
+        or matrix_sides(config)[0] < 64
+        or not (target.has("wgmma") or target.has("tensor_memory"))
+    ):
+        return None
+    return f"{config.num_warps} warps < 4 of a warp group"
+
+
+def few_instructions(config: Config, problem: Problem, target: Target) -> str | None:
+    """A warp without a matrix instruction of its own idles; along K counts, since warps also share the loading."""
+    side = config.option("matrix_instr_nonkdim") or 16
+    m, n = (side, side) if target.has("matrix_instr_nonkdim") else (16, 8)
+    k = config.block_k * max(problem.a.bytes, problem.b.bytes) // MATRIX_K_BYTES
+    count = (config.block_m // m) * (config.block_n // n) * max(1, k)
+    return f"{config.num_warps} warps for {count} matrix instructions" if config.num_warps > count else None
+
+
+def nonkdim_size(config: Config, problem: Problem, target: Target) -> str | None:
+    """Matrix instructions of 32 need a block of 32, and half of one is empty where M or N is below that."""
+    side = config.option("matrix_instr_nonkdim")
+    if side <= 16 or (config.block_m >= side and config.block_n >= side and min(problem.m, problem.n) > 16):
+        return None
+    return f"nonkdim {side} for a {config.block_m}x{config.block_n} tile of {problem.m}x{problem.n}"
+
+
+def kpack(config: Config, problem: Problem, target: Target) -> str | None:
+    """Kpack 2 reads two matrix instructions' worth of K at once."""
+    pack = config.option("kpack", 1)
+    if pack <= 1:
+        return None
+    side = config.option("matrix_instr_nonkdim") or 16
+    least = pack * MATRIX_K_BYTES * 16 // side // max(problem.a.bytes, problem.b.bytes)
+    return f"kpack {pack} needs BK {least}, not {config.block_k}" if config.block_k < least else None

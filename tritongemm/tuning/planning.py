@@ -33,16 +33,16 @@ def plan_tasks(
         watcher: told of the progress.
     """
     problems = [t.problem for t in tasks if t.search is None]
-    searched = roster.searched_backend(options.backends)
+    searched = next(filter(roster.is_searched, options.backends), None)
     planned: Iterator[PlannedProblem] = iter(())
     if problems and searched is not None:
-        planned = plan_searches(problems, target, options.folder, searched.name, processes)
+        planned = plan_searches(problems, target, options.folder, searched, processes)
     for task in tasks:
         if task.search is None:
             task.search = (
                 no_search()
                 if searched is None
-                else _begin_search(task, next(planned), options, warm_start, watcher, searched.name)
+                else _begin_search(task, next(planned), options, warm_start, watcher, searched)
             )
             task.batch = next(task.search)
             warm_start.note_batch(task.problem, task.batch)

@@ -24,15 +24,16 @@ from queue import Empty, SimpleQueue
 
 from tritongemm.build.background import BackgroundBuilds
 from tritongemm.build.pool import BuildPool
+from tritongemm.build.prepare import CompileJobs
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
+from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, BuildInputs, Evaluator, KernelBackend, Search, Watcher
+from tritongemm.plugins.contracts import BuildInputs, Evaluator, Search, Watcher
 from tritongemm.results.store import Store
 from tritongemm.search.warm_start import WarmStart
 from tritongemm.tuning import roster
@@ -173,7 +174,7 @@ class TuningRun:
         for config, job in jobs:
             if roster.compile_limit_s(config.backend):
                 task.slow[config.name] = config
-                background.start(job).add_done_callback(partial(self._tell_slow, task, config))
+                background.begin(job).add_done_callback(partial(self._tell_slow, task, config))
             else:
                 task.unscreened += 1
                 self._waiting.setdefault(job.digest, []).append((task, config))
@@ -190,28 +191,25 @@ class TuningRun:
     def _jobs(self, task: Task) -> Iterator[tuple[Config, CompileJob]]:
         """What to compile of a batch; what is known to fail is not compiled again."""
         known = self.store.trials(task.problem)
-        inputs = BuildInputs(task.module)
+        compile_jobs = CompileJobs((), self._target, self.options.folder, BuildInputs(task.module))
         for config in [*task.batch, *(() if task.libraries_asked else self._candidates(task))]:
             trial = known.get((config.name, "screen"))
             if trial is not None:
                 task.add_trial(trial)
                 if trial.status != "ok" and not self.options.stop:
                     continue
-            backend = registry.get(Backend, config.backend)
-            assert isinstance(backend, KernelBackend), "only kernels of our own are compiled"
-            try:
-                job = backend.compile_job(config, task.problem, self._target, inputs)
-            except (TritonGemmError, OSError) as error:
-                self._keep(task, [Trial(config, "compile_failed", str(error))])
-                continue
-            yield config, job
+            job = compile_jobs.job(task.problem, config)
+            if isinstance(job, Support):
+                self._keep(task, [Trial(config, "compile_failed", job.reason)])
+            else:
+                yield config, job
 
     def _candidates(self, task: Task) -> list[Config]:
         """The candidates of the backends that bring code; a backend that fails costs itself alone."""
         found: list[Config] = []
-        for name in filter(roster.brings_code, self.options.backends):
+        for name in filter(roster.lists_kernels, self.options.backends):
             try:
-                configs, why = roster.candidates_of(name, task.problem, self._target)
+                configs, why = roster.list_candidates(name, task.problem, self._target)
             except TritonGemmError as error:
                 self._refuse(task, name, str(error))
                 continue

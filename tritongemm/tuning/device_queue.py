@@ -14,8 +14,8 @@ W = TypeVar("W")
 class DeviceQueue(Generic[K, W]):
     """A queue that several devices draw from, each in a thread of its own.
 
-    A size is bound to the device that first draws work of it, so that its times are of one device. What can wait (races)
-    is drawn when nothing else is left for the device.
+    A size is bound to the device that first draws work of it, so that its times are of one device. What can wait
+    (races) is drawn when nothing else is left for the device.
     """
 
     MOST_DRAWN = 256  # pieces of work that a device draws at a time

@@ -24,7 +24,6 @@ class SlowArtifactBuilt:
     """A compile that takes minutes has ended."""
 
     task: Task
-    config: Config
     artifact: Artifact
 
 
@@ -43,7 +42,7 @@ class BatchChosen:
 
 @dataclass(frozen=True)
 class Screened:
-    """A device has screened artifacts of a size, of its batch and others; `failure`: why it can't go on with the size."""
+    """A device has screened artifacts of a size; `failure`: why it can't go on with the size."""
 
     task: Task
     batch_pieces: int

@@ -4,10 +4,10 @@ One thread owns all tasks and the store: the one that calls `TuningRun.tune`. Bu
 threads and processes of their own and tell it what they have done (`tuning.events`).
 
 In a round every size asks its strategy for a batch; what they ask for is compiled once for all of them and screened as
-the binaries arrive, by whichever device is free. A strategy works out the next batch while devices screen for others. In
-its first round a size also takes in what other backends bring: their kernels are compiled with the rest, and libraries are
-asked while the first compiles run. When a strategy wants no more, the finalists are verified and raced as soon as a device
-has nothing to screen. What takes minutes to compile does so in the background: only the race waits for it.
+the binaries arrive, by whichever device is free. A strategy works out the next batch while devices screen for others.
+In its first round a size also takes in what other backends bring: their kernels are compiled with the rest, and
+libraries are asked while the first compiles run. When a strategy wants no more, the finalists are verified and raced as
+soon as a device has nothing to screen. What takes minutes to compile does so in the background: only the race waits.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class TuningRun:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._devices: DeviceQueue[Task, Work] = DeviceQueue()
         self._waiting: dict[str, list[tuple[Task, Config]]] = {}  # who waits for a binary, by its digest
+        self._thinker = ThreadPoolExecutor(1)  # strategies work in its thread
         self._building = False  # whether more artifacts of this round come
         self._tasks: list[Task] = []
 
@@ -101,15 +102,15 @@ class TuningRun:
             return {}
         with ExitStack() as stack:
             background = stack.enter_context(closing(BackgroundBuilds(self.pool)))
-            thinker = stack.enter_context(ThreadPoolExecutor(1))
+            stack.callback(self._thinker.shutdown)
             if tasks and not self.options.stop:
                 self._start_devices(stack)
                 self.watcher.stage("final", len(tasks))
             ready = tasks
             while ready:
-                ready = self._run_round(ready, warm_start, background, thinker)
+                ready = self._run_round(ready, warm_start, background)
             while not all(task.finished for task in tasks):
-                self._handle_next(thinker)
+                self._handle_next()
         if self.options.stop:
             self._tell_what_was_compiled(tasks)
         return {t.problem: t.failure for t in tasks if t.failure}
@@ -133,9 +134,7 @@ class TuningRun:
 
     # --- a round ------------------------------------------------------------------------------------------------------
 
-    def _run_round(
-        self, tasks: Sequence[Task], warm_start: WarmStart, background: BackgroundBuilds, thinker: ThreadPoolExecutor
-    ) -> list[Task]:
+    def _run_round(self, tasks: Sequence[Task], warm_start: WarmStart, background: BackgroundBuilds) -> list[Task]:
         """Compile and screen what the strategies of these tasks ask for; the tasks whose strategies ask for more."""
         if not self.options.stop:
             for task in (t for t in tasks if not t.libraries_asked):
@@ -148,11 +147,11 @@ class TuningRun:
             task.move_to(TaskState.BUILDING)
             for job in self._begin_batch(task, background):
                 jobs.put(job)
-            self._go_on(task, thinker)
-            self._handle_all(thinker)
+            self._go_on(task)
+            self._handle_all()
         jobs.put(None)
         while self._building or any(task.in_round for task in tasks):
-            self._handle_next(thinker)
+            self._handle_next()
         return [task for task in tasks if task.state is TaskState.READY]
 
     def _build(self, jobs: SimpleQueue[CompileJob | None]) -> None:
@@ -166,7 +165,7 @@ class TuningRun:
             self._events.put(BuildsEnded())
 
     def _begin_batch(self, task: Task, background: BackgroundBuilds) -> Iterator[CompileJob]:
-        """The compile jobs of a task's batch, and of what other backends bring; slow ones are begun in the background."""
+        """The compile jobs of a batch, and of what other backends bring; slow ones are begun in the background."""
         jobs = list(self._jobs(task))
         task.libraries_asked = True
         self.watcher.stage("compile", len(jobs))
@@ -186,7 +185,7 @@ class TuningRun:
             return
         error = future.exception()
         artifact = None if error else replace(future.result(), config=config)
-        self._events.put(SlowArtifactBuilt(task, config, artifact) if artifact else ThreadFailed(error))
+        self._events.put(SlowArtifactBuilt(task, artifact) if artifact else ThreadFailed(error))
 
     def _jobs(self, task: Task) -> Iterator[tuple[Config, CompileJob]]:
         """What to compile of a batch; what is known to fail is not compiled again."""
@@ -220,15 +219,15 @@ class TuningRun:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _handle_all(self, thinker: ThreadPoolExecutor) -> None:
+    def _handle_all(self) -> None:
         """Handle what has been told meanwhile."""
         try:
             while True:
-                self._handle(self._events.get_nowait(), thinker)
+                self._handle(self._events.get_nowait())
         except Empty:
             return
 
-    def _handle_next(self, thinker: ThreadPoolExecutor) -> None:
+    def _handle_next(self) -> None:
         """Wait for the next event and handle it; once the time is spent, go on without slow compiles."""
         left = self._deadline - time.monotonic()
         if left <= 0 and self._give_up_slow():
@@ -237,48 +236,62 @@ class TuningRun:
             event = self._events.get(timeout=left if 0 < left < inf else None)
         except Empty:
             return
-        self._handle(event, thinker)
+        self._handle(event)
 
-    def _handle(self, event: Event, thinker: ThreadPoolExecutor) -> None:
+    def _handle(self, event: Event) -> None:
         match event:
             case ArtifactBuilt(artifact):
-                for task, config in self._waiting.pop(artifact.digest, ()):
-                    self.watcher.step("compile")
-                    self._take_artifact(task, replace(artifact, config=config), in_batch=True)
-                    self._go_on(task, thinker)
-            case SlowArtifactBuilt(task, config, artifact):
-                if task.slow.pop(config.name, None) is not None:  # it was not given up meanwhile
-                    self.watcher.step("compile")
-                    self._take_artifact(task, artifact, in_batch=False)
-                    self._go_on(task, thinker)
+                self._take_built(artifact)
+            case SlowArtifactBuilt(task, artifact):
+                self._take_slow(task, artifact)
             case BuildsEnded():
-                self._building = False
-                left, self._waiting = self._waiting, {}
-                for task, _ in (pair for pairs in left.values() for pair in pairs):
-                    task.unscreened -= 1  # the time was spent before it was compiled
-                    self._go_on(task, thinker)
-            case Screened(task, batch_pieces, other_pieces, trials, failure):
-                task.unscreened -= batch_pieces
-                task.in_flight -= batch_pieces + other_pieces
-                if failure and not task.failure:
-                    task.fail(failure)
-                    self.watcher.failed(task.problem, failure)
-                self._keep(task, trials)
-                self._go_on(task, thinker)
-            case AlgorithmsListed(task, backend, configs, refusal):
-                task.in_flight -= 1
-                self._take_algorithms(task, backend, configs, refusal)
-                self._go_on(task, thinker)
+                self._end_builds()
+            case Screened():
+                self._take_screened(event)
+            case AlgorithmsListed():
+                self._take_algorithms(event)
             case BatchChosen(task, batch):
                 task.batch = batch or []
                 task.move_to(TaskState.WAITING if batch is None else TaskState.READY)
-                self._go_on(task, thinker)
+                self._go_on(task)
             case Raced(task, outcome):
                 self._take_race(task, outcome)
             case ThreadFailed(error):
                 raise error
 
-    def _go_on(self, task: Task, thinker: ThreadPoolExecutor) -> None:
+    def _take_built(self, artifact: Artifact) -> None:
+        """Hand an artifact to all who wait for it; configs that differ in their arguments alone share a binary."""
+        for task, config in self._waiting.pop(artifact.digest, ()):
+            self.watcher.step("compile")
+            self._take_artifact(task, replace(artifact, config=config), in_batch=True)
+            self._go_on(task)
+
+    def _take_slow(self, task: Task, artifact: Artifact) -> None:
+        """Take in a compile of minutes, unless it was given up meanwhile."""
+        if task.slow.pop(artifact.config.name, None) is not None:
+            self.watcher.step("compile")
+            self._take_artifact(task, artifact, in_batch=False)
+            self._go_on(task)
+
+    def _end_builds(self) -> None:
+        """Go on without what was not compiled before the time was spent."""
+        self._building = False
+        left, self._waiting = self._waiting, {}
+        for task, _ in (pair for pairs in left.values() for pair in pairs):
+            task.unscreened -= 1
+            self._go_on(task)
+
+    def _take_screened(self, event: Screened) -> None:
+        task = event.task
+        task.unscreened -= event.batch_pieces
+        task.in_flight -= event.batch_pieces + event.other_pieces
+        if event.failure and not task.failure:
+            task.fail(event.failure)
+            self.watcher.failed(task.problem, event.failure)
+        self._keep(task, event.trials)
+        self._go_on(task)
+
+    def _go_on(self, task: Task) -> None:
         """Take a task to its next state, where nothing that it waits for is under way."""
         if task.state is TaskState.BUILDING and not task.unscreened:
             task.move_to(TaskState.SEARCHING)
@@ -286,7 +299,7 @@ class TuningRun:
                 task.move_to(TaskState.WAITING)
             else:
                 assert task.search is not None, "a task that is built has been planned"
-                thinker.submit(self._think, task, task.search, trials_of(task, task.batch))
+                self._thinker.submit(self._think, task, task.search, trials_of(task, task.batch))
         if task.state is TaskState.WAITING and not task.slow and not task.in_flight:
             self._begin_race(task)
 
@@ -318,14 +331,16 @@ class TuningRun:
             # A compile that took too long may do so because the machine was busy: a resumed run tries it again.
             self._keep(task, [trial], stored=artifact.status != "timeout")
 
-    def _take_algorithms(self, task: Task, backend: str, configs: Sequence[Config], refusal: str) -> None:
+    def _take_algorithms(self, event: AlgorithmsListed) -> None:
         """Screen a library's algorithms that have not been; they need no compiling."""
-        if refusal:
-            self._refuse(task, backend, refusal)
-            return
-        self.watcher.offered(task.problem, backend, len(configs), "")
+        task = event.task
+        task.in_flight -= 1
+        if event.refusal:
+            self._refuse(task, event.backend, event.refusal)
+        else:
+            self.watcher.offered(task.problem, event.backend, len(event.configs), "")
         known = self.store.trials(task.problem)
-        for config in configs:
+        for config in event.configs:
             trial = known.get((config.name, "screen"))
             task.artifacts[config.name] = Artifact(config, "")
             if trial is not None:
@@ -333,6 +348,7 @@ class TuningRun:
             elif not task.failure:
                 self.watcher.stage("screen", 1)
                 self._send(task, ScreenWork(task.artifacts[config.name], in_batch=False))
+        self._go_on(task)
 
     def _give_up_slow(self) -> bool:
         """Go on without compiles that are not done, where the time is spent; whether there were any."""

@@ -1,4 +1,4 @@
-"""What the thread of one device does: it draws work, screens, asks libraries and races, and tells the owner of the tasks."""
+"""What the thread of one device does: it draws work, screens, asks libraries and races, and tells what came of it."""
 
 from __future__ import annotations
 

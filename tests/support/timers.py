@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import shutil
 import subprocess
@@ -117,7 +118,7 @@ def profiled(kind: str, compiled: Path, folder: Path, patch: pytest.MonkeyPatch)
         ctypes.c_int.in_dll(library, "fake_major").value = int(kind[-1])
         patch.setattr(symbols, "bind", lambda vendor: None)
         patch.setattr(libraries, "mapped", lambda stem: Path("/lib") / stem)
-        patch.setattr(sdk_binding.atexit, "register", lambda function: None)
+        patch.setattr(atexit, "register", lambda function: None)
     handle.cache_clear()
     try:
         timer: Timer = registry.get(Timer, PROFILERS[kind][0])

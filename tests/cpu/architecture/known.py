@@ -9,7 +9,6 @@ CONTRACTS = "all contracts lie in one file"
 DOOR = "the package hides the module of the same name"
 EXPORT = "exporting has a branch for each backend still"
 MOVING = "its part is not converted yet"
-SERVING = "serving knows the library's backend still, and its nouns are written twice until it has sources of kernels"
 TABLE = "an arrow that goes up until the noun it needs lies in core"
 TEMPLATES = "the template's facts do not tell this yet"
 
@@ -25,9 +24,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "tritongemm.serve._module_backends -> tritongemm.backends.blaslt.served_algorithm": MOVING,
         "tritongemm.serve._module_backends -> tritongemm.backends.blaslt.torch_choice": MOVING,
         "tritongemm.tuning.revalidate -> tritongemm.report.console": BACKENDS,
-    },
-    "no import cycles": {
-        "tritongemm.backends.blaslt.backend -> tritongemm.backends.blaslt.served_algorithm -> tritongemm.backends.blaslt.backend": MOVING,  # noqa: E501
     },
     "nobody compares with a plug-in's or a template's name": {
         "backends.cutlass.backend: config.template != 'stream_k'": TEMPLATES,
@@ -71,9 +67,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "tuning.roster: getattr(registry.load('backends', backend), 'COMPILE_SECONDS', 0.0)": BACKENDS,
         "tuning.roster: hasattr(registry.load('backends', backend), 'configs')": BACKENDS,
         "tuning.roster: hasattr(registry.load('backends', backend), 'enumerate')": BACKENDS,
-    },
-    "no test climbs out of the repository": {
-        "tests/cpu/serve/test_api.py: Path(tritongemm.__file__).parents": SERVING,
     },
 }
 

@@ -6,16 +6,12 @@ from collections.abc import Collection, Iterable
 
 BACKENDS = "backends are modules still, asked by their names"
 CONTRACTS = "all contracts lie in one file"
-DOOR = "the package hides the module of the same name"
 EXPORT = "exporting has a branch for each backend still"
 MOVING = "its part is not converted yet"
 TABLE = "an arrow that goes up until the noun it needs lies in core"
 TEMPLATES = "the template's facts do not tell this yet"
 
 KNOWN: dict[str, dict[str, str]] = {
-    "every door opens": {
-        "python -m tritongemm.export": DOOR,
-    },
     "imports go down": {
         "tritongemm.build.background -> tritongemm.tuning.task": TABLE,
         "tritongemm.export.kernel_manifest -> tritongemm.backends.triton.backend": EXPORT,

@@ -27,6 +27,8 @@ from tritongemm.measure.jobs import Request
 from tritongemm.measure.operand_sets import LeadInKernel, LibraryRefusal, OperandSets, PreparedCandidate
 from tritongemm.numerics import verify
 from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry as plugins
+from tritongemm.plugins.contracts import LibraryBackend
 
 # After these the context is lost; everything else is the candidate's own refusal.
 FATAL = (
@@ -106,8 +108,8 @@ class DeviceWorker:
             bench.provide(launch for _, launch in request.candidates)
             yield {"copies": bench.copies, "cold": bench.cold}
             if request.kind == "enumerate":
-                backend = registry.load("backends", request.library)
-                yield backend.enumerate(bench.problem, bench.sets[0], request.most)
+                backend = plugins.get(LibraryBackend, request.library)
+                yield backend.list_algorithms(bench.problem, bench.sets[0], request.most)
                 return
             yield from self._screen(bench, request) if request.kind == "screen" else self._final(bench, request)
 
@@ -243,7 +245,7 @@ class DeviceWorker:
     def _library(self, bench: OperandSets, request: Request) -> list[RaceEntry]:
         if not request.library:
             return []
-        backend = registry.load("backends", request.library)
+        backend = plugins.get(LibraryBackend, request.library)
         launches = bench.launches_for(self.RACE_SECONDS, OperandSets.MOST_COPIES)
         operations = [backend.operation(bench.problem, operands) for operands in bench.sets[:launches]]
         if operations[0] is None:

@@ -19,7 +19,8 @@ from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.measure.jobs import Request
 from tritongemm.plugins import _modules as registry
-from tritongemm.plugins.contracts import Evaluator
+from tritongemm.plugins import registry as plugins
+from tritongemm.plugins.contracts import Backend, Evaluator, KernelBackend
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 Candidate = tuple[Config, Launch | HostLaunch | None]
@@ -94,7 +95,8 @@ class GpuEvaluator(Evaluator):
         refused: list[Trial] = []
         for one in built:
             try:
-                launch = registry.load("backends", one.config.backend).launch(one, problem, self.target)
+                backend = plugins.get(Backend, one.config.backend)
+                launch = backend.launch(one, problem, self.target) if isinstance(backend, KernelBackend) else None
                 launches.append((one.config, launch))
             except TritonGemmError as error:
                 refused.append(Trial(one.config, "out_of_resources", str(error), stage=stage))
@@ -129,9 +131,9 @@ class GpuEvaluator(Evaluator):
         Raises:
             TritonGemmError: it can't be asked; says why.
         """
-        reason = registry.unavailable("backends", backend)
-        if reason:
-            raise UnavailableError(reason)
+        available = plugins.available(Backend, backend)
+        if not available:
+            raise UnavailableError(str(available))
         try:
             answers = list(self._answers(self._request("enumerate", problem, (), library=backend, most=limit)))
         except _Fault as fault:

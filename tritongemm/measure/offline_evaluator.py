@@ -81,7 +81,7 @@ class Interpreter:
 
 def _unchecked(config: Config) -> str | None:
     """Why the interpreter can't run a config's kernel, or None."""
-    if config.backend != roster.SEARCHED:
+    if not roster.is_searched(config.backend):
         return f"only a GPU can check a kernel of {config.backend}: the interpreter runs Triton's"
     if not template_facts.kernel_template(config.template).interpreted:
         return f"only a GPU can check a kernel of {config.template}: Triton's interpreter does not run it"
@@ -108,7 +108,7 @@ class OfflineEvaluator(Evaluator):
     def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
         """A predicted time for each candidate that could be checked here."""
         for one in artifacts:
-            ours = one.config.backend == roster.SEARCHED
+            ours = roster.is_searched(one.config.backend)
             if ours and (reason := _unchecked(one.config)):
                 yield Trial(one.config, "pruned", reason)
                 continue

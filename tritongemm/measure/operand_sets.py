@@ -20,7 +20,8 @@ from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
 from tritongemm.measure.jobs import Request
 from tritongemm.plugins import _modules as registry
 from tritongemm.plugins import registry as plugins
-from tritongemm.plugins.contracts import Family
+from tritongemm.plugins.contracts import Family, LibraryBackend
+from tritongemm.runtime.zeroed_launch import ZeroedLaunch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +58,7 @@ class PreparedCandidate:
     Attributes:
         operations: one call for each set of operands.
         module: loaded code, to give back.
-        symbol: kernel that each call is one dispatch of; "" where a library decides.
+        symbol: kernel that each call is one dispatch of; "" where a library decides, or memory is set to zero before.
     """
 
     operations: list[Callable[[], object]]
@@ -203,7 +204,7 @@ class OperandSets:
         if "semaphore" in self._scratch:
             self._scratch["semaphore"].zero_()  # whatever a faulty candidate left there must not meet the next
         if launch is None:
-            backend = registry.load("backends", config.backend)
+            backend = plugins.get(LibraryBackend, config.backend)
             operations = [backend.operation(self.problem, operands, config) for operands in self.sets[:copies]]
             if operations[0] is None:
                 raise LibraryRefusal(f"{config.backend} has no kernel for {self.problem.key}")
@@ -218,7 +219,18 @@ class OperandSets:
         except BaseException:
             module.unload()
             raise
-        return PreparedCandidate([partial(one.launch, self.stream) for one in prepared], module, launch.symbol)
+        starts = [self._zeroed(launch, copy, one.launch) for copy, one in enumerate(prepared)]
+        symbol = "" if launch.zeroed else launch.symbol  # a fill of memory may be a dispatch of another kernel
+        return PreparedCandidate([partial(start, self.stream) for start in starts], module, symbol)
+
+    def _zeroed(self, launch: Launch, copy: int, start: Callable[[int], None]) -> Callable[[int], None]:
+        """A launch after what it adds into has been set to zero."""
+        if not launch.zeroed:
+            return start
+        zeroed, addresses = ZeroedLaunch(self.device, launch.zeroed, start), self.addresses(launch, copy)
+        for buffer in launch.zeroed:
+            zeroed.set_address(buffer.name, addresses[buffer.name])
+        return zeroed
 
     def _prepared(self, launch: Launch, function: driver.Function, copy: int) -> driver.PreparedLaunch:
         addresses = self.addresses(launch, copy)

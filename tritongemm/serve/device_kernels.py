@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tritongemm.build.prepare import launches
+from tritongemm.build.prepare import prepare_launches
 from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.launch import HostLaunch, Launch
@@ -89,7 +89,7 @@ class DeviceKernels:
         if not records:
             return
         target = machine.find(None, str(self.index)).target
-        ready = launches(records, target, ArtifactCache(settings.cache_folder()))
+        ready = prepare_launches(records, target, ArtifactCache(settings.cache_folder()))
         by_problem = {r.problem: r for r in records}
         for problem, launch in ready.items():
             self.kernels[problem] = launch if isinstance(launch, str) else self._kernel(by_problem[problem], launch)

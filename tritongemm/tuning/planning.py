@@ -26,7 +26,7 @@ def planned(
         watcher: told of the progress.
     """
     problems = [t.problem for t in tasks if t.search is None]
-    searched = roster.SEARCHED in what.backends
+    searched = any(map(roster.is_searched, what.backends))
     made = plan_searches(problems, tasks[0].judge.target, what.folder, jobs) if problems and searched else iter(())
     for task in tasks:
         if task.search is None:

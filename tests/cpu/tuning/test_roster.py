@@ -191,14 +191,14 @@ def test_bad_rows_of_a_manifest_cost_themselves(
     argv = ["--gemm_size_file", str(tmp_path / "out.yaml"), "--compare_wo_tuning", "--num_threads", "1"]
     assert tune.main(argv) == 1
     assert "only a GPU can check a kernel of asm" in capsys.readouterr().out
-    found = prepare.launches([record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder()))
+    found = prepare.prepare_launches([record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder()))
     launch = found[SIZE]
     assert not isinstance(launch, str) and launch.symbol == record.config.template
     assert Path(launch.path).read_bytes() == (manifest.parent / "kernel.hsaco").read_bytes()
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", "")
     assert tune.main(argv) == 1
     assert "no manifest holds this kernel" in capsys.readouterr().out
-    found = prepare.launches([record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder()))
+    found = prepare.prepare_launches([record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder()))
     assert "no manifest holds this kernel" in str(found[SIZE])
 
 

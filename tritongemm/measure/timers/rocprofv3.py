@@ -22,7 +22,8 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError, busy_seconds
 from tritongemm.measure.choose import BASELINE_ENTRY
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry as plugins
+from tritongemm.plugins.contracts import LibraryBackend
 
 LABEL = "rocprofv3"
 VENDOR = "amd"
@@ -89,7 +90,7 @@ def race(
         raise InputError(
             f"{TOOL} watches the generated module, which has Triton's kernels only, not {', '.join(strangers)}"
         )
-    with_library = bool(library) and bool(registry.load("backends", library).in_module(problem))
+    with_library = bool(library) and bool(plugins.get(LibraryBackend, library).torch_function(problem))
     with tempfile.TemporaryDirectory() as folder:
         module = modules.write_candidates(problem, configs, target, Path(folder))
         names = [c.name for c in configs]

@@ -11,8 +11,8 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import Trial
 from tritongemm.measure.choose import BASELINE_ENTRY
-from tritongemm.plugins import _modules as registry
-from tritongemm.plugins.contracts import Evaluator
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Evaluator, KernelBackend
 from tritongemm.search_spaces import loader as target_files
 
 
@@ -92,4 +92,6 @@ class FakeEvaluator(Evaluator):
 
 def require_launch(evaluator: FakeEvaluator, problem: Problem, artifact: Artifact) -> None:
     """Have the backend make the launch, as a device would; what it raises is the candidate's fault."""
-    registry.load("backends", artifact.config.backend).launch(artifact, problem, evaluator.target)
+    backend = registry.get(Backend, artifact.config.backend)
+    if isinstance(backend, KernelBackend):
+        backend.launch(artifact, problem, evaluator.target)

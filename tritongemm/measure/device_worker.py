@@ -247,8 +247,9 @@ class DeviceWorker:
             return []
         backend = plugins.get(LibraryBackend, request.library)
         launches = bench.launches_for(self.RACE_SECONDS, OperandSets.MOST_COPIES)
-        operations = [backend.operation(bench.problem, operands) for operands in bench.sets[:launches]]
-        if operations[0] is None:
+        found = [backend.operation(bench.problem, operands) for operands in bench.sets[:launches]]
+        operations = [operation for operation in found if operation is not None]
+        if len(operations) < len(found):
             return []
         calls = PreparedCandidate(operations)
         try:

@@ -206,9 +206,10 @@ class OperandSets:
         if launch is None:
             backend = plugins.get(LibraryBackend, config.backend)
             operations = [backend.operation(self.problem, operands, config) for operands in self.sets[:copies]]
-            if operations[0] is None:
+            prepared = [operation for operation in operations if operation is not None]
+            if len(prepared) < len(operations):
                 raise LibraryRefusal(f"{config.backend} has no kernel for {self.problem.key}")
-            return PreparedCandidate(operations)
+            return PreparedCandidate(prepared)
         if isinstance(launch, HostLaunch):
             prepared_calls = [PreparedCall(launch, self.addresses(launch, copy)) for copy in range(copies)]
             return PreparedCandidate([partial(call.launch, self.stream) for call in prepared_calls])

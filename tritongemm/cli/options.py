@@ -12,6 +12,7 @@ from tritongemm.plugins import _modules as registry
 from tritongemm.plugins import registry as plugins
 from tritongemm.plugins.contracts import Family, Timer
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.tuning.roster import describe_backends
 
 EXAMPLES = """\
 examples:
@@ -104,8 +105,8 @@ def parser() -> argparse.ArgumentParser:
                    "seconds of the run after which nothing new is tried and what there is is raced")  # fmt: skip
     g.add_argument("--finalists", type=int, default=12, metavar="N", help="candidates verified and raced (default 12)")
     g.add_argument("--libtype", default=None, metavar="B,…",
-                   help="who races with PyTorch: all, or a comma list of triton, hipblaslt, cublaslt, asm, ck, cutlass, torch "
-                   "(default: all whose kernels compile quickly, so neither ck nor cutlass)")  # fmt: skip
+                   help=f"who races with PyTorch: all, or a comma list of names (default: all whose kernels compile quickly). "
+                   f"{describe_backends()}")  # fmt: skip
     g.add_argument("--algorithms", type=int, default=48, metavar="N",
                    help="screen so many algorithms of hipBLASLt or cuBLASLt for each size, its best guesses first; 0 for all of "
                    "the hundreds there are (default 48)")  # fmt: skip

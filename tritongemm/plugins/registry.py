@@ -24,7 +24,6 @@ def names(kind: type[Plugin]) -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
 
 
-@cache
 def get(kind: type[P], name: str) -> P:
     """The plug-in called `name`, imported on first use.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from tritongemm.codegen import modules
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.protocol import RaceResult
-from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.plugins.contracts import Watcher
+from tritongemm.measure import choose
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import SearchedBackend, Watcher
 from tritongemm.results.store import Store
 from tritongemm.tuning import finalists, roster
 from tritongemm.tuning.task import Task
@@ -29,18 +29,27 @@ def finish(task: Task, plan: TuningOptions, store: Store, watcher: Watcher) -> N
         counts = Counter(t.status for t in lost)
         within = f" within {plan.seconds:g} s" if plan.seconds else ""
         said = [f"{n} {s}" for s, n in counts.items()] or [f"{', '.join(plan.backends)} brought none{within}"]
-        said += [f"{name}: {reason}" for name, reason in task.refused.items()]
         said += [f"{t.config.name}: {t.reason}" for t in lost if t.reason][:1]
+        said += explain_refusals(task, plan)
         task.failure = task.failure or f"no candidate passed: {', '.join(said)}"
         watcher.failed(problem, task.failure)
         return
     record = task.record(final, plan)
-    ours = [t for t in final.trials if t.samples and t.config.backend == roster.SEARCHED]
+    ours = [t for t in final.trials if t.samples and roster.is_searched(t.config.backend)]
     if ours:  # whoever won, the best kernel of ours can be taken away
         best = min(ours, key=lambda t: t.seconds)
-        modules.write_winner(replace(record, config=best.config, seconds=best.seconds), judge.target, plan.folder)
+        backend = registry.get(SearchedBackend, best.config.backend)
+        backend.write_winner(replace(record, config=best.config, seconds=best.seconds), judge.target, plan.folder)
     # Last and at once: what has a record is done for good, and a race without one would be run again.
     store.add_trials(problem, final.trials, record)
+
+
+def explain_refusals(task: Task, plan: TuningOptions) -> list[str]:
+    """Why backends brought no candidate; where none did, also who else could compute the problem."""
+    reasons = [f"{name}: {reason}" for name, reason in task.refused.items()]
+    if task.trials or task.built:
+        return reasons
+    return reasons + roster.suggest_backends(task.problem, task.judge.target, plan.backends)
 
 
 def _raced(task: Task, plan: TuningOptions, store: Store, watcher: Watcher) -> tuple[RaceResult | None, set[str]]:
@@ -57,7 +66,7 @@ def _raced(task: Task, plan: TuningOptions, store: Store, watcher: Watcher) -> t
         except TritonGemmError as error:
             task.failure = str(error)
             break
-        raced = final.samples.keys() - {BASELINE_ENTRY}
+        raced = final.samples.keys() - {choose.BASELINE_ENTRY}
         if not raced:
             store.add_trials(task.problem, final.trials)
         for trial in final.trials:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Search, SearchPlan, Strategy, Watcher
-from tritongemm.search.planner import PlannedProblem, plan_searches
+from tritongemm.plugins import _modules as registry
+from tritongemm.plugins.contracts import Search, Watcher
+from tritongemm.search.planner import SearchPlan, plan_searches
 from tritongemm.search.warm_start import WarmStart
 from tritongemm.tuning import roster
 from tritongemm.tuning.task import Task, no_search
@@ -26,28 +26,22 @@ def planned(
         watcher: told of the progress.
     """
     problems = [t.problem for t in tasks if t.search is None]
-    searched = roster.SEARCHED in what.backends
-    made = iter(())
-    if problems and searched:
-        made = plan_searches(problems, tasks[0].judge.target, what.folder, roster.SEARCHED, jobs)
+    searched = any(map(roster.is_searched, what.backends))
+    made = plan_searches(problems, tasks[0].judge.target, what.folder, jobs) if problems and searched else iter(())
     for task in tasks:
         if task.search is None:
             task.search = _search(task, next(made), what, others, watcher) if searched else no_search()
             task.batch = next(task.search)
-            others.note_batch(task.problem, task.batch)
+            others.asked(task.problem, task.batch)
             watcher.step("plan")
         yield task
 
 
-def _search(
-    task: Task, planned_problem: PlannedProblem, what: TuningOptions, others: WarmStart, watcher: Watcher
-) -> Search:
-    task.module = planned_problem.module
-    watcher.planned(task.problem, len(planned_problem.space), planned_problem.pruned)
-    plan = SearchPlan(
-        space=planned_problem.space,
-        expected=planned_problem.order,
-        seeds=tuple(others.winners(task.problem, roster.SEARCHED)),
-        compiled=others.compiled_kernels(task.problem),
+def _search(task: Task, made: SearchPlan, what: TuningOptions, others: WarmStart, watcher: Watcher) -> Search:
+    task.module = made.module
+    watcher.planned(task.problem, len(made.space), made.pruned)
+    known = others.winners(task.problem), made.order, others.kernels(task.problem)
+    search: Search = registry.load("strategies", what.strategy).search(
+        made.space, made.order.configs, what.budget, *known
     )
-    return registry.get(Strategy, what.strategy).search(plan, what.budget)
+    return search

@@ -20,14 +20,14 @@ from typing import TypeAlias
 
 from tritongemm.build.background import BackgroundBuilds
 from tritongemm.build.pool import BuildPool
+from tritongemm.build.prepare import CompileJobs
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError, TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.plugins import _modules as registry
-from tritongemm.plugins.contracts import Evaluator, Watcher
+from tritongemm.plugins.contracts import BuildInputs, Evaluator, Watcher
 from tritongemm.results.store import Store
 from tritongemm.search.warm_start import WarmStart
 from tritongemm.tuning import final_race, planning, roster
@@ -85,13 +85,14 @@ class TuningRun:
             self._lanes = {id(judge): WorkQueue[Item](partial(self._work, thinker)) for judge in self.judges}
             while running or ended:
                 if not running:
-                    sideline.wait(ended, self._deadline)
+                    sideline.wait([[f for _, f in task.slow] for task in ended], self._deadline)
                 running, ended = self._round(running, ended, sideline, thinker)
             for lane in self._lanes.values():
                 lane.close()
         if self.plan.stop == "compile":
             for task in (t for t in tasks if not any(b.status == "ok" for b in t.built.values())):
-                task.failure = task.failure or "no config could be compiled"
+                reasons = final_race.explain_refusals(task, self.plan)
+                task.failure = task.failure or ", ".join(["no config could be compiled", *reasons])
                 self.watcher.failed(task.problem, task.failure)
             self.watcher.compiled({t.problem: t.built.values() for t in tasks})
         return {t.problem: t.failure for t in tasks if t.failure}
@@ -173,8 +174,8 @@ class TuningRun:
             task.asked = True
             self.watcher.stage("compile", len(every))
             self.watcher.stage("screen", len(every))
-            jobs = [pair for pair in every if not roster.compile_seconds(pair[0].backend)]
-            task.slow += [(c, sideline.put(job)) for c, job in every if roster.compile_seconds(c.backend)]
+            jobs = [pair for pair in every if not roster.compile_limit_s(pair[0].backend)]
+            task.slow += [(c, sideline.begin(job)) for c, job in every if roster.compile_limit_s(c.backend)]
             task.waiting = len(jobs)
             if not jobs:
                 task.more = thinker.submit(self._next, task)
@@ -202,26 +203,27 @@ class TuningRun:
     def _jobs(self, task: Task) -> Iterator[tuple[Config, CompileJob]]:
         """What to compile of a task's batch, and of what other backends bring; what is known to fail is not compiled again."""
         trials = self.store.trials(task.problem)
-        for config in [*task.batch, *(() if task.asked else self._brought(task))]:
+        configs = [*task.batch, *(() if task.asked else self._brought(task))]
+        wanted, inputs = [(task.problem, config) for config in configs], BuildInputs(module=task.module)
+        jobs = CompileJobs(wanted, task.judge.target, self.plan.folder, inputs)
+        for config in configs:
             known = trials.get((config.name, "screen"))
             if known is not None:
                 task.trials[config.name] = known
                 if known.status != "ok" and not self.plan.stop:
                     continue
-            backend = registry.load("backends", config.backend)
-            try:
-                job = backend.job(config, task.problem, task.judge.target, str(task.module))
-            except (TritonGemmError, OSError) as error:
-                self._done(task, [Trial(config, "compile_failed", str(error))])
-                continue
-            yield config, job
+            job = jobs.job(task.problem, config)
+            if isinstance(job, CompileJob):
+                yield config, job
+            else:
+                self._done(task, [Trial(config, "compile_failed", job.reason)])
 
     def _brought(self, task: Task) -> list[Config]:
         """The candidates of the backends that carry code; one that fails costs itself alone."""
         found: list[Config] = []
-        for name in filter(roster.brings_code, self.plan.backends):
+        for name in filter(roster.lists_kernels, self.plan.backends):
             try:
-                configs, why = roster.candidates_of(name, task.problem, task.judge.target)
+                configs, why = roster.list_candidates(name, task.problem, task.judge.target)
             except TritonGemmError as error:
                 self._refused(task, name, str(error))
                 continue

@@ -172,7 +172,7 @@ def test_exported_kernels_are_told_apart_from_those_without_scales(tmp_path: Pat
     assert asm.configs(replace(scaled, family="dense"), GFX942) == []
     built, _, _ = asm.build(asm.job(config, scaled, GFX942, ""))
     launch = asm.launch(replace(built, path="x"), scaled, GFX942)
-    ours = prepare.launches([record], GFX942, ArtifactCache(settings.cache_folder()))[scaled]
+    ours = prepare.prepare_launches([record], GFX942, ArtifactCache(settings.cache_folder()))[scaled]
     assert not isinstance(ours, str)
     assert launch.buffers == ours.buffers
     addresses = dict(zip(("a", "b", "scale_a", "scale_b", "workspace", "semaphore"), range(1, 7), strict=True))

@@ -1,0 +1,1 @@
+"""Plug-ins that docs/plugins shows and tests use: one file a kind."""

@@ -238,7 +238,12 @@ def test_no_two_streams_or_captures_share_memory(monkeypatch):
     device, capture = Device(), 0
     monkeypatch.setattr(workspaces, "capture_id", lambda api, stream: capture)
     shared = WorkspacePool(device, 1000, 300)
-    assert shared.counter_bytes == 512 and shared.holds(1000, 512) and not shared.holds(1001, 1) and not shared.holds(1, 513)
+    assert (
+        shared.counter_bytes == 512
+        and shared.holds(1000, 512)
+        and not shared.holds(1001, 1)
+        and not shared.holds(1, 513)
+    )
     first, second = shared.for_stream(1), shared.for_stream(2)
     assert first is shared.for_stream(1) and abs(first[0] - second[0]) >= 1000 and abs(first[1] - second[1]) >= 512
     seen = {first[1], second[1]}
@@ -261,7 +266,9 @@ def test_counters_start_as_zeros(stand_in_driver, vendor):
     shared = WorkspacePool(device, 1000, 300)
     pairs = [shared.for_stream(stream) for stream in range(20)]  # more than are made at once
     assert len({address for pair in pairs for address in pair}) == 40
-    assert all(device.copy_from_device(counters, shared.counter_bytes) == bytes(shared.counter_bytes) for _, counters in pairs)
+    assert all(
+        device.copy_from_device(counters, shared.counter_bytes) == bytes(shared.counter_bytes) for _, counters in pairs
+    )
     assert ctypes.c_int.in_dll(library, "fake_mode").value == 0
     assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value, "not the stream that waits for all others"
 

@@ -109,5 +109,4 @@ def _load_algorithm(device: ServingDevice, record: Record) -> LoadedKernel | Sup
     winner = winners.find_winner(record)
     if not isinstance(winner, LibraryBackend):
         return Support(f"its winner {record.winner} can't be called from here")
-    available = winner.available()
-    return winner.load(record, device.index, device.driver_device) if available else available
+    return winner.load(record, device.index, device.driver_device)

@@ -6,26 +6,41 @@ from collections.abc import Collection, Iterable
 
 BACKENDS = "backends are modules still, asked by their names"
 CONTRACTS = "all contracts lie in one file"
+DOOR = "the package hides the module of the same name"
 EXPORT = "exporting has a branch for each backend still"
+FORMATS = "formats are modules still, and tune_gemm checks its rows against the templates"
 MOVING = "its part is not converted yet"
+SEARCH = "strategies take the older plan still"
 TABLE = "an arrow that goes up until the noun it needs lies in core"
 TEMPLATES = "the template's facts do not tell this yet"
+TIMERS = "timers are modules still, asked by their names"
 
 KNOWN: dict[str, dict[str, str]] = {
+    "every door opens": {
+        "python -m tritongemm.export": DOOR,
+    },
     "imports go down": {
         "tritongemm.build.background -> tritongemm.tuning.task": TABLE,
+        "tritongemm.core.tuning_options -> tritongemm.measure.choose": TABLE,
         "tritongemm.export.kernel_manifest -> tritongemm.backends.triton.backend": EXPORT,
         "tritongemm.export.selection -> tritongemm.backends.asm.backend": EXPORT,
         "tritongemm.export.selection -> tritongemm.backends.ck.backend": EXPORT,
-        "tritongemm.serve._module_backends -> tritongemm.backends.blaslt.served_algorithm": MOVING,
-        "tritongemm.serve._module_backends -> tritongemm.backends.blaslt.torch_choice": MOVING,
+        "tritongemm.formats.tune_gemm -> tritongemm.codegen.template_facts": FORMATS,
+        "tritongemm.measure.offline_evaluator -> tritongemm.tuning.roster": BACKENDS,
+        "tritongemm.search.warm_start -> tritongemm.results.store": FORMATS,
         "tritongemm.tuning.revalidate -> tritongemm.report.console": BACKENDS,
+    },
+    "no import cycles": {
+        "tritongemm.backends.blaslt.backend -> tritongemm.backends.blaslt.served_algorithm -> tritongemm.backends.blaslt.backend": MOVING,  # noqa: E501
     },
     "nobody compares with a plug-in's or a template's name": {
         "backends.cutlass.backend: config.template != 'stream_k'": TEMPLATES,
         "backends.cutlass.backend: config.template == 'stream_k'": TEMPLATES,
         "build.prepare: config.backend == 'triton'": BACKENDS,
-        "core.config: self.backend == DEFAULT_BACKEND": MOVING,
+        "cli.options: n != 'model'": TIMERS,
+        "cli.tune: profiler == 'rocprofv3'": TIMERS,
+        "codegen.modules: record.timer == 'model'": TIMERS,
+        "core.config: self.backend == 'triton'": BACKENDS,
         "core.problem: self.family != 'dense'": TABLE,
         "export.kernel_manifest: r.config.backend == 'triton'": EXPORT,
         "export.selection: c.backend == 'triton'": EXPORT,
@@ -35,6 +50,18 @@ KNOWN: dict[str, dict[str, str]] = {
         "export.selection: config.backend == 'triton'": EXPORT,
         "export.selection: which.backend == 'ck'": EXPORT,
         "export.selection: which.backend == 'triton'": EXPORT,
+        "formats.tune_gemm: backend == 'triton'": FORMATS,
+        "measure.offline_evaluator: config.backend != roster.SEARCHED": BACKENDS,
+        "measure.offline_evaluator: one.config.backend == roster.SEARCHED": BACKENDS,
+        "report.candidates_csv: config.backend == 'triton'": BACKENDS,
+        "report.console: r.timer == 'model'": TIMERS,
+        "results.store: registry.load('formats', 'tune_gemm')": FORMATS,
+        "search.cost_model.occupancy: config.template == 'gemv'": TEMPLATES,
+        "search.cost_model.waves: config.template == 'persistent'": TEMPLATES,
+        "search.cost_model.waves: config.template in ('stream_k', 'persistent')": TEMPLATES,
+        "search.pruning.rules: config.template == 'tma'": TEMPLATES,
+        "search.space: backend == 'triton'": BACKENDS,
+        "search.warm_start: r.config.backend == 'triton'": BACKENDS,
         "tuning.final_race: t.config.backend == roster.SEARCHED": BACKENDS,
         "tuning.finalists: t.config.backend != SEARCHED": BACKENDS,
         "tuning.planning: roster.SEARCHED in what.backends": BACKENDS,
@@ -46,23 +73,35 @@ KNOWN: dict[str, dict[str, str]] = {
         "tritongemm.export.kernel_manifest -> tritongemm.backends.triton.backend": EXPORT,
         "tritongemm.export.selection -> tritongemm.backends.asm.backend": EXPORT,
         "tritongemm.export.selection -> tritongemm.backends.ck.backend": EXPORT,
-        "tritongemm.serve._module_backends -> tritongemm.backends.blaslt.served_algorithm": MOVING,
-        "tritongemm.serve._module_backends -> tritongemm.backends.blaslt.torch_choice": MOVING,
+        "tritongemm.measure.offline_evaluator -> tritongemm.measure.timers.model": TIMERS,
+        "tritongemm.tuning.revalidate -> tritongemm.measure.timers.model": TIMERS,
+    },
+    "class names are unique": {
+        "SearchPlan: plugins.contracts, search.planner": SEARCH,
+        "Timer: measure.timers.cupti, measure.timers.events, measure.timers.rocprofiler, plugins.contracts": TIMERS,
     },
     "files are short": {
         "tritongemm/plugins/contracts.py": CONTRACTS,
     },
     "no object is probed": {
         "build.pool: getattr(backend, 'COMPILE_SECONDS', 0.0)": BACKENDS,
+        "cli.tune: getattr(module, 'VENDOR', '')": TIMERS,
+        "cli.tune: hasattr(module, 'race')": TIMERS,
+        "measure.device_worker: getattr(registry.load('timers', bench.protocol.timer), 'HEADED', False)": TIMERS,
+        "measure.device_worker: getattr(registry.load('timers', request.protocol.timer), 'prepare', None)": TIMERS,
+        "measure.gpu_evaluator: getattr(timer, 'race', None)": TIMERS,
+        "measure.operand_sets: getattr(registry.load('timers', self.protocol.timer), 'KEEPS_CODE', False)": TIMERS,
+        "measure.operand_sets: getattr(registry.load('timers', self.protocol.timer), 'SCREEN', self.protocol.timer)": TIMERS,  # noqa: E501
         "plugins._modules: getattr(module, 'unavailable', None)": BACKENDS,
         "plugins._modules: hasattr(module, '__path__')": BACKENDS,
-        "serve._module_backends: hasattr(module, 'resolve')": MOVING,
         "tuning.revalidate: hasattr(backend, 'job')": BACKENDS,
         "tuning.roster: getattr(plugin, 'refusal', None)": BACKENDS,
         "tuning.roster: getattr(registry.load('backends', backend), 'ALIASES', ())": BACKENDS,
         "tuning.roster: getattr(registry.load('backends', backend), 'COMPILE_SECONDS', 0.0)": BACKENDS,
         "tuning.roster: hasattr(registry.load('backends', backend), 'configs')": BACKENDS,
         "tuning.roster: hasattr(registry.load('backends', backend), 'enumerate')": BACKENDS,
+    },
+    "no test climbs out of the repository": {
     },
 }
 

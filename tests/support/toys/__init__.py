@@ -1,1 +1,1 @@
-"""Plug-ins that docs/plugins shows and tests use: one file a kind."""
+"""A plug-in of each kind, as short as it can be: docs/plugins shows them, and tests/cpu/contracts runs them."""

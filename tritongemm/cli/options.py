@@ -63,9 +63,9 @@ def _list_others(title: str, kind: type[Plugin]) -> Iterator[str]:
 
 
 def _summary(plugin: Plugin) -> str:
-    """The first sentence of what a plug-in's class says of itself, without its end."""
+    """What a plug-in's class says of itself, up to the first semicolon or the end of its line."""
     first = (type(plugin).__doc__ or "").strip().splitlines()[:1]
-    return "".join(first).rstrip(".")
+    return "".join(first).rstrip(".").partition(";")[0]
 
 
 def problem_options(g: argparse._ArgumentGroup) -> None:

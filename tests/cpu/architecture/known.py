@@ -101,8 +101,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "tuning.roster: hasattr(registry.load('backends', backend), 'configs')": BACKENDS,
         "tuning.roster: hasattr(registry.load('backends', backend), 'enumerate')": BACKENDS,
     },
-    "no test climbs out of the repository": {
-    },
+    "no test climbs out of the repository": {},
 }
 
 

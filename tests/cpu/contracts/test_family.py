@@ -43,7 +43,9 @@ def target(family: Family) -> Target:
 @pytest.fixture
 def problem(family: Family, target: Target) -> Problem:
     dtype_b = DTYPES_B.get(family.name)
-    return problem_of(Defaults(None, dtype_b, row_major_b=False, family=family.name, fp8_encoding=target.fp8), 33, 64, 512)
+    return problem_of(
+        Defaults(None, dtype_b, row_major_b=False, family=family.name, fp8_encoding=target.fp8), 33, 64, 512
+    )
 
 
 def reference(family: Family, problem: Problem, operands: Operands) -> torch.Tensor:
@@ -125,7 +127,9 @@ def test_b_may_lie_in_another_order(family: Family, problem: Problem, target: Ta
 
 
 def test_a_family_that_leaves_something_out_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"is no family plug-in yet: it lacks _supports, .*reference, summary, tolerance"):
+    with pytest.raises(
+        TypeError, match=r"is no family plug-in yet: it lacks _supports, .*reference, summary, tolerance"
+    ):
 
         class Halfway(Family):
             """Computes nothing."""

@@ -131,9 +131,7 @@ def test_what_nobody_says() -> None:
     """dtypes of the family, from the command line and from files; results come back equal."""
     assert problem_of(Defaults(family="a8w8", fp8_encoding="fnuz"), 1, 2, 3).dtypes == f"{NUZ}-{NUZ}-bf16"
     assert problem_of(Defaults(dtype_a="int8", family="a8w8"), 1, 2, 3).dtypes == "int8-int8-bf16"
-    with pytest.raises(
-        InputError, match=r"no family is called 'a9w9'; there are: a4w4_blockscale, .*a8w8, .*dense"
-    ):
+    with pytest.raises(InputError, match=r"no family is called 'a9w9'; there are: a4w4_blockscale, .*a8w8, .*dense"):
         problem_of(Defaults(family="a9w9"), 1, 2, 3)
     (row,) = tune_gemm.read(Path("x.yaml"), "- {M: 1, N: 2, K: 3, family: a8w8}\n", Defaults())
     assert row.problem == FAMILY.problem(1, 2, 3, OCP, OCP, "bf16")

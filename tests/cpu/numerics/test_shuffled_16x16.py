@@ -131,7 +131,9 @@ def test_a_bias_of_zeros() -> None:
     fields = [[f.name, f.offset] for f in param_layout.fields(param_layout.LAYOUTS["i8"], kernel)]
     facts = {"layout": "i8", "fields": fields, "parameter_bytes": 208, "grid": "nk,m", "dynamic_shared": 0}
     config = Config("k", 32, 128, 64, backend="asm")
-    launch = registry.get(KernelBackend, "asm").launch(Artifact(config, "", "k.co", "k", threads=256, launch=facts), one, GFX942)
+    launch = registry.get(KernelBackend, "asm").launch(
+        Artifact(config, "", "k.co", "k", threads=256, launch=facts), one, GFX942
+    )
     assert [p.value for p in launch.params][:6] == ["c", "a", "b", "scale_a", "scale_b", "semaphore"]
     assert [(b.name, b.bytes) for b in launch.buffers] == [("semaphore", 4 * one.n)]
     assert [e.name for e in one.extras] == ["scale_a", "scale_b"]

@@ -1,10 +1,11 @@
-"""What PyTorch's kernels cost when `tritongemm.mm` calls them without PyTorch, beside `torch.nn.functional.linear`: on the
-host, and on the GPU in captured graphs. Needs versions of which it is known what PyTorch calls.
+"""What PyTorch's kernels cost when `tritongemm.mm` calls them without PyTorch, beside `torch.nn.functional.linear`.
+
+It is measured on the host, and on the GPU in captured graphs. Needs versions of which it is known what PyTorch calls.
 
     python benchmarks/direct_cost.py
 
-Twenty sizes in bf16, fp16, float32 and tf32, with and without a bias. Host times only of the twelve small ones, whose calls
-the GPU keeps up with.
+Twenty sizes in bf16, fp16, float32 and tf32, with and without a bias. Host times only of the twelve small ones, whose
+calls the GPU keeps up with.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SMALL += [(2, 1280, 2048), (100, 256, 1024), (161, 164, 267), (8, 64, 8192), (64
 LARGE = [(16, 1280, 8192), (64, 4096, 4096), (256, 1280, 8192), (192, 4096, 4096), (1024, 1280, 8192)]
 LARGE += [(100, 7168, 8192), (777, 2560, 6912), (4, 8192, 1024)]
 MODES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
-ENOUGH = 100  # calls of a size until its kernel is known, and more
+ENOUGH = 100  # After so many calls of a size, PyTorch's kernel for it is called directly.
 IN_GRAPH, REPLAYS = 20, 15
 Call = Callable[[], object]
 
@@ -79,6 +80,7 @@ def both(m: int, n: int, k: int, dtype: torch.dtype, with_bias: bool) -> tuple[f
 
 
 def main() -> None:
+    """Time each size in each mode and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
     if not torch.cuda.is_available():

@@ -3,9 +3,9 @@
     python benchmarks/dispatch_cost.py
 
 Sizes are so small that the GPU waits for the host; calls are queued, and waited for outside the measured time. A round
-measures every contender once, in a new order; printed are medians over the rounds, beside those of `linear` for the same
-operands. "moving" operands change with every call, as the layers of a model do, so that every address and tensor map is
-written anew.
+measures every contender once, in a new order; printed are medians over the rounds, beside those of `linear` for the
+same operands. "moving" operands change with every call, as the layers of a model do, so that every address and tensor
+map is written anew.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tritongemm
-from tritongemm.backends.blaslt import backend as blaslt
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, LibraryBackend
 
 M, K = 16, 256
 CONFIGS = {
@@ -60,7 +61,17 @@ def measure(calls: dict[str, Callable[[int], object]], rounds: int, count: int) 
     return {name: median(values) for name, values in samples.items()}
 
 
+def print_table(found: dict[str, float]) -> None:
+    """Print each contender's time beside that of `linear` for the same operands."""
+    print(f"{'contender':36} {'us':>7} {'linear':>7}  ratio")
+    for name, us in found.items():
+        if not name.endswith(LINEAR):
+            beside = found[name + LINEAR]
+            print(f"{name:36} {us:7.2f} {beside:7.2f}  {us / beside:.2f}")
+
+
 def main() -> None:
+    """Load records of every kind, time calls of them and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--count", type=int, default=500, help="calls a round queues of one contender (default 500)")
@@ -84,17 +95,18 @@ def main() -> None:
             problem(n, bias), device.arch, config, winner, 1e-6, 0.0, "events", toolchain=toolchain, library="torch"
         )
 
+    libraries = [b for b in registry.every(Backend) if isinstance(b, LibraryBackend) and not b.baseline]
+
     def algorithm(n: int, bias: str) -> Config:
-        """One of the library's that it would not take itself."""
+        """An algorithm that the library would not take itself."""
         operands = {"a": tensor(M, K), "b": tensor(n, K).T, "c": tensor(M, n)} | (
             {"bias": tensor(n)} if bias == "n" else {}
         )
-        found = blaslt.enumerate(problem(n, bias), operands, 2)
-        return found[-1]
+        return libraries[0].list_algorithms(problem(n, bias), operands, 2)[-1]
 
     kinds = ("none", "n")
     records = [record(n, config, bias) for n, config in configs.values() for bias in kinds]
-    records += [record(ALGORITHM, algorithm(ALGORITHM, bias), bias, "blaslt") for bias in kinds]
+    records += [record(ALGORITHM, algorithm(ALGORITHM, bias), bias, libraries[0].name) for bias in kinds]
     records += [record(LOST, CONFIGS["tile"][1], bias, "torch") for bias in kinds]
     start = time.perf_counter()
     tritongemm.load(records)
@@ -115,7 +127,8 @@ def main() -> None:
 
     for name, (n, config) in configs.items():
         add(name, n, f"exact: {config.name}")
-    add("cuBLASLt's algorithm" if vendor == "nvidia" else "hipBLASLt's algorithm", ALGORITHM, "exact: blaslt.")
+    library = "cuBLASLt" if vendor == "nvidia" else "hipBLASLt"
+    add(f"{library}'s algorithm", ALGORITHM, f"exact: {libraries[0].name}.")
     add("library won", LOST, "library")
     add("never tuned", NEVER, "fallback")
     add("never tuned, float32", NEVER, "fallback", torch.float32)
@@ -127,11 +140,7 @@ def main() -> None:
     print(
         f"{device.name}, torch {torch.__version__}, triton {settings.version('triton')}; loading took {seconds:.1f} s"
     )
-    print(f"{'contender':36} {'us':>7} {'linear':>7}  ratio")
-    for name, us in found.items():
-        if not name.endswith(LINEAR):
-            beside = found[name + LINEAR]
-            print(f"{name:36} {us:7.2f} {beside:7.2f}  {us / beside:.2f}")
+    print_table(found)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -81,9 +81,14 @@ def moves(bench: OperandSets, following: str | None) -> Iterator[Callable[[int],
         b_programs, a_programs, c_programs = (triton.cdiv(n, block * blocks) for n in (b, a, c))
         grid = (b_programs + a_programs + c_programs,)
 
-        def launch(i: int, grid=grid, counts=(b_programs, a_programs), how=(block, blocks, stages)) -> None:
+        def launch(
+            i: int,
+            grid: tuple[int] = grid,
+            counts: tuple[int, int] = (b_programs, a_programs),
+            constants: tuple[int, int, int] = (block, blocks, stages),
+        ) -> None:
             s = sets[i % len(sets)]
-            move[grid](s["a"], s["b"], s["c"], a, b, c, *counts, *how, following, **more)
+            move[grid](s["a"], s["b"], s["c"], a, b, c, *counts, *constants, following, **more)
 
         yield launch
 
@@ -166,7 +171,11 @@ def rates(bench: OperandSets, problem: Problem, target: Target, head: LeadInKern
         blocks = [TensorDescriptor.from_tensor(wide, [n, depth]) for n in (rows, cols)]
 
         def fed(
-            steps: int, i: int, given=blocks, tile: tuple[int, ...] = (rows, cols, depth, stages), warps: int = warps
+            steps: int,
+            i: int,
+            given: list[TensorDescriptor] = blocks,
+            tile: tuple[int, ...] = (rows, cols, depth, stages),
+            warps: int = warps,
         ) -> None:
             feed[(units,)](*given, out, steps, *tile, BLOCKS, num_warps=warps)
 

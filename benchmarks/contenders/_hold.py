@@ -13,6 +13,7 @@ from contenders._tuned import compiled
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.record import Record
+from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.runtime.machine import Machine
 
@@ -38,8 +39,6 @@ def again(records: Sequence[Record], here: Machine, folder: Path) -> Iterator[di
 
 
 def _now(gpu: Evaluator, record: Record, built: Artifact) -> dict[str, Any]:
-    from tritongemm.core.trial import BASELINE_ENTRY
-
     if built.status != "ok":
         return {"reason": f"{built.status}: {built.reason}"}
     try:

@@ -23,7 +23,7 @@ from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
-from tritongemm.core.trial import Trial
+from tritongemm.core.trial import PREDICTED, Trial
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import NO_INPUTS, Backend, BuildInputs, KernelBackend, SearchedBackend
 from tritongemm.workloads import sizes
@@ -99,7 +99,7 @@ def recorded(output: Path, target: Target) -> dict[Problem, Record]:
     if not output.is_file():
         return {}
     records = [row.record for row in sizes.from_file(output, Defaults()) if row.record]
-    return {r.problem: r for r in records if r.target == target.name and r.timer != "model"}
+    return {r.problem: r for r in records if r.target == target.name and r.timer != PREDICTED}
 
 
 def best_triton(journal: Path) -> dict[Problem, Config]:

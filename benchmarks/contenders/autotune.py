@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 
@@ -52,7 +53,9 @@ def prepare(setting: Setting) -> Ready:
     scratch = partial_sums[: partial_sums.numel() // 4 * 4].view(torch.float32), counters
     sizes = (problem.m, problem.n, problem.k, *triton_backend.strides(problem))
     kernel = tuner[lambda meta: shapes[meta["CONFIG"]].grid]
-    calls = [partial(kernel, s["a"], s["b"], s["c"], s["c"], *scratch, *sizes) for s in bench.sets]
+    calls: list[Callable[[], object]] = [
+        partial(kernel, s["a"], s["b"], s["c"], s["c"], *scratch, *sizes) for s in bench.sets
+    ]
     started = time.perf_counter()
     calls[0]()
     torch.cuda.synchronize()

@@ -20,6 +20,7 @@ from tests.support.racing import Drop
 from tritongemm.build import pool
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import driver
+from tritongemm.plugins import registry
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -79,8 +80,10 @@ def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
     def add(name: str, text: str) -> None:
         (tmp_path / f"{name}.py").write_text(text)
         importlib.invalidate_caches()
+        registry.forget()
 
     yield add
+    registry.forget()
     for name in [n for n in sys.modules if n.startswith("tritongemm.backends.toy")]:
         del sys.modules[name]
         vars(package).pop(name.rpartition(".")[2], None)

@@ -33,7 +33,7 @@ def gpu_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gpu(gpu_machine: Machine) -> Iterator[GpuEvaluator]:
     """The first device, with little rotation and few launches: these tests are about right and wrong."""
     protocol = MeasureProtocol(rotating_mb=0, iters=20, warmup=1)
-    one = GpuEvaluator(gpu_machine.target, gpu_machine.vendor, gpu_machine.devices[0], protocol, timeout=60.0)
+    one = GpuEvaluator(gpu_machine.target, gpu_machine.vendor, gpu_machine.devices[0], protocol, timeout_s=60.0)
     yield one
     one.close()
 

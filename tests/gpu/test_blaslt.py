@@ -7,21 +7,22 @@ import itertools
 import pytest
 import torch
 
-from tritongemm.backends.blaslt import backend as blaslt
+from tritongemm.backends.blaslt import algorithms
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.hip_ext.driver import driver
-from tritongemm.numerics import verify
-from tritongemm.numerics.families import dense
-from tritongemm.plugins import _modules as registry
+from tritongemm.numerics import error_metric, verify
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Family
 
 pytestmark = pytest.mark.skipif(driver.find_vendor() is None, reason="no GPU driver")
 
+BLASLT, DENSE = registry.get(Backend, "blaslt"), registry.get(Family, "dense")
 FP8 = ("fp8e4m3fn", "fp8e4m3fn")
 
 
 def made(problem: Problem):
-    given = dense.inputs(problem, "cuda")
+    given = DENSE.make_inputs(problem, "cuda")
     return (
         given["a"],
         given["b"],
@@ -37,14 +38,14 @@ def named(a, b, bias, c):
 
 def check(problem: Problem, config: Config | None = None, operands=None) -> None:
     a, b, bias, c = operands or made(problem)
-    call = blaslt.operation(problem, named(a, b, bias, c), config)
+    call = BLASLT.operation(problem, named(a, b, bias, c), config)
     assert call is not None, f"no algorithm for {problem.key}"
 
     def run() -> None:
         call()
         torch.cuda.synchronize()
 
-    found = verify.verify(problem, dense, run, c, dense.reference(problem, named(a, b, bias, c)))
+    found = verify.verify(problem, DENSE, run, c, DENSE.reference(problem, named(a, b, bias, c)))
     assert found.ok, f"{problem.key}: {found.reason}"
 
 
@@ -65,12 +66,12 @@ def test_fp8_in_every_output(out):
         problem = Problem(64, 256, 512, *FP8, out, row_major_b=False, bias=bias)
         check(problem)
         operands = made(problem)
-        configs = blaslt.enumerate(problem, named(*operands))
+        configs = BLASLT.list_algorithms(problem, named(*operands))
         assert {c.option("fast") for c in configs} == {0, 1}
         for config in (configs[0], configs[-1]):
             check(problem, config, operands)
     row = Problem(64, 256, 512, *FP8, out)
-    assert blaslt.operation(row, named(*made(row))) is None  # not TN
+    assert BLASLT.operation(row, named(*made(row))) is None  # not TN
 
 
 def test_int8_and_mixed_types():
@@ -78,28 +79,28 @@ def test_int8_and_mixed_types():
     check(Problem(64, 256, 512, "int8", "int8", "int32", row_major_b=False, bias="n"))
     check(Problem(64, 256, 512, "fp16", "fp16", "fp32", row_major_b=False))
     mixed = Problem(64, 256, 512, "fp16", "bf16", "fp32")
-    assert blaslt.operation(mixed, named(*made(mixed))) is None
+    assert BLASLT.operation(mixed, named(*made(mixed))) is None
 
 
 def test_every_algorithm_is_right_and_finds_its_way_back():
     problem = Problem(256, 1280, 2048, "bf16", "bf16", "bf16", row_major_b=False, bias="n")
     operands = made(problem)
-    configs = blaslt.enumerate(problem, named(*operands))
-    assert len(configs) > 1 and len({blaslt.identity(c) for c in configs}) == len(configs)
+    configs = BLASLT.list_algorithms(problem, named(*operands))
+    assert len(configs) > 1 and len({algorithms.identity(c) for c in configs}) == len(configs)
     assert all(Config.parse(c.name) == c for c in configs)
     for config in configs[:: max(1, len(configs) // 64)]:
         check(problem, config, operands)
-    assert blaslt.resolve(configs[-1], problem, blaslt.version()) is configs[-1]
-    assert blaslt.resolve(configs[-1], problem, 1) == configs[-1]  # found again by what it is
+    assert algorithms.resolve(configs[-1], problem, algorithms.version()) is configs[-1]
+    assert algorithms.resolve(configs[-1], problem, 1) == configs[-1]  # found again by what it is
     gone = Config.parse(configs[0].name.replace("__tile", "__tile9"))
-    assert blaslt.resolve(gone, problem, 1) is None
+    assert algorithms.resolve(gone, problem, 1) is None
 
 
 @pytest.mark.skipif(driver.find_vendor() != "nvidia", reason="hipBLASLt's indices need no rebuilding")
 def test_algorithms_are_rebuilt_from_their_attributes():
     problem = Problem(256, 1280, 2048, "bf16", "bf16", "bf16", row_major_b=False)
     operands = made(problem)
-    plan, _ = blaslt._prepared(problem, named(*operands), False)
+    plan, _ = algorithms._prepared(problem, named(*operands), False)
     same = 0
     for algorithm in plan.algorithms:
         again = plan.rebuild(dict(algorithm.values))
@@ -107,9 +108,9 @@ def test_algorithms_are_rebuilt_from_their_attributes():
         if again is not None:
             c = operands[3].fill_(float("nan"))
             args = (operands[1].data_ptr(), operands[0].data_ptr(), c.data_ptr(), c.data_ptr())
-            plan.prepare(again, *args)(blaslt._workspace(c.device, 0).data_ptr(), 0)
+            plan.prepare(again, *args)(algorithms._workspace(c.device, 0).data_ptr(), 0)
             torch.cuda.synchronize()
-            assert dense.deviation(c, dense.reference(problem, named(*operands))) <= dense.tolerance(problem)
+            assert error_metric.deviation(c, DENSE.reference(problem, named(*operands))) <= DENSE.tolerance(problem)
     print(f"rebuilt {same} of {len(plan.algorithms)}")
     assert same >= len(plan.algorithms) // 2
 
@@ -117,7 +118,7 @@ def test_algorithms_are_rebuilt_from_their_attributes():
 def test_graphs_streams_and_operands_that_are_not_aligned():
     problem = Problem(64, 128, 256, "bf16", "bf16", "bf16", row_major_b=False, bias="m")
     a, b, bias, c = made(problem)
-    call = blaslt.operation(problem, named(a, b, bias, c))
+    call = BLASLT.operation(problem, named(a, b, bias, c))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call()
@@ -128,7 +129,7 @@ def test_graphs_streams_and_operands_that_are_not_aligned():
     c.zero_()
     graph.replay()
     torch.cuda.synchronize()
-    assert dense.deviation(c, dense.reference(problem, named(a, b, bias, c))) <= dense.tolerance(problem)
+    assert error_metric.deviation(c, DENSE.reference(problem, named(a, b, bias, c))) <= DENSE.tolerance(problem)
     odd = Problem(33, 7, 13, "bf16", "bf16", "bf16")
     flat = torch.randn(33 * 13 + 1, device="cuda", dtype=torch.bfloat16)
     a, b, _, c = made(odd)
@@ -139,10 +140,10 @@ def test_batches():
     problem = Problem(32, 48, 64, "fp16", "fp16", "fp16", batch=5)
     a, b = (torch.randn(5, *s, device="cuda", dtype=torch.float16) for s in ((32, 64), (64, 48)))
     c = torch.empty(5, 32, 48, device="cuda", dtype=torch.float16)
-    blaslt.operation(problem, named(a, b, None, c))()
+    BLASLT.operation(problem, named(a, b, None, c))()
     torch.testing.assert_close(c, a @ b, rtol=2e-3, atol=2e-2)
 
 
 def test_the_registry_says_it_is_here():
-    assert registry.unavailable("backends", "blaslt") is None
-    assert {"nvidia": "cublaslt", "amd": "hipblaslt"}[driver.find_vendor()] == blaslt.LABEL
+    assert registry.available(Backend, "blaslt")
+    assert {"nvidia": "cublaslt", "amd": "hipblaslt"}[driver.find_vendor()] == BLASLT.label

@@ -13,20 +13,23 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
-from tritongemm.backends.blaslt.torch_choice import WORKSPACE
+from tritongemm.backends.blaslt.torch_choice import WORKSPACE_BYTES
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
-from tritongemm.numerics.families import dense
-from tritongemm.serve import dispatcher
+from tritongemm.numerics import error_metric
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.serve import calls
 from tritongemm.serve.dispatcher import Dispatcher
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
+DENSE = registry.get(Family, "dense")
 ARCH = driver.open_driver(VENDOR).device().arch if VENDOR else "none"
 HERE = (ARCH, ".".join(torch.__version__.split(".")[:2]), torch.version.cuda or "")
-known = pytest.mark.skipif(HERE not in WORKSPACE, reason=f"{HERE} was never compared; WORKSPACE lacks it")
+known = pytest.mark.skipif(HERE not in WORKSPACE_BYTES, reason=f"{HERE} was never compared; WORKSPACE_BYTES lacks it")
 
 WEIGHTS = [
     *[(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584)],
@@ -37,7 +40,7 @@ ODD = [(1, 1, 1), (1, 8, 8), (2, 1, 64), (3, 5, 7), (8, 16, 24), (161, 1642, 267
 ODD += [(1, 3, 5000), (2, 100, 999), (300, 7, 300), (5, 2, 3), (64, 9, 65), (1, 32000, 2048), (128, 64, 13824)]
 TINY = [(m, n, k) for m in (1, 2, 5) for n in (1, 2, 5) for k in (1, 2, 5)]
 SIZES = [(m, n, k) for m in ROWS for n, k in WEIGHTS] + ODD + TINY
-# dtype, and the least share of the calls that is learned
+# dtype, and the least share of the calls whose kernels are captured
 MODES = {
     "bf16": (torch.bfloat16, 1),
     "fp16": (torch.float16, 1),
@@ -48,8 +51,8 @@ MODES = {
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    """A size is asked for at its first call."""
-    monkeypatch.setattr(dispatcher, "_OFTEN", 1)
+    """A size is frequent at its first call."""
+    monkeypatch.setattr(calls, "FREQUENT_CALLS", 1)
 
 
 class Node(ctypes.Structure):
@@ -109,24 +112,24 @@ def operands(m: int, n: int, k: int, bias: str, dtype: torch.dtype) -> tuple[Ten
 def test_the_launch_is_pytorchs(bias, mode, monkeypatch):
     dtype, share = MODES[mode]
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", mode == "tf32")
-    mine, different, learned, asked = Dispatcher(), [], 0, 0
+    mine, different, captured, asked = Dispatcher(), [], 0, 0
     with torch.inference_mode():
         for m, n, k in SIZES:
             x, w, given = operands(m, n, k, bias, dtype)
-            verdict = mine.verdict(x, w, given, None)
+            resolution = mine.explain(x, w, given).resolution
             if k == 1 or (n == 1 and (m == 1 or bias == "n")):
-                assert verdict.kernel is None
+                assert resolution.kernel is None
                 continue
-            assert "called directly" in str(verdict), verdict
+            assert "called directly" in str(resolution), resolution
             asked += 1
-            learned += verdict.kernel.learned
+            captured += resolution.kernel.captured
             theirs = launches(lambda: functional.linear(x, w, given))  # noqa: B023
             ours = launches(lambda: mine.run(x, w, given, None))  # noqa: B023
             bits = torch.equal(mine.run(x, w, given, None), functional.linear(x, w, given))
             if ours != theirs or not bits:
                 different.append((m, n, k, ours, theirs, bits))
     assert not different, f"{len(different)} differ, e.g. {different[:3]}"
-    assert learned >= share * asked, f"{learned} of {asked} calls were learned"
+    assert captured >= share * asked, f"the kernels of {captured} of {asked} calls were captured"
 
 
 @known
@@ -138,7 +141,7 @@ def test_float32_follows_pytorchs_precision(monkeypatch):
     results = []
     for allowed in (False, True, False, True):
         monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allowed)
-        assert tuned.verdict(x, w, None, None).kind == ("exact" if allowed else "fallback")
+        assert tuned.explain(x, w).resolution.kind == ("exact" if allowed else "fallback")
         for given in (None, bias):
             plain = functional.linear(x, w, given)
             assert torch.equal(mine.run(x, w, given, None), plain)
@@ -153,12 +156,12 @@ def test_float32_follows_pytorchs_precision(monkeypatch):
 @pytest.mark.parametrize("size", [(1, 4096, 4096), (7, 1280, 8192), (33, 100, 999), (2048, 512, 768)])
 def test_it_is_right_and_follows_its_operands(size, bias):
     p = Problem(*size, "bf16", "bf16", "bf16", row_major_b=False, bias=bias)
-    given = dense.inputs(p, "cuda")
-    x, w, added, exact = given["a"], given["b"].T.contiguous(), given.get("bias"), dense.reference(p, given)
+    given = DENSE.make_inputs(p, "cuda")
+    x, w, added, exact = given["a"], given["b"].T.contiguous(), given.get("bias"), DENSE.reference(p, given)
     mine = Dispatcher()
     for scale in (1, 2):
         out = mine.run(x * scale, w.clone(), None if added is None else added * scale, None)
-        assert dense.deviation(out, exact * scale) <= dense.tolerance(p)
+        assert error_metric.deviation(out, exact * scale) <= DENSE.tolerance(p)
     stacked = mine.run(x.view(1, *x.shape), w, added, None)
     assert stacked.shape == (1, *exact.shape) and torch.equal(stacked[0], functional.linear(x, w, added))
     graph = torch.cuda.CUDAGraph()
@@ -169,7 +172,7 @@ def test_it_is_right_and_follows_its_operands(size, bias):
         added.mul_(2)
     graph.replay()
     torch.cuda.synchronize()
-    assert dense.deviation(captured, exact * 2) <= dense.tolerance(p)
+    assert error_metric.deviation(captured, exact * 2) <= DENSE.tolerance(p)
 
 
 @known
@@ -179,12 +182,12 @@ def test_a_capture_before_the_first_call_is_pytorchs():
     mine.run(x[:2], w, None, None)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        verdict, out = mine.verdict(x, w, None, None), mine.run(x, w, None, None)
+        resolution, out = mine.explain(x, w).resolution, mine.run(x, w, None, None)
     graph.replay()
     torch.cuda.synchronize()
-    assert verdict.kernel is None and not verdict.lasting
+    assert resolution.kernel is None and not resolution.lasting
     assert torch.equal(out, functional.linear(x, w))
-    assert mine.verdict(x, w, None, None).kernel is not None
+    assert mine.explain(x, w).resolution.kernel is not None
 
 
 @known
@@ -195,7 +198,7 @@ def test_on_another_device_than_the_current_one(bias):
     for m, n, k in ((16, 1280, 8192), (64, 4096, 4096), (2048, 512, 768)):
         for device in (1, 0, 1):
             x, w, given = (t if t is None else t.to(device) for t in operands(m, n, k, bias, torch.bfloat16))
-            assert mine.verdict(x, w, given, None).kernel is not None
+            assert mine.explain(x, w, given).resolution.kernel is not None
             out = mine.run(x, w, given, None)
             torch.cuda.synchronize(device)
             assert torch.cuda.current_device() == 0
@@ -210,10 +213,10 @@ def test_where_pytorch_won_its_kernel_is_ready_after_loading():
     mine.load([Record(p, ARCH, Config("tile", 16, 64, 64), "torch", 1e-6, 0.0, "events", library="torch")])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        verdict, out = mine.verdict(x, w, None, None), mine.run(x, w, None, None)
+        resolution, out = mine.explain(x, w).resolution, mine.run(x, w, None, None)
     graph.replay()
     torch.cuda.synchronize()
-    assert verdict.kind == "library" and verdict.kernel is not None
+    assert resolution.kind == "library" and resolution.kernel is not None
     assert torch.equal(out, functional.linear(x, w))
 
 

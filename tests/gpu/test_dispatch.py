@@ -11,18 +11,21 @@ import torch
 from torch.nn import functional
 
 import tritongemm
-from tritongemm.backends.blaslt import backend as blaslt
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
-from tritongemm.numerics.families import dense
-from tritongemm.serve.api import DISPATCHER
+from tritongemm.numerics import error_metric
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Family
+from tritongemm.serve.api import default_dispatcher
 from tritongemm.serve.dispatcher import Dispatcher
+from tritongemm.serve.record_table import RecordTable
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
+DENSE = registry.get(Family, "dense")
 ARCH = driver.open_driver(VENDOR).device().arch if VENDOR else "none"
 TMA = ARCH.startswith("sm") and int(ARCH[2:]) >= 90
 
@@ -99,13 +102,13 @@ def inference():
 def operands(name: str, seed: int = 0):
     """x [M, K], w [N, K], the bias or None, the dtype to ask for, and the exact result."""
     p = CASES[name][0]
-    given = dense.inputs(p, "cuda", seed=seed)
+    given = DENSE.make_inputs(p, "cuda", seed=seed)
     w = given["b"].T.contiguous()
-    return given["a"], w, given.get("bias"), getattr(torch, p.c.torch), dense.reference(p, given)
+    return given["a"], w, given.get("bias"), getattr(torch, p.c.torch), DENSE.reference(p, given)
 
 
 def assert_right(name, out, exact):
-    assert dense.deviation(out.view(exact.shape), exact) <= dense.tolerance(CASES[name][0])
+    assert error_metric.deviation(out.view(exact.shape), exact) <= DENSE.tolerance(CASES[name][0])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -194,11 +197,11 @@ def test_a_graph_sees_changed_operands(name):
 @pytest.mark.parametrize("name", SHARED)
 def test_graphs_of_one_stream_run_side_by_side(name, exhausted):
     """Captured on the same stream, replayed on others, beside eager calls on the stream they were captured on."""
-    scratch = DISPATCHER._devices[torch.cuda.current_device()].scratch
-    held, capture = scratch._free, torch.cuda.Stream()
-    scratch.of_stream(capture.cuda_stream)
+    workspaces = default_dispatcher()._devices[torch.cuda.current_device()].device.workspaces
+    free, capture = workspaces._free, torch.cuda.Stream()
+    workspaces.for_stream(capture.cuda_stream)
     if exhausted:
-        scratch._free = []
+        workspaces._free = []
     made = []
     for seed in range(3):
         x, w, bias, dtype, exact = operands(name, seed)
@@ -207,7 +210,7 @@ def test_graphs_of_one_stream_run_side_by_side(name, exhausted):
         with torch.cuda.graph(graph, stream=capture):
             outs = [tritongemm.mm(x, w, bias, dtype) for _ in range(20)]
         made.append((graph, outs, exact, torch.cuda.Stream(), (x, w, bias)))
-    scratch._free = held
+    workspaces._free = free
     x, w, bias, dtype, exact = operands(name, 9)
     torch.cuda.synchronize()
     for _ in range(10):
@@ -280,27 +283,27 @@ def test_gradients_autocast_and_vmap():
 
 
 @pytest.mark.parametrize("bias", ["none", "n"])
-def test_an_algorithm_of_the_library_is_served(bias):
+def test_an_algorithm_of_the_library_serves(bias):
     p = problem(64, 512, 4096, bias)
-    operands = dense.inputs(p, "cuda")
+    operands = DENSE.make_inputs(p, "cuda")
     x, w, given = operands["a"], operands["b"].T.contiguous(), operands.get("bias")
     out = torch.empty(p.m, p.n, device="cuda", dtype=torch.bfloat16)
-    exact = dense.reference(p, operands)
-    configs = blaslt.enumerate(p, operands | {"c": out})
+    exact = DENSE.reference(p, operands)
+    configs = registry.get(Backend, "blaslt").list_algorithms(p, operands | {"c": out})
     split = next((c for c in configs if c.split_k > 1), configs[-1])
     for config in (configs[0], split):
         fresh = Dispatcher()
         fresh.load([record(p, config, winner="blaslt", library="torch")])
-        assert fresh.verdict(x, w, given, None).kind == "exact"
+        assert fresh.explain(x, w, given).resolution.kind == "exact"
         for scale in (1, 2):  # other addresses
             moved = fresh.run(x * scale, w.clone(), None if given is None else given * scale, None)
-            assert dense.deviation(moved, exact * scale) <= dense.tolerance(p)
+            assert error_metric.deviation(moved, exact * scale) <= DENSE.tolerance(p)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             captured = fresh.run(x, w, given, None)
         graph.replay()
         torch.cuda.synchronize()
-        assert dense.deviation(captured, exact) <= dense.tolerance(p)
+        assert error_metric.deviation(captured, exact) <= DENSE.tolerance(p)
 
 
 def test_other_records_fall_back():
@@ -308,10 +311,10 @@ def test_other_records_fall_back():
     case = CASES["tile"]
     other = Dispatcher()
     other.load([record(*case, target="gfx942" if VENDOR == "nvidia" else "sm90")])
-    assert "was tuned for" in str(other.verdict(x, w, None, None))
+    assert "was tuned for" in str(other.explain(x, w))
     assert_right("tile", other.run(x, w, None, None), exact)
     (huge := Dispatcher()).load([record(case[0], Config("tile", 256, 256, 128, 8, 1, 8, 4))])
-    assert "out_of_resources" in str(huge.verdict(x, w, None, None))
+    assert "out_of_resources" in str(huge.explain(x, w))
     assert_right("tile", huge.run(x, w, None, None), exact)
 
 
@@ -320,19 +323,18 @@ def test_an_older_toolchain_is_checked_and_a_wrong_kernel_refused(monkeypatch):
     old = record(*CASES["tile"], toolchain={"triton": "3.0.0"})
     fresh = Dispatcher()
     fresh.load([old])
-    assert fresh.verdict(x, w, None, None).kind == "exact"
+    assert fresh.explain(x, w).resolution.kind == "exact"
     assert_right("tile", fresh.run(x, w, None, None), exact)
-    monkeypatch.setattr(dense, "tolerance", lambda _: 0.0)
+    monkeypatch.setattr(DENSE, "tolerance", lambda _: 0.0)
     strict = Dispatcher()
     strict.load([old])
-    assert "wrong with Triton" in str(strict.verdict(x, w, None, None))
+    assert "wrong with Triton" in str(strict.explain(x, w))
 
 
-def test_a_capture_before_loading_is_served_by_pytorch():
+def test_a_capture_before_loading_is_computed_by_pytorch():
     x, w, _, _, exact = operands("split")
     late = Dispatcher()
-    late.records = {(ARCH, CASES["split"][0]): record(*CASES["split"])}
-    late._read = True
+    late._records, late._records_read = RecordTable([record(*CASES["split"])]), True
     late.run(x[:2], torch.empty(8, 1024, device="cuda", dtype=torch.bfloat16), None, None)
     late._devices = {}
     graph = torch.cuda.CUDAGraph()
@@ -341,4 +343,4 @@ def test_a_capture_before_loading_is_served_by_pytorch():
     graph.replay()
     torch.cuda.synchronize()
     assert_right("split", out, exact)
-    assert late.verdict(x, w, None, None).kind == "exact"
+    assert late.explain(x, w).resolution.kind == "exact"

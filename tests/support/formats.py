@@ -30,8 +30,7 @@ def toy_format(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[str]:
         yield "toy_csv"
     finally:
         sys.modules.pop("tritongemm.formats.toy_csv", None)
-        registry.get.cache_clear()
-        registry._load.cache_clear()
+        registry.forget()
 
 
 def read_text(text: str, path: Path = Path("rows.yaml"), defaults: Defaults | None = None) -> list[FormatRow]:

@@ -18,7 +18,8 @@ from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.tuning.run import TuningRun
@@ -26,25 +27,34 @@ from tritongemm.tuning.run import TuningRun
 SIZE = Problem(16, 16, 32)
 Drop = Callable[[str, str], None]  # puts a backend of a name and a text beside those that are there
 
-CODE = """
-from tritongemm.core.artifact import CompileJob as Job
+TOY = """
+from tests.support.toys.backend_toy import ToyBackend
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.artifact import Artifact as Built
-COMPILE_SECONDS = 100.0
-def configs(problem, target):
-    return [Config("toy", n, n, n, backend="toycode") for n in (1, 2, 3)]
-def job(config, problem, target, module):
-    if config.block_m == 2:
-        raise InputError("two is no number for a tile")
-    return Job(config, {"toy": config.name})
-def build(job):
-    if job.config.block_m == 3:
-        raise InputError("three is truncated")
-    return Built(job.config, job.digest, symbol="toy"), b"code", "kernel.toy"
-def launch(built, problem, target):
-    return None
+from tritongemm.core.support import Support
+
+
+class Toy(ToyBackend):
 """
+CODE = (
+    TOY
+    + """
+    compile_limit_s = 100.0
+
+    def _candidates(self, problem, target, inputs, everything):
+        return [Config("toy", n, n, n, backend=self.name) for n in (1, 2, 3)]
+
+    def _compile_job(self, config, problem, target, inputs):
+        if config.block_m == 2:
+            raise InputError("two is no number for a tile")
+        return super()._compile_job(config, problem, target, inputs)
+
+    def _compile(self, job):
+        if job.config.block_m == 3:
+            raise InputError("three is truncated")
+        return super()._compile(job)
+"""
+)
 
 
 def race(
@@ -64,7 +74,7 @@ def race(
             return builds(job)
         build(job)
         try:
-            one: Artifact = registry.load("backends", job.config.backend).build(job)[0]
+            one: Artifact = registry.get(KernelBackend, job.config.backend).compile(job)[0]
             return one
         except TritonGemmError as error:
             return Artifact(job.config, job.digest, status="compile_failed", reason=str(error))

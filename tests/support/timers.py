@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import shutil
 import subprocess
@@ -45,7 +46,7 @@ def toy_timer(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[str]:
     finally:
         sys.modules.pop("tritongemm.measure.timers.toy_timer", None)
         vars(timers).pop("toy_timer", None)
-        registry.get.cache_clear()
+        registry.forget()
 
 
 class Playback:
@@ -117,7 +118,7 @@ def profiled(kind: str, compiled: Path, folder: Path, patch: pytest.MonkeyPatch)
         ctypes.c_int.in_dll(library, "fake_major").value = int(kind[-1])
         patch.setattr(symbols, "bind", lambda vendor: None)
         patch.setattr(libraries, "mapped", lambda stem: Path("/lib") / stem)
-        patch.setattr(sdk_binding.atexit, "register", lambda function: None)
+        patch.setattr(atexit, "register", lambda function: None)
     handle.cache_clear()
     try:
         timer: Timer = registry.get(Timer, PROFILERS[kind][0])

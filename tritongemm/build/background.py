@@ -1,4 +1,4 @@
-"""Jobs whose compiles take minutes → Built, beside the line, while the search goes on."""
+"""Jobs whose compiles take minutes → artifacts, in the background, while the search goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BackgroundBuilds:
         self._pool = ThreadPoolExecutor(max(1, compiler.jobs // 2))
         self._begun: dict[str, Future[Artifact]] = {}
 
-    def start(self, job: CompileJob) -> Future[Artifact]:
+    def begin(self, job: CompileJob) -> Future[Artifact]:
         """Begin a job; equal jobs are built once, for the config of their first."""
         if job.digest not in self._begun:
             self._begun[job.digest] = self._pool.submit(self._compiler.build, job)

@@ -24,7 +24,8 @@ from queue import SimpleQueue
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.errors import OutputError
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 GIVES_WAY = 5  # niceness of compilers: what plans, searches and times goes first, for they all wait for it
@@ -53,9 +54,9 @@ class CompilerWorker:
             gc.collect()
             gc.freeze()  # what has lived so long stays
         job, folder = request
-        backend = registry.load("backends", job.config.backend)
+        backend = registry.get(KernelBackend, job.config.backend)
         started = time.perf_counter()
-        built, code, name = backend.build(job)
+        built, code, name = backend.compile(job)
         try:
             yield ArtifactCache(Path(folder)).put(replace(built, seconds=time.perf_counter() - started), code, name)
         except OSError as error:
@@ -71,7 +72,7 @@ class BuildPool:
     Args:
         cache: where artefacts go.
         jobs: processes at a time; 0 for one per core this process may use.
-        timeout: seconds one compile may take; a backend's ``COMPILE_SECONDS`` where those are more.
+        timeout: seconds one compile may take; a backend's `compile_limit_s` where that is more.
         must_keep: a cache that can't be written is an error, rather than a failed config.
     """
 
@@ -128,8 +129,7 @@ class BuildPool:
         if self._closed:
             raise WorkerDied("stopped")
         failed = Artifact(job.config, job.digest, status="compile_failed")
-        backend = registry.load("backends", job.config.backend)
-        limit = max(self.timeout, getattr(backend, "COMPILE_SECONDS", 0.0))
+        limit = max(self.timeout, registry.get(KernelBackend, job.config.backend).compile_limit_s)
         try:
             answer: Artifact | OutputError
             (answer,) = child.ask((job, str(self.cache.folder)), limit)

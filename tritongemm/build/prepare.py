@@ -1,4 +1,4 @@
-"""Records → launches: what each record names is compiled where the cache lacks it, and made a launch."""
+"""Configs → compile jobs, and records → launches: what a config or a record names is compiled as its backend says."""
 
 from __future__ import annotations
 
@@ -7,20 +7,73 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+from tritongemm.core.target import Target
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import NO_INPUTS, Backend, BuildInputs, KernelBackend, SearchedBackend
 
-if TYPE_CHECKING:
-    from tritongemm.build.cache import ArtifactCache
-    from tritongemm.core.artifact import Artifact
-    from tritongemm.core.target import Target
+
+class CompileJobs:
+    """The compile jobs of configs; generated modules are written when the first job needs them.
+
+    Args:
+        wanted: every config there may be a job for: a generated module holds all of its problem's, as a compiler process
+            reads a module once.
+        target: where they run.
+        folder: for generated modules.
+        inputs: files that there are already.
+        cache: compiled kernels; a config in it needs no module. None to write modules in any case.
+    """
+
+    def __init__(
+        self,
+        wanted: Sequence[tuple[Problem, Config]],
+        target: Target,
+        folder: Path,
+        inputs: BuildInputs = NO_INPUTS,
+        cache: ArtifactCache | None = None,
+    ) -> None:
+        self._wanted, self._target, self._folder = wanted, target, folder
+        self._inputs, self._cache = inputs, cache
+        self._modules: dict[tuple[Problem, str], Path] = {}
+
+    def job(self, problem: Problem, config: Config) -> CompileJob | Support:
+        """What to compile for one config on a problem, or why it can't be compiled."""
+        try:
+            backend = registry.get(KernelBackend, config.backend)
+            if not isinstance(backend, SearchedBackend) or self._inputs.module is not None:
+                return backend.compile_job(config, problem, self._target, self._inputs)
+            if self._cache is not None:
+                job = backend.compile_job(config, problem, self._target, self._inputs)
+                if self._cache.get(job.digest) is not None:
+                    return job
+            inputs = replace(self._inputs, module=self._module(backend, problem))
+            return backend.compile_job(config, problem, self._target, inputs)
+        except (TritonGemmError, OSError) as error:
+            return Support(str(error))
+
+    def _module(self, backend: SearchedBackend, problem: Problem) -> Path:
+        key = problem, backend.name
+        if key not in self._modules:
+            configs = dict.fromkeys(c for p, c in self._wanted if p == problem and c.backend == backend.name)
+            self._modules[key] = backend.write_candidates(problem, list(configs), self._target, self._folder)
+        return self._modules[key]
 
 
-def launches(
+def brings_kernels(config: Config) -> bool:
+    """Whether a config's backend compiles kernels; a library brings its own."""
+    return isinstance(registry.get(Backend, config.backend), KernelBackend)
+
+
+def prepare_launches(
     records: Sequence[Record], target: Target, cache: ArtifactCache
 ) -> dict[Problem, Launch | HostLaunch | str]:
     """The launch of each record's config, compiled in parallel where the cache lacks it; or why there is none.
@@ -31,48 +84,38 @@ def launches(
         cache: compiled kernels.
     """
     from tritongemm.build.pool import BuildPool
-    from tritongemm.codegen import modules, template_facts
-    from tritongemm.plugins import _modules as registry
 
-    found: dict[Problem, Launch | HostLaunch | str] = {}
-    waiting: dict[Problem, Any] = {}
-
-    def finish(record: Record, built: Artifact) -> None:
-        # Configs that differ in their arguments alone share a binary.
-        mine, problem = replace(built, config=record.config), record.problem
-        try:
-            ok = built.status == "ok"
-            backend = registry.load("backends", record.config.backend)
-            found[problem] = backend.launch(mine, problem, target) if ok else f"{built.status}: {built.reason}"
-        except TritonGemmError as error:
-            found[problem] = str(error)
-
+    launches: dict[Problem, Launch | HostLaunch | str] = {}
+    waiting: list[tuple[Record, CompileJob]] = []
     with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
+        wanted = [(record.problem, record.config) for record in records]
+        jobs = CompileJobs(wanted, target, Path(folder), cache=cache)
         for record in records:
-            problem, config = record.problem, record.config
-            try:
-                backend = registry.load("backends", config.backend)
-                generated = config.backend == "triton"
-                if generated:
-                    template_facts.kernel_template(
-                        config.template
-                    )  # the record may be older or newer than the templates
-                job = backend.job(config, problem, target, "")
-                built = cache.get(job.digest)
-                if built is None:
-                    # A file for each problem: modules of equal sizes but other layouts differ in name already.
-                    module = modules.write_candidates(problem, [config], target, Path(folder)) if generated else ""
-                    waiting[problem] = record, backend.job(config, problem, target, str(module))
-                else:
-                    finish(record, built)
-            except (TritonGemmError, OSError) as error:
-                found[problem] = str(error)
+            job = jobs.job(record.problem, record.config)
+            if isinstance(job, Support):
+                launches[record.problem] = job.reason
+            elif (artifact := cache.get(job.digest)) is not None:
+                launches[record.problem] = _launch(record, artifact, target)
+            else:
+                waiting.append((record, job))
         if waiting:
-            compiler = BuildPool(cache, min(len(os.sched_getaffinity(0)), len(waiting)))
+            pool = BuildPool(cache, min(len(os.sched_getaffinity(0)), len(waiting)))
             try:
-                by_digest = {built.digest: built for built in compiler.stream(job for _, job in waiting.values())}
+                by_digest = {artifact.digest: artifact for artifact in pool.stream(job for _, job in waiting)}
             finally:
-                compiler.close()
-            for record, job in waiting.values():
-                finish(record, by_digest[job.digest])
-    return found
+                pool.close()
+            for record, job in waiting:
+                launches[record.problem] = _launch(record, by_digest[job.digest], target)
+    return launches
+
+
+def _launch(record: Record, artifact: Artifact, target: Target) -> Launch | HostLaunch | str:
+    """The launch of a record's kernel, or why there is none."""
+    if artifact.status != "ok":
+        return f"{artifact.status}: {artifact.reason}"
+    try:
+        # Configs that differ in their arguments alone share a binary.
+        own = replace(artifact, config=record.config)
+        return registry.get(KernelBackend, record.config.backend).launch(own, record.problem, target)
+    except TritonGemmError as error:
+        return str(error)

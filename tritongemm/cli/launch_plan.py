@@ -31,9 +31,9 @@ from tritongemm.core import files, settings
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.launch import HostLaunch
 from tritongemm.export import launch_plans
-from tritongemm.export.selection import BACKENDS, Selection, emptied, launches
-from tritongemm.plugins import registry as plugins
-from tritongemm.plugins.contracts import Family
+from tritongemm.export.selection import Selection, emptied, launches, planned_backends
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Family, SearchedBackend
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.workloads import sizes
 
@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"{', '.join(target_files.target_names())}; default: %(default)s",
     )
     g.add_argument("--config", metavar="NAME", help="the config; default: the one predicted fastest")
-    g.add_argument("--backend", default="triton", choices=BACKENDS,
+    g.add_argument("--backend", default=next(b.name for b in registry.every(Backend) if isinstance(b, SearchedBackend)), choices=planned_backends(),
                    help="whose kernels, where --config names none (default %(default)s)")  # fmt: skip
     g.add_argument("--manifest", action="append", default=[], metavar="FILE",
                    help="manifest of assembly kernels (may be repeated; default: TRITONGEMM_ASM_MANIFESTS)")  # fmt: skip
@@ -104,14 +104,14 @@ def _run(args: argparse.Namespace) -> Iterator[Path]:
         raise InputError("name a size with -m, -n and -k")
     (row,) = sizes.from_options(args.m, args.n, args.k, options.defaults(args, facts.fp8))
     problem, folder = row.problem, Path(args.output)
-    refusal = plugins.get(Family, problem.family).supports(problem, facts)
+    refusal = registry.get(Family, problem.family).supports(problem, facts)
     if not refusal:
         raise InputError(f"{problem.key}: {refusal}")
     emptied(folder)
     which = Selection(args.config, args.all, args.backend, tuple(map(Path, args.manifest)))
     with closing(BuildPool(ArtifactCache(settings.cache_folder()), args.num_threads, args.timeout)) as compiler:
         index = 0
-        for launch in launches(problem, facts, compiler, folder, which):
+        for launch in launches(problem, facts, compiler, which):
             if isinstance(launch, HostLaunch):
                 shutil.copyfile(launch.path, folder / f"plan_{index}{Path(launch.path).suffix}")
             for code, suffix, plan in launch_plans.launch_plans(launch, problem, facts):

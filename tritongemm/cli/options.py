@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+from tritongemm.core.errors import InputError, OutputError
 from tritongemm.formats import Defaults
 from tritongemm.numerics.random_inputs import INITS
-from tritongemm.plugins import _modules as registry
-from tritongemm.plugins import registry as plugins
-from tritongemm.plugins.contracts import Family, Timer
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Family, Plugin, Strategy, Timer
+from tritongemm.results.store import check_output_name
 from tritongemm.search_spaces import loader as target_files
 
 EXAMPLES = """\
@@ -24,22 +26,86 @@ real, ranked by an analytical model and checked by Triton's interpreter; such re
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose help ends with the families, backends and timers that there are."""
+
+    def format_help(self) -> str:
+        """The help; plug-ins are imported for it alone, not by a run."""
+        lists = (
+            _list_families(),
+            _list_backends(),
+            _list_others("strategies (--strategy):", Strategy),
+            _list_others("clocks (--profiler):", Timer),
+        )
+        self.epilog = "\n".join([*("\n".join([*lines, ""]) for lines in lists), EXAMPLES])
+        return super().format_help()
+
+
+def _list_families() -> Iterator[str]:
+    yield "families (--family):"
+    for family in registry.every(Family):
+        yield f"  {family.name:<16}  {family.summary}"
+        for name, given in family.variants.items():
+            yield f"  {'':<16}  {name}: the same with B in the order {given.order_b}"
+
+
+def _list_backends() -> Iterator[str]:
+    yield "backends (--libtype):"
+    for backend in registry.every(Backend):
+        also = f" (also called {', '.join(backend.aliases)})" if backend.aliases else ""
+        yield f"  {backend.name:<16}  {backend.summary}{also}"
+
+
+def _list_others(title: str, kind: type[Plugin]) -> Iterator[str]:
+    yield title
+    for plugin in registry.every(kind):
+        yield f"  {plugin.name:<16}  {_summary(plugin)}"
+
+
+def _summary(plugin: Plugin) -> str:
+    """What a plug-in's class says of itself, up to the first semicolon or the end of its line."""
+    first = (type(plugin).__doc__ or "").strip().splitlines()[:1]
+    return "".join(first).rstrip(".").partition(";")[0]
+
+
 def problem_options(g: argparse._ArgumentGroup) -> None:
     """Add the options that describe one GEMM."""
     g.add_argument("-m", type=int, metavar="M", help="rows of A and C")
     g.add_argument("-n", type=int, metavar="N", help="columns of B and C")
-    g.add_argument("-k", type=int, metavar="K", help="columns of A, rows of B")
-    g.add_argument("-col_a", "--col-a", action="store_true", help="A is column-major")
-    g.add_argument("-col_b", "--col-b", action="store_true", help="B is column-major, as a linear layer's weight is")
+    g.add_argument("-k", type=int, metavar="K", help="columns of A and rows of B")
+    g.add_argument("-col_a", "--col-a", action="store_true", help="A is stored column-major")
+    g.add_argument(
+        "-col_b", "--col-b", action="store_true", help="B is stored column-major, as the weight of a linear layer is"
+    )
     for operand in "abc":
         flag = f"dtype_{operand}"
-        text = f"dtype of {operand.upper()}: fp16, bf16, fp32 (tf32), fp8 or bf8 (as the target encodes them), int8"
+        text = f"type of {operand.upper()}: fp16, bf16, fp32 (computed as tf32), int8, or the target's own fp8 or bf8"
         g.add_argument(f"-{flag}", f"--{flag.replace('_', '-')}", default=None, metavar="DTYPE", help=text)
-    g.add_argument("--bias-vector", nargs="?", const="m", choices=("m", "n"), default=None,
-                   help="add a bias: m, one value per row of C (the default form), or n, one per column")  # fmt: skip
-    g.add_argument("--family", default="dense", choices=[*plugins.names(Family), *(n for f in plugins.every(Family) for n in f.variants)],
-                   help="dense (default); a8w8: fp8 or int8 with a scale per row of A and per column of B; a4w4_blockscale: fp4 "
-                   "with a scale for each 32 numbers along K; …_bpreshuffle: B in the order of AITER's assembly kernels")  # fmt: skip
+    g.add_argument(
+        "--bias-vector",
+        nargs="?",
+        const="m",
+        choices=("m", "n"),
+        default=None,
+        help="add a bias: m is one value for each row of C (if you name neither), n is one for each column",
+    )
+    g.add_argument(
+        "--family",
+        type=_family,
+        default="dense",
+        metavar="NAME",
+        help="what is computed, with which scales and in which order of B: one of those listed below (default "
+        "%(default)s)",
+    )
+
+
+def _family(text: str) -> str:
+    """The name of a family or of a variant, if there is one."""
+    try:
+        registry.family_of(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _budget(text: str) -> tuple[int, float]:
@@ -67,79 +133,172 @@ def defaults(args: argparse.Namespace, fp8_encoding: str) -> Defaults:
 
 def parser() -> argparse.ArgumentParser:
     """All options, grouped."""
-    p = argparse.ArgumentParser(
+    p = _Parser(
         prog="python -m tritongemm.tune",
-        description="Tune GEMMs: C[M, N] = A[M, K] @ B[K, N]. Results are written as they come; the same command resumes.",
-        epilog=EXAMPLES,
+        description="Tune GEMMs: C[M, N] = A[M, K] @ B[K, N]. Results are written while it runs; if it is\n"
+        "stopped, the same command goes on from there.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     g = p.add_argument_group("what to tune")
     problem_options(g)
-    g.add_argument("--gemm-size-file", metavar="FILE", help="sizes, or stored results, as YAML: a list of {M, N, K, …}")
-
-    g = p.add_argument_group("what to do (default: tune)")
-    e = g.add_mutually_exclusive_group()
-    e.add_argument("--compare", action="store_true", help="tune, and print the library's time beside ours")
-    e.add_argument("--compare-wo-tuning", action="store_true",
-                   help="only check the results stored in --gemm_size_file; exit status 1 if one is wrong")  # fmt: skip
-    e.add_argument("--benchmark", action="store_true", help="only time the results stored in --gemm_size_file")
-    e.add_argument("--generate-only", action="store_true", help="stop after writing the modules")
-    e.add_argument("--compile-only", action="store_true", help="stop after compiling; binaries stay in the cache")
-
-    g = p.add_argument_group("where")
     g.add_argument(
-        "--target",
-        metavar="ARCH",
-        help=f"{', '.join(target_files.target_names())}; default: this machine's GPU, or gfx942",
+        "--gemm-size-file", metavar="FILE", help="a file of sizes or of stored results; YAML: a list of {M, N, K, …}"
     )
-    g.add_argument("--gpu-ids", metavar="I,J,…", help="devices to use")
-    g.add_argument("--ngpus", type=int, default=0, metavar="N", help="use the first N devices (default 1)")
-    g.add_argument("--num-threads", type=int, default=0, metavar="N", help="compiler processes (default: all cores)")
-
-    g = p.add_argument_group("search")
-    g.add_argument("--strategy", default=None, choices=registry.names("strategies"),
-                   help="default: guided on a GPU; exhaustive where compiling is all there is to do")  # fmt: skip
-    g.add_argument("--budget", type=_budget, default=(0, 0.0), metavar="N|Ss",
-                   help="most configs tried for one size (default: the strategy's own; exhaustive tries all kept); or, as 90s, "
-                   "seconds of the run after which nothing new is tried and what there is is raced")  # fmt: skip
-    g.add_argument("--finalists", type=int, default=12, metavar="N", help="candidates verified and raced (default 12)")
-    g.add_argument("--libtype", default=None, metavar="B,…",
-                   help="who races with PyTorch: all, or a comma list of triton, hipblaslt, cublaslt, asm, ck, cutlass, torch "
-                   "(default: all whose kernels compile quickly, so neither ck nor cutlass)")  # fmt: skip
-    g.add_argument("--algorithms", type=int, default=48, metavar="N",
-                   help="screen so many algorithms of hipBLASLt or cuBLASLt for each size, its best guesses first; 0 for all of "
-                   "the hundreds there are (default 48)")  # fmt: skip
-    g.add_argument("--min-gain", type=float, default=0.5, metavar="PERCENT",
-                   help="keep the library unless a candidate is this much faster (default 0.5)")  # fmt: skip
-
-    g = p.add_argument_group("measuring")
-    g.add_argument("--profiler", default=None, choices=("auto", *plugins.names(Timer)),
-                   help="the clock: events (around graphs of launches; the default), cupti or rocprofiler (the GPU's own, in "
-                        "process; auto takes the one that is here), or rocprofv3 (the external tool, for the final race)")  # fmt: skip
-    g.add_argument(
-        "--iters", type=int, default=200, metavar="N", help="timed launches of a finalist at least (default 200)"
-    )
-    g.add_argument("--warmup", type=int, default=5, metavar="N", help="launches before them (default 5)")
-    g.add_argument("--no-warmup", dest="warmup", action="store_const", const=0, help="the same as --warmup 0")
-    g.add_argument("--init-type", default="randn", choices=INITS, help="contents of the operands (default randn)")
-    g.add_argument("--rotating-tensor", type=int, default=-1, metavar="MB",
-                   help="rotate the operands through this much memory (default: three times the last-level cache)")  # fmt: skip
-    g.add_argument("--errRatio", "--err-ratio", dest="err_ratio", type=float, default=0.0, metavar="R",
-                   help="share of C's elements that may be outside the tolerance on the GPU (default 0, every one counts); none "
-                   "may be lost: NaN, or off by half of |reference| + rms")  # fmt: skip
-    g.add_argument("--timeout", type=float, default=60.0, metavar="S",
-                   help="seconds one compile or one candidate on the GPU may take (default 60)")  # fmt: skip
-
-    g = p.add_argument_group("results")
-    g.add_argument("-o", "--o", "--tuning-results-file", dest="output", metavar="FILE",
-                   help="results (default output/tuning_results_<target>.yaml)")  # fmt: skip
-    g.add_argument("--profile-file", metavar="FILE",
-                   help="CSV with every candidate of every backend: kernel, status, reason, times, error")  # fmt: skip
-    g.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True,
-                   help="continue from what is there (default), or measure these sizes anew")  # fmt: skip
-    g.add_argument("--keep", action="store_true", help="keep the generated modules with all candidates")
-    g.add_argument("--verbose", action="store_true", help="what each rule removed, what became of each candidate")
+    _add_actions(p)
+    _add_places(p)
+    _add_search(p)
+    _add_measuring(p)
+    _add_results(p)
     return p
+
+
+def _add_actions(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("what to do (default: tune)").add_mutually_exclusive_group()
+    g.add_argument("--compare", action="store_true", help="tune, and print the library's time beside ours")
+    g.add_argument(
+        "--compare-wo-tuning",
+        action="store_true",
+        help="only check the results stored in --gemm_size_file; the exit status is 1 if one is wrong",
+    )
+    g.add_argument("--benchmark", action="store_true", help="only time the results stored in --gemm_size_file")
+    g.add_argument("--generate-only", action="store_true", help="stop when the modules with the kernels are written")
+    g.add_argument("--compile-only", action="store_true", help="stop when all is compiled; binaries stay in the cache")
+
+
+def _add_places(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("where")
+    known = ", ".join(target_files.target_names())
+    g.add_argument(
+        "--target", metavar="ARCH", help=f"architecture (default: that of this machine's GPU, or gfx942): {known}"
+    )
+    g.add_argument("--gpu-ids", metavar="I,J,…", help="numbers of the GPUs to use")
+    g.add_argument("--ngpus", type=int, default=0, metavar="N", help="use the first N GPUs (default 1)")
+    g.add_argument(
+        "--num-threads", type=int, default=0, metavar="N", help="compile with N processes (default: one for each core)"
+    )
+
+
+def _add_search(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("search")
+    g.add_argument(
+        "--strategy",
+        default=None,
+        choices=registry.names(Strategy),
+        help="which configs are tried (default: guided on a GPU, exhaustive where nothing can be timed)",
+    )
+    g.add_argument(
+        "--budget",
+        type=_budget,
+        default=(0, 0.0),
+        metavar="N|Ss",
+        help="try at most N configs of each size (default: the strategy decides; exhaustive tries all that are not "
+        "pruned); or, as 90s, try nothing new after so many seconds of the run and race what there is",
+    )
+    g.add_argument(
+        "--finalists",
+        type=int,
+        default=12,
+        metavar="N",
+        help="verify and race the best N candidates (default %(default)s)",
+    )
+    g.add_argument(
+        "--libtype",
+        default=None,
+        metavar="B,…",
+        help="the backends that race with the baseline: all, or names with commas between, of those listed below "
+        "(default: all whose kernels compile quickly)",
+    )
+    g.add_argument(
+        "--algorithms",
+        type=int,
+        default=48,
+        metavar="N",
+        help="time only the N algorithms that a vendor's library guesses best for each size; 0 for all of the hundreds "
+        "there are (default %(default)s)",
+    )
+    g.add_argument(
+        "--min-gain",
+        type=float,
+        default=0.5,
+        metavar="PERCENT",
+        help="keep the library unless a candidate is this much faster (default %(default)s)",
+    )
+
+
+def _add_measuring(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("measuring")
+    g.add_argument(
+        "--profiler",
+        default=None,
+        choices=("auto", *registry.names(Timer)),
+        help="the clock, one of those listed below (default: events); auto takes the GPU's own that is here",
+    )
+    g.add_argument(
+        "--iters",
+        type=int,
+        default=200,
+        metavar="N",
+        help="time at least N launches of a finalist (default %(default)s)",
+    )
+    g.add_argument(
+        "--warmup", type=int, default=5, metavar="N", help="launch it N times before that (default %(default)s)"
+    )
+    g.add_argument("--no-warmup", dest="warmup", action="store_const", const=0, help="the same as --warmup 0")
+    g.add_argument(
+        "--init-type", default="randn", choices=INITS, help="what the operands contain (default %(default)s)"
+    )
+    g.add_argument(
+        "--rotating-tensor",
+        type=int,
+        default=-1,
+        metavar="MB",
+        help="rotate the operands through so much memory, so that they are not in a cache (default: three times the "
+        "last-level cache)",
+    )
+    g.add_argument(
+        "--errRatio",
+        "--err-ratio",
+        dest="err_ratio",
+        type=float,
+        default=0.0,
+        metavar="R",
+        help="this share of C's elements may be outside the tolerance on the GPU (default 0: none may); even so, none "
+        "may be NaN or off by half of |reference| + rms",
+    )
+    g.add_argument(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="give one compile, or one candidate on the GPU, at most S seconds (default 60)",
+    )
+
+
+def _add_results(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("results")
+    g.add_argument(
+        "-o",
+        "--o",
+        "--tuning-results-file",
+        dest="output",
+        metavar="FILE",
+        help="write results into this YAML file (default output/tuning_results_<target>.yaml)",
+    )
+    g.add_argument(
+        "--profile-file",
+        metavar="FILE",
+        help="write a CSV with every candidate of every backend: kernel, status, reason, times, error",
+    )
+    g.add_argument(
+        "--resume",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="go on from the results that are there (default), or measure these sizes anew",
+    )
+    g.add_argument("--keep", action="store_true", help="keep the generated modules with all candidates")
+    g.add_argument(
+        "--verbose", action="store_true", help="say what each pruning rule removed and what became of each candidate"
+    )
 
 
 def normalised(argv: Sequence[str]) -> list[str]:
@@ -148,32 +307,55 @@ def normalised(argv: Sequence[str]) -> list[str]:
     return [re.sub(r"^-(dtype|col)-(?=[abc](=|$))", r"-\1_", a) for a in long]
 
 
+# What can't be asked for, and what a user is told then.
+_REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
+    (
+        lambda a: a.gemm_size_file is None and None in (a.m, a.n, a.k),
+        "name a size with -m, -n and -k, or a file of sizes with --gemm_size_file",
+    ),
+    (
+        lambda a: a.gemm_size_file is not None and (a.m, a.n, a.k) != (None, None, None),
+        "-m, -n, -k and --gemm_size_file exclude each other",
+    ),
+    (
+        lambda a: (a.compare_wo_tuning or a.benchmark) and a.gemm_size_file is None,
+        "--compare_wo_tuning and --benchmark read stored results: name their file with --gemm_size_file",
+    ),
+    (lambda a: a.gpu_ids is not None and a.ngpus != 0, "--gpu_ids and --ngpus exclude each other"),
+    (lambda a: a.iters < 1, "--iters must be at least 1"),
+    (lambda a: a.finalists < 1, "--finalists must be at least 1"),
+    (lambda a: not all(b >= 0 for b in a.budget), "--budget must not be negative"),
+    (lambda a: a.warmup < 0, "--warmup must not be negative"),
+    (lambda a: a.num_threads < 0, "--num_threads must not be negative"),
+    (lambda a: a.ngpus < 0, "--ngpus must not be negative"),
+    (lambda a: a.algorithms < 0, "--algorithms must not be negative"),
+    (lambda a: not a.timeout > 0, "--timeout must be positive"),
+    (lambda a: not a.min_gain >= 0, "--min_gain is a percentage, not negative"),
+    (lambda a: not 0 <= a.err_ratio < 1, "--errRatio is a share of the elements: at least 0, less than 1"),
+    (
+        lambda a: a.profile_file is not None and (a.compare_wo_tuning or a.benchmark),
+        "--profile_file is written by tuning; --compare_wo_tuning and --benchmark try no candidates",
+    ),
+)
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parsed options, checked as far as argparse can."""
+    """Parsed options, checked as far as they can be without a look at the machine."""
     p = parser()
+    for word in argv:
+        # argparse would take it for -o with the file "2…"; in other tuners -o2 names the file of all candidates.
+        if word.startswith("-o2"):
+            p.error(
+                f"{word}: there is no option -o2; name the CSV of all candidates with --profile_file FILE, and the "
+                "results with -o FILE, with a blank between"
+            )
     args = p.parse_args(normalised(argv))
-    if args.gemm_size_file is None and None in (args.m, args.n, args.k):
-        p.error("name a size with -m, -n and -k, or a file of sizes with --gemm_size_file")
-    if args.gemm_size_file is not None and (args.m, args.n, args.k) != (None, None, None):
-        p.error("-m, -n, -k and --gemm_size_file exclude each other")
-    if (args.compare_wo_tuning or args.benchmark) and args.gemm_size_file is None:
-        p.error("--compare_wo_tuning and --benchmark read stored results: name their file with --gemm_size_file")
-    if args.gpu_ids is not None and args.ngpus:
-        p.error("--gpu_ids and --ngpus exclude each other")
-    for name in ("iters", "finalists"):
-        if getattr(args, name) < 1:
-            p.error(f"--{name} must be at least 1")
-    if not all(b >= 0 for b in args.budget):
-        p.error("--budget must not be negative")
-    for name in ("warmup", "num_threads", "ngpus", "algorithms"):
-        if getattr(args, name) < 0:
-            p.error(f"--{name} must not be negative")
-    if not args.timeout > 0:
-        p.error("--timeout must be positive")
-    if not args.min_gain >= 0:
-        p.error("--min_gain is a percentage, not negative")
-    if not 0 <= args.err_ratio < 1:
-        p.error("--errRatio is a share of the elements: at least 0, less than 1")
-    if args.profile_file is not None and (args.compare_wo_tuning or args.benchmark):
-        p.error("--profile_file is written by tuning; --compare_wo_tuning and --benchmark try no candidates")
+    for refused, complaint in _REFUSED:
+        if refused(args):
+            p.error(complaint)
+    if args.output is not None:
+        try:
+            check_output_name(Path(args.output))
+        except OutputError as error:
+            p.error(str(error))
     return args

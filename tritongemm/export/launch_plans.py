@@ -74,6 +74,8 @@ def _buffers(launch: Launch | HostLaunch, problem: Problem) -> dict[str, dict[st
     for extra in launch.buffers:
         zero = extra.name == "semaphore"
         known[extra.name] = {**_flat(extra.name, extra.bytes), "init": "zero" if zero else "poison"}
+    for zeroed in launch.zeroed if isinstance(launch, Launch) else ():
+        known[zeroed.name]["init"] = "zero"
     return known
 
 

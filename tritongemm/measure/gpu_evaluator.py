@@ -218,8 +218,7 @@ class GpuEvaluator(Evaluator):
         for artifact in artifacts:
             try:
                 backend = registry.get(Backend, artifact.config.backend)
-                compiled = isinstance(backend, KernelBackend)
-                launch = backend.launch(artifact, problem, self.target) if compiled else None
+                launch = backend.launch(artifact, problem, self.target) if isinstance(backend, KernelBackend) else None
                 candidates.append(LaunchCandidate(artifact.config, launch))
             except TritonGemmError as error:
                 refused.append(Trial(artifact.config, "out_of_resources", str(error), stage=stage))

@@ -21,6 +21,7 @@ from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Clock, Family, LibraryBackend, Timer
 from tritongemm.runtime.launch_preparation import prepare_launch, tensor_map_makers
+from tritongemm.runtime.zeroed_launch import ZeroedLaunch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +59,8 @@ class PreparedCandidate:
     Attributes:
         calls: what launches it, one call for each set of operands.
         module: its loaded code, to be unloaded; None where a library holds the code.
-        symbol: name of the kernel that each call dispatches once; "" where a library decides.
+        symbol: name of the kernel that each call dispatches once; "" where a library decides, or memory is set to zero
+            before it.
     """
 
     calls: list[Callable[[], object]]
@@ -233,7 +235,18 @@ class OperandSets:
         except BaseException:
             module.unload()
             raise
-        return PreparedCandidate([partial(one.launch, self.stream) for one in prepared], module, launch.symbol)
+        starts = [self._zeroed(launch, copy, one.launch) for copy, one in enumerate(prepared)]
+        symbol = "" if launch.zeroed else launch.symbol  # A fill of memory may be a dispatch of another kernel.
+        return PreparedCandidate([partial(start, self.stream) for start in starts], module, symbol)
+
+    def _zeroed(self, launch: Launch, copy: int, start: Callable[[int], None]) -> Callable[[int], None]:
+        """A launch that begins by setting the buffers to zero that the kernel adds into."""
+        if not launch.zeroed:
+            return start
+        zeroed, addresses = ZeroedLaunch(self.device, launch.zeroed, start), self._addresses(launch, copy)
+        for buffer in launch.zeroed:
+            zeroed.set_address(buffer.name, addresses[buffer.name])
+        return zeroed
 
     def library_calls(self, backend: str, copies: int, config: Config | None = None) -> list[Callable[[], object]]:
         """A library's calls on the first `copies` sets of operands; none where it has no kernel for the problem.

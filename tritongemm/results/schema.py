@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any
 
 from tritongemm.core.errors import InputError
@@ -22,7 +21,6 @@ from tritongemm.core.record import SCHEMA, Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.trial import Trial
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, FamilyDefaults
 
 __all__ = ["SCHEMA", "Line", "NewerLineError", "read_line", "read_problem", "read_record", "read_trial", "schema_of"]
 
@@ -104,20 +102,16 @@ def read_problem(data: Mapping[str, Any]) -> Problem:
     if problem.scale_a or problem.scale_b:
         return problem
     try:
-        family, typical = _family(problem.family)
+        family, typical = registry.family_of(problem.family)
     except InputError:  # a plug-in that is not here
         return problem
-    p = problem
+    p, order_b = problem, data.get("order_b", typical.order_b)
+    if p.family == family.name and p.order_b == order_b and not any(family.scaling(p.dtype_a, p.dtype_b)):
+        return problem
     return family.problem(
         p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_a=p.row_major_a, row_major_b=p.row_major_b,
-        bias=p.bias, batch=p.batch, groups=p.groups, order_b=p.order_b if "order_b" in data else typical.order_b,
+        bias=p.bias, batch=p.batch, groups=p.groups, order_b=order_b,
     )  # fmt: skip
-
-
-@cache
-def _family(name: str) -> tuple[Family, FamilyDefaults]:
-    """As `registry.family_of`, which reads a folder, while a journal names one family ten thousand times."""
-    return registry.family_of(name)
 
 
 def _read_problems(data: list[Mapping[str, Any]]) -> list[Problem]:

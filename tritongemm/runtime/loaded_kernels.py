@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.serving import PatchedLaunch
@@ -12,6 +13,7 @@ from tritongemm.hip_ext.driver.module import PreparedLaunch
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
 from tritongemm.runtime.launch_preparation import PLACEHOLDER_ADDRESS, prepare_launch, tensor_map_makers
 from tritongemm.runtime.patched_launch import address_writer, as_words, call_all
+from tritongemm.runtime.zeroed_launch import ZeroedLaunch
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,12 @@ class TunedKernel:
             slots.setdefault(name, []).append((words, offsets[index] + inside, 0))
         for name, found in slots.items():
             setters.setdefault(name, []).append(address_writer(found))
-        return PatchedLaunch({name: call_all(each) for name, each in setters.items()}, prepared.launch)
+        start: Callable[[int], None] = prepared.launch
+        if launch.zeroed:
+            start = zeroed = ZeroedLaunch(device, launch.zeroed, prepared.launch)
+            for buffer in launch.zeroed:
+                setters.setdefault(buffer.name, []).append(partial(zeroed.set_address, buffer.name))
+        return PatchedLaunch({name: call_all(each) for name, each in setters.items()}, start)
 
 
 def _map_mover(moving: tensor_map.MovingMap, prepared: PreparedLaunch, offset: int) -> Callable[[int], None]:

@@ -50,3 +50,12 @@ class DeviceKernels:
             reason = "tuned in tf32, while PyTorch multiplies float32 in full (torch.backends.cuda.matmul.allow_tf32)"
             return Support(f"{where}: {reason}")
         return kernel
+
+    def why_not_tuned(self, call: CallSignature) -> str:
+        """Why no tuned kernel computes a call."""
+        kernel = self.find_tuned(call)
+        return (
+            kernel.reason
+            if isinstance(kernel, Support)
+            else f"{call.problem.key} was resolved without its tuned kernel"
+        )

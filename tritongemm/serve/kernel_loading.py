@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.prepare import launches
+from tritongemm.build.prepare import prepare_launches
 from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.launch import HostLaunch, Launch
@@ -87,7 +87,7 @@ def _load_compiled(device: ServingDevice, records: Sequence[Record]) -> dict[Pro
     from tritongemm.runtime import machine  # which reads YAML
 
     target = machine.find(None, str(device.index)).target
-    prepared = launches(records, target, ArtifactCache(settings.cache_folder()))
+    prepared = prepare_launches(records, target, ArtifactCache(settings.cache_folder()))
     return {problem: _load_launch(device, launch) for problem, launch in prepared.items()}
 
 
@@ -109,5 +109,4 @@ def _load_algorithm(device: ServingDevice, record: Record) -> LoadedKernel | Sup
     winner = winners.find_winner(record)
     if not isinstance(winner, LibraryBackend):
         return Support(f"its winner {record.winner} can't be called from here")
-    available = winner.available()
-    return winner.load(record, device.index, device.driver_device) if available else available
+    return winner.load(record, device.index, device.driver_device)

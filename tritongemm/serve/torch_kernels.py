@@ -11,7 +11,6 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, LibraryBackend
-from tritongemm.serve._module_backends import get_backend
 from tritongemm.serve.serving_device import ServingDevice
 
 _MOST_KERNELS = 8192  # Kernels kept for one device; sequences of any length must not fill the memory.
@@ -26,7 +25,7 @@ class TorchKernels:
 
     def __init__(self, device: ServingDevice) -> None:
         self._device = device
-        self._libraries = [b for b in map(get_backend, registry.names(Backend)) if isinstance(b, LibraryBackend)]
+        self._libraries = [backend for backend in registry.every(Backend) if isinstance(backend, LibraryBackend)]
         self._kernels: dict[tuple[Problem, str], LoadedKernel | None] = {}
         self._lock = threading.Lock()
 

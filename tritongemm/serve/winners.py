@@ -5,18 +5,19 @@ from __future__ import annotations
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, LibraryBackend
-from tritongemm.serve._module_backends import get_backend
 
 
 def find_winner(record: Record) -> Backend | Support:
     """The backend that won a record, or why it can't be asked here."""
     try:
-        return get_backend(record.winner)
+        winner: Backend = registry.get(Backend, record.winner)
     except InputError:
         return Support(f"its winner {record.winner} can't be called from here")
     except UnavailableError as error:
         return Support(str(error))
+    return winner
 
 
 def is_launchable(record: Record) -> Support:

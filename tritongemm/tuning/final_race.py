@@ -111,5 +111,5 @@ def _why_nobody_passed(task: Task, lost: Sequence[Trial], target: Target, option
     reasons = [f"{n} {s}" for s, n in counts.items()] or [f"{', '.join(options.backends)} brought none{within}"]
     reasons += [f"{name}: {reason}" for name, reason in task.refused.items()]
     reasons += [f"{t.config.name}: {t.reason}" for t in trials if t.reason][:1]
-    hints = [] if trials else roster.suggest_backends(task.problem, target, options.backends)
+    hints = [] if trials or options.seconds else roster.suggest_backends(task.problem, target, options.backends)
     return "; ".join([f"no candidate passed: {', '.join(reasons)}", *hints])

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tritongemm.core.trial import Trial
-from tritongemm.tuning.roster import SEARCHED, is_library
+from tritongemm.tuning.roster import is_library, is_searched
 
 LIBRARY_PLACES = 20
 NEAR = 1.06  # of 736 races on H200s no winner had been screened more than 1.047 times the best
 
 
-def finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], list[Trial]]:
+def pick_finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], list[Trial]]:
     """Who races first, and who is next in line should all of those be wrong.
 
-    `count` places go to Triton's and to those who bring code: every backend's best has one, no backend but Triton more
+    `count` places go to compiled kernels: every backend's best has one, no backend but the searched one more
     than a quarter, and all of them together half. Libraries come on top, each with its first choice and its best, up to
     `LIBRARY_PLACES`. Beyond a quarter of the places only those race that are `NEAR` to the best of all: others are shown,
     and would cost their verification for nothing.
@@ -28,7 +28,8 @@ def finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], list[Tr
     by_backend: dict[str, list[Trial]] = {}
     for trial in ranked:
         by_backend.setdefault(trial.config.backend, []).append(trial)
-    ours = by_backend.pop(SEARCHED, [])
+    ours = [t for t in ranked if is_searched(t.config.backend)]
+    by_backend = {n: found for n, found in by_backend.items() if not is_searched(n)}
     libraries = {n: by_backend.pop(n) for n in list(by_backend) if is_library(n)}
     share = max(1, count // 4)
 
@@ -46,7 +47,7 @@ def finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], list[Tr
         first += [] if favourite in first else [favourite]
     first.sort(key=lambda t: (t.seconds, t.config))
     rest = [t for t in ranked if t not in first]
-    return first, sorted(rest, key=lambda t: t.config.backend != SEARCHED)
+    return first, sorted(rest, key=lambda t: not is_searched(t.config.backend))
 
 
 def _place(invited: tuple[int, Trial]) -> tuple[int, float]:

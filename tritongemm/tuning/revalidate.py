@@ -7,18 +7,15 @@ from dataclasses import replace
 from statistics import median
 
 from tritongemm.build.pool import BuildPool
-from tritongemm.codegen import modules
+from tritongemm.build.prepare import CompileJobs, brings_kernels
 from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TritonGemmError
-from tritongemm.core.problem import Problem
+from tritongemm.core.support import Support
 from tritongemm.core.trial import BASELINE_ENTRY, PREDICTED, Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.formats import FormatRow
-from tritongemm.plugins import _modules as registry
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.report.console import Reporter
-from tritongemm.tuning import roster
 
 HOLDS = 0.02  # a gain that was recorded holds if it is no more than this much smaller when it is timed again
 
@@ -39,25 +36,15 @@ def _built(
     rows: Sequence[FormatRow], judge: Evaluator, compiler: BuildPool, plan: TuningOptions, reporter: Reporter
 ) -> Iterator[tuple[FormatRow, Artifact]]:
     """Each row's config, compiled."""
-    jobs: list[CompileJob | Artifact | None] = []
-    alike: dict[tuple[Problem, str], list[Config]] = {}  # one problem's results on several targets share a module
-    for row in rows:
-        if row.config is not None:
-            alike.setdefault((row.problem, row.config.backend), []).append(row.config)
-    for row in rows:
-        assert row.config is not None, "`of` refuses bare sizes"
-        backend = registry.load("backends", row.config.backend)
-        if not hasattr(backend, "job"):  # a library brings its own kernels
-            jobs.append(None)
-            continue
-        module = plan.folder
-        if row.config.backend == roster.SEARCHED:
-            configs = list(dict.fromkeys(alike[row.problem, row.config.backend]))
-            module = modules.write_candidates(row.problem, configs, judge.target, plan.folder)
-        try:
-            jobs.append(backend.job(row.config, row.problem, judge.target, str(module)))
-        except (TritonGemmError, OSError) as error:  # e.g. no manifest has its kernel any more
-            jobs.append(Artifact(row.config, "", status="compile_failed", reason=str(error)))
+    configs = [(row.problem, row.config) for row in rows if row.config is not None]
+    factory = CompileJobs(configs, judge.target, plan.folder)
+    jobs: list[CompileJob | Artifact] = []
+    for problem, config in configs:
+        job = factory.job(problem, config) if brings_kernels(config) else Artifact(config, "")
+        # E.g. no manifest has its kernel any more.
+        jobs.append(
+            Artifact(config, "", status="compile_failed", reason=job.reason) if isinstance(job, Support) else job
+        )
     wanted = [j for j in jobs if isinstance(j, CompileJob)]
     reporter.stage("compile", len({j.digest for j in wanted}))
     built = {}
@@ -66,7 +53,7 @@ def _built(
         reporter.step("compile")
     for row, job in zip(rows, jobs, strict=True):
         assert row.config is not None
-        found = built[job.digest] if isinstance(job, CompileJob) else job or Artifact(row.config, "")
+        found = built[job.digest] if isinstance(job, CompileJob) else job
         yield row, replace(found, config=row.config)
 
 

@@ -1,23 +1,22 @@
-"""Stage: --libtype → the backends that race; their screened Trials → finalists.
+"""Stage: --libtype → the backends that race, and the candidates of those that bring their own kernels.
 
-A backend brings its candidates in one of three ways. Triton's come from the search space. One with
-``configs(problem, target)`` carries code, which is compiled beside Triton's (assembly, CK, CUTLASS). One with
-``enumerate(problem, operands)`` is a library and is asked on the GPU. PyTorch is what all are measured against.
+A backend brings its candidates in one of three ways. Those of a `SearchedBackend` come from a search space, of which a
+strategy picks. Another `KernelBackend` lists its kernels, which are compiled beside those. A `LibraryBackend` is asked on
+the GPU. The baseline is what all are measured against.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
 from tritongemm.core.problem import Problem
+from tritongemm.core.support import Support
 from tritongemm.core.target import Target
-from tritongemm.plugins import _modules as registry
-
-SEARCHED = "triton"
-BASELINE = "torch"
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend, SearchedBackend
 
 
 @dataclass(frozen=True)
@@ -33,19 +32,31 @@ class Roster:
     left_out: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
-def brings_code(backend: str) -> bool:
-    """Whether a backend has kernels of its own to compile."""
-    return hasattr(registry.load("backends", backend), "configs")
+def is_searched(backend: str) -> bool:
+    """Whether a strategy picks a backend's candidates from a search space."""
+    return isinstance(registry.get(Backend, backend), SearchedBackend)
+
+
+def lists_kernels(backend: str) -> bool:
+    """Whether a backend lists kernels that are compiled here, rather than having a strategy search for them."""
+    return isinstance(registry.get(Backend, backend), KernelBackend) and not is_searched(backend)
 
 
 def is_library(backend: str) -> bool:
     """Whether a backend is asked on the GPU for its candidates."""
-    return hasattr(registry.load("backends", backend), "enumerate")
+    return isinstance(registry.get(Backend, backend), LibraryBackend)
 
 
-def compile_seconds(backend: str) -> float:
+def compile_limit_s(backend: str) -> float:
     """Seconds that one compile may take where the backend asks for more than ``--timeout``, else 0."""
-    return float(getattr(registry.load("backends", backend), "COMPILE_SECONDS", 0.0))
+    plugin = registry.get(Backend, backend)
+    return plugin.compile_limit_s if isinstance(plugin, KernelBackend) else 0.0
+
+
+def describe_backends() -> str:
+    """The names and aliases that ``--libtype`` takes, each with what it stands for."""
+    lines = [f"{', '.join((b.name, *b.aliases))}: {b.summary}" for b in registry.every(Backend)]
+    return "; ".join(lines)
 
 
 def choose_roster(libtype: str | None, runs: bool, builds_only: bool = False) -> Roster:
@@ -59,65 +70,77 @@ def choose_roster(libtype: str | None, runs: bool, builds_only: bool = False) ->
     Raises:
         InputError: a backend is unknown, or named and not usable here; says why.
     """
+    baseline = registry.baseline().name
     if libtype in (None, "all"):
-        reasons = {n: _hindrance(n, runs, builds_only) for n in registry.names("backends") if n != BASELINE}
-        for name in reasons if libtype is None else ():
-            if reasons[name] is None and compile_seconds(name):
-                reasons[name] = "compiling its instances takes minutes; --libtype all or its name asks for it"
-        return Roster(tuple(n for n, r in reasons.items() if r is None), {n: r for n, r in reasons.items() if r})
-    names = list(dict.fromkeys(_plain(n.strip()) for n in str(libtype).split(",")))
+        states = {n: _can_race(n, runs, builds_only) for n in registry.names(Backend) if n != baseline}
+        for name in states if libtype is None else ():
+            if states[name] and compile_limit_s(name):
+                states[name] = Support("compiling its instances takes minutes; --libtype all or its name asks for it")
+        return Roster(tuple(n for n, s in states.items() if s), {n: s.reason for n, s in states.items() if not s})
+    names = list(dict.fromkeys(_resolve(n.strip()) for n in str(libtype).split(",")))
     for name in names:
-        reason = _hindrance(name, runs, builds_only)
-        if reason:
-            raise InputError(f"--libtype {name}: {reason}")
-    # PyTorch races anyway; by itself it is measured as the candidate.
-    return Roster(tuple(n for n in names if n != BASELINE) or (BASELINE,))
+        state = _can_race(name, runs, builds_only)
+        if not state:
+            raise InputError(f"--libtype {name}: {state}")
+    # The baseline races anyway; by itself it is measured as the candidate.
+    return Roster(tuple(n for n in names if n != baseline) or (baseline,))
 
 
-def _plain(name: str) -> str:
-    """The plug-in that a name stands for.
+def _resolve(text: str) -> str:
+    """The backend that a name or an alias stands for.
 
     Raises:
         InputError: there is none.
     """
-    known = registry.names("backends")
-    if name in known:
-        return name
-    others = {alias: n for n in known for alias in _aliases(n)}
-    if name not in others:
-        raise InputError(f"--libtype: no backend is called {name!r}; there are: {', '.join(['all', *known, *others])}")
-    return others[name]
-
-
-def _aliases(backend: str) -> tuple[str, ...]:
     try:
-        return tuple(getattr(registry.load("backends", backend), "ALIASES", ()))
-    except UnavailableError:
-        return ()
+        return registry.resolve(Backend, text)
+    except InputError as error:
+        known = [*registry.names(Backend), *(alias for b in registry.every(Backend) for alias in b.aliases)]
+        raise InputError(
+            f"--libtype: no backend is called {text!r}; there are: {', '.join(['all', *known])}"
+        ) from error
 
 
-def _hindrance(name: str, runs: bool, builds_only: bool) -> str | None:
-    """Why a backend can't take part in this run, or None."""
-    reason = registry.unavailable("backends", name)
-    if reason or runs or name == SEARCHED:
-        return reason
-    if not brings_code(name):
-        return "a library can be asked on its GPU only, and there is none"
-    return None if builds_only else "without its GPU its kernels can only be compiled (--compile_only)"
+def _can_race(name: str, runs: bool, builds_only: bool) -> Support:
+    """Whether a backend can take part in this run."""
+    available = registry.available(Backend, name)
+    if not available or runs or is_searched(name):
+        return available
+    if is_library(name):
+        return Support("a library can be asked on its GPU only, and there is none")
+    return Support("" if builds_only else "without its GPU its kernels can only be compiled (--compile_only)")
 
 
-def candidates_of(backend: str, problem: Problem, target: Target) -> tuple[list[Config], str]:
-    """The candidates of a backend that carries code, and why there are none, where it says so.
+def list_candidates(backend: str, problem: Problem, target: Target) -> tuple[list[Config], str]:
+    """The candidates of a backend that lists kernels, and why there are none.
 
     Raises:
         TritonGemmError: it fails, e.g. at a damaged manifest.
     """
-    plugin = registry.load("backends", backend)
+    plugin = registry.get(KernelBackend, backend)
     try:
-        found: list[Config] = plugin.configs(problem, target)
-        why = getattr(plugin, "refusal", None)
-        return found, "" if found or why is None else why(problem, target) or ""
+        configs = plugin.candidates(problem, target)
+        return configs, "" if configs else plugin.has_candidates(problem, target).reason
     except TritonGemmError:
         raise
     except Exception as error:  # whatever its files and tools are like, the others race
         raise UnavailableError(f"{type(error).__name__}: {error}") from error
+
+
+def suggest_backends(problem: Problem, target: Target, tried: Collection[str]) -> list[str]:
+    """For each backend that was not tried and computes such problems: how to have it race, and what it lacks here.
+
+    Args:
+        problem: what nobody who raced had a candidate for.
+        target: where.
+        tried: backends that raced.
+    """
+    hints = []
+    for plugin in registry.every(Backend):
+        if plugin.name in tried or plugin.baseline or not plugin.supports(problem, target):
+            continue
+        available = plugin.available()
+        hints.append(
+            f"{plugin.name} could compute it: --libtype {plugin.name}" + ("" if available else f" ({available})")
+        )
+    return hints

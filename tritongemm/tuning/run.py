@@ -184,8 +184,10 @@ class TuningRun:
         if future.cancelled():
             return
         error = future.exception()
-        artifact = None if error else replace(future.result(), config=config)
-        self._events.put(SlowArtifactBuilt(task, artifact) if artifact else ThreadFailed(error))
+        if error is not None:
+            self._events.put(ThreadFailed(error))
+        else:
+            self._events.put(SlowArtifactBuilt(task, replace(future.result(), config=config)))
 
     def _jobs(self, task: Task) -> Iterator[tuple[Config, CompileJob]]:
         """What to compile of a batch; what is known to fail is not compiled again."""

@@ -11,7 +11,6 @@ EXPORT = "exporting has a branch for each backend still"
 FORMATS = "formats are modules still, and tune_gemm checks its rows against the templates"
 MOVING = "its part is not converted yet"
 SEARCH = "strategies take the older plan still"
-SERVING = "serving knows the library's backend still, and its nouns are written twice until it has sources of kernels"
 TABLE = "an arrow that goes up until the noun it needs lies in core"
 TEMPLATES = "the template's facts do not tell this yet"
 TIMERS = "timers are modules still, asked by their names"
@@ -29,8 +28,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "tritongemm.formats.tune_gemm -> tritongemm.codegen.template_facts": FORMATS,
         "tritongemm.measure.offline_evaluator -> tritongemm.tuning.roster": BACKENDS,
         "tritongemm.search.warm_start -> tritongemm.results.store": FORMATS,
-        "tritongemm.serve._module_backends -> tritongemm.backends.blaslt.served_algorithm": MOVING,
-        "tritongemm.serve._module_backends -> tritongemm.backends.blaslt.torch_choice": MOVING,
         "tritongemm.tuning.revalidate -> tritongemm.report.console": BACKENDS,
     },
     "no import cycles": {
@@ -65,8 +62,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "search.pruning.rules: config.template == 'tma'": TEMPLATES,
         "search.space: backend == 'triton'": BACKENDS,
         "search.warm_start: r.config.backend == 'triton'": BACKENDS,
-        "serve.sources.library_winner: record.timer == 'model'": MOVING,
-        "serve.winners: record.timer == 'model'": MOVING,
         "tuning.final_race: t.config.backend == roster.SEARCHED": BACKENDS,
         "tuning.finalists: t.config.backend != SEARCHED": BACKENDS,
         "tuning.planning: roster.SEARCHED in what.backends": BACKENDS,
@@ -79,8 +74,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "tritongemm.export.selection -> tritongemm.backends.asm.backend": EXPORT,
         "tritongemm.export.selection -> tritongemm.backends.ck.backend": EXPORT,
         "tritongemm.measure.offline_evaluator -> tritongemm.measure.timers.model": TIMERS,
-        "tritongemm.serve._module_backends -> tritongemm.backends.blaslt.served_algorithm": MOVING,
-        "tritongemm.serve._module_backends -> tritongemm.backends.blaslt.torch_choice": MOVING,
         "tritongemm.tuning.revalidate -> tritongemm.measure.timers.model": TIMERS,
     },
     "class names are unique": {
@@ -101,7 +94,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "measure.operand_sets: getattr(registry.load('timers', self.protocol.timer), 'SCREEN', self.protocol.timer)": TIMERS,  # noqa: E501
         "plugins._modules: getattr(module, 'unavailable', None)": BACKENDS,
         "plugins._modules: hasattr(module, '__path__')": BACKENDS,
-        "serve._module_backends: hasattr(module, 'resolve')": MOVING,
         "tuning.revalidate: hasattr(backend, 'job')": BACKENDS,
         "tuning.roster: getattr(plugin, 'refusal', None)": BACKENDS,
         "tuning.roster: getattr(registry.load('backends', backend), 'ALIASES', ())": BACKENDS,
@@ -109,9 +101,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "tuning.roster: hasattr(registry.load('backends', backend), 'configs')": BACKENDS,
         "tuning.roster: hasattr(registry.load('backends', backend), 'enumerate')": BACKENDS,
     },
-    "no test climbs out of the repository": {
-        "tests/cpu/serve/test_api.py: Path(tritongemm.__file__).parents": SERVING,
-    },
+    "no test climbs out of the repository": {},
 }
 
 

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.kernel_cases import DESCRIBED, GEMV, GFX942, GLUON, PLAIN, POINTERS, SM90, SPLIT, STREAM, TMA_SWAPPED
-from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen import geometry, modules, render, template_facts
@@ -27,6 +26,8 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.binaries import code_object
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import BuildInputs, KernelBackend
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
@@ -239,9 +240,10 @@ def test_every_config_has_its_own_kernel_name(target: target.Target, tmp_path: P
     problem = Problem(64, 64, 64)
     configs = [PLAIN, replace(PLAIN, num_warps=8), TMA_SWAPPED if target.has("tma") else GEMV]
     module = modules.write_candidates(problem, configs, target, tmp_path)
+    backend, inputs = registry.get(KernelBackend, "triton"), BuildInputs(module)
     compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
     try:
-        built = list(compiler.stream(triton_backend.job(c, problem, target, str(module)) for c in configs))
+        built = list(compiler.stream(backend.compile_job(c, problem, target, inputs) for c in configs))
     finally:
         compiler.close()
     assert [b.status for b in built] == ["ok"] * 3, [b.reason for b in built]
@@ -250,7 +252,7 @@ def test_every_config_has_its_own_kernel_name(target: target.Target, tmp_path: P
         assert code_object.arch(code) == target.name
         assert [k.symbol for k in code_object.read(code)] == [one.config.kernel_name] == [one.symbol]
     other = replace(PLAIN, group_m=4)
-    jobs = [triton_backend.job(c, problem, target, str(module)) for c in (PLAIN, other)]
+    jobs = [backend.compile_job(c, problem, target, inputs) for c in (PLAIN, other)]
     assert jobs[0].digest == jobs[1].digest
-    launched = [triton_backend.launch(replace(built[0], config=c), problem, target) for c in (PLAIN, other)]
+    launched = [backend.launch(replace(built[0], config=c), problem, target) for c in (PLAIN, other)]
     assert [launch.params[12].value for launch in launched] == [PLAIN.group_m, 4]

@@ -55,7 +55,7 @@ def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert (config.tile, config.group_m, config.split_k) == (TILE.tile, 4, 2)
         built, code, _ = asm.build(asm.job(config, one.problem, SM90.target, ""))
         launch = asm.launch(replace(built, path="x"), one.problem, SM90.target)
-        expected = prepare.launches([one], SM90.target, ArtifactCache(settings.cache_folder()))[one.problem]
+        expected = prepare.prepare_launches([one], SM90.target, ArtifactCache(settings.cache_folder()))[one.problem]
         assert isinstance(expected, Launch) and Path(expected.path).read_bytes() == code
         for field in ("symbol", "grid", "block", "shared", "buffers"):
             assert getattr(launch, field) == getattr(expected, field), field

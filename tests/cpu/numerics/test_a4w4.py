@@ -17,19 +17,24 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.export import launch_plans
-from tritongemm.formats import Defaults
-from tritongemm.numerics.families import a4w4_blockscale, dense
+from tritongemm.formats import Defaults, problem_of
+from tritongemm.numerics.error_metric import deviation
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, KernelBackend, ScaleLayout
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
 GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
-FP4 = Problem(33, 64, 512, "fp4e2m1", "fp4e2m1", "bf16", True, False, family="a4w4_blockscale")
+FAMILY = registry.get(Family, "a4w4_blockscale")
+FP4 = FAMILY.problem(33, 64, 512, "fp4e2m1", "fp4e2m1", "bf16", row_major_b=False)
+SCALES = registry.get(ScaleLayout, "e8m0_32x8")
+CK = registry.get(KernelBackend, "ck")
 SMALL = "ck.mx__bm32__bn64__bk256__gm1__sk1__w2__s2__pipeline1__wave_m1"
 VALUES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 
 
 def test_what_it_is_for() -> None:
-    assert a4w4_blockscale.unsupported(FP4, GFX950) is None
+    assert FAMILY.supports(FP4, GFX950)
     for problem, target, reason in (
         (FP4, GFX942, "gfx942 has no matrix instruction for fp4"),
         (replace(FP4, row_major_b=True), GFX950, "column-major"),
@@ -38,19 +43,20 @@ def test_what_it_is_for() -> None:
         (replace(FP4, dtype_c="fp32"), GFX950, "bf16 or fp16, not fp32"),
         (replace(FP4, dtype_a="int8"), GFX950, "not int8 by fp4e2m1"),
     ):
-        assert reason in str(a4w4_blockscale.unsupported(problem, target))
-    assert "--family a4w4_blockscale" in str(dense.unsupported(replace(FP4, family="dense"), GFX950))
-    assert Defaults(family="a4w4_blockscale", row_major_b=False).problem(33, 64, 512) == FP4
+        assert reason in FAMILY.supports(problem, target).reason
+    dense = Problem(33, 64, 512, "fp4e2m1", "fp4e2m1", "bf16")
+    assert "--family with scales" in registry.get(Family, "dense").supports(dense, GFX950).reason
+    assert problem_of(Defaults(family="a4w4_blockscale", row_major_b=False), 33, 64, 512) == FP4
     assert not space(FP4, GFX950).axes, "Triton's epilogues can't apply such scales"
 
 
 def test_the_reference_is_what_the_format_says() -> None:
     problem = replace(FP4, k=96)
-    operands = a4w4_blockscale.inputs(problem, "cpu")
+    operands = FAMILY.make_inputs(problem, "cpu")
     assert operands["a"].shape == (33, 48) and operands["b"].shape == (48, 64) and operands["b"].stride() == (1, 48)
     exact, scales = (
-        a4w4_blockscale.reference(problem, operands),
-        {n: a4w4_blockscale.plain(operands[n]) for n in ("scale_a", "scale_b")},
+        FAMILY.reference(problem, operands),
+        {n: SCALES.unpack(operands[n]) for n in ("scale_a", "scale_b")},
     )
 
     def number(packed: torch.Tensor, scale: torch.Tensor, row: int, k: int) -> float:
@@ -63,20 +69,15 @@ def test_the_reference_is_what_the_format_says() -> None:
             for k in range(96)
         )
         assert float(exact[i, j]) == sum(terms)
-    assert a4w4_blockscale.deviation(exact.bfloat16(), exact) < a4w4_blockscale.tolerance(problem)
-    assert a4w4_blockscale.reference(FP4, a4w4_blockscale.inputs(FP4, "cpu", "zeros")).eq(0).all()
-    assert (
-        a4w4_blockscale.reference(replace(FP4, k=16384), a4w4_blockscale.inputs(replace(FP4, k=16384), "cpu"))
-        .abs()
-        .max()
-        < 65504
-    )
+    assert deviation(exact.bfloat16(), exact) < FAMILY.tolerance(problem)
+    assert FAMILY.reference(FP4, FAMILY.make_inputs(FP4, "cpu", "zeros")).eq(0).all()
+    assert FAMILY.reference(replace(FP4, k=16384), FAMILY.make_inputs(replace(FP4, k=16384), "cpu")).abs().max() < 65504
 
 
 def test_the_order_of_scales_is_its_own_inverse_and_aiters() -> None:
     scales = torch.arange(64 * 16).reshape(64, 16)
-    mixed = a4w4_blockscale.shuffled(scales)
-    assert torch.equal(a4w4_blockscale.plain(mixed), scales)
+    mixed = SCALES.pack(scales)
+    assert torch.equal(SCALES.unpack(mixed), scales)
     # A word of four: two rows 16 apart, of two groups 4 apart; 16 rows, then 4 groups, then blocks along K follow.
     assert mixed.reshape(-1)[:8].tolist() == [0, 16 * 16, 4, 16 * 16 + 4, 16, 17 * 16, 20, 17 * 16 + 4]
     assert int(mixed.reshape(-1)[64]) == 1 and int(mixed.reshape(-1)[256]) == 8 and int(mixed.reshape(-1)[512]) == 512
@@ -92,20 +93,20 @@ def test_operands_of_half_bytes() -> None:
         "scale_b": (64 * 16, "e8m0", [64, 16]),
     }
     assert known["scale_a"]["strides"] == [16, 1]
-    tensors = a4w4_blockscale.inputs(FP4, "cpu")
-    assert {e.name: tuple(tensors[e.name].shape) for e in extras(FP4)} == {"scale_a": (64, 16), "scale_b": (64, 16)}
+    tensors = FAMILY.make_inputs(FP4, "cpu")
+    assert {e.name: tuple(tensors[e.name].shape) for e in FP4.extras} == {"scale_a": (64, 16), "scale_b": (64, 16)}
 
 
 def test_instances() -> None:
-    configs = ck.configs(FP4, GFX950)
+    configs = CK.candidates(FP4, GFX950)
     assert configs and {c.template for c in configs} == {"mx"}
     for config in configs:
-        assert Config.parse(config.name) == config and ck.check(config, FP4, GFX950) is None
+        assert Config.parse(config.name) == config and CK.check(config, FP4, GFX950)
         text = ck.source(config, FP4)
         assert "{{" not in text and "DeviceGemmMX_Xdl_CShuffleV3" in text
         assert f"{config.block_m}, {config.block_n}, 128, 16, 16, 16, 16, " in text, "K in bytes"
     assert "static_cast<const int32_t*>(scale_a)" in text and "void* scale_a, " in text
-    assert {c.template for c in ck.configs(Problem(64, 64, 512, "bf16", "bf16", "bf16", True, False), GFX950)} == {
+    assert {c.template for c in CK.candidates(Problem(64, 64, 512, "bf16", "bf16", "bf16", True, False), GFX950)} == {
         "universal"
     }
 
@@ -123,13 +124,13 @@ def test_instances() -> None:
 )
 def test_what_no_instance_computes(name: str, problem: Problem, reason: str) -> None:
     config = Config.parse(name)
-    assert reason in str(ck.check(config, problem, GFX950))
+    assert reason in CK.check(config, problem, GFX950).reason
     if "pipeline v3" not in reason:
         with pytest.raises(InputError):
             ck.source(config, problem)
 
 
-@pytest.mark.skipif(ck.unavailable() is not None, reason=str(ck.unavailable()))
+@pytest.mark.skipif(not CK.available(), reason=CK.available().reason)
 @pytest.mark.skipif(
     settings.emulator_checkout() is None, reason="it compiles for minutes: TRITONGEMM_EMULATOR_CHECKOUT"
 )

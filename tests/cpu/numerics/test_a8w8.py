@@ -11,9 +11,7 @@ import pytest
 import torch
 
 from tests.support import emulated
-from tritongemm.backends.asm import backend as asm
 from tritongemm.backends.ck import backend as ck
-from tritongemm.backends.cutlass import backend as cutlass
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
@@ -26,9 +24,11 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.export import kernel_manifest
-from tritongemm.formats import Defaults, FormatRow, tune_gemm
+from tritongemm.formats import Defaults, FormatRow, problem_of, tune_gemm
 from tritongemm.measure.offline_evaluator import InterpreterJob
-from tritongemm.numerics.families import a8w8
+from tritongemm.numerics.error_metric import deviation
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Family, KernelBackend
 from tritongemm.runtime.machine import Machine
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
@@ -37,7 +37,8 @@ from tritongemm.workers.child_process import WorkerProcess
 
 GFX942, GFX950, SM90 = map(target_files.load_target, ("gfx942", "gfx950", "sm90"))
 NUZ, OCP = "fp8e4m3fnuz", "fp8e4m3fn"
-FP8 = Problem(33, 48, 80, NUZ, NUZ, "bf16", bias="n", family="a8w8")
+FAMILY = registry.get(Family, "a8w8")
+FP8 = FAMILY.problem(33, 48, 80, NUZ, NUZ, "bf16", bias="n")
 INT8 = replace(FP8, dtype_a="int8", dtype_b="int8", dtype_c="fp16", row_major_b=False, bias="m")
 SPLIT = Config("tile", 16, 32, 64, split_k=2, num_warps=2)
 CONFIGS = (
@@ -67,35 +68,35 @@ def interpreter() -> Iterator[WorkerProcess]:
         (replace(FP8, dtype_b="fp8e5m2fnuz"), GFX942, None),
         (FP8, GFX950, f"no matrix instruction for {NUZ} (A); its fp8 encoding is fn"),
         (replace(FP8, dtype_b="int8"), GFX942, f"fp8 by fp8 or int8 by int8, not {NUZ} by int8"),
-        (Problem(8, 8, 8, family="a8w8"), GFX942, "not fp16 by fp16"),
+        (FAMILY.problem(8, 8, 8, "fp16", "fp16", "fp16"), GFX942, "not fp16 by fp16"),
         (replace(FP8, dtype_c=NUZ), GFX942, f"gives bf16, fp16, fp32, not {NUZ}"),
         (replace(INT8, dtype_c="int32"), GFX942, "not int32"),
     ],
 )
 def test_what_it_is_for(problem: Problem, target: Target, reason: str | None) -> None:
-    found = a8w8.unsupported(problem, target)
-    assert found is None if reason is None else reason in str(found)
+    found = FAMILY.supports(problem, target)
+    assert found if reason is None else reason in found.reason and not found
 
 
 @pytest.mark.parametrize("problem", [FP8, INT8, replace(FP8, k=4096)])
 def test_the_reference_is_scaled_by_rows_and_columns(problem: Problem) -> None:
-    operands = a8w8.inputs(problem, "cpu")
+    operands = FAMILY.make_inputs(problem, "cpu")
     assert list(operands) == ["a", "b", "scale_a", "scale_b", "bias"] == ["a", "b", *(e.name for e in problem.extras)]
     assert (operands["scale_a"].shape, operands["scale_b"].shape) == ((problem.m,), (problem.n,))
     assert operands["scale_a"].dtype == torch.float32 and operands["scale_a"].min() > 0
-    exact, i, j = a8w8.reference(problem, operands), 5, 7
+    exact, i, j = FAMILY.reference(problem, operands), 5, 7
     dot = float((operands["a"][i].double() * operands["b"][:, j].double()).sum())
     added = float(operands["bias"][i if problem.bias == "m" else j])
     wanted = dot * float(operands["scale_a"][i]) * float(operands["scale_b"][j]) + added
     assert float(exact[i, j]) == pytest.approx(wanted, rel=1e-12)
-    plain = a8w8.reference(replace(problem, bias="none"), operands)
+    plain = FAMILY.reference(replace(problem, bias="none"), operands)
     assert 0.5 < float(plain.square().mean().sqrt()) < 2
     rounded = exact.to(getattr(torch, problem.c.torch))
-    assert a8w8.deviation(rounded, exact) < a8w8.tolerance(problem)
+    assert deviation(rounded, exact) < FAMILY.tolerance(problem)
     for name in ("scale_a", "scale_b"):  # one scale that is wrong shows
         spoiled = operands | {name: operands[name].clone()}
         spoiled[name][-1] *= 1.25
-        assert a8w8.deviation(a8w8.reference(problem, spoiled), exact) > a8w8.tolerance(problem)
+        assert deviation(FAMILY.reference(problem, spoiled), exact) > FAMILY.tolerance(problem)
 
 
 @pytest.mark.parametrize("problem", [FP8, INT8], ids=["fp8", "int8"])
@@ -128,14 +129,12 @@ def test_the_winner_takes_the_scales() -> None:
 
 def test_what_nobody_says() -> None:
     """dtypes of the family, from the command line and from files; results come back equal."""
-    assert Defaults(family="a8w8", fp8_encoding="fnuz").problem(1, 2, 3).dtypes == f"{NUZ}-{NUZ}-bf16"
-    assert Defaults(dtype_a="int8", family="a8w8").problem(1, 2, 3).dtypes == "int8-int8-bf16"
-    with pytest.raises(
-        InputError, match=r"no families plug-in is called 'a9w9'; there are: a4w4_blockscale, .*a8w8, .*dense"
-    ):
-        Defaults(family="a9w9").problem(1, 2, 3)
+    assert problem_of(Defaults(family="a8w8", fp8_encoding="fnuz"), 1, 2, 3).dtypes == f"{NUZ}-{NUZ}-bf16"
+    assert problem_of(Defaults(dtype_a="int8", family="a8w8"), 1, 2, 3).dtypes == "int8-int8-bf16"
+    with pytest.raises(InputError, match=r"no family is called 'a9w9'; there are: a4w4_blockscale, .*a8w8, .*dense"):
+        problem_of(Defaults(family="a9w9"), 1, 2, 3)
     (row,) = tune_gemm.read(Path("x.yaml"), "- {M: 1, N: 2, K: 3, family: a8w8}\n", Defaults())
-    assert row.problem == Problem(1, 2, 3, OCP, OCP, "bf16", family="a8w8")
+    assert row.problem == FAMILY.problem(1, 2, 3, OCP, OCP, "bf16")
     (row,) = tune_gemm.read(Path("x.yaml"), "- {M: 1, N: 2, K: 3}\n", Defaults(family="a8w8"))
     assert row.problem.family == "a8w8"
     record = Record(INT8, "gfx942", SPLIT, "triton", 1e-6, 0.0, "model")
@@ -168,11 +167,13 @@ def test_exported_kernels_are_told_apart_from_those_without_scales(tmp_path: Pat
     (path,), refused = kernel_manifest.export([record], tmp_path, Machine(GFX942, "", (), "", ""))
     assert not refused
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
-    (config,) = asm.configs(scaled, GFX942)
-    assert asm.configs(replace(scaled, family="dense"), GFX942) == []
-    built, _, _ = asm.build(asm.job(config, scaled, GFX942, ""))
+    asm = registry.get(KernelBackend, "asm")
+    (config,) = asm.candidates(scaled, GFX942)
+    dense = Problem(scaled.m, scaled.n, scaled.k, "int8", "int8", "bf16", row_major_b=False)
+    assert asm.candidates(dense, GFX942) == []
+    built, _, _ = asm.compile(asm.compile_job(config, scaled, GFX942))
     launch = asm.launch(replace(built, path="x"), scaled, GFX942)
-    ours = prepare.launches([record], GFX942, ArtifactCache(settings.cache_folder()))[scaled]
+    ours = prepare.prepare_launches([record], GFX942, ArtifactCache(settings.cache_folder()))[scaled]
     assert not isinstance(ours, str)
     assert launch.buffers == ours.buffers
     addresses = dict(zip(("a", "b", "scale_a", "scale_b", "workspace", "semaphore"), range(1, 7), strict=True))
@@ -181,22 +182,26 @@ def test_exported_kernels_are_told_apart_from_those_without_scales(tmp_path: Pat
 
 def test_instances_of_ck() -> None:
     problem = replace(FP8, m=256, n=512, k=1024, row_major_b=False)
-    configs = ck.configs(replace(problem, bias="none", m=16, k=8192), GFX942)
+    library = registry.get(KernelBackend, "ck")
+    configs = library.candidates(replace(problem, bias="none", m=16, k=8192), GFX942)
     split = next(c for c in configs if c.split_k > 1)
-    assert "every split" in str(ck.check(split, replace(problem, m=16, k=8192), GFX942))
+    assert "every split" in library.check(split, replace(problem, m=16, k=8192), GFX942).reason
     text = ck.source(configs[0], problem)
     assert "C[M, N] = A @ B * scale_a * scale_b + bias" in text
     assert "ck::Tuple<Col, Row, Row>" in text and "ck::Tuple<float, float, ck::bhalf_t>" in text
     assert "{ scale_a, scale_b, bias }" in text
     integers = replace(problem, dtype_a="int8", dtype_b="int8")
     assert "using Sum = int32_t;" in ck.source(configs[0], integers)
-    assert "of family dense" in str(cutlass.refusal(replace(problem, dtype_a=OCP, dtype_b=OCP), SM90))
+    cutlass = registry.get(Backend, "cutlass")
+    reason = cutlass.supports(replace(problem, dtype_a=OCP, dtype_b=OCP), SM90).reason
+    assert reason == "its kernels can't apply scale_a in the epilogue"
 
 
+AVAILABLE = registry.get(Backend, "ck").available()
 CK = "ck.universal__bm32__bn32__bk128__gm1__sk{}__w4__s2__interwave0__pipeline1__wave_m2__xdl16"
 
 
-@pytest.mark.skipif(ck.unavailable() is not None, reason=str(ck.unavailable()))
+@pytest.mark.skipif(not AVAILABLE, reason=AVAILABLE.reason)
 @pytest.mark.skipif(settings.emulator_checkout() is None, reason="half a minute each: TRITONGEMM_EMULATOR_CHECKOUT")
 @pytest.mark.parametrize(("arch", "dtype"), [("gfx942", "int8"), ("gfx950", "fp8")])
 def test_an_instance_runs_as_its_host_code_launches_it(tmp_path: Path, arch: str, dtype: str) -> None:
@@ -212,9 +217,9 @@ def test_an_instance_runs_as_its_host_code_launches_it(tmp_path: Path, arch: str
 
 
 def test_pytorch_scales_rows_only_where_it_can() -> None:
-    linear = Problem(32, 64, 128, OCP, OCP, "bf16", row_major_b=False, family="a8w8")
-    assert torch_backend.function(linear) == torch_backend.in_module(linear) == "_scaled_mm"
+    linear = FAMILY.problem(32, 64, 128, OCP, OCP, "bf16", row_major_b=False)
+    assert torch_backend.function(linear) == registry.baseline().torch_function(linear) == "_scaled_mm"
     assert torch_backend.function(replace(linear, dtype_c="fp16")) == ""
     assert torch_backend.function(replace(INT8, m=32)) == ""
-    text = render.module(linear, [SPLIT], SM90, 0.1, 1.0, "_scaled_mm")
+    text = render.module(linear, [SPLIT], SM90, 0.1, 1.0, library="_scaled_mm")
     assert "torch._scaled_mm(a, b, scale_a[:, None], scale_b[None, :], bias=None, out_dtype=c.dtype)" in text

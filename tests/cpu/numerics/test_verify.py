@@ -10,18 +10,21 @@ import torch
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
-from tritongemm.numerics.families import dense
+from tritongemm.numerics.random_inputs import INITS
 from tritongemm.numerics.verify import VerifyResult, poison, verify
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader as target_files
 
 Run = Callable[[torch.Tensor], None]
+DENSE = registry.get(Family, "dense")
 
 
 def made(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     """An empty C and the exact result."""
-    operands = dense.inputs(problem, "cpu")
+    operands = DENSE.make_inputs(problem, "cpu")
     c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch))
-    return c, dense.reference(problem, operands)
+    return c, DENSE.reference(problem, operands)
 
 
 def judged(problem: Problem, spoil: Run = lambda _: None) -> VerifyResult:
@@ -32,7 +35,7 @@ def judged(problem: Problem, spoil: Run = lambda _: None) -> VerifyResult:
         c.copy_(exact.to(c.dtype))
         spoil(c)
 
-    return verify(problem, dense, run, c, exact)
+    return verify(problem, DENSE, run, c, exact)
 
 
 def put(value: float) -> Run:
@@ -56,7 +59,7 @@ def test_rounding_passes(dtype_c: str, bias: str) -> None:
 @pytest.mark.parametrize("dtype_c", ["int32", "int8"])
 def test_integers_are_exact(dtype_c: str) -> None:
     problem = Problem(33, 65, 70, "int8", "int8", dtype_c)
-    assert (dense.tolerance(problem), judged(problem).error) == (0.0, 0.0)
+    assert (DENSE.tolerance(problem), judged(problem).error) == (0.0, 0.0)
     found = judged(problem, put(math.inf))  # one more than right
     assert not found.ok and found.error > 0, "one unit in one element shows"
 
@@ -90,7 +93,7 @@ def test_an_element_nobody_wrote(dtypes: tuple[str, str, str]) -> None:
         c.copy_(right)
         c[19, 19] = kept
 
-    assert not verify(problem, dense, run, c, exact).ok
+    assert not verify(problem, DENSE, run, c, exact).ok
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp32", "fp8e4m3fn", "fp8e5m2fnuz"])
@@ -116,7 +119,7 @@ def test_a_second_run_that_differs() -> None:
         calls.append(1)
         c.copy_(exact.to(c.dtype) if len(calls) == 1 else torch.zeros_like(c))
 
-    found = verify(problem, dense, run, c, exact)
+    found = verify(problem, DENSE, run, c, exact)
     assert len(calls) == 2 and not found.ok and not found.repeatable
 
 
@@ -128,7 +131,7 @@ def test_results_that_flicker_within_rounding() -> None:
         calls.append(1)
         c.copy_((exact * (1 + 1e-2 * (len(calls) - 1))).to(c.dtype))
 
-    found = verify(problem, dense, run, c, exact)
+    found = verify(problem, DENSE, run, c, exact)
     assert found.ok and not found.repeatable, "right, but the bits are not the same"
 
 
@@ -142,23 +145,23 @@ def test_verdicts() -> None:
 @pytest.mark.parametrize("row_major_b", [True, False])
 def test_operands_have_the_problems_layouts(row_major_a: bool, row_major_b: bool) -> None:
     problem = Problem(5, 6, 7, row_major_a=row_major_a, row_major_b=row_major_b, bias="m")
-    operands = dense.inputs(problem, "cpu")
+    operands = DENSE.make_inputs(problem, "cpu")
     a, b = operands["a"], operands["b"]
     assert (a.shape, b.shape) == ((5, 7), (7, 6)) and operands["bias"].shape == (5,)
     assert a.stride() == ((7, 1) if row_major_a else (1, 5))
     assert b.stride() == ((6, 1) if row_major_b else (1, 7))
-    again = dense.inputs(problem, "cpu")
-    assert torch.equal(a, again["a"]) and not torch.equal(a, dense.inputs(problem, "cpu", seed=1)["a"])
+    again = DENSE.make_inputs(problem, "cpu")
+    assert torch.equal(a, again["a"]) and not torch.equal(a, DENSE.make_inputs(problem, "cpu", seed=1)["a"])
 
 
-@pytest.mark.parametrize("init", dense.INITS)
+@pytest.mark.parametrize("init", INITS)
 def test_inits(init: str) -> None:
-    a = dense.inputs(Problem(64, 64, 64, "fp32", "fp32", "fp32"), "cpu", init)["a"]
+    a = DENSE.make_inputs(Problem(64, 64, 64, "fp32", "fp32", "fp32"), "cpu", init)["a"]
     assert a.isfinite().all() and (init == "zeros") == (not a.any())
     if init == "hpl":
         assert a.min() >= -0.5 and a.max() <= 0.5
     with pytest.raises(InputError, match=r"--init_type is 'ones'; there are: randn, "):
-        dense.inputs(Problem(1, 1, 1), "cpu", "ones")
+        DENSE.make_inputs(Problem(1, 1, 1), "cpu", "ones")
 
 
 def test_narrow_results_stay_in_range() -> None:
@@ -174,8 +177,8 @@ def test_narrow_results_stay_in_range() -> None:
 def test_what_a_target_does_not_run() -> None:
     gfx942, sm90 = target_files.load_target("gfx942"), target_files.load_target("sm90")
     fn, nuz = "fp8e4m3fn", "fp8e4m3fnuz"
-    assert dense.unsupported(Problem(1, 1, 1), gfx942) is None
-    assert dense.unsupported(Problem(1, 1, 1, nuz, nuz), gfx942) is None
+    assert DENSE.supports(Problem(1, 1, 1), gfx942)
+    assert DENSE.supports(Problem(1, 1, 1, nuz, nuz), gfx942)
     for problem, target, complaint in (
         (
             Problem(1, 1, 1, fn, fn),
@@ -188,8 +191,8 @@ def test_what_a_target_does_not_run() -> None:
         (Problem(1, 1, 1, "int8", "int8", "fp16"), sm90, "int8 operands need an integer C, not fp16"),
         (Problem(1, 1, 1, "int32", "int32", "int32"), sm90, "int32"),
     ):
-        reason = dense.unsupported(problem, target)
-        assert reason and complaint in reason
+        found = DENSE.supports(problem, target)
+        assert not found and complaint in found.reason
 
 
 def test_a_share_of_the_elements_may_be_outside() -> None:
@@ -202,7 +205,7 @@ def test_a_share_of_the_elements_may_be_outside() -> None:
             c.copy_(exact.to(c.dtype))
             spoil(c)
 
-        return verify(problem, dense, run, c, exact, ratio)
+        return verify(problem, DENSE, run, c, exact, ratio)
 
     def off(count: int, by: float) -> Run:
         def spoil(out: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core import target
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.problem import Problem
@@ -29,7 +30,7 @@ def wide() -> Space:
 
 
 def reasons(config: Config, problem: Problem, target: target.Target) -> dict[str, str]:
-    applies = [r for r in RULES if not r.templates or config.template in r.templates]
+    applies = [r for r in RULES if not r.group or r.group in search_facts(config.template).rules]
     return {r.name: why for r in applies if (why := r.check(config, problem, target))}
 
 

@@ -114,7 +114,7 @@ def ready(tmp_path_factory):
         record(problem(72, 96, 128), SWAPPED),
         record(problem(8, 16, 16), Config("no_such_template", 16, 16, 16)),
     ]
-    return records, prepare.launches(records, target_files.load_target("sm90", compute_units=132), cache), cache
+    return records, prepare.prepare_launches(records, target_files.load_target("sm90", compute_units=132), cache), cache
 
 
 def values(launch: Launch, block: bytes, kind: str) -> list[int]:
@@ -206,16 +206,16 @@ def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):
 def test_a_bad_record_costs_itself(ready):
     records, launches, cache = ready
     assert "no kernel template is called 'no_such_template'" in launches[records[5].problem]
-    again = prepare.launches(records[:5], target_files.load_target("sm90", compute_units=132), cache)
+    again = prepare.prepare_launches(records[:5], target_files.load_target("sm90", compute_units=132), cache)
     assert again == {p: value for p, value in launches.items() if not isinstance(value, str)}
-    fewer = prepare.launches(records[2:3], target_files.load_target("sm90", compute_units=1), cache)
+    fewer = prepare.prepare_launches(records[2:3], target_files.load_target("sm90", compute_units=1), cache)
     assert (launches[records[2].problem].grid, fewer[records[2].problem].grid) == ((2, 1, 1), (1, 1, 1))
 
 
 def test_a_cache_that_can_not_be_written_is_a_reason(ready, tmp_path):
     (tmp_path / "cache").write_text("")
     one = ready[0][0]
-    launches = prepare.launches(
+    launches = prepare.prepare_launches(
         [one], target_files.load_target("sm90", compute_units=132), ArtifactCache(tmp_path / "cache")
     )
     assert "compiled kernels can't be kept in" in launches[one.problem]
@@ -238,7 +238,12 @@ def test_no_two_streams_or_captures_share_memory(monkeypatch):
     device, capture = Device(), 0
     monkeypatch.setattr(workspaces, "capture_id", lambda api, stream: capture)
     shared = WorkspacePool(device, 1000, 300)
-    assert shared.counter_bytes == 512 and shared.holds(1000, 512) and not shared.holds(1001, 1) and not shared.holds(1, 513)
+    assert (
+        shared.counter_bytes == 512
+        and shared.holds(1000, 512)
+        and not shared.holds(1001, 1)
+        and not shared.holds(1, 513)
+    )
     first, second = shared.for_stream(1), shared.for_stream(2)
     assert first is shared.for_stream(1) and abs(first[0] - second[0]) >= 1000 and abs(first[1] - second[1]) >= 512
     seen = {first[1], second[1]}
@@ -261,7 +266,9 @@ def test_counters_start_as_zeros(stand_in_driver, vendor):
     shared = WorkspacePool(device, 1000, 300)
     pairs = [shared.for_stream(stream) for stream in range(20)]  # more than are made at once
     assert len({address for pair in pairs for address in pair}) == 40
-    assert all(device.copy_from_device(counters, shared.counter_bytes) == bytes(shared.counter_bytes) for _, counters in pairs)
+    assert all(
+        device.copy_from_device(counters, shared.counter_bytes) == bytes(shared.counter_bytes) for _, counters in pairs
+    )
     assert ctypes.c_int.in_dll(library, "fake_mode").value == 0
     assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value, "not the stream that waits for all others"
 

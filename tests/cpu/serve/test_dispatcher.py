@@ -182,7 +182,9 @@ def test_mm_itself_follows_pytorchs_precision(gpu, precision, monkeypatch):
     monkeypatch.setattr("tritongemm.serve.api._dispatcher", dispatcher)
     monkeypatch.setattr("tritongemm.serve.api._modes", lambda: 0)  # fake tensors are one
     monkeypatch.setattr("tritongemm.serve.api._PLAIN", {type(empty(1))})
-    monkeypatch.setattr(dispatcher, "resolve", lambda key, operands: seen.append((key[6], operands)) or (lambda *_: None))
+    monkeypatch.setattr(
+        dispatcher, "resolve", lambda key, operands: seen.append((key[6], operands)) or (lambda *_: None)
+    )
     for setting in ("tf32", "fp32"):
         monkeypatch.setattr("tritongemm.serve.api.float32_precision", lambda setting=setting: setting)
         for dtype in (torch.float32, torch.bfloat16):
@@ -251,7 +253,9 @@ def test_the_environment_names_the_records(gpu, tmp_path, monkeypatch):
     file = tmp_path / "tuned.yaml"
     file.write_text(tune_gemm.write([record(problem(16, 32, 64), winner="torch")]))
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
-    monkeypatch.setattr("tritongemm.serve.kernel_loading.load_device", lambda _, records, former: stand_in_kernels(records))
+    monkeypatch.setattr(
+        "tritongemm.serve.kernel_loading.load_device", lambda _, records, former: stand_in_kernels(records)
+    )
     assert say(Dispatcher(), empty(16, 64), empty(32, 64)).startswith("library: torch won")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(tmp_path / "gone.yaml"))
     with pytest.raises(InputError, match=r"gone\.yaml"):

@@ -14,7 +14,7 @@ import torch
 
 from tests.support import FAKES
 from tests.support.linear_layers import problem, stand_in_device
-from tritongemm.backends.blaslt import backend as blaslt
+from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import torch_choice
 from tritongemm.core.errors import DriverError
 from tritongemm.hip_ext.blaslt import library as blaslt_library
@@ -129,7 +129,7 @@ def gpu(known, monkeypatch, tmp_path):
     subprocess.run(["c++", "-std=c++17", "-O1", "-shared", "-fPIC", str(source), "-o", str(made)], check=True)
     library = blaslt_library.Library(blaslt_tables.TABLES["nvidia"], ctypes.CDLL(str(made)))
     monkeypatch.setattr(blaslt, "library", lambda: library)
-    monkeypatch.setattr(blaslt, "_vendor", lambda: "nvidia")
+    monkeypatch.setattr(blaslt, "vendor", lambda: "nvidia")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for name, value in {"_stream": lambda i: 0, "_capturing": lambda: False, "_current": lambda: -1}.items():
         monkeypatch.setattr(f"tritongemm.serve.fast_call.{name}", value)

@@ -7,24 +7,22 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
-from tests.support.racing import CODE, SIZE, Drop, race
-from tritongemm.backends.triton import backend as triton_backend
+from tests.support.racing import CODE, SIZE, TOY, Drop, race
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import tune
 from tritongemm.codegen import modules
 from tritongemm.core import settings
-from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.support import SUPPORTED
 from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults
 from tritongemm.hip_ext.driver import driver
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, BuildInputs, KernelBackend
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.tuning import roster
-from tritongemm.tuning.finalists import LIBRARY_PLACES, finalists
+from tritongemm.tuning.finalists import LIBRARY_PLACES, pick_finalists
 from tritongemm.tuning.roster import choose_roster
 from tritongemm.workloads import sizes
 
@@ -56,20 +54,10 @@ def test_who_asks_for_all_is_told_who_is_missing(
     assert tune.main(argv) == 0 and missing not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", registry.names("backends"))
-def test_every_backend_says_how_its_candidates_are_launched(name: str) -> None:
-    """Those who are asked for candidates too: they answer that they launch by themselves."""
-    plugin = registry.load("backends", name)
-    assert callable(plugin.launch)
-    if roster.is_library(name):
-        config = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend=name)
-        assert plugin.launch(Artifact(config, ""), Problem(16, 16, 16), target_files.load_target("sm90")) is None
-
-
 def test_names_on_the_command_line(drop: Drop, monkeypatch: pytest.MonkeyPatch) -> None:
     drop("toycode", CODE)
-    drop("toyabsent", "def unavailable():\n    return 'its headers are absent'\n")
-    monkeypatch.setattr(registry.load("backends", "blaslt"), "unavailable", lambda: None)
+    drop("toyabsent", TOY + "    def available(self):\n        return Support('its headers are absent')\n")
+    monkeypatch.setattr(registry.get(Backend, "blaslt"), "available", lambda: SUPPORTED)
     assert choose_roster("hipblaslt, triton,cublaslt,torch", runs=True).backends == ("blaslt", "triton")
     assert choose_roster("torch", runs=True).backends == ("torch",)
     assert choose_roster("toycode", runs=True).backends == ("toycode",)
@@ -93,35 +81,36 @@ def test_near_copies_of_one_library_do_not_fill_the_final() -> None:
     ours = [trial("triton", i, 1 + i / 100) for i in range(50)]
     code = [trial("asm", i, 9) for i in range(9)]
     wrong = Trial(Config("t", 99, 1, 1, backend="asm"), "wrong")
-    first, rest = finalists([*libraries, *ours, *code, wrong], 12)
+    first, rest = pick_finalists([*libraries, *ours, *code, wrong], 12)
     assert len({*first, *rest}) == len(first) + len(rest) == 109
     backends = [t.config.backend for t in first]
     assert {b: backends.count(b) for b in backends} == {"blaslt": 7, "triton": 6, "asm": 3}
     assert {t.config.backend for t in rest[:44]} == {"triton"}, "the next in line are ours"
-    alone, rest = finalists(ours, 5)
+    alone, rest = pick_finalists(ours, 5)
     assert (alone, rest) == (ours[:5], ours[5:])
 
 
 def test_who_cannot_win_is_represented_by_a_few() -> None:
     slow, fast = ([trial(name, i, us + i / 100) for i in range(20)] for name, us in (("blaslt", 2), ("triton", 1)))
-    assert set(finalists([*slow, *fast], 12)[0]) == {*slow[:3], *fast[:7]}
+    assert set(pick_finalists([*slow, *fast], 12)[0]) == {*slow[:3], *fast[:7]}
     fast, slow = ([trial(name, i, us + i / 100) for i in range(20)] for name, us in (("blaslt", 1), ("triton", 2)))
-    assert set(finalists([*slow, *fast], 12)[0]) == {*fast[:7], *slow[:3]}
+    assert set(pick_finalists([*slow, *fast], 12)[0]) == {*fast[:7], *slow[:3]}
 
 
 def test_a_librarys_best_and_its_own_choice_race() -> None:
     alike = [trial("blaslt", i, 1 + i / 10000) for i in range(50)]
-    first, _ = finalists(alike, 12)
+    first, _ = pick_finalists(alike, 12)
     assert first == alike[:LIBRARY_PLACES]
     favourite, *others = [trial("blaslt", 0, 100), *(trial("blaslt", i, 1 + i) for i in range(1, 9))]
-    first, _ = finalists([favourite, *others], 12)
+    first, _ = pick_finalists([favourite, *others], 12)
     assert set(first) == {favourite, *others[:3]}
 
 
 def test_a_backend_of_code_races_with_triton(drop: Drop, tmp_path: Path) -> None:
     """Its configs are compiled in the first round; what is wrong with one costs that one, or that backend."""
     drop("toycode", CODE)
-    drop("toybroken", "def configs(problem, target):\n    raise ZeroDivisionError('no headers')\n")
+    broken = "    def _candidates(self, problem, target, inputs, everything):\n        raise ZeroDivisionError('no headers')\n"
+    drop("toybroken", TOY + broken)
     judge = FakeEvaluator()
     failures, store, said = race(tmp_path, ("blaslt", "toybroken", "toycode", "triton"), judge)
     assert failures == {}
@@ -145,12 +134,10 @@ def test_without_triton_its_space_is_not_searched(drop: Drop, tmp_path: Path) ->
     failures, store, _ = race(tmp_path, ("toycode",))
     assert failures == {} and {t.config.backend for t in store.trials(SIZE).values()} == {"toycode"}
     assert not [*tmp_path.glob("generated_kernel*")]
-    drop(
-        "toynone",
-        "def configs(problem, target):\n    return []\ndef refusal(problem, target):\n    return 'not on Mondays'\n",
-    )
+    drop("toynone", TOY + "    def _supports(self, problem, target):\n        return Support('not on Mondays')\n")
     failures, _, _ = race(tmp_path / "none", ("toynone",))
-    assert failures == {SIZE: "no candidate passed: toynone brought none, toynone: not on Mondays"}
+    assert failures[SIZE].startswith("no candidate passed: toynone brought none, toynone: not on Mondays")
+    assert "triton could compute it: --libtype triton" in failures[SIZE]
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +145,11 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A kernel of ours as an assembly kernel, in a manifest whose other rows are wrong in one way each."""
     facts, folder = target_files.load_target("gfx942"), tmp_path_factory.mktemp("asm")
     config = Config.parse("tile__bm16__bn16__bk32__gm1__sk1__w1__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0")
-    job = triton_backend.job(config, SIZE, facts, str(modules.write_candidates(SIZE, [config], facts, folder)))
-    built, code, name = triton_backend.build(job)
+    triton_backend = registry.get(KernelBackend, "triton")
+    module = modules.write_candidates(SIZE, [config], facts, folder)
+    built, code, name = triton_backend.compile(
+        triton_backend.compile_job(config, SIZE, facts, BuildInputs(module=module))
+    )
     (folder / name).write_bytes(code)
     (folder / "short.co").write_bytes(code[: len(code) // 2])
     rest = f"mn,{built.launch['dynamic_shared']},{built.threads},fp16,TT"
@@ -191,14 +181,18 @@ def test_bad_rows_of_a_manifest_cost_themselves(
     argv = ["--gemm_size_file", str(tmp_path / "out.yaml"), "--compare_wo_tuning", "--num_threads", "1"]
     assert tune.main(argv) == 1
     assert "only a GPU can check a kernel of asm" in capsys.readouterr().out
-    found = prepare.launches([record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder()))
+    found = prepare.prepare_launches(
+        [record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder())
+    )
     launch = found[SIZE]
     assert not isinstance(launch, str) and launch.symbol == record.config.template
     assert Path(launch.path).read_bytes() == (manifest.parent / "kernel.hsaco").read_bytes()
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", "")
     assert tune.main(argv) == 1
     assert "no manifest holds this kernel" in capsys.readouterr().out
-    found = prepare.launches([record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder()))
+    found = prepare.prepare_launches(
+        [record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder())
+    )
     assert "no manifest holds this kernel" in str(found[SIZE])
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
 from tests.support.racing import CODE, SIZE, Drop, race
 from tests.support.stores import record, take
+from tritongemm.build.background import BackgroundBuilds
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core.artifact import Artifact
+from tritongemm.core import settings
+from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import Problem
@@ -30,7 +31,6 @@ from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search.strategies.exhaustive import Exhaustive
 from tritongemm.tuning.run import TuningRun
-from tritongemm.workers.work_queue import WorkQueue
 
 
 def announced(enough: int) -> tuple[FakeEvaluator, threading.Event]:
@@ -135,61 +135,61 @@ def test_a_resumed_run_asks_for_what_the_first_did(tmp_path: Path, monkeypatch: 
     assert first[small] != alone and {c.kernel_name for c in first[large]} & {c.kernel_name for c in first[small]}
 
 
-def test_a_lane_that_ended_takes_no_more() -> None:
-    """A full disk is told at once, not after the other thousand compiles."""
+def test_a_full_disk_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after the other thousand compiles; what the thread of a device meets ends the run as well."""
 
-    def work(things: list[int]) -> None:
+    def full(*_: object) -> None:
         raise OutputError("disk full")
 
-    lane = WorkQueue(work)
-    lane.put(1)
-    lane._thread.join(10)
-    with pytest.raises(OutputError, match="disk full"):
-        lane.put(2)
-    with pytest.raises(OutputError, match="disk full"):
-        lane.close()
+    for owner, name in ((Store, "add_trials"), (FakeEvaluator, "screen")):
+        with monkeypatch.context() as patch, pytest.raises(OutputError, match="disk full"):
+            patch.setattr(owner, name, full)
+            race(tmp_path / name, ("triton",))
 
 
-def test_a_lane_does_last_what_can_wait() -> None:
-    """Races are held while nothing waits to be screened; nobody but the end waits for them."""
-    begun, go, done = threading.Event(), threading.Event(), list[list[int]]()
+def test_a_slow_compile_that_has_ended_already_is_not_lost(
+    drop: Drop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may end before anybody waits for it."""
+    drop("toycode", CODE)
+    ended: list[CompileJob] = []
 
-    def work(things: list[int]) -> None:
-        begun.set()
-        go.wait(10)
-        done.append(things)
+    def begin(self: BackgroundBuilds, job: CompileJob) -> Future[Artifact]:
+        ended.append(job)
+        future: Future[Artifact] = Future()
+        future.set_result(self._compiler.build(job))
+        return future
 
-    lane = WorkQueue(work)
-    lane.put(0)
-    begun.wait(10)  # the rest is queued while it works
-    lane.put(10, later=True)
-    lane.put(11, later=True)
-    lane.put(1)
-    lane.put(2)
-    threading.Timer(0.1, go.set).start()
-    lane.wait()
-    assert done[:2] == [[0], [1, 2]]
-    lane.close()
-    assert done == [[0], [1, 2], [10], [11]]
+    monkeypatch.setattr(BackgroundBuilds, "begin", begin)
+    failures, store, _ = race(tmp_path, ("toycode",))
+    assert failures == {} and ended
+    record = store.record(SIZE)
+    assert record and record.winner == "toycode"
 
 
-def test_what_ends_while_it_is_asked_for_is_not_lost() -> None:
-    """A slow compile may end between any two looks at it."""
+def test_devices_draw_the_next_size_when_they_are_free(tmp_path: Path) -> None:
+    """A size's candidates are all timed by one device; no device waits while another has sizes left."""
+    both = threading.Barrier(2, timeout=60)
+    seen: dict[Problem, set[int]] = {}
 
-    class Ending(Future[Artifact]):
-        looks = 0
+    class Device(FakeEvaluator):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number, self.first = number, True
 
-        def done(self) -> bool:
-            self.looks += 1
-            return self.looks > 1
+        def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
+            if self.first:
+                self.first = False
+                both.wait()  # neither goes on before the other has a size
+            seen.setdefault(problem, set()).add(self.number)
+            return super().screen(problem, artifacts, best_s)
 
-    config, future, taken = Config("toy", 1, 1, 1, backend="toycode"), Ending(), list[Any]()
-    future.set_result(Artifact(config, "digest"))
-    watcher = SimpleNamespace(step=lambda *_: None)
-    line: Any = TuningRun([], SimpleNamespace(), SimpleNamespace(), SimpleNamespace(), watcher)  # type: ignore[arg-type]
-    task: Any = SimpleNamespace(slow=[(config, future)], failure="", judge=None)
-    line._lanes[id(None)] = SimpleNamespace(put=lambda item, later: taken.append(item))
-    for _ in range(2):
-        line._take_late(task)
-    ((whose, look),) = taken
-    assert whose is task and [b.config for b in look.keywords["builds"]] == [config] and task.slow == []
+    problems = [Problem(16, 16, k) for k in (32, 64, 96, 128)]
+    with (
+        closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,
+        take(tmp_path / "out.yaml") as store,
+    ):
+        options = TuningOptions(tmp_path, "guided", budget=2, library="")
+        failures = TuningRun([Device(0), Device(1)], pool, store, options, Reporter()).tune(problems)
+        assert failures == {} and all(store.record(p) for p in problems)
+    assert all(len(devices) == 1 for devices in seen.values()) and set.union(*seen.values()) == {0, 1}

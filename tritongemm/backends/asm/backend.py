@@ -30,6 +30,7 @@ from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
 from tritongemm.hip_ext.compilers import assemble
 from tritongemm.plugins.contracts import NO_INPUTS, BuildInputs, Capabilities, KernelBackend
+from tritongemm.search.cost_model import model as cost_model
 
 _THREADS = 256  # of AITER's workgroups
 _GRIDS = {"i8": "nk,m", "fp8_blockscale": "nk,m"}
@@ -47,7 +48,8 @@ class AsmBackend(KernelBackend):
         return SUPPORTED if named else Support("no manifest of assembly kernels: TRITONGEMM_ASM_MANIFESTS names none")
 
     def _candidates(self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool) -> Iterable[Config]:
-        return survey(problem, target, inputs.manifests)[0]
+        configs = survey(problem, target, inputs.manifests)[0]
+        return cost_model.rank(tuple(configs), problem, target).configs
 
     def _has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
         configs, refused = survey(problem, target, inputs.manifests)

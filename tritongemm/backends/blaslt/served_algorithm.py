@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.backends.blaslt import algorithms as blaslt
+from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -96,24 +98,28 @@ def load_tuned(record: Record, device_index: int, device: driver.Device) -> Load
         device_index: the current device, as PyTorch counts.
         device: the same, as the driver knows it.
     """
-    problem, config = record.problem, record.config
-    vendor = blaslt.library().table.vendor
-
-    def plan() -> tuple[PreparedMatmul, Algorithm]:
-        fast = bool(config.option("fast"))
-        prepared = _prepare(problem, device_index, blaslt.WORKSPACE_BYTES, blaslt.REQUESTED[vendor], fast=fast)
-        algorithm = blaslt.find(prepared, found, blaslt.version())
-        if algorithm is None:
-            raise LookupError(f"{found.name} is not offered for {problem.key}")
-        return prepared, algorithm
-
+    problem = record.problem
     try:
-        found = blaslt.resolve(config, problem, blaslt.version())
-        if found is None:
-            return Support(f"{blaslt.identity(config).name} is not in this version of the library")
-        return LoadedAlgorithm(problem, device, plan)
+        config = blaslt.resolve(record.config, problem, blaslt.version())
+        if config is None:
+            return Support(f"{blaslt.identity(record.config).name} is not in this version of the library")
+        return LoadedAlgorithm(problem, device, partial(_plan_config, problem, config, device_index))
     except (TritonGemmError, LookupError) as error:
         return Support(str(error))
+
+
+def _plan_config(problem: Problem, config: Config, device_index: int) -> tuple[PreparedMatmul, Algorithm]:
+    """The product of a problem's operands prepared, with the algorithm that a config names.
+
+    Raises:
+        LookupError: the library does not offer it for this product.
+    """
+    fast, requested = bool(config.option("fast")), blaslt.REQUESTED[blaslt.library().table.vendor]
+    prepared = _prepare(problem, device_index, blaslt.WORKSPACE_BYTES, requested, fast=fast)
+    algorithm = blaslt.find(prepared, config, blaslt.version())
+    if algorithm is None:
+        raise LookupError(f"{config.name} is not offered for {problem.key}")
+    return prepared, algorithm
 
 
 def load_first_choice(
@@ -125,7 +131,8 @@ def load_first_choice(
         problem: as `LoadedAlgorithm` takes it.
         precision: how float32 is multiplied, ``fp32`` or ``tf32``.
         workspace_bytes: the most that it may need.
-        device_index, device: as for `load_tuned`.
+        device_index: the current device, as PyTorch counts.
+        device: the same, as the driver knows it.
 
     Raises:
         LookupError: the library proposes none.

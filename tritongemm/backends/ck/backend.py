@@ -81,9 +81,6 @@ class CkBackend(KernelBackend):
         rules, preference = ck_instances.RULES, ck_instances.preference
         return _cpp_instances.rank_configs(self.name, problem, target, rules, preference, everything)
 
-    def _has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
-        return super()._has_candidates(problem, target, inputs) and self.available()
-
     def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
         if config.template not in TEMPLATES:
             return Support(f"CK has no template {config.template}; there are {', '.join(TEMPLATES)}")

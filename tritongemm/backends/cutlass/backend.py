@@ -91,9 +91,6 @@ class CutlassBackend(KernelBackend):
         rules, preference = cutlass_instances.RULES, cutlass_instances.preference
         return _cpp_instances.rank_configs(self.name, problem, target, rules, preference, everything)
 
-    def _has_candidates(self, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
-        return super()._has_candidates(problem, target, inputs) and self.available()
-
     def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
         if config.template not in TEMPLATES:
             return Support(f"CUTLASS has no template {config.template}; there are {', '.join(TEMPLATES)}")

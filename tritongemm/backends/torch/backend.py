@@ -12,9 +12,8 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 
-CHOICE = Config(
-    "default", 0, 0, 0, num_warps=0, num_stages=0, backend="torch"
-)  # what kernel it takes is its own affair
+# Which kernel PyTorch takes is its own affair.
+CHOICE = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend="torch")
 
 
 class TorchBackend(LibraryBackend):

@@ -40,15 +40,8 @@ NUMBERS = (*SIZES, "GROUP_M")
 OPTIONS = {"enable_fp_fusion": True, "sanitize_overflow": False}
 _SMALL = 2**31  # bytes that an offset of 32 bits reaches: a buffer instruction's
 _MOST_WORKGROUPS = 2**31 - 1  # of one launch along x, where all kernels have their tiles
-_MANIFEST_SIZES = (
-    "m",
-    "n",
-    "k",
-    "lda",
-    "ldb",
-    "ldc",
-    "group_m",
-)  # parameters after the operands, as manifests name them
+# The parameters after the operands, as manifests name them.
+_MANIFEST_SIZES = ("m", "n", "k", "lda", "ldb", "ldc", "group_m")
 # What Triton calls an architecture, by the vendor.
 _GPU_TARGETS: dict[str, Callable[[str], tuple[str, str | int]]] = {
     "nvidia": lambda arch: ("cuda", int(arch[2:])),

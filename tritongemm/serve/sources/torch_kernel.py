@@ -26,4 +26,4 @@ class TorchKernel(KernelSource):
         if kernel is None:
             return Support("it is not known which kernel PyTorch launches")
         since = f"called directly from call {calls.FREQUENT_CALLS} on"
-        return Resolution("fallback", f"{device.find_tuned(call)}; PyTorch's kernel, {since}", kernel)
+        return Resolution("fallback", f"{device.why_not_tuned(call)}; PyTorch's kernel, {since}", kernel)

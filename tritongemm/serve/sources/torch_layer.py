@@ -19,6 +19,5 @@ class TorchLayer(KernelSource):
     def resolve(self, call: CallSignature, device: DeviceKernels) -> Resolution:
         """PyTorch, and why no tuned kernel computes the call."""
         # A capture must not be the first to look for a kernel, so an equal call may be resolved otherwise after it.
-        return Resolution(
-            "fallback", str(device.find_tuned(call)), lasting=not torch.cuda.is_current_stream_capturing()
-        )
+        lasting = not torch.cuda.is_current_stream_capturing()
+        return Resolution("fallback", device.why_not_tuned(call), lasting=lasting)

@@ -1,0 +1,163 @@
+"""Every backend keeps the contract, and so does the toy that docs/plugins shows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.toys.backend_toy import ToyBackend
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.core.problem import Problem
+from tritongemm.core.support import Support
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import (
+    Backend,
+    BuildInputs,
+    Capabilities,
+    KernelBackend,
+    LibraryBackend,
+    SearchedBackend,
+)
+from tritongemm.search_spaces import loader as target_files
+
+DENSE = Problem(64, 64, 192, "bf16", "bf16", "bf16", True, False)
+PROBLEMS = (DENSE, replace(DENSE, bias="n"), Problem(33, 100, 77))
+TARGETS = [target_files.load_target(name) for name in ("gfx942", "sm90")]
+OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
+
+
+def toy() -> KernelBackend:
+    """The toy as the registry would give it."""
+    backend = ToyBackend()
+    backend.name = "toy"
+    return backend
+
+
+BACKENDS: dict[str, Backend] = {b.name: b for b in (*registry.every(Backend), toy())}
+KERNELS = {name: b for name, b in BACKENDS.items() if isinstance(b, KernelBackend)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> BuildInputs:
+    """A manifest with a kernel whose code object is missing, so that assembly has a candidate."""
+    path = tmp_path_factory.mktemp("manifest") / "kernels.csv"
+    path.write_text(f"knl_name,co_name,tile_m,tile_n,layout\nk,k.co,16,16,{OWN}\n")
+    return BuildInputs(manifests=(path,))
+
+
+@pytest.fixture
+def inputs(manifest: BuildInputs) -> BuildInputs:
+    """What compiling may need beside a config."""
+    return manifest
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_it_tells_of_itself(name: str) -> None:
+    backend = BACKENDS[name]
+    assert backend.name == name and backend.label and backend.summary
+    assert isinstance(backend.capabilities, Capabilities)
+    assert isinstance(backend, KernelBackend | LibraryBackend)
+    assert isinstance(backend.available(), Support)
+
+
+def test_there_is_one_baseline_and_one_searched_backend() -> None:
+    assert [b.name for b in BACKENDS.values() if b.baseline] == [registry.baseline().name]
+    assert len([b for b in BACKENDS.values() if isinstance(b, SearchedBackend)]) == 1
+
+
+def test_names_and_aliases_are_told_apart() -> None:
+    known = [name for b in BACKENDS.values() for name in (b.name, *b.aliases)]
+    assert len(known) == len(set(known))
+    assert all(registry.resolve(Backend, alias) == b.name for b in BACKENDS.values() for alias in b.aliases)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_what_it_does_not_compute_has_a_reason(name: str, target: object) -> None:
+    backend = BACKENDS[name]
+    grouped = backend.supports(replace(DENSE, groups=2), target)  # type: ignore[arg-type]
+    assert not grouped and grouped.reason
+    for problem in PROBLEMS:
+        state = backend.supports(problem, target)  # type: ignore[arg-type]
+        assert bool(state) != bool(state.reason)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("name", KERNELS)
+def test_candidates_are_its_own_and_pass_its_check(name: str, target: object, inputs: BuildInputs) -> None:
+    backend = KERNELS[name]
+    for problem in PROBLEMS:
+        candidates = backend.candidates(problem, target, inputs)  # type: ignore[arg-type]
+        has = backend.has_candidates(problem, target, inputs)  # type: ignore[arg-type]
+        assert bool(has) == bool(candidates) and len(candidates) == len(set(candidates))
+        assert not candidates or backend.supports(problem, target)  # type: ignore[arg-type]
+        for config in candidates[:3]:
+            assert config.backend == name and Config.parse(config.name) == config
+            assert backend.check(config, problem, target, inputs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_everything_is_no_less_than_the_default(name: str, inputs: BuildInputs) -> None:
+    for target in TARGETS:
+        whole = KERNELS[name].candidates(DENSE, target, inputs, everything=True)
+        assert set(KERNELS[name].candidates(DENSE, target, inputs)) <= set(whole)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_compile_job_is_told_in_json_and_again_the_same(name: str, inputs: BuildInputs, tmp_path: Path) -> None:
+    backend, made = KERNELS[name], 0
+    for target in TARGETS:
+        for config in backend.candidates(DENSE, target, inputs)[:2]:
+            try:
+                job = backend.compile_job(config, DENSE, target, inputs)
+            except UnavailableError as error:
+                pytest.skip(str(error))
+            elsewhere = replace(inputs, module=tmp_path / "generated.py")
+            again = backend.compile_job(config, DENSE, target, elsewhere)
+            assert json.loads(json.dumps(job.identity)).keys() == job.identity.keys()
+            assert job.identity["backend"] == name and again.digest == job.digest
+            made += 1
+    assert made
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_configs_of_others_are_refused(name: str) -> None:
+    stranger = Config("t", 1, 1, 1, backend="stranger")
+    with pytest.raises(InputError, match=f"a config of backend stranger, not of {name}"):
+        KERNELS[name].check(stranger, DENSE, TARGETS[0])
+    with pytest.raises(InputError, match="not of"):
+        KERNELS[name].compile_job(stranger, DENSE, TARGETS[0])
+
+
+def test_the_toys_launch_reads_what_it_says() -> None:
+    backend = toy()
+    (config,) = backend.candidates(DENSE, TARGETS[0])
+    artifact, code, file = backend.compile(backend.compile_job(config, DENSE, TARGETS[0]))
+    launch = backend.launch(artifact, DENSE, TARGETS[0])
+    assert isinstance(launch, Launch) and not isinstance(launch, HostLaunch)
+    assert (launch.grid, code, file) == ((4, 4, 1), b"code", "kernel.toy")
+    assert Launch.from_json(json.loads(json.dumps(launch.to_json()))) == launch
+    with pytest.raises(InputError, match="was not compiled: too large"):
+        backend.launch(replace(artifact, status="out_of_resources", reason="too large"), DENSE, TARGETS[0])
+    row = backend.manifest_row(None, launch, TARGETS[0])  # type: ignore[arg-type]
+    assert isinstance(row, Support) and "toy" in row.reason
+
+
+def test_an_incomplete_backend_is_refused_where_it_is_defined() -> None:
+    with pytest.raises(
+        TypeError, match=r"lacks _candidates, _check, _compile, _compile_job, _launch, capabilities, sum"
+    ):
+        type("Half", (KernelBackend,), {})
+    with pytest.raises(TypeError, match=r"lacks _list_algorithms, operation \(docs/plugins\)"):
+        type("Half", (LibraryBackend,), {"summary": "half", "capabilities": Capabilities()})
+
+
+def test_a_backend_is_asked_for_by_what_it_must_be() -> None:
+    assert registry.get(KernelBackend, "triton") is registry.get(Backend, "triton")
+    with pytest.raises(InputError, match="backend torch is no KernelBackend"):
+        registry.get(KernelBackend, "torch")

@@ -1,0 +1,166 @@
+"""What every family must do: each plug-in of numerics/families, and the toy that docs/plugins shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.plugins import dropped, tell_children
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.target import Target
+from tritongemm.formats import Defaults, problem_of
+from tritongemm.measure.offline_evaluator import OfflineEvaluator
+from tritongemm.numerics.error_metric import deviation
+from tritongemm.numerics.random_inputs import INITS
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import BuildInputs, Family, KernelBackend, SearchPlan, Strategy
+from tritongemm.search import planner
+from tritongemm.search_spaces import loader as target_files
+
+TOY = "family_toy"
+GFX942, GFX950 = map(target_files.load_target, ("gfx942", "gfx950"))
+# Types of B, for families where it is not A's.
+DTYPES_B = {TOY: "int8"}
+
+
+@pytest.fixture(params=[*registry.names(Family), TOY])
+def family(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
+    with dropped(Family, TOY, tmp_path, monkeypatch):
+        yield registry.get(Family, request.param)
+
+
+@pytest.fixture
+def target(family: Family) -> Target:
+    return GFX950 if family.defaults.dtype_a.startswith("fp4") else GFX942
+
+
+@pytest.fixture
+def problem(family: Family, target: Target) -> Problem:
+    dtype_b = DTYPES_B.get(family.name)
+    return problem_of(
+        Defaults(None, dtype_b, row_major_b=False, family=family.name, fp8_encoding=target.fp8), 33, 64, 512
+    )
+
+
+def reference(family: Family, problem: Problem, operands: Operands) -> torch.Tensor:
+    return family.reference(problem, {name: tensor.clone() for name, tensor in operands.items()})
+
+
+def test_it_is_described(family: Family) -> None:
+    assert family.summary and "\n" not in family.summary and family.kinds
+    assert set(family.variants).isdisjoint(registry.names(Family)), "a variant is another name"
+    for name, defaults in family.variants.items():
+        assert registry.family_of(name) == (family, defaults)
+
+
+def test_a_problem_carries_its_scales(family: Family, problem: Problem, target: Target) -> None:
+    assert problem.family == family.name and family.supports(problem, target)
+    assert (problem.scale_a, problem.scale_b) == family.scaling(problem.dtype_a, problem.dtype_b)
+    assert Problem.from_json(problem.to_json()) == problem
+    if problem.scale_a or problem.scale_b:
+        refused = family.supports(replace(problem, scale_a=None, scale_b=None), target)
+        assert "does not have the scales" in refused.reason
+    assert problem.family in problem.key or problem.family == Problem(1, 1, 1).family
+
+
+@pytest.mark.parametrize("more", [("batch", 4), ("groups", 8)])
+def test_what_is_not_computed_is_refused(
+    family: Family, problem: Problem, target: Target, more: tuple[str, int]
+) -> None:
+    """No reference is made for batches and groups, so no kernel may be tuned for them."""
+    field, count = more
+    several = replace(problem, batch=count) if field == "batch" else replace(problem, groups=count)
+    if several.kind not in family.kinds:
+        refused = family.supports(several, target)
+        assert not refused and several.kind in refused.reason and str(count) in refused.reason
+
+
+def test_its_operands_are_those_of_the_problem(family: Family, problem: Problem) -> None:
+    operands = family.make_inputs(problem, "cpu")
+    assert set(operands) == {"a", "b", *(e.name for e in problem.extras)}
+    assert operands["a"].shape == (problem.m, problem.k // problem.a.packed)
+    assert operands["b"].shape == (problem.k // problem.b.packed, problem.n)
+    for extra in problem.extras:
+        tensor = operands[extra.name]
+        assert tensor.numel() == extra.count and tensor.element_size() == extra.dtype.bytes
+    again, other = family.make_inputs(problem, "cpu"), family.make_inputs(problem, "cpu", seed=1)
+    assert all(torch.equal(operands[n].view(torch.uint8), again[n].view(torch.uint8)) for n in operands if n != "b")
+    assert torch.equal(operands["b"].T.view(torch.uint8), again["b"].T.view(torch.uint8))
+    assert not torch.equal(operands["a"].view(torch.uint8), other["a"].view(torch.uint8))
+
+
+@pytest.mark.parametrize("distribution", INITS)
+def test_every_distribution_gives_numbers(family: Family, problem: Problem, distribution: str) -> None:
+    exact = reference(family, problem, family.make_inputs(problem, "cpu", distribution))
+    assert exact.dtype == torch.float64 and exact.shape == (problem.m, problem.n) and exact.isfinite().all()
+    assert bool(exact.any()) == (distribution != "zeros")
+
+
+def test_rounding_passes_and_faults_do_not(family: Family, problem: Problem) -> None:
+    """C rounded to its type is within the tolerance; a scale left out, two that are swapped, a lost part of K are not."""
+    operands = family.make_inputs(problem, "cpu")
+    exact, tolerance = reference(family, problem, operands), family.tolerance(problem)
+    assert 0 < deviation(exact.to(getattr(torch, problem.c.torch)), exact) <= tolerance
+    assert 1e-3 < float(exact.square().mean().sqrt()) < 1e4
+    for extra in problem.extras:
+        spoils: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+            lambda t: t.fill_(1),
+            lambda t: t.copy_(t.flatten().roll(1).reshape(t.shape)),
+        )
+        for spoil in spoils:
+            spoiled = operands | {extra.name: operands[extra.name].clone()}
+            spoil(spoiled[extra.name])
+            assert deviation(reference(family, problem, spoiled), exact) > tolerance, extra.name
+    lost = operands["a"].clone()
+    lost[:, -lost.shape[1] // 4 :] = 0
+    assert deviation(reference(family, problem, operands | {"a": lost}), exact) > tolerance
+
+
+def test_b_may_lie_in_another_order(family: Family, problem: Problem, target: Target) -> None:
+    """Which says nothing about the numbers."""
+    for defaults in family.variants.values():
+        packed = replace(problem, order_b=defaults.order_b)
+        assert defaults.order_b != PLAIN and family.supports(packed, target)
+        exact = reference(family, problem, family.make_inputs(problem, "cpu"))
+        assert torch.equal(reference(family, packed, family.make_inputs(packed, "cpu")), exact)
+
+
+def test_a_family_that_leaves_something_out_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"is no family plug-in yet: it lacks _supports, .*reference, summary, tolerance"
+    ):
+
+        class Halfway(Family):
+            """Computes nothing."""
+
+
+def test_the_toy_is_tuned_and_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file is all there is: planned, searched, compiled, predicted, and verified by the interpreter with its scales."""
+    with dropped(Family, TOY, tmp_path, monkeypatch):
+        tell_children(Family, tmp_path, monkeypatch)
+        problem = problem_of(Defaults(dtype_b="int8", row_major_b=False, bias="n", family=TOY), 40, 96, 256)
+        backend = registry.get(KernelBackend, "triton")
+        planned = planner.plan_search(problem, GFX942, tmp_path, backend.name)
+        assert planned.order.configs and "scale_b" in planned.module.read_text()
+        search = registry.get(Strategy, "exhaustive").search(SearchPlan(planned.space, planned.order), 3)
+        inputs = BuildInputs(planned.module)
+        artifacts = []
+        for config in next(search):
+            artifact, code, name = backend.compile(backend.compile_job(config, problem, GFX942, inputs))
+            (tmp_path / name).write_bytes(code)
+            artifacts.append(replace(artifact, path=str(tmp_path / name)))
+            launch = backend.launch(artifacts[-1], problem, GFX942)
+            assert [p.value for p in launch.params[:5]] == ["a", "b", "c", "scale_b", "bias"]
+        with closing(OfflineEvaluator(GFX942, 120)) as evaluator:
+            trials = list(evaluator.screen(problem, artifacts, float("inf")))
+            verified = list(evaluator.verify(problem, artifacts))
+        assert [t.status for t in trials] == ["ok"] * 3 and min(t.seconds for t in trials) > 0
+        tolerance = registry.get(Family, TOY).tolerance(problem)
+        assert [t.status for t in verified] == ["ok"] * 3, [t.reason for t in verified]
+        assert all(t.error is not None and 0 < t.error <= tolerance for t in verified)

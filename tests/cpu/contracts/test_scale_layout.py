@@ -1,0 +1,50 @@
+"""What every order of scale factors must do: each plug-in of numerics/scale_layouts, and the toy that docs/plugins shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.plugins import dropped
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, ScaleLayout
+
+TOY = "scale_layout_toy"
+
+
+@pytest.fixture(params=[*registry.names(ScaleLayout), TOY])
+def layout(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScaleLayout]:
+    with dropped(ScaleLayout, TOY, tmp_path, monkeypatch):
+        yield registry.get(ScaleLayout, request.param)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize(("rows", "groups"), [(32, 8), (64, 16), (96, 8)])
+def test_unpacking_undoes_packing(layout: ScaleLayout, dtype: torch.dtype, rows: int, groups: int) -> None:
+    scales = torch.randint(0, 250, (rows, groups), generator=torch.Generator().manual_seed(0)).to(dtype)
+    packed = layout.pack(scales)
+    assert (packed.shape, packed.dtype, packed.is_contiguous()) == (scales.shape, dtype, True)
+    assert torch.equal(layout.unpack(packed), scales) and not torch.equal(packed, scales)
+    assert torch.equal(packed.flatten().sort().values, scales.flatten().sort().values)
+
+
+def test_families_pad_to_whole_blocks(layout: ScaleLayout) -> None:
+    """Whatever a family names, its factors' extents can be packed and unpacked."""
+    for family in registry.every(Family):
+        dtype = family.defaults.dtype_a
+        for scaling in family.scaling(dtype, dtype):
+            if scaling is not None and scaling.layout == layout.name:
+                for rows, k in ((1, 32), (33, 512), (100, 96)):
+                    extents = scaling.shape(rows, k)
+                    scales = torch.arange(extents[0] * extents[1]).reshape(extents)
+                    assert torch.equal(layout.unpack(layout.pack(scales)), scales)
+
+
+def test_a_layout_that_leaves_something_out_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"is no scale layout plug-in yet: it lacks pack, unpack"):
+
+        class Halfway(ScaleLayout):
+            """Orders nothing."""

@@ -1,0 +1,100 @@
+"""What every strategy must do: each plug-in of search/strategies, and the toy that docs/plugins shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from tests.support.plugins import dropped
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.search_results import Predictions
+from tritongemm.core.space import Space
+from tritongemm.core.trial import Trial
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import SearchPlan, Strategy
+from tritongemm.search.cost_model.model import rank
+from tritongemm.search.pruning.prune import prune
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
+
+TOY = "strategy_toy"
+GFX942 = target_files.load_target("gfx942")
+SIZE = Problem(256, 512, 2048, row_major_b=False)
+Outcome = Callable[[Config], Trial]
+
+
+@pytest.fixture(params=[*registry.names(Strategy), TOY])
+def strategy(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Strategy]:
+    with dropped(Strategy, TOY, tmp_path, monkeypatch):
+        yield registry.get(Strategy, request.param)
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[Space, Predictions]:
+    found = space(SIZE, GFX942, templates=("tile",))
+    return found, rank(prune(found, SIZE, GFX942).kept[::7], SIZE, GFX942)
+
+
+def crashes(config: Config) -> Trial:
+    return Trial(config, "crashed")
+
+
+def noisy(config: Config) -> Trial:
+    """The larger the tile the faster, and some noise; one config of eight fails."""
+    noise = crc32(config.name.encode())
+    seconds = 1e-3 / (config.block_m * config.block_n) * (1 + noise % 100 / 1000)
+    return Trial(config, "ok", samples=(seconds,)) if noise % 8 else crashes(config)
+
+
+def play(strategy: Strategy, plan: SearchPlan, budget: int, outcome: Outcome) -> list[list[Config]]:
+    """The batches that a strategy asks for."""
+    search = strategy.search(plan, budget)
+    batches = [next(search)]
+    try:
+        while True:
+            batches.append(search.send([outcome(c) for c in batches[-1]]))
+    except StopIteration:
+        return batches
+
+
+@pytest.mark.parametrize("outcome", [noisy, crashes])
+@pytest.mark.parametrize("budget", [1, 7, 60])
+def test_it_tries_kept_configs_once_within_the_budget_and_ends(
+    strategy: Strategy, whole: tuple[Space, Predictions], budget: int, outcome: Outcome
+) -> None:
+    batches = play(strategy, SearchPlan(*whole), budget, outcome)
+    tried = [c for batch in batches for c in batch]
+    assert all(batches) and 1 <= len(tried) <= budget
+    assert len(set(tried)) == len(tried) and set(tried) <= set(whole[1].configs)
+
+
+def test_equal_trials_give_equal_batches(strategy: Strategy, whole: tuple[Space, Predictions]) -> None:
+    first, second = (play(strategy, SearchPlan(*whole), 60, noisy) for _ in range(2))
+    assert first == second
+
+
+def test_it_has_a_budget_of_its_own(strategy: Strategy, whole: tuple[Space, Predictions]) -> None:
+    tried = [c for batch in play(strategy, SearchPlan(*whole), 0, noisy) for c in batch]
+    assert 8 <= len(tried) <= len(whole[1]) and len(set(tried)) == len(tried)
+
+
+def test_seeds_come_first_and_pruned_ones_are_not_tried(strategy: Strategy, whole: tuple[Space, Predictions]) -> None:
+    last, foreign = whole[1].configs[-1], Config("no_such_kernel", 64, 64, 64)
+    batches = play(strategy, SearchPlan(*whole, seeds=(last, foreign)), 60, noisy)
+    assert batches[0][0] == last and all(foreign not in batch for batch in batches)
+
+
+def test_one_config_is_enough(strategy: Strategy, whole: tuple[Space, Predictions]) -> None:
+    only = whole[1][:1]
+    assert play(strategy, SearchPlan(whole[0], only), 0, noisy) == [list(only.configs)]
+
+
+def test_a_strategy_that_leaves_something_out_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"is no strategy plug-in yet: it lacks search \(docs/plugins\)"):
+
+        class Halfway(Strategy):
+            """Searches nothing."""

@@ -1,0 +1,76 @@
+"""What every order of B must do: each plug-in of numerics/weight_layouts, and the toy that docs/plugins shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.plugins import dropped
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, WeightLayout
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
+
+TOY = "weight_layout_toy"
+GFX942 = target_files.load_target("gfx942")
+DTYPES = (torch.int8, torch.uint8, torch.bfloat16, torch.float8_e4m3fnuz, torch.float32)
+
+
+@pytest.fixture(params=[*registry.names(WeightLayout), TOY])
+def layout(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WeightLayout]:
+    with dropped(WeightLayout, TOY, tmp_path, monkeypatch):
+        yield registry.get(WeightLayout, request.param)
+
+
+@pytest.fixture
+def problem(layout: WeightLayout) -> Problem:
+    return Problem(33, 64, 128, "bf16", "bf16", "bf16", row_major_b=False, order_b=layout.name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unpacking_undoes_packing(layout: WeightLayout, dtype: torch.dtype) -> None:
+    """Bytes are moved and nothing else: type, shape and the way it is stored stay."""
+    numbers = torch.randint(0, 120, (64, 128), generator=torch.Generator().manual_seed(0))
+    b = numbers.float().to(dtype).T
+    packed = layout.pack(b)
+    assert (packed.shape, packed.dtype, packed.stride()) == (b.shape, b.dtype, b.stride())
+    assert torch.equal(layout.unpack(packed).double(), b.double())
+    assert not torch.equal(packed.double(), b.double()), "an order of its own"
+    values = [t.double().flatten().sort().values for t in (packed, b)]
+    assert torch.equal(*values)
+
+
+def test_what_does_not_divide_is_refused(layout: WeightLayout, problem: Problem) -> None:
+    assert layout.supports(problem)
+    for wrong in (replace(problem, n=63), replace(problem, row_major_b=True)):
+        refused = layout.supports(wrong)
+        assert not refused and refused.reason
+
+
+def test_a_family_fills_and_reads_it(layout: WeightLayout, problem: Problem) -> None:
+    """The same numbers in another order, the same reference; no template of ours reads it."""
+    family = registry.get(Family, "dense")
+    assert family.supports(problem, GFX942) and not space(problem, GFX942).axes
+    assert not family.supports(replace(problem, n=63), GFX942)
+    plain = family.make_inputs(replace(problem, order_b=PLAIN), "cpu")
+    operands = family.make_inputs(problem, "cpu")
+    assert torch.equal(operands["a"], plain["a"]) and torch.equal(operands["b"], layout.pack(plain["b"]))
+    assert torch.equal(family.reference(problem, operands), family.reference(replace(problem, order_b=PLAIN), plain))
+
+
+def test_problems_of_two_orders_are_told_apart(problem: Problem) -> None:
+    plain = replace(problem, order_b=PLAIN)
+    assert problem.key != plain.key and problem.operands["b"].order == problem.order_b
+    assert Problem.from_json(problem.to_json()) == problem
+
+
+def test_a_layout_that_leaves_something_out_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"is no weight layout plug-in yet: it lacks pack, supports, unpack"):
+
+        class Halfway(WeightLayout):
+            """Orders nothing."""

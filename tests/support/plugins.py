@@ -1,0 +1,61 @@
+"""Plug-ins of the tests: the documented toys, dropped beside the plug-ins of their kind."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Plugin
+
+TOYS = Path(__file__).parent / "toys"
+# A child process reads this at its start, so that it finds the plug-in as well.
+_SITE = """
+import importlib
+importlib.import_module({package!r}).__path__.append({folder!r})
+"""
+
+
+@contextmanager
+def dropped(kind: type[Plugin], file: Path | str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A plug-in's file, found beside those of its kind for as long as the context lasts; its name.
+
+    Args:
+        kind: the contract that names the kind.
+        file: the plug-in, or the name of a toy.
+        folder: a folder of the test's own.
+        patch: undone by the test.
+    """
+    path = file if isinstance(file, Path) else TOYS / f"{file}.py"
+    place = folder / kind.__name__
+    place.mkdir()
+    shutil.copy(path, place)
+    package = importlib.import_module(kind.package)
+    patch.setattr(package, "__path__", [*package.__path__, str(place)])
+    forget_plugins()
+    try:
+        yield path.stem
+    finally:
+        sys.modules.pop(f"{kind.package}.{path.stem}", None)
+        vars(package).pop(path.stem, None)
+        forget_plugins()
+
+
+def tell_children(kind: type[Plugin], folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Have processes that start from now on find what was `dropped` into a folder, too."""
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(_SITE.format(package=kind.package, folder=str(folder / kind.__name__)))
+    patch.syspath_prepend(str(site))
+
+
+def forget_plugins() -> None:
+    """Let the registry look for plug-ins anew."""
+    importlib.invalidate_caches()
+    registry.forget()

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,22 @@ import pytest
 from tests.support import emulated
 from tritongemm.backends.asm import backend as asm
 from tritongemm.backends.asm import manifest, param_layout
-from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.cli import launch_plan
 from tritongemm.codegen import modules
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.launch import Buffer
 from tritongemm.core.problem import Problem
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
 from tritongemm.hip_ext.compilers import assemble
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import BuildInputs, Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files
 
+ASM, TRITON = registry.get(KernelBackend, "asm"), registry.get(KernelBackend, "triton")
 GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
 BF16 = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
 PLAIN = "_ZN5aiter37bf16gemm_fp32bf16_tn_32x64_pf3_splitkE"
@@ -62,7 +66,7 @@ ONE = 0x3F800000  # 1.0
 @pytest.mark.parametrize("nbytes", [288, 336, 352])
 def test_bf16_block(nbytes):
     problem = Problem(100, 256, 512, "bf16", "bf16", "bf16", True, False, "n")
-    launch = asm.launch(built(Config(CLEAN, 48, 64, 64, 1, 3, backend="asm"), "bf16", nbytes), problem, GFX942)
+    launch = ASM.launch(built(Config(CLEAN, 48, 64, 64, 1, 3, backend="asm"), "bf16", nbytes), problem, GFX942)
     block = launch.pack({"c": 1, "a": 2, "b": 3, "bias": 4, "semaphore": 5})
     assert len(block) == nbytes
     strides = [512, 0, 512, 0, 1024, 0, 1024, 0]  # of C, C as input, A, B, in bytes
@@ -74,25 +78,78 @@ def test_bf16_block(nbytes):
 
 def test_fp32_output_and_no_bias():
     problem = Problem(1, 64, 192, "bf16", "bf16", "fp32", True, False)
-    block = asm.launch(built(Config(PLAIN, 32, 64, 64, backend="asm"), "bf16", 336), problem, GFX942).pack({"c": 1})
+    block = ASM.launch(built(Config(PLAIN, 32, 64, 64, backend="asm"), "bf16", 336), problem, GFX942).pack({"c": 1})
     assert numbers(block)[6] == 64 * 4
     assert numbers(block)[17:21] == [1, 0, 0, 0]  # one split, fp32, no bias
 
 
 def test_scaled_blocks():
-    problem = Problem(40, 256, 384, "int8", "int8", "bf16", True, False, family="a8w8_bpreshuffle")
-    launch = asm.launch(built(Config("k", 32, 128, 64, 1, 3, backend="asm"), "i8", 208), problem, GFX942)
+    problem = registry.get(Family, "a8w8").problem(
+        40, 256, 384, "int8", "int8", "bf16", row_major_b=False, order_b="shuffled_16x16"
+    )
+    launch = ASM.launch(built(Config("k", 32, 128, 64, 1, 3, backend="asm"), "i8", 208), problem, GFX942)
     assert numbers(launch.pack({"c": 1, "a": 2, "b": 3, "scale_a": 4, "scale_b": 5, "semaphore": 6})) == [
         1, 2, 3, 4, 5, 6, 40, 256, 384, 384, 384, 512, 3
     ]  # fmt: skip
     assert launch.grid == (2 * 3, 2, 1)
-    launch = asm.launch(built(Config("k", 32, 128, 64, backend="asm"), "fp8_blockscale", 256), problem, GFX942)
+    launch = ASM.launch(built(Config("k", 32, 128, 64, backend="asm"), "fp8_blockscale", 256), problem, GFX942)
     assert numbers(launch.pack({}))[-3:] == [40, 2, 3]
     for nbytes in (368, 384):
-        launch = asm.launch(built(Config("k", 32, 128, 64, 1, 4, backend="asm"), "fp4", nbytes), problem, GFX950)
+        launch = ASM.launch(built(Config("k", 32, 128, 64, 1, 4, backend="asm"), "fp4", nbytes), problem, GFX950)
         block = launch.pack({})
         assert len(block) == nbytes
         assert numbers(block)[23:] == ([2] if nbytes == 384 else [])  # log2 of the splits
+
+
+def scaled_problem(family, dtype, k=1024):
+    return registry.get(Family, family).problem(
+        100, 512, k, dtype, dtype, "bf16", row_major_b=False, order_b="shuffled_16x16"
+    )
+
+
+SCALED_KERNELS = [
+    ("a8w8", "int8", "I8gemm_bf16_perTokenI8_BpreShuffle_32x128", GFX942),
+    ("a8w8_blockscale", "fp8e4m3fnuz", "fp8gemm_bf16_blockscale_BpreShuffle_32x128", GFX942),
+    ("a4w4_blockscale", "fp4e2m1", "f4gemm_bf16_per1x32Fp4_BpreShuffle_32x128", GFX950),
+]
+
+
+@pytest.mark.parametrize(("family", "dtype", "symbol", "facts"), SCALED_KERNELS)
+def test_kernels_with_scales_share_k_as_aiters_tuner_has_them(tmp_path, family, dtype, symbol, facts):
+    """Each split in which every workgroup has whole steps of K; the rows of AITER's manifests have no subK."""
+    path = write(tmp_path, f"tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n32,128,1,1,{symbol},k.co\n")
+    offered = {
+        k: [c.split_k for c in asm.survey(scaled_problem(family, dtype, k), facts, [path])[0]] for k in (512, 1024)
+    }
+    fp4 = dtype == "fp4e2m1"
+    assert offered == {512: [1, 2] if fp4 else [1, 2, 4], 1024: [1, 2, 4] if fp4 else [1, 2, 3, 4, 8]}
+    alone = write(tmp_path, f"tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n32,128,0,1,{symbol},k.co\n")
+    assert [c.split_k for c in asm.survey(scaled_problem(family, dtype), facts, [alone])[0]] == [1]
+
+
+@pytest.mark.parametrize(("layout", "nbytes", "split"), [("i8", 208, 2), ("fp8_blockscale", 256, 3), ("fp4", 384, 4)])
+def test_splits_add_into_a_c_that_the_launch_sets_to_zero(layout, nbytes, split):
+    family, dtype, symbol, facts = next(k for k in SCALED_KERNELS if param_layout.declared("", k[2]).name == layout)
+    problem = scaled_problem(family, dtype)
+    config = Config(symbol, 32, 128, 64, 1, split, backend="asm")
+    launch = ASM.launch(built(config, layout, nbytes), problem, facts)
+    assert launch.zeroed == (Buffer("c", 100 * 512 * 2),)
+    assert launch.grid[0 if layout != "fp4" else 2] % split == 0
+    assert type(launch).from_json(json.loads(json.dumps(launch.to_json()))) == launch
+    whole = ASM.launch(built(replace(config, split_k=1), layout, nbytes), problem, facts)
+    assert whole.zeroed == () and "zeroed" not in whole.to_json()
+
+
+def test_a_bf16_kernel_writes_fp32_where_the_object_is_told_the_type(tmp_path):
+    """AITER takes its kernel of 256x256 tiles for an fp32 C too; those of an older struct write fp32 alone."""
+    rows = "_ZN5aiter24bf16gemm_bf16_tn_256x256E,p.co,1,256,256,0,0,0,64,0\n"
+    rows += "_ZN5aiter28bf16gemm_outf32_tn_32x64_pf3E,q.co,1,32,64,3,0,0,64,0\n"
+    path = write(tmp_path, BF16 + rows)
+    problem = Problem(512, 512, 512, "bf16", "bf16", "fp32", True, False)
+    assert len(asm.survey(problem, GFX942, [path])[0]) == 2
+    narrow, refused = asm.survey(replace(problem, dtype_c="bf16"), GFX942, [path])
+    assert len(narrow) == len(refused) == 1 and "writes fp32, not" in next(iter(refused.values()))
+    assert not asm.survey(replace(problem, dtype_c="fp16"), GFX942, [path])[0]
 
 
 @pytest.mark.parametrize("layout", param_layout.LAYOUTS)
@@ -137,7 +194,7 @@ def test_tiles_and_splits_that_fit(tmp_path):
     assert list(refused) == [shuffled]
     assert "shuffled" in refused[shuffled]
     assert all(Config.parse(c.name) == c for c in configs)
-    wide = asm.configs(Problem(4096, 1024, 4096, "bf16", "bf16", "bf16", True, False), GFX942, [path])
+    wide, _ = asm.survey(Problem(4096, 1024, 4096, "bf16", "bf16", "bf16", True, False), GFX942, [path])
     assert {c.template for c in wide} == {PLAIN}  # more tiles than counters
 
 
@@ -148,10 +205,10 @@ def kernels(tmp_path_factory) -> dict[str, tuple]:
     for name, options in (("gfx942", "__kpack1__matrix_instr_nonkdim16__waves_per_eu0"), ("sm90", "")):
         facts, folder = target_files.load_target(name), tmp_path_factory.mktemp(name)
         config = Config.parse(TILE + options)
-        job = triton_backend.job(config, SIZE, facts, str(modules.write_candidates(SIZE, [config], facts, folder)))
-        one, code, file = triton_backend.build(job)
+        inputs = BuildInputs(module=modules.write_candidates(SIZE, [config], facts, folder))
+        one, code, file = TRITON.compile(TRITON.compile_job(config, SIZE, facts, inputs))
         (folder / file).write_bytes(code)
-        launch = triton_backend.launch(one, SIZE, facts)
+        launch = TRITON.launch(one, SIZE, facts)
         text = "knl_name,co_name,tile_m,tile_n,layout,grid,lds,threads,split,dtypes,trans\n"
         text += f'{one.symbol},{file},16,32,{OWN},"mn,k",{launch.shared},{one.threads},2,fp16,TT\n'
         made[name] = (code, launch, write(folder, text))
@@ -159,17 +216,17 @@ def kernels(tmp_path_factory) -> dict[str, tuple]:
 
 
 def job(path: Path, symbol: str, name: str = "gfx942") -> CompileJob:
-    return asm.job(
-        Config(symbol, 16, 32, 64, 1, 2, 2, 2, backend="asm"), SIZE, target_files.load_target(name), str(path)
-    )
+    config = Config(symbol, 16, 32, 64, 1, 2, 2, 2, backend="asm")
+    return ASM.compile_job(config, SIZE, target_files.load_target(name), BuildInputs(manifests=(path,)))
 
 
 @pytest.mark.parametrize("name", ["gfx942", "sm90"])
 def test_own_kernels_launch_as_the_backend_that_made_them(kernels, name):
     _, expected, path = kernels[name]
-    (config,) = asm.configs(SIZE, target_files.load_target(name), [path])
-    one, code, _ = asm.build(asm.job(config, SIZE, target_files.load_target(name), str(path)))
-    launch = asm.launch(one, SIZE, target_files.load_target(name))
+    inputs = BuildInputs(manifests=(path,))
+    (config,) = ASM.candidates(SIZE, target_files.load_target(name), inputs)
+    one, code, _ = ASM.compile(ASM.compile_job(config, SIZE, target_files.load_target(name), inputs))
+    launch = ASM.launch(one, SIZE, target_files.load_target(name))
     addresses = {"a": 1, "b": 2, "c": 3, "workspace": 4, "semaphore": 5}
     assert launch.pack({**addresses, "bias": 3})[:96] == expected.pack({**addresses, "bias": 3})[:96].replace(
         struct.pack("<QQQQ", 1, 2, 3, 3), struct.pack("<QQQQ", 1, 2, 3, 0)
@@ -188,7 +245,7 @@ def test_bad_objects_are_named(kernels, tmp_path):
         for old, new in replaced.items():
             changed = changed.replace({"object": "kernel.hsaco", "layout": OWN}[old], new)
         with pytest.raises(InputError) as error:
-            asm.build(job(write(tmp_path, changed), launch.symbol, name))
+            ASM.compile(job(write(tmp_path, changed), launch.symbol, name))
         return str(error.value)
 
     shutil.copy(path.parent / "kernel.hsaco", tmp_path)
@@ -210,7 +267,7 @@ def test_symbol_missing_from_its_object(kernels, tmp_path):
     shutil.copy(path.parent / "kernel.hsaco", tmp_path)
     other = write(tmp_path, path.read_text().replace(launch.symbol, "other"))
     with pytest.raises(InputError, match=r"kernels.csv: line 2: other: kernel.hsaco holds tile__"):
-        asm.build(job(other, "other"))
+        ASM.compile(job(other, "other"))
 
 
 SOURCE = """
@@ -244,10 +301,10 @@ def test_sources_are_assembled(tmp_path):
         pytest.skip(str(missing))
     assert code_object.arch(code) == "gfx942"
     path = write(tmp_path, "knl_name,co_name,tile_m,tile_n,layout\nk,k.s,32,128,i8\nbad,bad.s,32,128,i8\n")
-    one, _, _ = asm.build(job(path, "k"))
+    one, _, _ = ASM.compile(job(path, "k"))
     assert (one.shared, one.threads, one.launch["parameter_bytes"]) == (64, 256, 208)
     with pytest.raises(InputError, match=r"refuses the source: .*bad\.s"):
-        asm.build(job(path, "bad"))
+        ASM.compile(job(path, "bad"))
 
 
 def test_ptx_is_assembled(tmp_path):
@@ -256,7 +313,7 @@ def test_ptx_is_assembled(tmp_path):
         ".visible .entry k(.param .u64 c, .param .u32 n) .maxntid 128, 1, 1 { ret; }\n"
     )
     path = write(tmp_path, "knl_name,co_name,tile_m,tile_n,layout\nk,k.ptx,32,128,c n\n")
-    one, code, name = asm.build(job(path, "k", "sm80"))
+    one, code, name = ASM.compile(job(path, "k", "sm80"))
     assert (code_object.arch(code), one.threads, name) == ("sm80", 128, "kernel.cubin")
     assert one.launch["fields"] == [["c", 0], ["n", 8]]
 
@@ -283,7 +340,7 @@ def test_plan_says_why_no_kernel_fits(kernels, tmp_path, capsys, monkeypatch):
     assert "it is for fp16, not bf16" in capsys.readouterr().err
     assert plan(tmp_path, "--manifest", str(kernels["sm90"][2])) == 2
     assert "its code object is for sm90, not gfx942" in capsys.readouterr().err
-    name = asm.configs(SIZE, GFX942, [kernels["gfx942"][2]])[0].name.replace("gm1__sk2", "gm1__sk3")
+    name = asm.survey(SIZE, GFX942, [kernels["gfx942"][2]])[0][0].name.replace("gm1__sk2", "gm1__sk3")
     assert plan(tmp_path, "--manifest", str(kernels["gfx942"][2]), "--config", name) == 2
     assert "its splits along K can be 2, not 3" in capsys.readouterr().err
     assert plan(tmp_path) == 2

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import emulated
 from tritongemm.backends import _cpp_instances
-from tritongemm.backends.ck import backend as ck
+from tritongemm.backends.ck import backend as ck_module
 from tritongemm.backends.ck import instances as ck_instances
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -23,18 +23,21 @@ from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import Problem
 from tritongemm.hip_ext.binaries import offload_bundle
 from tritongemm.hip_ext.compilers import hip_compiler
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.search_spaces import loader as target_files
 
 GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
 SMALL = "ck.universal__bm32__bn32__bk64__gm1__sk1__w4__s2__interwave0__pipeline1__wave_m2__xdl16"
 BF16 = Problem(1024, 4096, 4096, "bf16", "bf16", "bf16", True, False)
-needs_ck = pytest.mark.skipif(ck.unavailable() is not None, reason=str(ck.unavailable()))
+ck = registry.get(KernelBackend, "ck")
+needs_ck = pytest.mark.skipif(not ck.available(), reason=ck.available().reason)
 
 
 @pytest.fixture
 def headers(tmp_path, monkeypatch):
     """A folder that passes for CK's, and a compiler that is not asked."""
-    for name, text in ((ck._HEADER, ""), ("ck/config.h", ""), ("ck/ck.hpp", "#error these are no headers\n")):
+    for name, text in ((ck_module._HEADER, ""), ("ck/config.h", ""), ("ck/ck.hpp", "#error these are no headers\n")):
         (tmp_path / "include" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "include" / name).write_text(text)
     monkeypatch.setenv("CK_DIR", str(tmp_path))
@@ -52,31 +55,31 @@ def no_compiler(monkeypatch):
 @pytest.mark.parametrize("size", [(1, 4096, 4096), (33, 100, 77), (1024, 1280, 8192), (4096, 4096, 4096)])
 def test_every_size_has_instances_that_render(facts, layout, size):
     problem = Problem(*size, "bf16", "bf16", "bf16", layout[0] == "T", layout[1] == "T")
-    configs = ck.configs(problem, facts)
+    configs = ck.candidates(problem, facts)
     assert configs
     for config in configs:
         assert Config.parse(config.name) == config
-        assert ck.check(config, problem, facts) is None
-        text = ck.source(config, problem)
+        assert ck.check(config, problem, facts)
+        text = ck_module.source(config, problem)
         assert "{{" not in text
         assert f"{config.block_m}, {config.block_n}, {config.block_k}, " in text
 
 
 def test_few_instances_are_compiled_for_a_size():
     section = target_files.space_file("gfx942")["ck"]
-    configs = ck.configs(BF16, GFX942)
+    configs = ck.candidates(BF16, GFX942)
     instances = {_cpp_instances.at_run_time(c, section["run_time"]) for c in configs}
     assert len(instances) == section["limit"]
     tiles = [i.tile for i in instances]
     assert max(map(tiles.count, tiles)) <= section["alike"]
-    assert len(ck.configs(BF16, GFX942, everything=True)) > 10 * len(configs)
+    assert len(ck.candidates(BF16, GFX942, everything=True)) > 10 * len(configs)
 
 
 def test_threads_share_the_tiles():
     """Every instance of the space moves each element once: threads times vectors tile the block."""
     for layout in ((True, False), (False, True)):
         problem = replace(BF16, row_major_a=layout[0], row_major_b=layout[1], m=1000, n=1004, k=1006)
-        for config in ck.configs(problem, GFX942, everything=True)[::25]:
+        for config in ck.candidates(problem, GFX942, everything=True)[::25]:
             shape = ck_instances.shape(config, problem)
             for side, block, size in (("a", config.block_m, problem.m), ("b", config.block_n, problem.n)):
                 part = shape[side]
@@ -115,16 +118,14 @@ def test_reasons(change, reason):
     problem = replace(BF16, k=64 if "pipeline4" in change else 4096)
     if change == "w1__":
         name = name.replace("wave_m2", "wave_m1").replace("bm32__bn32", "bm24__bn32")
-    found = ck.check(Config.parse(name), problem, GFX942)
-    assert found
-    assert reason in found
+    assert reason in ck.check(Config.parse(name), problem, GFX942).reason
 
 
 @pytest.mark.parametrize(
     ("problem", "facts", "reason"),
     [
         (BF16, target_files.load_target("sm90"), "not sm90"),
-        (replace(BF16, batch=2), GFX942, "a single GEMM of family dense or a8w8"),
+        (replace(BF16, batch=2), GFX942, "it computes one GEMM at a time, not batched ones"),
         (replace(BF16, dtype_b="fp16"), GFX942, "of one type"),
         (replace(BF16, dtype_c="fp16"), GFX942, "bf16 operands give bf16 here"),
         (Problem(8, 8, 64, "fp32", "fp32", "fp32"), GFX942, "give nothing here"),
@@ -132,15 +133,15 @@ def test_reasons(change, reason):
     ],
 )
 def test_problems_it_can_not_compute(problem, facts, reason):
-    assert reason in (ck.refusal(problem, facts) or "")
-    assert ck.configs(problem, facts) == []
+    assert reason in ck.supports(problem, facts).reason
+    assert ck.candidates(problem, facts) == []
 
 
 def test_what_a_binary_depends_on(headers, no_compiler):
     config = replace(Config.parse(SMALL), block_m=64, block_n=128)
 
     def digest(problem=BF16, facts=GFX942, **changed) -> str:
-        return ck.job(replace(config, **changed), problem, facts, "").digest
+        return ck.compile_job(replace(config, **changed), problem, facts).digest
 
     assert digest() == digest(replace(BF16, m=2048, k=8192)) == digest(split_k=4)
     others = [
@@ -155,22 +156,22 @@ def test_what_a_binary_depends_on(headers, no_compiler):
         digest(block_m=128),
     ]
     assert len({digest(), *others}) == 1 + len(others)
-    (headers / "include" / ck._HEADER).write_text("// another version\n")
+    (headers / "include" / ck_module._HEADER).write_text("// another version\n")
     assert digest() not in others
 
 
 def test_pipeline_5_reads_along_k_only():
     config = Config.parse(SMALL.replace("pipeline1", "pipeline5").replace("bn32", "bn128").replace("bm32", "bm64"))
-    assert ck.check(config, BF16, GFX942) is None
-    assert "arrays end up in scratch" in (ck.check(config, replace(BF16, row_major_b=True), GFX942) or "")
+    assert ck.check(config, BF16, GFX942)
+    assert "arrays end up in scratch" in ck.check(config, replace(BF16, row_major_b=True), GFX942).reason
 
 
 def test_a_split_adds_no_bias_and_no_integers():
     split = Config.parse(SMALL.replace("sk1", "sk4"))
-    assert "adds the bias" in (ck.check(split, replace(BF16, bias="n"), GFX942) or "")
+    assert "adds the bias" in ck.check(split, replace(BF16, bias="n"), GFX942).reason
     integers = Problem(1024, 4096, 4096, "int8", "int8", "int32", True, False)
-    assert "int32" in (ck.check(split, integers, GFX942) or "")
-    assert all(c.split_k == 1 for c in ck.configs(replace(BF16, bias="m"), GFX942))
+    assert "int32" in ck.check(split, integers, GFX942).reason
+    assert all(c.split_k == 1 for c in ck.candidates(replace(BF16, bias="m"), GFX942))
 
 
 def test_the_call_has_sizes_strides_and_splits():
@@ -178,25 +179,25 @@ def test_the_call_has_sizes_strides_and_splits():
         Config.parse(SMALL.replace("sk1", "sk4")),
         Problem(5, 64, 4096, "bf16", "bf16", "bf16", True, False),
     )
-    built = Artifact(config, "", "kernel.so", launch={"parameters": [list(p) for p in ck._parameters(problem)]})
+    built = Artifact(config, "", "kernel.so", launch={"parameters": [list(p) for p in ck_module._parameters(problem)]})
     call = ck.launch(built, problem, GFX942)
-    values = {n: p.value for (n, _), p in zip(ck._parameters(problem), call.params, strict=True)}
+    values = {n: p.value for (n, _), p in zip(ck_module._parameters(problem), call.params, strict=True)}
     assert values | {"M": 5, "N": 64, "K": 4096, "lda": 4096, "ldb": 4096, "ldc": 64, "splits": 4} == values
     assert type(call).from_json(json.loads(json.dumps(call.to_json()))) == call
 
 
 def test_missing_headers_and_compilers_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("CK_DIR", str(tmp_path))
-    assert f"CK_DIR names {tmp_path}, which lacks include/{ck._HEADER}" in (ck.unavailable() or "")
-    (tmp_path / ck._HEADER).parent.mkdir(parents=True)
-    (tmp_path / ck._HEADER).write_text("")
-    assert "without ck/config.h" in (ck.unavailable() or "")
+    assert f"CK_DIR names {tmp_path}, which lacks include/{ck_module._HEADER}" in ck.available().reason
+    (tmp_path / ck_module._HEADER).parent.mkdir(parents=True)
+    (tmp_path / ck_module._HEADER).write_text("")
+    assert "without ck/config.h" in ck.available().reason
     (tmp_path / "ck/config.h").write_text("")
     monkeypatch.setenv("PATH", str(tmp_path))
     hip_compiler.compiler.cache_clear()
     try:
         if not Path("/opt/rocm").is_dir():
-            assert "is needed" in (ck.unavailable() or "")
+            assert "is needed" in ck.available().reason
     finally:
         hip_compiler.compiler.cache_clear()
 
@@ -218,7 +219,7 @@ def test_a_compile_error_is_a_value(tmp_path, headers):
         pytest.skip(str(missing))
     compiler = BuildPool(ArtifactCache(tmp_path / "cache"), 1)
     try:
-        built = compiler.build(ck.job(Config.parse(SMALL), BF16, GFX942, ""))
+        built = compiler.build(ck.compile_job(Config.parse(SMALL), BF16, GFX942))
     finally:
         compiler.close()
     assert built.status == "compile_failed"
@@ -262,7 +263,7 @@ def plan(folder: Path, *options: str, size=(33, 100, 77)) -> Path:
 
 
 @needs_ck
-@pytest.mark.parametrize("arch", ck.ARCHS)
+@pytest.mark.parametrize("arch", ck_module.ARCHS)
 def test_a_kernel_runs_as_its_host_code_launches_it(tmp_path, arch):
     """Compiled here, its launch recorded from its own host code, and executed where an emulator is at hand."""
     bias = ["--bias-vector", "n"] if arch == "gfx950" else []

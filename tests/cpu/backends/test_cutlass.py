@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tritongemm.backends import _cpp_instances
-from tritongemm.backends.cutlass import backend as cutlass
+from tritongemm.backends.cutlass import backend as cutlass_module
 from tritongemm.backends.cutlass import instances as cutlass_instances
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -19,13 +19,14 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.core.launch import Buffer, HostLaunch, Param
 from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
 from tritongemm.hip_ext.compilers import toolchain
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.runtime.loaded_kernels import HostLaunchedKernel
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.serve.device_kernels import is_kernel
 
+cutlass = registry.get(KernelBackend, "cutlass")
 SM90 = target_files.load_target("sm90")
 BF16 = Problem(1024, 4096, 4096, "bf16", "bf16", "bf16", True, False)
 NAME = "cutlass.pingpong__bm128__bn128__bk64__gm1__sk1__w12__s6__cluster_m2__cluster_n1__raster0__swap_ab0"
@@ -35,7 +36,7 @@ SWAPPED = "cutlass.single__bm16__bn64__bk128__gm1__sk1__w8__s8__cluster_m1__clus
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
     """A folder that passes for CUTLASS, and an nvcc that refuses."""
-    for name in (cutlass._HEADER, "cutlass/version.h"):
+    for name in (cutlass_module._HEADER, "cutlass/version.h"):
         (tmp_path / "include" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "include" / name).write_text("")
     nvcc = tmp_path / "bin/nvcc"
@@ -46,10 +47,10 @@ def tools(tmp_path, monkeypatch):
     nvcc.chmod(0o755)
     monkeypatch.setenv("CUTLASS_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", f"{nvcc.parent}:/usr/bin:/bin")
-    for cached in (cutlass._nvcc, cutlass._version):
+    for cached in (cutlass_module._nvcc, cutlass_module._version):
         cached.cache_clear()
     yield tmp_path
-    for cached in (cutlass._nvcc, cutlass._version):
+    for cached in (cutlass_module._nvcc, cutlass_module._version):
         cached.cache_clear()
 
 
@@ -61,20 +62,20 @@ def test_every_size_has_instances_that_render(layout, size):
     rows = layout == "TN"
     m = size[0] if rows else -(-size[0] // 8) * 8  # column-major rows of A are of M
     problem = Problem(m, *size[1:], "bf16", "bf16", "bf16", rows, not rows)
-    configs = cutlass.configs(problem, SM90)
+    configs = cutlass.candidates(problem, SM90)
     assert configs
     section = target_files.space_file("sm90")["cutlass"]
     assert len({_cpp_instances.at_run_time(c, section["run_time"]) for c in configs}) <= section["limit"]
     for config in configs:
         assert Config.parse(config.name) == config
-        assert cutlass.check(config, problem, SM90) is None
+        assert cutlass.check(config, problem, SM90)
         used = config.num_stages * cutlass_instances.stage_bytes(config, problem)
         assert used + cutlass_instances.epilogue_bytes(config, problem) <= SM90.lds_bytes
-        assert f"StageCount<{config.num_stages}>" in cutlass.source(config, problem, SM90)
+        assert f"StageCount<{config.num_stages}>" in cutlass_module.source(config, problem, SM90)
 
 
 def test_a_swapped_kernel_computes_the_transpose():
-    text = cutlass.source(Config.parse(SWAPPED), replace(BF16, bias="n"), SM90)
+    text = cutlass_module.source(Config.parse(SWAPPED), replace(BF16, bias="n"), SM90)
     for line in (
         "using TileShape = Shape<_64, _16, _128>;",
         "using ClusterShape = Shape<_2, _1, _1>;",
@@ -85,7 +86,7 @@ def test_a_swapped_kernel_computes_the_transpose():
         "{N, M, K, 1},",
     ):
         assert line in text, line
-    plain = cutlass.source(Config.parse(NAME), replace(BF16, bias="n"), SM90)
+    plain = cutlass_module.source(Config.parse(NAME), replace(BF16, bias="n"), SM90)
     for line in (
         "Shape<_128, _128, _64>",
         "Shape<_2, _1, _1>",
@@ -109,8 +110,8 @@ def test_a_swapped_kernel_computes_the_transpose():
     ],
 )
 def test_problems_it_can_not_compute(problem, facts, reason):
-    assert reason in (cutlass.refusal(problem, facts) or "")
-    assert cutlass.configs(problem, facts) == []
+    assert reason in cutlass.supports(problem, facts).reason
+    assert cutlass.candidates(problem, facts) == []
 
 
 @pytest.mark.parametrize(
@@ -123,14 +124,14 @@ def test_problems_it_can_not_compute(problem, facts, reason):
     ],
 )
 def test_reasons(name, reason):
-    assert reason in (cutlass.check(Config.parse(name), BF16, SM90) or "")
+    assert reason in cutlass.check(Config.parse(name), BF16, SM90).reason
 
 
 def test_what_a_binary_depends_on(tools):
     config = Config.parse(NAME)
 
     def digest(problem=BF16, **changed) -> str:
-        return cutlass.job(replace(config, **changed), problem, SM90, "").digest
+        return cutlass.compile_job(replace(config, **changed), problem, SM90).digest
 
     assert digest() == digest(replace(BF16, m=7, n=64, k=8192)) == digest(group_m=4)
     others = [
@@ -144,9 +145,9 @@ def test_what_a_binary_depends_on(tools):
 
 def test_the_call_names_its_choices():
     config = replace(Config.parse(NAME), template="stream_k", split_k=3, group_m=1)
-    built = Artifact(config, "", "k.so", launch={"parameters": [list(p) for p in cutlass._PARAMETERS]})
+    built = Artifact(config, "", "k.so", launch={"parameters": [list(p) for p in cutlass_module._PARAMETERS]})
     call = cutlass.launch(built, replace(BF16, m=130, n=264), SM90)
-    values = {n: p.value for (n, _), p in zip(cutlass._PARAMETERS, call.params, strict=True)}
+    values = {n: p.value for (n, _), p in zip(cutlass_module._PARAMETERS, call.params, strict=True)}
     assert (values["splits"], values["swizzle"], values["sm_count"], values["ldb"]) == (3, 1, 132, 4096)
     tiles = 2 * 3
     assert call.buffers == (Buffer("workspace", values["workspace_bytes"]),)
@@ -154,15 +155,15 @@ def test_the_call_names_its_choices():
 
 
 def test_missing_tools_are_named(tools, tmp_path, monkeypatch):
-    assert cutlass.unavailable() is None
+    assert cutlass.available()
     monkeypatch.setenv("CUTLASS_DIR", str(tmp_path / "nowhere"))
-    assert f"nowhere (CUTLASS_DIR) lacks include/{cutlass._HEADER}" in (cutlass.unavailable() or "")
+    assert f"nowhere (CUTLASS_DIR) lacks include/{cutlass_module._HEADER}" in cutlass.available().reason
 
 
 def test_a_compile_error_is_a_value(tools, tmp_path):
     compiler = BuildPool(ArtifactCache(tmp_path / "cache"), 1)
     try:
-        built = compiler.build(cutlass.job(Config.parse(NAME), BF16, SM90, ""))
+        built = compiler.build(cutlass.compile_job(Config.parse(NAME), BF16, SM90))
     finally:
         compiler.close()
     assert (built.status, built.reason) == (
@@ -235,12 +236,10 @@ def test_what_a_host_call_refuses_is_named(library, tmp_path):
 
 
 def test_a_served_host_call_takes_new_addresses(library):
-    record = Record(BF16, "sm90", Config.parse(NAME), "cutlass", 1e-6, 0.0, "events")
-    bound = HostLaunchedKernel(record, call(library)).bind(None)  # type: ignore[arg-type]
+    prepared = HostLaunchedKernel(call(library)).prepare(None)  # type: ignore[arg-type]
     last = ctypes.CDLL(library).last
     last.restype = ctypes.POINTER(ctypes.c_longlong)
-    bound.put("a")(0x3000)
-    bound.put("bias")(0x1)  # it takes none
-    bound.launch(0x79)
+    prepared.set_address("a")(0x3000)
+    prepared.set_address("bias")(0x1)  # it takes none
+    prepared.launch(0x79)
     assert last()[:4] == [0x3000, 5, 2**40, 0x79]
-    assert is_kernel(record)

@@ -15,7 +15,11 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import BuildInputs, KernelBackend
 from tritongemm.search_spaces import loader as target_files
+
+TRITON = registry.get(KernelBackend, "triton")
 
 
 def test_sizes_are_run_time_arguments() -> None:
@@ -24,9 +28,9 @@ def test_sizes_are_run_time_arguments() -> None:
     configs = [Config("tile", 16, 16, 16), Config("tile", 32, 16, 16, 1, 2), Config("stream_k", 16, 16, 16)]
     sizes = [Problem(m, 16 * n, 16 * k) for m in (1, 7, 16, 100) for n in (1, 5, 9, 300) for k in (1, 2, 77)]
     assert len(sizes) == 48
-    digests = {triton_backend.job(c, p, target, "").digest for c in configs for p in sizes}
+    digests = {TRITON.compile_job(c, p, target).digest for c in configs for p in sizes}
     assert len(digests) == len(configs)
-    one = triton_backend.job(configs[0], sizes[0], target, "")
+    one = TRITON.compile_job(configs[0], sizes[0], target)
     assert not {"M", "N", "K"} & one.identity["constants"].keys()
     assert {"M", "N", "K"} <= one.identity["signature"].keys()
 
@@ -43,9 +47,9 @@ def test_sizes_are_run_time_arguments() -> None:
 )
 def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, object]) -> None:
     target, config, problem = target_files.load_target("gfx942"), Config("tile", 16, 16, 16), Problem(16, 16, 16)
-    digest = triton_backend.job(config, problem, target, "").digest
-    assert triton_backend.job(config, replace(problem, **other), target, "").digest != digest
-    assert triton_backend.job(config, problem, target, "/elsewhere").digest == digest
+    digest = TRITON.compile_job(config, problem, target).digest
+    assert TRITON.compile_job(config, replace(problem, **other), target).digest != digest
+    assert TRITON.compile_job(config, problem, target, BuildInputs(module=Path("/elsewhere"))).digest == digest
 
 
 def words(code: bytes) -> Iterable[int]:
@@ -65,7 +69,7 @@ def test_a_load_of_less_than_2_gib_is_masked_without_a_branch(tmp_path: Path) ->
     branches = []
     for problem in (under, over):
         module = modules.write_candidates(problem, [config], gfx, tmp_path)
-        code = triton_backend.build(triton_backend.job(config, problem, gfx, str(module)))[1]
+        code = TRITON.compile(TRITON.compile_job(config, problem, gfx, BuildInputs(module=module)))[1]
         branches.append(sum(w >> 16 == 0xBF88 for w in words(code)))  # s_cbranch_execz
     assert branches[0] < branches[1]
 
@@ -81,7 +85,7 @@ def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str, 
     changes = []
     for how in (target, replace(target, narrow={})):
         module = modules.write_candidates(problem, [config], how, tmp_path)
-        code = triton_backend.build(triton_backend.job(config, problem, how, str(module)))[1]
+        code = TRITON.compile(TRITON.compile_job(config, problem, how, BuildInputs(module=module)))[1]
         changes.append(sum(w >> 23 == 0x174 for w in words(code)))  # s_setreg_imm32_b32
         triton_backend._import.cache_clear()
     assert changes[0] == 0 < changes[1]
@@ -101,21 +105,20 @@ def test_rows_that_start_at_16_bytes_are_read_so(tmp_path: Path) -> None:
     for k in (1024, 1000, 1001):
         problem = Problem(64, 64, k, row_major_b=False)
         module = modules.write_candidates(problem, [config], target, tmp_path)
-        code = triton_backend.build(triton_backend.job(config, problem, target, str(module)))[1]
+        code = TRITON.compile(TRITON.compile_job(config, problem, target, BuildInputs(module=module)))[1]
         wide[k] = sum(w >> 26 == 0x38 and w >> 18 & 0x7F == 0x17 for w in words(code))  # buffer_load_dwordx4
     assert wide[1000] == wide[1024] > 0 == wide[1001]
 
 
 def test_so_is_the_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
     config, problem = Config("tile", 16, 16, 16), Problem(16, 16, 16)
-    digest = triton_backend.job(config, problem, target_files.load_target("gfx942"), "").digest
-    assert triton_backend.job(config, problem, target_files.load_target("gfx950"), "").digest != digest
+    digest = TRITON.compile_job(config, problem, target_files.load_target("gfx942")).digest
+    assert TRITON.compile_job(config, problem, target_files.load_target("gfx950")).digest != digest
     assert (
-        triton_backend.job(replace(config, num_warps=1), problem, target_files.load_target("gfx942"), "").digest
-        != digest
+        TRITON.compile_job(replace(config, num_warps=1), problem, target_files.load_target("gfx942")).digest != digest
     )
     monkeypatch.setattr("tritongemm.core.settings.version", lambda _: "99")
-    assert triton_backend.job(config, problem, target_files.load_target("gfx942"), "").digest != digest
+    assert TRITON.compile_job(config, problem, target_files.load_target("gfx942")).digest != digest
 
 
 def test_triton_compiles_without_a_gpu_and_only_once(tmp_path: Path, session_cache: Path) -> None:
@@ -126,7 +129,10 @@ def test_triton_compiles_without_a_gpu_and_only_once(tmp_path: Path, session_cac
     made = BuildPool(ArtifactCache(session_cache), jobs=1)
     try:
         found = {
-            b.config: b for b in made.stream(triton_backend.job(c, problem, target, str(module)) for c in (good, large))
+            b.config: b
+            for b in made.stream(
+                TRITON.compile_job(c, problem, target, BuildInputs(module=module)) for c in (good, large)
+            )
         }
         assert found[good].status == "ok", found[good].reason
         assert (found[good].symbol, found[good].threads) == (good.kernel_name, 64)
@@ -134,8 +140,8 @@ def test_triton_compiles_without_a_gpu_and_only_once(tmp_path: Path, session_cac
         assert (found[large].status, found[large].path) == ("out_of_resources", "")
         assert "shared memory" in found[large].reason and "> 65536 bytes" in found[large].reason
         other = Problem(400, 48, 64)
-        (again,) = made.stream([triton_backend.job(good, other, target, "a module that is not read")])
+        (again,) = made.stream([TRITON.compile_job(good, other, target)])
         assert (again.path, again.seconds) == (found[good].path, 0.0)
-        assert triton_backend.launch(again, other, target).grid == (25 * 3, 1, 1)
+        assert TRITON.launch(again, other, target).grid == (25 * 3, 1, 1)
     finally:
         made.close()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.backends.asm import backend as asm
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import export
@@ -17,11 +16,13 @@ from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.export import kernel_manifest
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.results.store import Store
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
 
+ASM = registry.get(KernelBackend, "asm")
 TILE = Config("tile", 16, 32, 32, 4, 2, 2, 2)
 TMA = Config("tma", 64, 64, 64, num_warps=4)
 STREAM = Config("stream_k", 64, 64, 64, num_warps=4, options=(("num_sms", 8),))
@@ -51,10 +52,10 @@ def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [p.name for p in paths] == ["kernels.csv", "kernels_2.csv"]
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", ":".join(map(str, paths)))
     for one in sized[:2]:
-        (config,) = asm.configs(one.problem, SM90.target)
+        (config,) = ASM.candidates(one.problem, SM90.target)
         assert (config.tile, config.group_m, config.split_k) == (TILE.tile, 4, 2)
-        built, code, _ = asm.build(asm.job(config, one.problem, SM90.target, ""))
-        launch = asm.launch(replace(built, path="x"), one.problem, SM90.target)
+        built, code, _ = ASM.compile(ASM.compile_job(config, one.problem, SM90.target))
+        launch = ASM.launch(replace(built, path="x"), one.problem, SM90.target)
         expected = prepare.prepare_launches([one], SM90.target, ArtifactCache(settings.cache_folder()))[one.problem]
         assert isinstance(expected, Launch) and Path(expected.path).read_bytes() == code
         for field in ("symbol", "grid", "block", "shared", "buffers"):
@@ -62,8 +63,8 @@ def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         addresses = {"a": 1, "b": 2, "c": 0, "workspace": 4, "semaphore": 5}
         mine, theirs = launch.pack(addresses), expected.pack(addresses)
         assert mine[: len(theirs)] == theirs
-    assert asm.configs(replace(SIZE, m=999, k=320), SM90.target), "M may be anything, K a multiple of the step"
-    assert not asm.configs(replace(SIZE, k=168), SM90.target)
+    assert ASM.candidates(replace(SIZE, m=999, k=320), SM90.target), "M may be anything, K a multiple of the step"
+    assert not ASM.candidates(replace(SIZE, k=168), SM90.target)
 
 
 def test_sizes_share_what_the_compiler_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,9 +72,9 @@ def test_sizes_share_what_the_compiler_was_told(tmp_path: Path, monkeypatch: pyt
     tuned = replace(SIZE, n=40, k=168)
     (path,), _ = kernel_manifest.export([record(tuned)], tmp_path, SM90)
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
-    assert asm.configs(replace(tuned, n=72, k=24), SM90.target)
+    assert ASM.candidates(replace(tuned, n=72, k=24), SM90.target)
     for other in (replace(tuned, n=44), replace(tuned, k=164)):
-        assert "must be multiples as in 1/8/8" in (asm.refusal(other, SM90.target) or "")
+        assert "must be multiples as in 1/8/8" in ASM.has_candidates(other, SM90.target).reason
 
 
 def test_offsets_reach_what_the_compiler_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,12 +82,12 @@ def test_offsets_reach_what_the_compiler_was_told(tmp_path: Path, monkeypatch: p
     gfx942 = Machine(target_files.load_target("gfx942"), "", (), "MI300X", "")
     (path,), _ = kernel_manifest.export([record(SIZE, arch="gfx942")], tmp_path, gfx942)
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
-    assert asm.configs(replace(SIZE, m=2**21), gfx942.target)
+    assert ASM.candidates(replace(SIZE, m=2**21), gfx942.target)
     for large, what in (
         (replace(SIZE, m=2**23), "a and workspace must"),
         (replace(SIZE, m=2**21, n=512), "c and workspace must"),
     ):
-        assert f"{what} be less than 2 GiB" in (asm.refusal(large, gfx942.target) or "")
+        assert f"{what} be less than 2 GiB" in ASM.has_candidates(large, gfx942.target).reason
 
 
 def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -103,4 +104,4 @@ def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_p
     assert "no kernel to export" in capsys.readouterr().err
     assert export.main([str(tmp_path / "sizes.yaml"), "-o", str(tmp_path / "sizes.yaml")]) == 2
     assert "sizes.yaml can't be written: File exists; choose another folder" in capsys.readouterr().err
-    assert registry.unavailable("backends", "asm") is None or "TRITONGEMM_ASM_MANIFESTS" in str(asm.unavailable())
+    assert ASM.available() or "TRITONGEMM_ASM_MANIFESTS" in ASM.available().reason

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.plugins import _modules as registry
-from tritongemm.plugins.contracts import Search, Watcher
-from tritongemm.search.planner import SearchPlan, plan_searches
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Search, SearchPlan, Strategy, Watcher
+from tritongemm.search.planner import PlannedProblem, plan_searches
 from tritongemm.search.warm_start import WarmStart
 from tritongemm.tuning import roster
 from tritongemm.tuning.task import Task, no_search
@@ -26,22 +26,29 @@ def planned(
         watcher: told of the progress.
     """
     problems = [t.problem for t in tasks if t.search is None]
-    searched = any(map(roster.is_searched, what.backends))
-    made = plan_searches(problems, tasks[0].judge.target, what.folder, jobs) if problems and searched else iter(())
+    backend = next(filter(roster.is_searched, what.backends), "")
+    plans: Iterator[PlannedProblem] = iter(())
+    if problems and backend:
+        plans = plan_searches(problems, tasks[0].judge.target, what.folder, backend, jobs)
     for task in tasks:
         if task.search is None:
-            task.search = _search(task, next(made), what, others, watcher) if searched else no_search()
+            task.search = _begin_search(task, next(plans), backend, what, others, watcher) if backend else no_search()
             task.batch = next(task.search)
-            others.asked(task.problem, task.batch)
+            others.note_batch(task.problem, task.batch)
             watcher.step("plan")
         yield task
 
 
-def _search(task: Task, made: SearchPlan, what: TuningOptions, others: WarmStart, watcher: Watcher) -> Search:
-    task.module = made.module
-    watcher.planned(task.problem, len(made.space), made.pruned)
-    known = others.winners(task.problem), made.order, others.kernels(task.problem)
-    search: Search = registry.load("strategies", what.strategy).search(
-        made.space, made.order.configs, what.budget, *known
+def _begin_search(
+    task: Task, problem_plan: PlannedProblem, backend: str, what: TuningOptions, others: WarmStart, watcher: Watcher
+) -> Search:
+    task.module = problem_plan.module
+    watcher.planned(task.problem, len(problem_plan.space), problem_plan.pruned)
+    plan = SearchPlan(
+        space=problem_plan.space,
+        expected=problem_plan.order,
+        seeds=tuple(others.winners(task.problem, backend)),
+        compiled=others.compiled_kernels(task.problem),
     )
-    return search
+    strategy: Strategy = registry.get(Strategy, what.strategy)
+    return strategy.search(plan, what.budget)

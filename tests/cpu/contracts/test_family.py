@@ -127,9 +127,7 @@ def test_b_may_lie_in_another_order(family: Family, problem: Problem, target: Ta
 
 
 def test_a_family_that_leaves_something_out_is_refused() -> None:
-    with pytest.raises(
-        TypeError, match=r"is no family plug-in yet: it lacks _supports, .*summary, tolerance"
-    ):
+    with pytest.raises(TypeError, match=r"is no family plug-in yet: it lacks _supports, .*summary, tolerance"):
 
         class Halfway(Family):
             """Computes nothing."""

@@ -1,11 +1,11 @@
 """Replay recorded tables to compare search strategies: ``python benchmarks/compare_strategies.py [TABLES …]``.
 
-No GPU: a strategy asks for configs and is told what became of them when the table was recorded, so the replayed space is
-the table's configs and nothing else. Best-so-far is given over the table's best, against the exact expectation of random
-search without replacement. Score P(t) = (S(t) - R(t)) / (best - R(t)): S is best-so-far, R random's expectation, t goes
-from 1 config to as many as random needs to get from the median 96 % of the way to the best; averaged over problems, then
-over t. 0 is random, 1 finds the best at once. A table that samples its space tells strategies apart less well: the
-neighbours of a leader are mostly missing from it.
+No GPU: a strategy asks for configs and is told what became of them when the table was recorded, so the replayed space
+is the table's configs and nothing else. Best-so-far is given over the table's best, against the exact expectation of
+random search without replacement. Score P(t) = (S(t) - R(t)) / (best - R(t)): S is best-so-far, R random's expectation,
+t goes from 1 config to as many as random needs to get from the median 96 % of the way to the best; averaged over
+problems, then over t. 0 is random, 1 finds the best at once. A table that samples its space tells strategies apart less
+well: the neighbours of a leader are mostly missing from it.
 """
 
 from __future__ import annotations
@@ -211,6 +211,7 @@ def plot(path: Path, replays: Sequence[Replay], rows: Sequence[dict[str, Any]]) 
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Replay the tables and print how the strategies compare; the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("tables", type=Path, nargs="*", default=TABLES, help="files as replay_tables.py writes them")
     parser.add_argument("--strategies", default=",".join(STRATEGIES))

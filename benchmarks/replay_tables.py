@@ -4,9 +4,9 @@ SOURCE is the ``.journal`` that a run with the exhaustive strategy left beside i
 ``{problem, screen: [trial, ...]}`` with trials as `Trial.to_json` writes them.
 
 Line one of a table file describes the run: ``{"version": 1, "target": "sm90", "device": "", "note": ""}``. Every other
-line is one problem: ``{"problem": {...}, "kept": 6490, "times": {config name: seconds | status}}``. `kept` is the number
-of configs the rules left; where it is larger than `times`, the table is a sample of the space. Seconds are the median of
-a screening, which stops after one sample of a config more than twice as slow as the best.
+line is one problem: ``{"problem": {...}, "kept": 6490, "times": {config name: seconds | status}}``. `kept` is the
+number of configs the rules left; where it is larger than `times`, the table is a sample of the space. Seconds are the
+median of a screening, which stops after one sample of a config more than twice as slow as the best.
 """
 
 from __future__ import annotations
@@ -148,6 +148,7 @@ def _sources(source: Path) -> Iterator[tuple[Problem, list[Trial]]]:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Write the tables of a run; the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)

@@ -80,6 +80,8 @@ def order(row: Row, target: Target, tried: bool = True, warm: bool = True) -> li
     """Distinct tiles of the pruned space, the model's favourite first.
 
     Args:
+        row: the tuned size.
+        target: where.
         tried: only split-K factors tune_gemm would try.
         warm: operands come from the caches that hold them, as where tune_gemm times.
     """
@@ -128,6 +130,7 @@ def by_size(scores: list[Score]) -> dict[str, list[Score]]:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Score the model against a tuned file and print it; the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--target", default="gfx942")

@@ -34,8 +34,8 @@ class SearchFacts:
         matrix: whether matrix instructions make its products; otherwise each thread makes its own, in registers.
         grid: what its programs are: one for each ``tile`` and split; one for each compute ``unit``, whatever the size;
             ``unit_unless_split``: one for each compute unit, or for each tile and split where there are several.
-        cuts_k: whether tiles that do not fill a round of such programs are cut along K: ``always``, ``never``, or the name
-            of the option that says so.
+        cuts_k: whether tiles that do not fill a round of such programs are cut along K: ``always``, ``never``, or the
+            name of the option that says so.
         slow_start: whether its programs take long until their first product, so that fetching ahead always pays.
     """
 
@@ -192,7 +192,7 @@ def _search_facts(file: str, section: dict[str, Any]) -> SearchFacts:
 
 @cache
 def search_facts(template: str) -> SearchFacts:
-    """What the search must know of a template; the defaults for one that is not here, as those of other backends are."""
+    """What the search must know of a template; the defaults for one that is not here, as other backends have."""
     return kernel_template(template).search if template in names() else _UNKNOWN
 
 

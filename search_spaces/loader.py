@@ -1,4 +1,4 @@
-"""Reads search_spaces/*.yaml: the facts of a target and the axes of its templates, each file merged over what it inherits."""
+"""The files search_spaces/*.yaml: facts of a target and axes of its templates, each merged over what it inherits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file of search_spaces/ must have: its target's facts and its templates' axes, checked with the field's name."""
+"""What a file of search_spaces/ must have: facts of its target and axes of its templates; errors name the field."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tritongemm.core.errors import InputError
 # What a fact must be, by the annotation of its field in `Target`.
 _KINDS: dict[str, tuple[str, Any]] = {
     "int": ("a whole number, not negative", lambda v: _whole(v, 0)),
-    "float": ("a positive number", lambda v: isinstance(v, int | float) and not isinstance(v, bool) and v > 0),
+    "float": ("a positive number", lambda v: _number(v) and v > 0),
     "str": ("text", lambda v: isinstance(v, str)),
     "Mapping[str, str]": ("a map of texts", lambda v: _map(v) and all(isinstance(x, str) for x in v.values())),
-    "Mapping[str, float]": ("a map of numbers", lambda v: _map(v) and all(isinstance(x, int | float) for x in v.values())),
+    "Mapping[str, float]": ("a map of numbers", lambda v: _map(v) and all(_number(x) for x in v.values())),
     "frozenset[str]": ("a list of names", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)),
 }  # fmt: skip
 _SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "results"}
@@ -22,6 +22,10 @@ _SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "results"
 
 def _whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _map(value: Any) -> bool:

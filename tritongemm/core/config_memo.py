@@ -1,8 +1,8 @@
 """`ConfigMemo` calls a function of a config once for all configs that the function can't tell apart.
 
 A search space has thousands of configs, and a function that reads block_m and num_warps alone gives the same answer for
-all that share these two. So the memo calls it with a `RecordingConfig`, which notes what the function reads; configs with
-the same values there get the same answer without a call.
+all that share these two. So the memo calls it with a `RecordingConfig`, which notes what the function reads; configs
+with the same values there get the same answer without a call.
 """
 
 from __future__ import annotations

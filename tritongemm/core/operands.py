@@ -1,4 +1,4 @@
-"""The nouns `OperandSpec` and `Operands`: one operand of a GEMM as it lies in memory, and the tensors of all of them."""
+"""The nouns `OperandSpec` and `Operands`: one operand of a GEMM as it lies in memory, and the tensors of all."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tritongemm.core.scaling import Scaling
 if TYPE_CHECKING:
     from torch import Tensor
 
-# A [M, K] and B [K, N] as ``a`` and ``b``, a problem's other operands by their names; where something is computed, C [M, N]
-# as ``c``.
+# A [M, K] and B [K, N] as ``a`` and ``b``, a problem's other operands by their names; where something is computed, C
+# [M, N] as ``c``.
 Operands: TypeAlias = "dict[str, Tensor]"
 
 
@@ -26,8 +26,8 @@ class OperandSpec:
         dtype: of its elements.
         shape: extents; a factor or an addend of the epilogue is [M, 1] or [N], so that it broadcasts over C.
         order: how it lies in memory: ``rows``, ``columns``, or the name of a layout of weights or scales.
-        applied: where a kernel applies it: ``epilogue`` (to the sum over K, before C is rounded), ``mainloop`` (scales that
-            change along K), or "" for A, B and C.
+        applied: where a kernel applies it: ``epilogue`` (to the sum over K, before C is rounded), ``mainloop`` (scales
+            that change along K), or "" for A, B and C.
         scaling: what a scale factor covers; None for other operands.
     """
 

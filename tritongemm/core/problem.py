@@ -64,14 +64,17 @@ class Problem:
 
     @property
     def a(self) -> DType:
+        """The type of A."""
         return DTYPES[self.dtype_a]
 
     @property
     def b(self) -> DType:
+        """The type of B."""
         return DTYPES[self.dtype_b]
 
     @property
     def c(self) -> DType:
+        """The type of C."""
         return DTYPES[self.dtype_c]
 
     @property
@@ -160,6 +163,7 @@ class Problem:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Problem:
+        """What `to_json` was called on; fields that came later are at their defaults where the data has none."""
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         for name in ("scale_a", "scale_b"):
             if known.get(name):

@@ -14,8 +14,8 @@ class Scaling:
         dtype: name of their type, e.g. ``fp32`` or ``e8m0``.
         rows: rows of A (columns of B) that share a factor; 0 where all of them do.
         depth: elements along K that share a factor; 0 where a whole row does, so that the epilogue can apply it.
-        layout: how the factors lie in memory: ``rows`` [rows, groups along K], ``groups`` [groups along K, rows], or the
-            name of a plug-in of numerics/scale_layouts.
+        layout: how the factors lie in memory: ``rows`` [rows, groups along K], ``groups`` [groups along K, rows], or
+            the name of a plug-in of numerics/scale_layouts.
         pad: multiples to which rows and groups are padded in memory.
     """
 
@@ -27,7 +27,7 @@ class Scaling:
 
     @property
     def applied(self) -> str:
-        """Where a kernel multiplies by the factors: in the ``epilogue``, or in the ``mainloop`` if they change along K."""
+        """Where a kernel multiplies by the factors: the ``epilogue``, or the ``mainloop`` where they change along K."""
         return "mainloop" if self.depth else "epilogue"
 
     def shape(self, rows: int, k: int) -> tuple[int, int]:
@@ -37,10 +37,12 @@ class Scaling:
         return (groups, across) if self.layout == "groups" else (across, groups)
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return {**self.__dict__, "pad": list(self.pad)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Scaling:
+        """What `to_json` was called on."""
         return cls(**{**data, "pad": tuple(data.get("pad", (1, 1)))})
 
 

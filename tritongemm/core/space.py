@@ -44,7 +44,7 @@ class TemplateSpace:
         return replace(config, num_stages=min(dict(self.values)["num_stages"], key=lambda n: abs(n - stages)))
 
     def point(self, config: Config) -> tuple[int, ...]:
-        """The config's values of the axes, in their order; an option that it does not name has the axis's first value."""
+        """The config's value of each axis; an option that it does not name has the axis's first value."""
         return tuple(
             getattr(config, name) if name in AXES else config.option(name, values[0]) for name, values in self.values
         )

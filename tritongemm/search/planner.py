@@ -46,7 +46,8 @@ def plan_search(problem: Problem, target: Target, folder: Path, backend: str) ->
     """Plan one problem.
 
     Args:
-        problem, target: what and where.
+        problem: what is tuned.
+        target: where.
         folder: where the module goes.
         backend: name of the backend that is searched, a `SearchedBackend`.
     """

@@ -10,7 +10,6 @@ DOOR = "the package hides the module of the same name"
 EXPORT = "exporting has a branch for each backend still"
 FORMATS = "formats are modules still, and tune_gemm checks its rows against the templates"
 MOVING = "its part is not converted yet"
-SEARCH = "strategies take the older plan still"
 TABLE = "an arrow that goes up until the noun it needs lies in core"
 TEMPLATES = "the template's facts do not tell this yet"
 TIMERS = "timers are modules still, asked by their names"
@@ -27,7 +26,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "tritongemm.export.selection -> tritongemm.backends.ck.backend": EXPORT,
         "tritongemm.formats.tune_gemm -> tritongemm.codegen.template_facts": FORMATS,
         "tritongemm.measure.offline_evaluator -> tritongemm.tuning.roster": BACKENDS,
-        "tritongemm.search.warm_start -> tritongemm.results.store": FORMATS,
         "tritongemm.tuning.revalidate -> tritongemm.report.console": BACKENDS,
     },
     "no import cycles": {
@@ -56,12 +54,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "report.candidates_csv: config.backend == 'triton'": BACKENDS,
         "report.console: r.timer == 'model'": TIMERS,
         "results.store: registry.load('formats', 'tune_gemm')": FORMATS,
-        "search.cost_model.occupancy: config.template == 'gemv'": TEMPLATES,
-        "search.cost_model.waves: config.template == 'persistent'": TEMPLATES,
-        "search.cost_model.waves: config.template in ('stream_k', 'persistent')": TEMPLATES,
-        "search.pruning.rules: config.template == 'tma'": TEMPLATES,
-        "search.space: backend == 'triton'": BACKENDS,
-        "search.warm_start: r.config.backend == 'triton'": BACKENDS,
         "tuning.final_race: t.config.backend == roster.SEARCHED": BACKENDS,
         "tuning.finalists: t.config.backend != SEARCHED": BACKENDS,
         "tuning.planning: roster.SEARCHED in what.backends": BACKENDS,
@@ -77,7 +69,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "tritongemm.tuning.revalidate -> tritongemm.measure.timers.model": TIMERS,
     },
     "class names are unique": {
-        "SearchPlan: plugins.contracts, search.planner": SEARCH,
         "Timer: measure.timers.cupti, measure.timers.events, measure.timers.rocprofiler, plugins.contracts": TIMERS,
     },
     "files are short": {

@@ -1,4 +1,4 @@
-"""What every order of scale factors must do: each plug-in of numerics/scale_layouts, and the toy that docs/plugins shows."""
+"""What every order of scale factors must do: each plug-in of numerics/scale_layouts, and the documented toy."""
 
 from __future__ import annotations
 

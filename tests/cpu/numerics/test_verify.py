@@ -76,7 +76,10 @@ def test_one_wrong_element_in_a_large_matrix() -> None:
     assert c.shape == (1024, 1024)
 
 
-@pytest.mark.parametrize("dtypes", [("fp16",) * 3, ("bf16",) * 3, ("fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn"), ("int8", "int8", "int32"), ("int8",) * 3])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtypes",
+    [("fp16",) * 3, ("bf16",) * 3, ("fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn"), ("int8", "int8", "int32"), ("int8",) * 3],
+)
 def test_an_element_nobody_wrote(dtypes: tuple[str, str, str]) -> None:
     """C holds the right answer from before, and one element is not written: the poison shows."""
     problem = Problem(20, 20, 32, *dtypes)

@@ -1,29 +1,42 @@
-"""Plug-ins: one file dropped into a folder is found and used; one that can't run says why."""
+"""Plug-ins: one file dropped into a folder is found and used; one that can't run, or lacks something, says why."""
 
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
+from tests.support.plugins import dropped
 from tests.support.timers import toy_timer
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core import search_results, target
-from tritongemm.core.artifact import CompileJob
+from tritongemm.core import search_results
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.problem import Problem
-from tritongemm.core.tuning_options import TuningOptions as Plan
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.target import Target
+from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.formats import Defaults
-from tritongemm.plugins import _modules as registry
-from tritongemm.plugins import registry as plugins
-from tritongemm.plugins.contracts import Timer
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import (
+    Backend,
+    Family,
+    Format,
+    KernelBackend,
+    KernelSource,
+    LibraryBackend,
+    Plugin,
+    ScaleLayout,
+    SearchedBackend,
+    Strategy,
+    Timer,
+    WeightLayout,
+)
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.search import planner
@@ -32,46 +45,66 @@ from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning.run import TuningRun
 from tritongemm.workloads import sizes
 
-Drop = Callable[[str, str, str], None]
+KINDS: tuple[type[Plugin], ...] = (
+    Backend, Family, Format, KernelSource, ScaleLayout, Strategy, Timer, WeightLayout,
+)  # fmt: skip
+GFX942 = target_files.load_target("gfx942")
 
 
-@pytest.fixture
-def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
-    """Puts a plug-in of some kind, name and text beside the ones that are there."""
-    modules = set(sys.modules)
-
-    def add(kind: str, name: str, text: str) -> None:
-        folder = tmp_path / kind
-        folder.mkdir(exist_ok=True)
-        (folder / f"{name}.py").write_text(text)
-        package = importlib.import_module(registry.KINDS[kind])
-        if str(folder) not in package.__path__:
-            monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
-        importlib.invalidate_caches()
-
-    yield add
-    for name in set(sys.modules) - modules:
-        if name.rpartition(".")[2].startswith("toy"):
-            del sys.modules[name]
-            package, _, leaf = name.rpartition(".")
-            vars(sys.modules[package]).pop(leaf, None)
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.kind)
+def kind(request: pytest.FixtureRequest) -> type[Plugin]:
+    found: type[Plugin] = request.param
+    return found
 
 
-@pytest.mark.parametrize("kind", registry.KINDS)
-def test_what_is_there(kind: str) -> None:
-    """Every file is listed, sorted, and loads or says why it can't."""
+def test_what_is_there(kind: type[Plugin]) -> None:
+    """Every file is listed, sorted, and loads or says why it can't; each has one object however it is asked for."""
     known = registry.names(kind)
-    folder = Path(str(importlib.import_module(registry.KINDS[kind]).__file__)).parent
+    folder = Path(str(importlib.import_module(kind.package).__file__)).parent
     assert known == sorted(p.stem for p in folder.iterdir() if not p.stem.startswith("_"))
+    loaded = registry.every(kind)
+    assert [plugin.name for plugin in loaded] == [n for n in known if n in {p.name for p in loaded}]
+    for plugin in loaded:
+        assert isinstance(plugin, kind) and registry.get(kind, plugin.name) is plugin
     for name in known:
-        reason = registry.unavailable(kind, name)
-        assert reason is None or reason.strip()
+        support = registry.available(kind, name)
+        assert bool(support) != bool(support.reason.strip())
 
 
-@pytest.mark.parametrize("kind", registry.KINDS)
-def test_names_nobody_has(kind: str) -> None:
-    with pytest.raises(InputError, match=f"no {kind} plug-in is called 'abacus'; there are: "):
-        registry.load(kind, "abacus")
+def test_names_nobody_has(kind: type[Plugin]) -> None:
+    for ask in (registry.get, registry.available, registry.resolve):
+        with pytest.raises(InputError, match=f"no {kind.kind} is called 'abacus'; there are: "):
+            ask(kind, "abacus")
+
+
+def test_a_name_and_its_aliases_stand_for_one_plug_in(kind: type[Plugin]) -> None:
+    names = registry.names(kind)
+    aliases = [(alias, plugin.name) for plugin in registry.every(kind) for alias in plugin.aliases]
+    assert all(registry.resolve(kind, name) == name for name in names)
+    assert all(registry.resolve(kind, alias) == name for alias, name in aliases)
+    assert len({alias for alias, _ in aliases} | set(names)) == len(aliases) + len(names), "each means one thing"
+
+
+def test_a_kind_within_a_kind() -> None:
+    """Who asks for a backend with a search space is told of one that has none; the baseline is the one library."""
+    triton = registry.get(SearchedBackend, "triton")
+    assert triton is registry.get(Backend, "triton") is registry.get(KernelBackend, "triton")
+    with pytest.raises(InputError, match="backend torch is "):
+        registry.get(KernelBackend, "torch")
+    baseline = registry.baseline()
+    assert isinstance(baseline, LibraryBackend) and baseline.baseline
+    assert sum(backend.baseline for backend in registry.every(Backend)) == 1
+
+
+def test_families_and_their_variants() -> None:
+    """A variant is the family with other defaults."""
+    family, defaults = registry.family_of("dense")
+    assert (family.name, defaults.order_b) == ("dense", PLAIN)
+    for name in ("dense_bpreshuffle", "a8w8_bpreshuffle", "a4w4_bpreshuffle", "a8w8_blockscale_bpreshuffle"):
+        family, defaults = registry.family_of(name)
+        assert name in family.variants and defaults.order_b == "shuffled_16x16"
+    with pytest.raises(InputError, match=r"no family is called 'a9w9'; there are: .*dense.*a8w8_bpreshuffle"):
+        registry.family_of("a9w9")
 
 
 REFUSING_TIMER = """
@@ -93,94 +126,153 @@ def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / "toy_refuses.py").write_text(REFUSING_TIMER)
         (tmp_path / "toy_empty.py").write_text("")
         (tmp_path / "_toy_helper.py").write_text("raise RuntimeError('shared code is no plug-in')\n")
-        assert {"toy_empty", "toy_missing", "toy_refuses"} <= set(plugins.names(Timer))
-        assert "_toy_helper" not in plugins.names(Timer)
-        assert plugins.available(Timer, "toy_refuses").reason == "no sun on this machine"
-        why = plugins.available(Timer, "toy_missing").reason
+        assert {"toy_empty", "toy_missing", "toy_refuses"} <= set(registry.names(Timer))
+        assert "_toy_helper" not in registry.names(Timer)
+        assert registry.available(Timer, "toy_refuses").reason == "no sun on this machine"
+        why = registry.available(Timer, "toy_missing").reason
         assert why.startswith("timer toy_missing needs a package that is missing") and "a_package_nobody" in why
         with pytest.raises(UnavailableError, match="a_package_nobody_has"):
-            plugins.get(Timer, "toy_missing")
+            registry.get(Timer, "toy_missing")
         with pytest.raises(InputError, match="must hold one class that derives from Timer; it holds none"):
-            plugins.get(Timer, "toy_empty")
-        with pytest.raises(InputError, match="no timer is called 'abacus'; there are: .*events"):
-            plugins.get(Timer, "abacus")
+            registry.get(Timer, "toy_empty")
+        (tmp_path / "toy_empty.py").unlink()
+        assert "toy_missing" not in {timer.name for timer in registry.every(Timer)}, "what can't be imported"
 
 
-FAMILY = """
-def unsupported(problem, target):
-    return 'toys are for children' if problem.m > 5 else None
-def tolerance(problem):
-    return 0.125
-def scale(problem):
-    return 0.5
-"""
+def test_a_file_holds_one_plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from tritongemm.plugins.contracts import Strategy\n"
+    text += "".join(f"class S{i}(Strategy):\n    def search(self, plan, budget):\n        yield []\n" for i in (1, 2))
+    (tmp_path / "toy_twice.py").write_text(text)
+    with (
+        dropped(Strategy, tmp_path / "toy_twice.py", tmp_path, monkeypatch),
+        pytest.raises(InputError, match="must hold one class that derives from Strategy; it holds S1, S2"),
+    ):
+        registry.get(Strategy, "toy_twice")
+
+
+def test_an_incomplete_plug_in_fails_when_it_is_defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names what is lacking, methods and attributes, and what is inherited counts."""
+    with pytest.raises(TypeError, match=r"Half is no timer plug-in yet: it lacks clock, label \(docs/plugins\)"):
+
+        class Half(Timer):
+            """Has nothing."""
+
+    class Shared(Timer, abstract=True):
+        label = "shared"
+
+    with pytest.raises(TypeError, match=r"Rest is no timer plug-in yet: it lacks clock \(docs/plugins\)"):
+
+        class Rest(Shared):
+            """Has a label from its base."""
+
+    (tmp_path / "toy_half.py").write_text(
+        "from tritongemm.plugins.contracts import Family\nclass Half(Family):\n    summary = 'of one'\n"
+    )
+    with (
+        dropped(Family, tmp_path / "toy_half.py", tmp_path, monkeypatch),
+        pytest.raises(TypeError, match=r"toy_half.Half is no family plug-in yet: it lacks _supports, .*tolerance"),
+    ):
+        registry.get(Family, "toy_half")
+
 
 STRATEGY = """
-def search(space, order, budget, seeds=(), expected=None, compiled=frozenset()):
-    first = yield [order[-1]]
-    assert first[0].config == order[-1]
-    yield [order[0]]
+from tritongemm.plugins.contracts import Strategy
+
+class LastThenFirst(Strategy):
+    def search(self, plan, budget):
+        order = plan.expected.configs
+        first = yield [order[-1]]
+        assert first[0].config == order[-1]
+        yield [order[0]]
 """
 
 BACKEND = """
-from tritongemm.core.artifact import CompileJob as Job
-from tritongemm.core.artifact import Artifact as Built
-def job(config, problem, target, module):
-    return Job(config, {"toy": config.name})
-def build(job):
-    return Built(job.config, job.digest, symbol="toy", registers=7), b"code", "kernel.toy"
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.support import SUPPORTED
+from tritongemm.plugins.contracts import Capabilities, KernelBackend
+
+class Toy(KernelBackend):
+    summary = "a toy"
+    capabilities = Capabilities(scales=("epilogue",))
+    def _candidates(self, problem, target, inputs, everything):
+        return []
+    def _check(self, config, problem, target, inputs):
+        return SUPPORTED
+    def _compile_job(self, config, problem, target, inputs):
+        return CompileJob(config, {"toy": config.name})
+    def _compile(self, job):
+        return Artifact(job.config, job.digest, symbol="toy", registers=7), b"code", "kernel.toy"
+    def _launch(self, artifact, problem, target):
+        raise NotImplementedError
+"""
+
+FORMAT = """
+from tritongemm.formats import FormatRow, problem_of
+from tritongemm.plugins.contracts import Format
+
+class ToyFormat(Format):
+    title = "toy"
+    def recognises(self, path, text):
+        return text.startswith("toy")
+    def read(self, path, text, defaults):
+        given = {"family": "family_toy", "dtype_b": "int8"}
+        return [FormatRow(problem_of(defaults, *map(int, line.split()), given)) for line in text.splitlines()[1:]]
 """
 
 
-def test_one_file_of_each_kind_goes_down_the_line(drop: Drop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A toy family, strategy, backend, timer and format together tune a toy file."""
-    drop("families", "toy_family", FAMILY)
-    drop("strategies", "toy_strategy", STRATEGY)
-    drop("backends", "toybackend", BACKEND)
-    drop(
-        "formats",
-        "toy_format",
-        "from tritongemm.formats import FormatRow as Row\n"
-        "FORMAT = 'toy'\n"
-        "def recognises(path, text): return text.startswith('toy')\n"
-        "def read(path, text, defaults):\n"
-        "    return [Row(defaults.problem(*map(int, l.split()), family='toy_family')) for l in text.splitlines()[1:]]\n",
-    )
+@pytest.fixture
+def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A file of each kind beside those that are there."""
+    texts: tuple[tuple[type[Plugin], str, str], ...] = (
+        (Strategy, "toy_strategy", STRATEGY), (Backend, "toybackend", BACKEND), (Format, "toy_format", FORMAT),
+    )  # fmt: skip
+    with ExitStack() as stack:
+        stack.enter_context(dropped(Family, "family_toy", tmp_path, monkeypatch))
+        for kind, name, text in texts:
+            (tmp_path / f"{name}.py").write_text(text)
+            stack.enter_context(dropped(kind, tmp_path / f"{name}.py", tmp_path, monkeypatch))
+        yield
+
+
+@pytest.mark.usefixtures("toys")
+def test_one_file_of_each_kind_goes_down_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A toy family, strategy, backend and format together tune a toy file."""
     (tmp_path / "sizes.toy").write_text("toy\n3 4 5\n")
     (row,) = sizes.from_file(tmp_path / "sizes.toy", Defaults())
-    assert row.problem == Problem(3, 4, 5, family="toy_family")
-    assert registry.load("families", "toy_family").unsupported(Problem(6, 1, 1), None) == "toys are for children"
+    family = registry.get(Family, "family_toy")
+    assert row.problem == family.problem(3, 4, 5, "fp16", "int8", "fp16")
+    refused = family.supports(family.problem(3, 4, 5, "int8", "int8", "int32"), GFX942)
+    assert refused.reason == "it multiplies fp16 or bf16 by int8 into A's type, not int8-int8-int32"
 
     configs = [Config("toy", n, n, n, backend="toybackend") for n in (1, 2, 3)]
 
-    def planned(problem: Problem, target: target.Target, folder: Path) -> planner.SearchPlan:
+    def planned(problem: Problem, target: Target, folder: Path, backend: str) -> planner.PlannedProblem:
         expected = search_results.Predictions(tuple(configs), np.ones(3), np.ones((3, len(search_results.TERMS))))
-        kept = planner.prune.Pruned(tuple(configs), {}, {})
-        return planner.SearchPlan(problem, space(problem, target), expected, kept, folder / "none.py")
+        kept = search_results.Pruned(tuple(configs), {}, {})
+        return planner.PlannedProblem(problem, space(problem, target), expected, kept, folder / "none.py")
 
     monkeypatch.setattr(planner, "plan_search", planned)
     monkeypatch.setattr("tritongemm.codegen.modules.write_winner", lambda *_: None)
     compiler = BuildPool(ArtifactCache(tmp_path / "cache"), jobs=1)
-    monkeypatch.setattr(compiler, "build", lambda job: registry.load("backends", job.config.backend).build(job)[0])
+    backend = registry.get(KernelBackend, "toybackend")
+    monkeypatch.setattr(compiler, "build", lambda job: backend.compile(job)[0])
     judge = FakeEvaluator(seconds=lambda config: 60.0 + len(judge.screened))
-    store = Store.open(tmp_path / "out.yaml", "gfx942", {}, {})
-    with store:
-        plan = Plan(tmp_path, strategy="toy_strategy", library="")
-        assert TuningRun([judge], compiler, store, plan, Reporter()).tune([row.problem]) == {}
+    with Store.open(tmp_path / "out.yaml", "gfx942", {}, {}) as store:
+        options = TuningOptions(tmp_path, strategy="toy_strategy", library="")
+        assert TuningRun([judge], compiler, store, options, Reporter()).tune([row.problem]) == {}
         record = store.record(row.problem)
     assert judge.screened == [configs[-1], configs[0]], "what the toy strategy asked for, in its order"
     assert record and (record.timer, record.winner, record.config) == ("sundial", "toybackend", configs[-1])
 
 
-def test_a_backends_job_is_built_by_its_file(drop: Drop, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("toys")
+def test_a_backends_job_is_compiled_by_its_file(tmp_path: Path) -> None:
     """The compiler process finds the backend as this process does."""
-    drop("backends", "toybackend", BACKEND)
-    job: CompileJob = registry.load("backends", "toybackend").job(
-        Config("toy", 1, 2, 3, backend="toybackend"), None, None, ""
-    )
-    built, code, name = registry.load("backends", job.config.backend).build(job)
-    cache = ArtifactCache(tmp_path)
-    cache.put(built, code, name)
+    config = Config("toy", 1, 2, 3, backend="toybackend")
+    job = registry.get(KernelBackend, "toybackend").compile_job(config, Problem(16, 16, 16), GFX942)
+    artifact, code, name = registry.get(KernelBackend, job.config.backend).compile(job)
+    cache = ArtifactCache(tmp_path / "cache")
+    cache.put(artifact, code, name)
     found = cache.get(job.digest)
     assert found and (found.registers, Path(found.path).read_bytes()) == (7, b"code")
 
@@ -201,10 +293,10 @@ def test_a_target_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_plugin_in_use_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate asks for its backend: reading the folder each time cost more than all else before its compile."""
-    backend = registry.load("backends", "triton")
-    monkeypatch.setattr(registry.pkgutil, "iter_modules", lambda _: pytest.fail("it reads the folder"))
-    assert registry.load("backends", "triton") is backend
+    backend = registry.get(Backend, "triton")
+    monkeypatch.setattr("pkgutil.iter_modules", lambda _: pytest.fail("it reads the folder"))
+    assert registry.get(Backend, "triton") is backend
     monkeypatch.undo()
-    importlib.import_module("tritongemm.numerics.random_inputs")
-    with pytest.raises(InputError, match="no families plug-in is called '_common'"):
-        registry.load("families", "_common")
+    importlib.import_module("tritongemm.numerics.families._standard")
+    with pytest.raises(InputError, match="no family is called '_standard'"):
+        registry.get(Family, "_standard")

@@ -181,8 +181,8 @@ def test_failures_do_not_stop_the_search(name: str, hopper: Case) -> None:
 
 
 def test_guided_finds_the_best_of_interacting_axes(hopper: Case) -> None:
-    """What one seed draws says little; over 75 it comes within 3 % of the best in 77 %, and misses by 5 % on average, the
-    model alone by 22."""
+    """What one seed draws says little; over 75 it comes within 3 % of the best in 77 %, and misses by 5 % on average,
+    the model alone by 22."""
     over, model = [], []
     for seed in range(24):
         costs = interacting(hopper, seed)
@@ -224,7 +224,7 @@ def test_the_first_of_the_order_are_spread_over_templates_and_tiles(hopper: Case
 
 
 def test_templates_close_behind_are_tried_on_the_least_tried_first() -> None:
-    """On an H200 1 x 28672 x 4096 had stayed with tiles in nine of 14 runs: of gemv's kernels only slow ones were tried."""
+    """On an H200 1 x 28672 x 4096 had stayed with tiles in nine of 14 runs: of gemv only slow kernels were tried."""
     order = [Config(t, 1, n, 256) for n in (1, 2, 4, 8, 16) for t in ("tile", "gemv", "tma", "persistent")]
     kept = CandidateSet(order)
     seconds = {"tile": (1.0, 1.3), "gemv": (1.08,), "tma": (1.05, 1.2, 1.2), "persistent": (1.2,)}

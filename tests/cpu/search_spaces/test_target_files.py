@@ -51,20 +51,38 @@ GFX942 = "inherit: gfx942\n"
         ("target: {vendor: amd}\n", "toy.yaml has no section templates, nor has what it inherits"),
         ("inherit: base\n", "toy.yaml: target lacks vendor, product, compute_units, "),
         (GFX942 + "target: {lds: 1}\n", "toy.yaml: target has lds, which nothing reads"),
-        (GFX942 + "target: {compute_units: many}\n", "target: compute_units must be a whole number, not negative, not 'many'"),
+        (
+            GFX942 + "target: {compute_units: many}\n",
+            "target: compute_units must be a whole number, not negative, not 'many'",
+        ),
         (GFX942 + "target: {hbm_gbps: 0}\n", "target: hbm_gbps must be a positive number, not 0"),
         (GFX942 + "target: {features: tma}\n", "target: features must be a list of names, not 'tma'"),
         (GFX942 + "target: {peak_tflops: {fp16: fast}}\n", "target: peak_tflops must be a map of numbers"),
         (GFX942 + "templates: {mine: {requires: []}}\n", "templates.mine lacks axes"),
-        (GFX942 + "templates: {mine: {requires: [], axes: {block_m: [16]}}}\n", "templates.mine.axes lacks block_n, block_k"),
-        (GFX942 + "templates: {tile: {axes: {block_x: [16]}}}\n", "templates.tile.axes has block_x, which nothing reads"),
-        (GFX942 + "templates: {tile: {axes: {block_m: 16}}}\n", "tile.axes: block_m must be a list of whole numbers from 1 on, not 16"),
-        (GFX942 + "templates: {tile: {options: {kpack: []}}}\n", "tile.options: kpack must be a list of whole numbers from 0 on, not []"),
+        (
+            GFX942 + "templates: {mine: {requires: [], axes: {block_m: [16]}}}\n",
+            "templates.mine.axes lacks block_n, block_k",
+        ),
+        (
+            GFX942 + "templates: {tile: {axes: {block_x: [16]}}}\n",
+            "templates.tile.axes has block_x, which nothing reads",
+        ),
+        (
+            GFX942 + "templates: {tile: {axes: {block_m: 16}}}\n",
+            "tile.axes: block_m must be a list of whole numbers from 1 on, not 16",
+        ),
+        (
+            GFX942 + "templates: {tile: {options: {kpack: []}}}\n",
+            "tile.options: kpack must be a list of whole numbers from 0 on, not []",
+        ),
         (GFX942 + "templates: {gemv: {m: 8}}\n", "templates.gemv: m must be two sizes, the least and the most, not 8"),
-        (GFX942 + "templates: {tile: {aligned: [d]}}\n", "templates.tile: aligned must be a list of a, b and c, not ['d']"),
+        (
+            GFX942 + "templates: {tile: {aligned: [d]}}\n",
+            "templates.tile: aligned must be a list of a, b and c, not ['d']",
+        ),
         (GFX942 + "devices: [MI308X]\n", "toy.yaml: devices must be a map of maps"),
     ],
-)  # fmt: skip
+)
 def test_wrong_files(write: Write, capsys: pytest.CaptureFixture[str], text: str, complaint: str) -> None:
     write(text)
     with pytest.raises(InputError) as refused:

@@ -1,4 +1,4 @@
-"""Family: a toy, C = (A @ B) * scale_b[None, :] (+ bias): int8 weights with a scale per column, activations as they are."""
+"""Family: a toy, C = (A @ B) * scale_b[None, :] (+ bias): int8 weights with a scale per column."""
 
 from __future__ import annotations
 

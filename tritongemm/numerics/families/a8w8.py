@@ -1,5 +1,6 @@
-"""Family: C = (A @ B) * scale_a[:, None] * scale_b[None, :] (+ bias), fp8 or int8 operands with a scale per row of A and
-per column of B, as linear layers with quantized activations and weights have them.
+"""Family: C = (A @ B) * scale_a[:, None] * scale_b[None, :] (+ bias), of fp8 or int8.
+
+Each row of A and each column of B has a scale, as linear layers with quantized activations and weights have them.
 
 The sum over K is exact in int32, or in float32; scales are float32, and C is bf16, fp16 or float32.
 """

@@ -1,5 +1,6 @@
-"""Family: C = (A * scales) @ (B * scales), fp8 operands with a float32 scale for each 128 numbers along K of a row of A, and
-for each 128 x 128 of B.
+"""Family: C = (A * scales) @ (B * scales), of fp8 with float32 scales.
+
+A scale is for 128 numbers along K of a row of A, or for 128 x 128 numbers of B.
 
 The scales of A lie as [K / 128, M], those of B as [N / 128, K / 128].
 """

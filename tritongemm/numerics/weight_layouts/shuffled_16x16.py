@@ -1,7 +1,7 @@
-"""Weight layout: B in the order in which AITER's ``bpreshuffle`` kernels read it (its `shuffle_weight`, layout 16 x 16).
+"""Weight layout: B in the order that AITER's ``bpreshuffle`` kernels read (its `shuffle_weight`, layout 16 x 16).
 
-B is [N, K] rows then. Blocks of 16 rows and 32 elements follow each other, first along K; in a block, 16 bytes of each of
-its rows, then the next 16 bytes of each, so that a wave reads 16 bytes a thread without gaps.
+B is [N, K] rows then. Blocks of 16 rows and 32 elements follow each other, first along K; in a block, 16 bytes of each
+of its rows, then the next 16 bytes of each, so that a wave reads 16 bytes a thread without gaps.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Shuffled16x16(WeightLayout):
         depth = DEPTH * problem.b.packed
         if problem.layout != "TN" or problem.n % ROWS or problem.k % depth:
             return Support(
-                f"B in the order shuffled_16x16 wants A row-major, B column-major (-col_b), N a multiple of {ROWS} and K "
-                f"of {depth}"
+                f"B in the order shuffled_16x16 wants A row-major, B column-major (-col_b), N a multiple of {ROWS} and "
+                f"K of {depth}"
             )
         return SUPPORTED
 

@@ -27,9 +27,9 @@ SYNC_CLOCKS = 200
 # A load that hits in L2, or in the last-level cache, takes this share of the latency of one that misses both: rounded
 # guesses, used only for operands that stay in caches.
 L2_LATENCY, LLC_LATENCY = 0.3, 0.8
-# The powers of `_overlap` say how well work hides other work, from 1 (not at all) up: a queue's waiting and its traffic,
-# and loads and arithmetic of a pipelined loop; then LDS and matrix units, which hide each other better with more warps on
-# a SIMD to take turns: the least, the gain of each warp, and the most.
+# The powers of `_overlap` say how well work hides other work, from 1 (not at all) up: a queue's waiting and its
+# traffic, and loads and arithmetic of a pipelined loop; then LDS and matrix units, which hide each other better with
+# more warps on a SIMD to take turns: the least, the gain of each warp, and the most.
 QUEUE_OVERLAP, PIPELINE_OVERLAP = 3.0, 5.0
 LEAST_OVERLAP, WARP_OVERLAP, MOST_OVERLAP = 1.5, 0.5, 5.0
 
@@ -45,7 +45,8 @@ def rank(
 
     Args:
         configs: candidates, each once.
-        problem, target: what they run on.
+        problem: what they compute.
+        target: where they run.
         built: compiled configs, whose registers, spills and LDS replace the estimates.
         warm: launches follow each other on the same operands, which stay in the caches that hold them; our own timers
             never do that, some foreign tuners always do.

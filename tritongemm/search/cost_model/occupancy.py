@@ -1,6 +1,7 @@
 """What one config asks of a compute unit before it is compiled: LDS, registers, warps; and how many programs fit.
 
-The formulas follow what Triton 3.9 was seen to allocate (gfx942, gfx950, sm80, sm90, sm100); an `Artifact` knows better.
+The formulas follow what Triton 3.9 was seen to allocate (gfx942, gfx950, sm80, sm90, sm100); a compiled `Artifact`
+knows better.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def wanted_registers(config: Config, problem: Problem, target: Target) -> int:
 def programs_per_cu(
     config: Config, problem: Problem, target: Target, built: Artifact | None = None, wanted: int | None = None
 ) -> int:
-    """Programs that fit on one compute unit at once, at least 1; `wanted` is what `wanted_registers` says, if known already."""
+    """Programs that fit on one compute unit at once, at least 1; `wanted`: what `wanted_registers` says, if known."""
     threads = config.num_warps * target.wave_size
     lds, used = lds_bytes(config, problem, target), wanted or wanted_registers(config, problem, target)
     if built is not None and built.status == "ok":

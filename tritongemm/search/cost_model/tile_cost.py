@@ -24,7 +24,7 @@ Number = TypeVar("Number", float, NDArray[np.float64])  # of one candidate, or a
 CU_BYTES_PER_CLOCK = 64
 # An L2 hands out so many bytes at once.
 LINE_BYTES = 128
-# Memory feels this share of the bytes of a line that a row's end wastes: neighbouring programs soon want the rest of it.
+# Memory feels this share of the bytes of a line that a row's end wastes: neighbours soon want the rest of it.
 ROW_SHARE = 0.25
 # The widest load of a thread has so many bytes.
 VECTOR_BYTES = 16

@@ -25,7 +25,7 @@ class Wave(Generic[Number]):
     """Waves of programs alike in every way, of one launch or as columns of many.
 
     Attributes:
-        count: number of such waves, one after the other; a fraction where programs do not wait for others of their wave.
+        count: number of such waves, one after the other; a fraction where programs do not wait for their wave.
         resident: programs that share a compute unit.
         programs: programs under way on the device.
         loop: K iterations each of them does.

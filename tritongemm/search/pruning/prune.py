@@ -30,7 +30,8 @@ def prune(
 
     Args:
         configs: candidates; a `Space` is pruned without making its configs one by one.
-        problem, target: what they are to compute, and where.
+        problem: what they compute.
+        target: where they run.
         rules: in the order they apply.
         never_zero: skip a rule that would leave nothing; False shows what the rules would do by themselves.
     """

@@ -1,7 +1,8 @@
 """Shared by strategies: a learned model of how a problem's times differ from what the analytical model expects.
 
 A Gaussian process (Matérn 5/2) on the log of measured over predicted seconds. With a hundred rows it ranks unseen
-configs at least as well as forests of trees do, knows where it is unsure, and takes milliseconds where they take tenths.
+configs at least as well as forests of trees do, knows where it is unsure, and takes milliseconds where they take
+tenths.
 """
 
 from __future__ import annotations

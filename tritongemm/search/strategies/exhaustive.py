@@ -6,7 +6,8 @@ from tritongemm.plugins.contracts import Search, SearchPlan, Strategy
 
 # The best predicted get this share of a limited budget, whether or not their kernels are compiled already.
 OWN_SHARE = 0.25
-# The rest of a limited budget prefers kernels that other problems have compiled, among so many budgets of the best predicted.
+# The rest of a limited budget prefers kernels that other problems have compiled, among the best predicted, so many
+# times the budget.
 SHARED_BUDGETS = 2
 
 

@@ -38,14 +38,14 @@ LEADERS = 4
 NEIGHBOUR_SHARE = 0.6
 # Other launches of the fastest get this share of the budget, at the end.
 LAUNCH_VARIANT_SHARE = 0.125
-# Configs at most so many times slower than the best have their launches varied; templates that are, get a place in a batch.
+# Configs within this factor of the best time have their launches varied; templates within it get a place in a batch.
 CLOSE_FACTOR = 1.1
 # An unsure config is favoured by so many standard deviations, batch after batch.
 EXPLORATION_DEVIATIONS = (1.0, 0.7, 0.5, 0.3, 0.0)
 
 
 class Guided(Strategy):
-    """A few large batches where a learned correction of the cost model expects the fastest; equal trials, equal batches."""
+    """A few large batches where a learned correction of the model expects the fastest; equal trials, equal batches."""
 
     def search(self, plan: SearchPlan, budget: int) -> Search:
         """Seeds and the best predicted first; 0 tries 3 % of the configs, at least 48 and at most 128."""
@@ -98,7 +98,7 @@ def _surrogate(space: Space, kept: CandidateSet, expected: Predictions) -> Surro
 def _refine(
     space: Space, kept: CandidateSet, surrogate: Surrogate, trials: dict[Config, Trial], room: int, exploration: float
 ) -> list[Config]:
-    """The next batch: neighbours of the leaders, one of each template close behind, then the most promising anywhere."""
+    """The next batch: neighbours of the leaders, one of each template close behind, then the most promising of all."""
     ok = [t.status == "ok" for t in trials.values()]
     logs = np.log([t.seconds if good else np.nan for t, good in zip(trials.values(), ok, strict=True)])
     surrogate.fit(np.array([kept.place[c] for c in trials]), logs)
@@ -118,7 +118,7 @@ def _refine(
 
 
 def _rivals(kept: CandidateSet, trials: dict[Config, Trial]) -> list[Ints]:
-    """Places of each template that is behind, but not by more than a few of its configs may make up; least tried first."""
+    """Places of the configs of each template that is close behind the best; the least tried template first."""
     first, *others = _fastest(trials)
     near = {t.config.template for t in others if t.seconds <= CLOSE_FACTOR * first.seconds} - {first.config.template}
     tried = Counter(c.template for c in trials)

@@ -51,8 +51,8 @@ def stages(config: Config, problem: Problem, target: Target) -> str | None:
 def pipeline_depth(config: Config, problem: Problem, target: Target) -> str | None:
     """Many stages are for the most that can be under way; anything less is as well had with fewer and larger blocks.
 
-    Blocks from memory that all compute units draw on arrive late: on an H200 256 x 4096 x 4096 in tiles of 64 x 128 x 64
-    took 23.6 us with 4 stages, 17.2 with 6 and 15.0 with 9.
+    Blocks from memory that all compute units draw on arrive late: on an H200 256 x 4096 x 4096 in tiles of 64 x 128 x
+    64 took 23.6 us with 4 stages, 17.2 with 6 and 15.0 with 9.
     """
     used = lds_bytes(config, problem, target)
     few = config.num_stages > USUAL_STAGES and 4 * used < 3 * target.lds_bytes

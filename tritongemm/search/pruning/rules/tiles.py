@@ -45,8 +45,9 @@ def dot_k(config: Config, problem: Problem, target: Target) -> str | None:
 def short_rows(config: Config, problem: Problem, target: Target) -> str | None:
     """Loads of less than 64 bytes of a row waste most of each cache line.
 
-    Of 16-bit operands that both lie along K, Hopper's matrix units want 128: in the whole spaces of ten sizes on an H200 no
-    shorter block came within 10 % of the best. With B along N one came within 3 %; other widths were not measured.
+    Of 16-bit operands that both lie along K, Hopper's matrix units want 128: in the whole spaces of ten sizes on an
+    H200 no shorter block came within 10 % of the best. With B along N one came within 3 %; other widths were not
+    measured.
     """
     row = config.block_k * max(problem.a.bytes, problem.b.bytes)
     measured = problem.row_major_a and not problem.row_major_b and problem.a.bytes == problem.b.bytes == 2
@@ -71,8 +72,9 @@ def group_m(config: Config, problem: Problem, target: Target) -> str | None:
     """A group of more rows of tiles than there are changes nothing; nor does grouping a single column.
 
     A few rows are best walked together, even where all tiles are under way at once: neighbours that load the same block
-    at the same time share one request to L2. On an H200 256 x 8192 x 3584 took 26.9 us in tiles of 128 x 128 and 23.1 in
-    pairs of them, 64 x 7168 x 8192 46 us in tiles of 32 x 128 and 32 in pairs. Of many rows, pairs were never the best.
+    at the same time share one request to L2. On an H200 256 x 8192 x 3584 took 26.9 us in tiles of 128 x 128 and 23.1
+    in pairs of them, 64 x 7168 x 8192 46 us in tiles of 32 x 128 and 32 in pairs. Of many rows, pairs were never the
+    best.
     """
     group, rows, columns = config.group_m, -(-problem.m // config.block_m), -(-problem.n // config.block_n)
     if min(rows, columns) == 1:

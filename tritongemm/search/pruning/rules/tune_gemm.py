@@ -1,6 +1,7 @@
 """The ten rules of ROCm Triton's tune_gemm, defects included, to compare counts with it.
 
-They answer for kernels without masks along M and N and ask for divisibility; `tritongemm.search.pruning.rules.RULES` do neither.
+They answer for kernels without masks along M and N and ask for divisibility; `tritongemm.search.pruning.rules.RULES` do
+neither.
 Source: ROCm/triton python/perf-kernels/tools/tune_gemm (MIT), `prune_configs`.
 """
 

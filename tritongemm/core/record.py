@@ -8,6 +8,7 @@ from typing import Any
 
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
+from tritongemm.core.trial import PREDICTED
 
 # Number of the form in which journals and results files are written. It rises where a reader that ignores a new key
 # would take a result for another one; a key that only adds to what is known does not raise it.
@@ -60,7 +61,7 @@ class Record:
     @property
     def predicted(self) -> bool:
         """Whether its times are a model's predictions, which no timer measured."""
-        return self.timer == "model"
+        return self.timer == PREDICTED
 
     @property
     def tflops(self) -> float:

@@ -18,7 +18,6 @@ from tests.cpu.architecture.source_tree import (
 )
 
 ALLOWED = {  # comparison as the test below names it: a sentence that says why it may stay
-    "core.record: self.timer == 'model'": "a word of the results: a clock called so marks a prediction",
     "search_spaces.loader: p.stem not in ('base', 'tune_gemm')": "names of files of search_spaces/, not of a format",
 }
 

@@ -158,10 +158,10 @@ def test_records_that_mm_can_ask_for(tmp_path):
     wrong += [{"groups": 2}, {"order_b": "shuffled_16x16"}, {"scale_a": Scaling("fp32", 1)}]
     assert not any(is_layer(replace(problem(1, 2, 3), **change)) for change in wrong)
     file = tmp_path / "tuned.yaml"
-    from tritongemm.formats import tune_gemm
+    from tritongemm.formats import results_format
 
     records = [record(problem(16, 32, 64)), record(problem(16, 32, 64), target="gfx942")]
-    file.write_text(tune_gemm.write(records))
+    file.write_text(results_format().write(records))
     assert read_records(file) == records
     file.write_text("- {M: 1, N: 2, K: 3}\n")
     with pytest.raises(InputError, match="no tuned result"):

@@ -247,11 +247,11 @@ def test_explains_operands_on_the_cpu():
 
 
 def test_the_environment_names_the_records(gpu, tmp_path, monkeypatch):
-    from tritongemm.formats import tune_gemm
+    from tritongemm.formats import results_format
 
     _, empty = gpu
     file = tmp_path / "tuned.yaml"
-    file.write_text(tune_gemm.write([record(problem(16, 32, 64), winner="torch")]))
+    file.write_text(results_format().write([record(problem(16, 32, 64), winner="torch")]))
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
     monkeypatch.setattr(
         "tritongemm.serve.kernel_loading.load_device", lambda _, records, former: stand_in_kernels(records)

@@ -130,10 +130,9 @@ def test_every_kind_of_plugin_has_a_page() -> None:
     assert pages == wanted
     table = (DOCS / "plugins/index.md").read_text()
     for cls in kinds:
-        row = (
-            f"| [{cls.kind}]({cls.kind.replace(' ', '_')}.md) | `{cls.__name__}` | `{cls.package.replace('.', '/')}/` |"
-        )
-        assert row in table
+        page, folder = cls.kind.replace(" ", "_"), cls.package.replace(".", "/")
+        assert f"| [{cls.kind}]({page}.md) | `{cls.__name__}` | `{folder}/` |" in table
+        assert list(doc_pages.snippets((DOCS / "plugins" / f"{page}.md").read_text())), f"{page}.md shows no example"
 
 
 def test_every_method_to_fill_is_told() -> None:

@@ -1,0 +1,196 @@
+"""The kernels of records are loaded as their backends say; a backend that was put beside the others serves calls."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tritongemm
+from tests.support import ROOT
+from tests.support.linear_layers import StandInKernel, problem, record, stand_in_device
+from tritongemm import backends
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.record import Record
+from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.core.trial import PREDICTED
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Capabilities, KernelBackend, LibraryBackend
+from tritongemm.runtime import machine
+from tritongemm.search_spaces import loader
+from tritongemm.serve import api, kernel_loading, load_check, winners
+from tritongemm.serve.dispatcher import Dispatcher
+from tritongemm.serve.record_table import RecordTable
+
+TOY = "toy_backend"
+OTHER = Config("one", 0, 0, 0, backend="library")
+SM90 = loader.load_target("sm90", compute_units=132)
+
+
+class HostFunction:
+    """Stands in for a loaded function of three matrices and their sizes; multiplies on the host."""
+
+    attributes: dict[str, int] = {}  # noqa: RUF012
+
+    def prepare(self, *arguments: Any) -> HostFunction:
+        self.params = bytearray(arguments[3])
+        return self
+
+    def launch(self, stream: int) -> None:
+        *addresses, m, n, k = struct.unpack("<3Q3i", self.params)
+        sizes = zip(addresses, (m * k, k * n, m * n), strict=True)
+        a, b, c = (np.ctypeslib.as_array((ctypes.c_float * count).from_address(at)) for at, count in sizes)
+        c[:] = (a.reshape(m, k) @ b.reshape(n, k).T).ravel()
+
+
+class HostDriver:
+    """Stands in for the driver's device; keeps the code that it was asked to load."""
+
+    arch = "sm90"
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[bytes, str]] = []
+
+    def make_current(self) -> None:
+        """There is one device."""
+
+    def relaxed(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def load(self, code: bytes) -> SimpleNamespace:
+        def function(symbol: str) -> HostFunction:
+            self.loaded.append((code, symbol))
+            return HostFunction()
+
+        return SimpleNamespace(function=function)
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelBackend]:
+    """The backend of the documentation, put beside the others as a user would."""
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    shutil.copy(ROOT / "tests" / "support" / "toys" / "backend_toy.py", folder / f"{TOY}.py")
+    monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(folder)])
+    yield registry.get(KernelBackend, TOY)
+    sys.modules.pop(f"{backends.__name__}.{TOY}", None)
+    vars(backends).pop(TOY, None)
+    registry._load.cache_clear()
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostDriver:
+    """A machine whose one GPU, an sm90, is the CPU, and a dispatcher of `mm` that knows no records yet."""
+    host = HostDriver()
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kernel_loading, "open_device", lambda index, workspaces: stand_in_device(driver_device=host))
+    monkeypatch.setattr(machine, "find", lambda *_: SimpleNamespace(target=SM90))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
+    for name, value in {"_stream": lambda index: 0, "_capturing": lambda: False, "_current": lambda: -1}.items():
+        monkeypatch.setattr(f"tritongemm.serve.fast_call.{name}", value)
+    monkeypatch.setattr(api, "_dispatcher", Dispatcher())
+    return host
+
+
+def test_the_record_of_a_backend_put_beside_the_others_serves_calls(
+    toy: KernelBackend, gpu: HostDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = problem(6, 8, 20, dtype="fp32")
+    (config,) = toy.candidates(p, SM90)
+    artifact, code, name = toy.compile(toy.compile_job(config, p, SM90))  # here, as a compiler's process knows no toys
+    ArtifactCache(settings.cache_folder()).put(artifact, code, name)
+    assert tritongemm.load([record(p, config, winner=toy.name)]) == 1
+    for module in ("api", "calls"):
+        monkeypatch.setattr(f"tritongemm.serve.{module}.float32_precision", lambda: "tf32")
+    for _ in range(2):
+        x, w = torch.randn(6, 20), torch.randn(8, 20)
+        torch.testing.assert_close(tritongemm.mm(x, w), x @ w.T)
+    said = tritongemm.explain(x, w).splitlines()
+    assert said == [f"exact: {config.name} (2.00 us, 1.50x torch)", "  tuned_record serves the call"]
+    assert gpu.loaded == [(code, artifact.symbol)]
+    monkeypatch.setattr("tritongemm.serve.calls.float32_precision", lambda: "fp32")
+    assert tritongemm.explain(x, w).startswith(f"fallback: {p.key} on sm90: tuned in tf32")
+
+
+class Library(LibraryBackend):
+    """Stands in for a library with one algorithm, which it has for problems of 4 rows and more."""
+
+    summary = "one algorithm"
+    capabilities = Capabilities()
+
+    def _list_algorithms(self, *_: Any) -> list[Config]:
+        return []
+
+    def operation(self, *_: Any) -> None:
+        return None
+
+    def load(self, record: Record, device_index: int, device: Any) -> LoadedKernel | Support:
+        if record.problem.m < 4:
+            return Support("gone from this version of the library")
+        return StandInKernel()
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    """What every record's winner is."""
+    found = Library()
+    found.name = "library"
+    monkeypatch.setattr(winners, "find_winner", lambda record: found)
+    return found
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_an_algorithm_is_checked_before_calls_rely_on_it(
+    right: bool, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library loads it when it is first called, which must not be while a graph is captured."""
+    checked: list[Record] = []
+
+    def check(kernel: LoadedKernel, record: Record, device: Any) -> Support:
+        checked.append(record)
+        return SUPPORTED if right else Support("wrong")
+
+    monkeypatch.setattr(load_check, "check_kernel", check)
+    gone, here = (record(problem(m, 8, 16), OTHER, winner="library") for m in (2, 4))
+    loaded = kernel_loading.load_kernels(stand_in_device(), [gone, here])
+    assert loaded[gone.problem] == Support("gone from this version of the library") and checked == [here]
+    assert isinstance(loaded[here.problem], StandInKernel) if right else loaded[here.problem] == Support("wrong")
+
+
+def test_who_won_decides_what_is_launched() -> None:
+    p = problem(4, 8, 16)
+    own, ours = registry.baseline().name, record(p)
+    assert winners.is_launchable(ours) and not winners.baseline_won(ours)
+    for lost in (record(p, winner=own), record(p, winner="a_library", library="a_library")):
+        assert winners.baseline_won(lost) and f"{lost.winner} won the tuning of {p.key} on sm90" in str(
+            winners.is_launchable(lost)
+        )
+    assert "prediction" in str(winners.is_launchable(record(p, timer=PREDICTED)))
+    for strange in (record(p, winner="nobody"), record(p, winner=ours.config.backend, config=OTHER)):
+        assert str(winners.is_launchable(strange)) == f"{p.key}: its winner {strange.winner} can't be called from here"
+
+
+def test_the_table_forgets_nothing_and_the_later_of_equal_records_counts() -> None:
+    first, later, elsewhere = (
+        record(problem(4, 8, 16)),
+        record(problem(4, 8, 16), seconds=1.0),
+        record(problem(5, 8, 16)),
+    )
+    table = RecordTable([first]).extend([elsewhere]).extend([later])
+    assert table.list_records("sm90", 1) == [later, elsewhere] and table.list_records("gfx942", 1) == []
+    assert str(table.find(first.problem, "gfx942", 1)).endswith("was tuned for sm90; this GPU is gfx942")

@@ -50,8 +50,8 @@ def test_the_machine_corrects_the_target(two_gpus: None) -> None:
 
 def test_what_is_tried_on_a_gpu(two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guided search, unless the run ends before anything could guide it; a budget of configs or of seconds."""
-    plans: list[TuningOptions] = []
-    monkeypatch.setattr(tune.TuningRun, "tune", lambda self, problems: plans.append(self.plan) or {})
+    options: list[TuningOptions] = []
+    monkeypatch.setattr(tune.TuningRun, "tune", lambda self, problems: options.append(self.options) or {})
     argv = [
         *SIZE,
         "--libtype",
@@ -71,8 +71,8 @@ def test_what_is_tried_on_a_gpu(two_gpus: None, tmp_path: Path, monkeypatch: pyt
         ("--budget", "1.5s"),
     ):
         assert tune.main([*argv, *more]) == 0
-    assert [p.strategy for p in plans[:3]] == ["guided", "exhaustive", "guided"]
-    assert [(p.budget, p.seconds) for p in plans[2:]] == [(0, 0.0), (7, 0.0), (0, 1.5)]
+    assert [each.strategy for each in options[:3]] == ["guided", "exhaustive", "guided"]
+    assert [(each.budget, each.seconds) for each in options[2:]] == [(0, 0.0), (7, 0.0), (0, 1.5)]
 
 
 def test_devices_of_two_kinds(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from tritongemm.core import settings
 from tritongemm.core.config import Config
+from tritongemm.core.errors import DriverError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel, PatchedLaunch
@@ -53,9 +57,46 @@ class StandInTorchKernels(TorchKernels):
         return self.kernel
 
 
+class StandInDriver:
+    """Stands in for the driver's device: memory that only has addresses."""
+
+    api: Any = SimpleNamespace(symbol=lambda role: "")
+    arch = "sm90"
+
+    def __init__(self) -> None:
+        self.next_address, self.allocated, self.full = 1 << 32, list[int](), False
+
+    def make_current(self) -> None:
+        """There is one device."""
+
+    def stream(self) -> SimpleNamespace:
+        return SimpleNamespace(handle=1, synchronize=lambda: None, destroy=lambda: None)
+
+    def memset(self, address: int, byte: int, nbytes: int, stream: int) -> None:
+        """Nobody reads the memory."""
+
+    def relaxed(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def alloc(self, nbytes: int) -> int:
+        if self.full:
+            raise DriverError("cuMemAlloc_v2", 2, "CUDA_ERROR_OUT_OF_MEMORY")
+        self.allocated.append(nbytes)
+        self.next_address += nbytes
+        return self.next_address - nbytes
+
+
+def run_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have fast calls see one default stream that captures nothing, also where there is a GPU."""
+    for name, value in {"_stream": lambda index: 0, "_capturing": lambda: False, "_current": lambda: -1}.items():
+        monkeypatch.setattr(f"tritongemm.serve.fast_call.{name}", value)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
 def stand_in_device(compute_units: int = COMPUTE_UNITS, driver_device: Any = None) -> ServingDevice:
     """A device on the CPU, which says that it is an sm90."""
-    return ServingDevice(-1, torch.device("cpu"), driver_device, "sm90", compute_units)
+    driver: Any = driver_device or StandInDriver()
+    return ServingDevice(-1, torch.device("cpu"), driver, "sm90", compute_units)
 
 
 def stand_in_kernels(

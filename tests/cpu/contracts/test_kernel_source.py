@@ -14,7 +14,15 @@ import torch
 
 import tritongemm
 from tests.support import ROOT
-from tests.support.linear_layers import StandInKernel, attach_device, problem, record, stand_in_device, stand_in_kernels
+from tests.support.linear_layers import (
+    StandInKernel,
+    attach_device,
+    problem,
+    record,
+    run_on_cpu,
+    stand_in_device,
+    stand_in_kernels,
+)
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
@@ -134,16 +142,13 @@ def test_the_last_one_serves_every_call(no_capture: None) -> None:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, no_capture: None) -> Dispatcher:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """The dispatcher of `mm` that takes the CPU for a GPU."""
     dispatcher = Dispatcher()
-    kernels = attach_device(dispatcher)
-    kernels.device.driver_device = type("Driver", (), {"make_current": lambda self: None})()
-    dispatcher._devices[-1] = kernels  # what a tensor on the CPU says that its device is
+    dispatcher._devices[-1] = attach_device(dispatcher)  # what a tensor on the CPU says that its device is
     monkeypatch.setattr(api, "_dispatcher", dispatcher)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
-    for name, value in {"_stream": lambda index: 0, "_capturing": lambda: False, "_current": lambda: -1}.items():
-        monkeypatch.setattr(f"tritongemm.serve.fast_call.{name}", value)
+    run_on_cpu(monkeypatch)
     return dispatcher
 
 

@@ -6,24 +6,22 @@ import ctypes
 import shutil
 import struct
 import subprocess
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import triton
 from torch.nn import functional
 
-from tests.support.linear_layers import problem, record, stand_in_device
+from tests.support.linear_layers import StandInDriver, problem, record, run_on_cpu, stand_in_device
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
-from tritongemm.core.errors import DriverError, UnavailableError, WorkspaceError
+from tritongemm.core.errors import UnavailableError, WorkspaceError
 from tritongemm.core.launch import Launch
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import stream, symbols, tensor_map
-from tritongemm.runtime import loaded_kernels, workspaces
+from tritongemm.runtime import loaded_kernels
 from tritongemm.runtime.workspaces import WorkspacePool
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.serve import kernel_loading, winners
@@ -37,38 +35,11 @@ PERSISTENT = Config("persistent", 64, 64, 64, num_warps=4, num_stages=2)
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    """One default stream that captures nothing, also where there is a GPU."""
-    stand_ins = {"_stream": lambda index: 0, "_capturing": lambda: False, "_current": lambda: -1}
-    for name, value in stand_ins.items():
-        monkeypatch.setattr(f"tritongemm.serve.fast_call.{name}", value)
+    run_on_cpu(monkeypatch)
 
 
-class Device:
-    """Stands in for `driver.Device`: memory that only has addresses, tensor maps that name their matrix."""
-
-    api = None
-
-    def __init__(self):
-        self.next, self.allocations, self.full = 1 << 32, 0, False
-
-    def make_current(self):
-        pass
-
-    def stream(self):
-        return SimpleNamespace(handle=1, synchronize=lambda: None, destroy=lambda: None)
-
-    def memset(self, address, byte, nbytes, stream):
-        pass
-
-    def relaxed(self):
-        return nullcontext()
-
-    def alloc(self, nbytes):
-        if self.full:
-            raise DriverError("cuMemAlloc_v2", 2, "CUDA_ERROR_OUT_OF_MEMORY")
-        self.allocations += 1
-        self.next += nbytes
-        return self.next - nbytes
+class Device(StandInDriver):
+    """Also makes tensor maps that name their matrix."""
 
     def tensor_map(self, address, elem_type, elem_size, shape, stride, box, swizzle):
         return struct.pack("<Q4i", address, *shape, *box).ljust(128, b"m")
@@ -232,45 +203,6 @@ def test_who_rounds_float32():
     assert winners.rounds_to_tf32(record(float32)) and not winners.rounds_to_tf32(record(problem(1, 2, 3)))
     assert not winners.rounds_to_tf32(record(float32, target="gfx950"))  # whose instructions take float32 whole
     assert winners.rounds_to_tf32(record(float32, target="gfx950", winner="blaslt"))
-
-
-def test_no_two_streams_or_captures_share_memory(monkeypatch):
-    device, capture = Device(), 0
-    monkeypatch.setattr(workspaces, "capture_id", lambda api, stream: capture)
-    shared = WorkspacePool(device, 1000, 300)
-    assert (
-        shared.counter_bytes == 512
-        and shared.holds(1000, 512)
-        and not shared.holds(1001, 1)
-        and not shared.holds(1, 513)
-    )
-    first, second = shared.for_stream(1), shared.for_stream(2)
-    assert first is shared.for_stream(1) and abs(first[0] - second[0]) >= 1000 and abs(first[1] - second[1]) >= 512
-    seen = {first[1], second[1]}
-    for capture in (7, 8):  # noqa: B007 (read by the stand-in)
-        seen |= {shared.for_capture(1), shared.for_capture(2)}
-        assert shared.for_capture(1) in seen
-    assert len(seen) == 6 and device.allocations == 3
-    while shared._free:
-        capture += 1
-        shared.for_capture(1)
-    capture += 1
-    assert shared.for_capture(1) is None and device.allocations == 3
-    assert shared.for_stream(3)[1] not in seen and device.allocations == 5
-
-
-@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
-def test_counters_start_as_zeros(stand_in_driver, vendor):
-    library, opened = stand_in_driver(vendor)
-    device = opened.device()
-    shared = WorkspacePool(device, 1000, 300)
-    pairs = [shared.for_stream(stream) for stream in range(20)]  # more than are made at once
-    assert len({address for pair in pairs for address in pair}) == 40
-    assert all(
-        device.copy_from_device(counters, shared.counter_bytes) == bytes(shared.counter_bytes) for _, counters in pairs
-    )
-    assert ctypes.c_int.in_dll(library, "fake_mode").value == 0
-    assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value, "not the stream that waits for all others"
 
 
 def test_without_memory_to_share_pytorch_computes(ready, no_gpu):

@@ -7,7 +7,6 @@ import shutil
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 
 import tritongemm
 from tests.support import ROOT
-from tests.support.linear_layers import StandInKernel, problem, record, stand_in_device
+from tests.support.linear_layers import StandInDriver, StandInKernel, problem, record, run_on_cpu, stand_in_device
 from tritongemm import backends
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core import settings
@@ -56,19 +55,12 @@ class HostFunction:
         c[:] = (a.reshape(m, k) @ b.reshape(n, k).T).ravel()
 
 
-class HostDriver:
+class HostDriver(StandInDriver):
     """Stands in for the driver's device; keeps the code that it was asked to load."""
 
-    arch = "sm90"
-
     def __init__(self) -> None:
+        super().__init__()
         self.loaded: list[tuple[bytes, str]] = []
-
-    def make_current(self) -> None:
-        """There is one device."""
-
-    def relaxed(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def load(self, code: bytes) -> SimpleNamespace:
         def function(symbol: str) -> HostFunction:
@@ -99,10 +91,8 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostDriver:
     monkeypatch.setattr(kernel_loading, "open_device", lambda index, workspaces: stand_in_device(driver_device=host))
     monkeypatch.setattr(machine, "find", lambda *_: SimpleNamespace(target=SM90))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
-    for name, value in {"_stream": lambda index: 0, "_capturing": lambda: False, "_current": lambda: -1}.items():
-        monkeypatch.setattr(f"tritongemm.serve.fast_call.{name}", value)
+    run_on_cpu(monkeypatch)
     monkeypatch.setattr(api, "_dispatcher", Dispatcher())
     return host
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.linear_layers import stand_in_device
+from tests.support.linear_layers import run_on_cpu, stand_in_device
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
 from tritongemm.core.problem import Problem
@@ -20,15 +19,12 @@ from tritongemm.serve.load_check import check_kernel
 
 SIZE = Problem(8, 16, 32, "fp32", "fp32", "fp32")
 RECORD = Record(SIZE, "sm90", Config("tile", 16, 16, 16), "triton", 1e-6, 0.0, "events", error=1e-7, tolerance=1e-3)
-DEVICE = stand_in_device(driver_device=SimpleNamespace(make_current=lambda: None))
+DEVICE = stand_in_device()
 
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One default stream that captures nothing, also where there is a GPU."""
-    stand_ins: dict[str, Any] = {"_stream": lambda index: 0, "_capturing": lambda: False, "_current": lambda: 0}
-    for name, value in stand_ins.items():
-        monkeypatch.setattr(f"tritongemm.serve.fast_call.{name}", value)
+    run_on_cpu(monkeypatch)
 
 
 class OnHost:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,10 +12,9 @@ import pytest
 import torch
 
 from tests.support import FAKES
-from tests.support.linear_layers import problem, stand_in_device
+from tests.support.linear_layers import problem, run_on_cpu, stand_in_device
 from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import torch_choice
-from tritongemm.core.errors import DriverError
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
 from tritongemm.serve import torch_kernels
@@ -93,33 +91,6 @@ def test_a_precision_that_changes_pytorchs_choice(known, name, value):
     assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") == 4096
 
 
-class Memory:
-    """Stands in for `driver.Device`; addresses that are never used."""
-
-    api, arch = SimpleNamespace(symbol=lambda role: ""), "sm90"
-
-    def __init__(self):
-        self.taken, self.full = [], False
-
-    def alloc(self, nbytes):
-        if self.full:
-            raise DriverError("cuMemAlloc_v2", 2, "CUDA_ERROR_OUT_OF_MEMORY")
-        self.taken.append(nbytes)
-        return 1 << 32
-
-    def memset(self, address, byte, nbytes, stream):
-        pass
-
-    def stream(self):
-        return SimpleNamespace(handle=1, synchronize=lambda: None, destroy=lambda: None)
-
-    def relaxed(self):
-        return nullcontext()
-
-    def make_current(self):
-        pass
-
-
 @pytest.fixture
 def gpu(known, monkeypatch, tmp_path):
     """A device whose library is the stand-in that computes on the host, in float32."""
@@ -130,10 +101,8 @@ def gpu(known, monkeypatch, tmp_path):
     library = blaslt_library.Library(blaslt_tables.TABLES["nvidia"], ctypes.CDLL(str(made)))
     monkeypatch.setattr(blaslt, "library", lambda: library)
     monkeypatch.setattr(blaslt, "vendor", lambda: "nvidia")
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    for name, value in {"_stream": lambda i: 0, "_capturing": lambda: False, "_current": lambda: -1}.items():
-        monkeypatch.setattr(f"tritongemm.serve.fast_call.{name}", value)
-    return SimpleNamespace(device=stand_in_device(driver_device=Memory()), library=library)
+    run_on_cpu(monkeypatch)
+    return SimpleNamespace(device=stand_in_device(), library=library)
 
 
 @pytest.mark.parametrize("bias", ["none", "n"])

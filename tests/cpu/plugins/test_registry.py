@@ -189,6 +189,7 @@ class LastThenFirst(Strategy):
 
 BACKEND = """
 from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.launch import Launch
 from tritongemm.core.support import SUPPORTED
 from tritongemm.plugins.contracts import Capabilities, KernelBackend
 
@@ -204,7 +205,7 @@ class Toy(KernelBackend):
     def _compile(self, job):
         return Artifact(job.config, job.digest, symbol="toy", registers=7), b"code", "kernel.toy"
     def _launch(self, artifact, problem, target):
-        raise NotImplementedError
+        return Launch(artifact.path, artifact.symbol, (1, 1, 1), (64, 1, 1), 0, ())
 """
 
 FORMAT = """

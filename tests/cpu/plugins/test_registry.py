@@ -205,7 +205,7 @@ class Toy(KernelBackend):
     def _compile(self, job):
         return Artifact(job.config, job.digest, symbol="toy", registers=7), b"code", "kernel.toy"
     def _launch(self, artifact, problem, target):
-        return Launch(artifact.path, artifact.symbol, (1, 1, 1), (64, 1, 1), 0, ())
+        return Launch(artifact.path, artifact.symbol, (1, 1, 1), (64, 1, 1), 0, (), ())
 """
 
 FORMAT = """

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
-from tests.support.plugins import dropped
+from tests.support.plugins import dropped, forget_plugins
 from tests.support.timers import toy_timer
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -136,6 +136,7 @@ def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(InputError, match="must hold one class that derives from Timer; it holds none"):
             registry.get(Timer, "toy_empty")
         (tmp_path / "toy_empty.py").unlink()
+        forget_plugins()
         assert "toy_missing" not in {timer.name for timer in registry.every(Timer)}, "what can't be imported"
 
 
@@ -188,6 +189,7 @@ class LastThenFirst(Strategy):
 
 BACKEND = """
 from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.launch import Launch
 from tritongemm.core.support import SUPPORTED
 from tritongemm.plugins.contracts import Capabilities, KernelBackend
 
@@ -203,7 +205,7 @@ class Toy(KernelBackend):
     def _compile(self, job):
         return Artifact(job.config, job.digest, symbol="toy", registers=7), b"code", "kernel.toy"
     def _launch(self, artifact, problem, target):
-        raise NotImplementedError
+        return Launch(artifact.path, artifact.symbol, (1, 1, 1), (64, 1, 1), 0, (), ())
 """
 
 FORMAT = """

@@ -328,7 +328,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         records = [r.record for r in sizes.from_file(args.results, Defaults()) if r.record]
-        here = machine.find(None, None)
+        here = machine.find_machine(None, None)
     except TritonGemmError as error:
         parser.error(str(error))
     if not records:

@@ -134,7 +134,7 @@ def _free() -> None:
 
 def compare(args: argparse.Namespace) -> int:
     """Measure what is not in the JSON yet, then print the summary."""
-    here = machine.find(None)
+    here = machine.find_machine(None)
     wanted = problems(Path(args.gemm_size_file))
     protocol = {k: getattr(args, k) for k in ("graph_us", "rounds", "autotune_configs", "strategy")}
     document: dict[str, Any] = {"device": here.product, "toolchain": machine.toolchain(here), "protocol": protocol}
@@ -198,7 +198,7 @@ def _write(out: Path | None, document: dict[str, Any], names: Sequence[str]) -> 
 
 def recheck(args: argparse.Namespace) -> int:
     """Time recorded winners again; 0 if 95 % of their gains hold."""
-    here = machine.find(None)
+    here = machine.find_machine(None)
     if not here.devices:
         print("needs a GPU", file=sys.stderr)
         return 2

@@ -102,7 +102,7 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := set(args.what) - set(PARTS):
         parser.error(f"{', '.join(sorted(unknown))}: not of {', '.join(PARTS)}")
-    here = machine.find(None)
+    here = machine.find_machine(None)
     if not here.devices:
         print("needs a GPU", file=sys.stderr)
         return 2

@@ -17,7 +17,7 @@ from tritongemm.runtime.machine import Machine
 
 @pytest.fixture(scope="session")
 def gpu_machine() -> Machine:
-    found = machine.find(None)
+    found = machine.find_machine(None)
     if not found.devices:
         pytest.skip("no GPU")
     return found

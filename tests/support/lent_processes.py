@@ -21,7 +21,7 @@ class LentProcess(WorkerProcess):
         super().__init__(role, {}, startup_s)  # a borrower's own scratch folder ends with it
         self._busy = False
 
-    def start(self) -> None:
+    def start(self, opening: object = None) -> None:
         if not self.alive:
             kind = self._kind()
             with LentProcess._lending:
@@ -31,7 +31,7 @@ class LentProcess(WorkerProcess):
             if found:
                 vars(self).update(vars(found))
             self.kind = kind
-        super().start()
+        super().start(opening)
 
     def ask(self, request: Any, timeout: float) -> Iterator[Any]:
         self._busy = True

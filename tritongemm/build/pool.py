@@ -1,9 +1,9 @@
 """Stage: Problems, Configs → Built, in parallel, with no GPU touched.
 
 joblib's threads each drive one compiler process. A compile that crashes or outlasts its limit takes its process with it
-and costs that config alone; one that crashed gets a second chance, for memory may have been short. Artefacts lie in a
-content-addressed cache: what a binary depends on is hashed into its folder's name, so a second run of the same space, of
-another size or on a GPU node, compiles nothing.
+and costs that config alone; one that crashed gets a second chance, for memory may have been short. Artifacts lie in a
+content-addressed cache: what a binary depends on is hashed into its folder's name, so a second run of the same space,
+of another size or on a GPU node, compiles nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from queue import SimpleQueue
+from queue import LifoQueue
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.errors import OutputError
+from tritongemm.core.target import Target
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import KernelBackend
+from tritongemm.plugins.contracts import Backend, KernelBackend
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 GIVES_WAY = 5  # niceness of compilers: what plans, searches and times goes first, for they all wait for it
@@ -38,6 +39,14 @@ def _memory(room: int) -> str | None:
     return place if os.access(place, os.W_OK) and shutil.disk_usage(place).free >= room else None
 
 
+@dataclass(frozen=True)
+class WarmUp:
+    """A request to a compiler process to load what the compilers of these backends need for a target."""
+
+    backends: tuple[str, ...]
+    target: Target
+
+
 class CompilerWorker:
     """What a compiler process does: build one job and put it into the cache."""
 
@@ -48,7 +57,11 @@ class CompilerWorker:
         os.nice(GIVES_WAY)
         gc.disable()
 
-    def __call__(self, request: tuple[CompileJob, str]) -> Iterator[Artifact | OutputError]:
+    def __call__(self, request: WarmUp | tuple[CompileJob, str]) -> Iterator[Artifact | OutputError]:
+        """Build a job and keep it in a cache's folder, or warm up."""
+        if isinstance(request, WarmUp):
+            self._warm_up(request)
+            return
         self._builds += 1
         if self._builds % self.COLLECTED == 0:
             gc.collect()
@@ -65,6 +78,13 @@ class CompilerWorker:
                 "TRITONGEMM_CACHE, and run the same command again"
             )
 
+    @staticmethod
+    def _warm_up(request: WarmUp) -> None:
+        for name in request.backends:
+            backend = registry.get(Backend, name)
+            if isinstance(backend, KernelBackend):
+                backend.warm_up(request.target)
+
 
 class BuildPool:
     """Compiler processes and the cache they fill.
@@ -79,7 +99,8 @@ class BuildPool:
     def __init__(self, cache: ArtifactCache, jobs: int = 0, timeout: float = 60.0, must_keep: bool = False) -> None:
         self.cache, self.timeout, self.must_keep = cache, timeout, must_keep
         self.jobs = jobs or len(os.sched_getaffinity(0))
-        self._idle: SimpleQueue[WorkerProcess] = SimpleQueue()
+        # The last one used goes first: a process that has compiled is quicker than one that has not.
+        self._idle: LifoQueue[WorkerProcess] = LifoQueue()
         self._again = threading.Lock()  # second chances are given one at a time
         self._closed = False
         # Compilers write and remove a dozen small files for each config; in memory that is a tenth of their time less.
@@ -91,11 +112,16 @@ class BuildPool:
         for child in self._children:
             self._idle.put(child)
 
-    def start(self) -> None:
-        """Begin to start the processes where the cache is empty, so that they are ready when the first jobs come."""
+    def start(self, backends: Sequence[str], target: Target) -> None:
+        """Begin to start the processes where the cache is empty, so that they are ready when the first jobs come.
+
+        Args:
+            backends: those whose kernels will be compiled.
+            target: for which they will be compiled.
+        """
         if not any(self.cache.folder.glob("*/*")):
             for child in self._children:
-                child.start()
+                child.start(WarmUp(tuple(backends), target))
 
     def build(self, job: CompileJob) -> Artifact:
         """One job, from the cache or compiled in a child; every failure is a value.

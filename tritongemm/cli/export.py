@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         rows = sizes.from_file(Path(args.results), Defaults())
         records = [r.record for r in rows if r.record is not None]
-        paths, refused = export(records, Path(args.output), machine.find(args.target))
+        paths, refused = export(records, Path(args.output), machine.find_machine(args.target))
     except OSError as error:
         print(f"error: -o {args.output} can't be written: {error.strerror}; choose another folder", file=sys.stderr)
         return 2

@@ -258,6 +258,9 @@ class KernelBackend(Backend, abstract=True):
     @abstractmethod
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob: ...
 
+    def warm_up(self, target: Target) -> None:
+        """Load what compiling needs, in a compiler process that has nothing else to do yet."""
+
     @final
     def compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:
         """Compile one job in this process: the artifact, the code, the file name of the code.

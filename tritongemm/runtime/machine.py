@@ -32,7 +32,7 @@ class Machine:
     why: str
 
 
-def find(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0) -> Machine:
+def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0) -> Machine:
     """The machine to tune on.
 
     Args:

@@ -86,7 +86,7 @@ def _load_compiled(device: ServingDevice, records: Sequence[Record]) -> dict[Pro
         return {}
     from tritongemm.runtime import machine  # which reads YAML
 
-    target = machine.find(None, str(device.index)).target
+    target = machine.find_machine(None, str(device.index)).target
     prepared = prepare_launches(records, target, ArtifactCache(settings.cache_folder()))
     return {problem: _load_launch(device, launch) for problem, launch in prepared.items()}
 

@@ -1,23 +1,21 @@
-"""Stored results → verdicts or times, without tuning."""
+"""Stored results → what they give when they are run again, without tuning."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 from tritongemm.build.pool import BuildPool
 from tritongemm.build.prepare import CompileJobs, brings_kernels
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.format_row import FormatRow
 from tritongemm.core.support import Support
-from tritongemm.core.trial import BASELINE_ENTRY, PREDICTED, Trial
-from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.formats import FormatRow
-from tritongemm.plugins.contracts import Evaluator
-from tritongemm.report.console import Reporter
-
-HOLDS = 0.02  # a gain that was recorded holds if it is no more than this much smaller when it is timed again
+from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.plugins.contracts import Evaluator, Watcher
+from tritongemm.results.revalidation import RetimedResult, VerifiedResult
 
 
 def require_results(rows: Sequence[FormatRow], path: str) -> Sequence[FormatRow]:
@@ -32,136 +30,76 @@ def require_results(rows: Sequence[FormatRow], path: str) -> Sequence[FormatRow]
     return rows
 
 
-def _built(
-    rows: Sequence[FormatRow], judge: Evaluator, compiler: BuildPool, plan: TuningOptions, reporter: Reporter
-) -> Iterator[tuple[FormatRow, Artifact]]:
-    """Each row's config, compiled."""
-    configs = [(row.problem, row.config) for row in rows if row.config is not None]
-    factory = CompileJobs(configs, judge.target, plan.folder)
-    jobs: list[CompileJob | Artifact] = []
-    for problem, config in configs:
-        job = factory.job(problem, config) if brings_kernels(config) else Artifact(config, "")
-        # E.g. no manifest has its kernel any more.
-        jobs.append(
-            Artifact(config, "", status="compile_failed", reason=job.reason) if isinstance(job, Support) else job
-        )
-    wanted = [j for j in jobs if isinstance(j, CompileJob)]
-    reporter.stage("compile", len({j.digest for j in wanted}))
-    built = {}
-    for one in compiler.stream(wanted):
-        built[one.digest] = one
-        reporter.step("compile")
-    for row, job in zip(rows, jobs, strict=True):
-        assert row.config is not None
-        found = built[job.digest] if isinstance(job, CompileJob) else job
-        yield row, replace(found, config=row.config)
+class Revalidation:
+    """Runs stored results again.
 
+    Args:
+        evaluator: what verifies and times them.
+        pool: compiles their kernels.
+        folder: for generated modules.
+        watcher: told of the progress.
+    """
 
-def _checked(row: FormatRow, built: Artifact, judge: Evaluator) -> Trial:
-    if built.status != "ok":
-        return Trial(built.config, built.status, built.reason)
-    try:
-        (trial,) = judge.verify(row.problem, [built])
+    def __init__(self, evaluator: Evaluator, pool: BuildPool, folder: Path, watcher: Watcher) -> None:
+        self.evaluator, self.pool, self.folder, self.watcher = evaluator, pool, folder, watcher
+
+    def verify(self, rows: Sequence[FormatRow]) -> list[VerifiedResult]:
+        """Check every result; one that can't be run costs itself."""
+        self.watcher.stage("verify", len(rows))
+        results = []
+        for row, artifact in self._compiled(rows):
+            trial = self._verified(row, artifact)
+            checked = trial.error is not None
+            how = self.evaluator.describe(row.problem, artifact.config) if checked else ""
+            results.append(VerifiedResult(row.problem, trial, how))
+            self.watcher.step("verify")
+        return results
+
+    def retime(self, rows: Sequence[FormatRow], baseline: str) -> list[RetimedResult]:
+        """Time every result beside a baseline backend; one that can't be run costs itself."""
+        self.watcher.stage("time", len(rows))
+        results = []
+        for row, artifact in self._compiled(rows):
+            results.append(self._retimed(row, artifact, baseline))
+            self.watcher.step("time")
+        return results
+
+    def _compiled(self, rows: Sequence[FormatRow]) -> Iterator[tuple[FormatRow, Artifact]]:
+        """Each row with its config's artifact."""
+        configs = [(row.problem, row.config) for row in rows if row.config is not None]
+        compile_jobs = CompileJobs(configs, self.evaluator.target, self.folder)
+        jobs: list[CompileJob | Artifact] = []
+        for problem, config in configs:
+            job = compile_jobs.job(problem, config) if brings_kernels(config) else Artifact(config, "")
+            if isinstance(job, Support):  # e.g. no manifest has its kernel any more
+                job = Artifact(config, "", status="compile_failed", reason=job.reason)
+            jobs.append(job)
+        wanted = [job for job in jobs if isinstance(job, CompileJob)]
+        self.watcher.stage("compile", len({job.digest for job in wanted}))
+        by_digest: dict[str, Artifact] = {}
+        for artifact in self.pool.stream(wanted):
+            by_digest[artifact.digest] = artifact
+            self.watcher.step("compile")
+        for row, (_, config), job in zip(rows, configs, jobs, strict=True):
+            artifact = by_digest[job.digest] if isinstance(job, CompileJob) else job
+            yield row, replace(artifact, config=config)
+
+    def _verified(self, row: FormatRow, artifact: Artifact) -> Trial:
+        if artifact.status != "ok":
+            return Trial(artifact.config, artifact.status, artifact.reason)
+        try:
+            (trial,) = self.evaluator.verify(row.problem, [artifact])
+        except TritonGemmError as error:  # e.g. its operands do not fit; the other rows do
+            return Trial(artifact.config, "crashed", str(error))
         return trial
-    except TritonGemmError as error:  # e.g. its operands do not fit; the other rows do
-        return Trial(built.config, "crashed", str(error))
 
-
-def verify_results(
-    rows: Sequence[FormatRow], judges: Sequence[Evaluator], compiler: BuildPool, plan: TuningOptions, reporter: Reporter
-) -> int:
-    """Check every stored result; 1 if any is wrong, or can't be run or checked.
-
-    Args:
-        rows: stored results.
-        judges: what verifies them; the first is used.
-        compiler: builds their kernels.
-        plan: where generated modules go.
-        reporter: prints the table.
-    """
-    judge, table, bad, unchecked = judges[0], [], 0, 0
-    reporter.stage("verify", len(rows))
-    for row, built in _built(rows, judge, compiler, plan, reporter):
-        trial = _checked(row, built, judge)
-        bad += trial.status not in ("ok", "pruned")
-        unchecked += trial.status == "pruned"
-        error, limit = ("-" if v is None else f"{v:.2e}" for v in (trial.error, trial.tolerance))
-        how = judge.describe(row.problem, built.config) if trial.error is not None else "-"
-        table.append([row.problem.key, trial.status, error, limit, how, built.config.short_name, trial.reason])
-        reporter.step("verify")
-    reporter.table("", ["size", "status", "error", "allowed", "checked", "config", "why"], table)
-    others = [f", {count} {what}" for count, what in ((bad, "are not"), (unchecked, "can't be checked here")) if count]
-    reporter.say(f"{len(table) - bad - unchecked} of {len(table)} results are right{''.join(others)}")
-    return 1 if bad or unchecked else 0
-
-
-def retime_results(
-    rows: Sequence[FormatRow], judges: Sequence[Evaluator], compiler: BuildPool, plan: TuningOptions, reporter: Reporter
-) -> int:
-    """Time every stored result beside the library, and say whether the gains that it records hold; 1 if any can't be timed.
-
-    Args:
-        rows: stored results.
-        judges: what times them; the first is used.
-        compiler: builds their kernels.
-        plan: names the library, and where generated modules go.
-        reporter: prints the table.
-    """
-    judge, table, bad = judges[0], [], 0
-    kept: list[bool] = []
-    reporter.stage("time", len(rows))
-    for row, built in _built(rows, judge, compiler, plan, reporter):
-        reporter.step("time")
-        trial, library = _timed(row, built, judge, plan)
-        stored = [
-            f"{row.record.seconds * 1e6:.2f}" if row.record else "-",
-            _ratio(row.record.speedup if row.record else None),
-        ]
-        if trial.status != "ok":
-            bad += 1
-            table.append(
-                [
-                    row.problem.key,
-                    "-",
-                    stored[0],
-                    "-",
-                    "-",
-                    "-",
-                    stored[1],
-                    trial.status,
-                    built.config.short_name,
-                    trial.reason,
-                ]
-            )
-            continue
-        gain = library / trial.seconds if library else None
-        rate = row.problem.flops / trial.seconds / 1e12
-        theirs = f"{library * 1e6:.2f}" if library else "-"
-        times = [f"{trial.seconds * 1e6:.2f}", stored[0], f"{rate:.1f}", theirs, _ratio(gain), stored[1]]
-        table.append([row.problem.key, *times, trial.timer, built.config.short_name, ""])
-        won = row.record is not None and row.record.winner == built.config.backend
-        if won and gain and row.record and row.record.speedup:
-            kept.append(gain >= (1 - HOLDS) * row.record.speedup)
-    columns = ["size", "us", "stored us", "TFLOPS", "library us", "ratio", "stored ratio", "timer", "config", "why"]
-    guessed = any(PREDICTED in line for line in table)
-    reporter.table(f"Predicted, not measured (timer: {PREDICTED})" if guessed else "", columns, table)
-    if kept:
-        share = sum(kept) / len(kept)
-        reporter.say(f"{sum(kept)} of {len(kept)} recorded gains hold within {HOLDS:.0%} ({share:.0%})")
-    return 1 if bad else 0
-
-
-def _timed(row: FormatRow, built: Artifact, judge: Evaluator, plan: TuningOptions) -> tuple[Trial, float | None]:
-    """A stored config's trial, and the library's seconds beside it."""
-    if built.status != "ok":
-        return Trial(built.config, built.status, built.reason), None
-    try:
-        final = judge.race(row.problem, [built], plan.library)
-    except TritonGemmError as error:
-        return Trial(built.config, "crashed", str(error)), None
-    library = final.samples.get(BASELINE_ENTRY)
-    return final.trials[0], median(library) if library else None
-
-
-def _ratio(value: float | None) -> str:
-    return f"{value:.3f}" if value else "-"
+    def _retimed(self, row: FormatRow, artifact: Artifact, baseline: str) -> RetimedResult:
+        if artifact.status != "ok":
+            trial = Trial(artifact.config, artifact.status, artifact.reason)
+            return RetimedResult(row.problem, trial, None, row.record)
+        try:
+            race = self.evaluator.race(row.problem, [artifact], baseline)
+        except TritonGemmError as error:
+            return RetimedResult(row.problem, Trial(artifact.config, "crashed", str(error)), None, row.record)
+        samples = race.samples.get(BASELINE_ENTRY)
+        return RetimedResult(row.problem, race.trials[0], median(samples) if samples else None, row.record)

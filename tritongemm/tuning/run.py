@@ -121,7 +121,7 @@ class TuningRun:
 
     def _start_devices(self, stack: ExitStack) -> None:
         """Start the compilers, the devices and a thread for each device."""
-        self.pool.start()
+        self.pool.start(self.options.backends, self._target)
         stack.callback(self._devices.close, abandon=True)
         for number, evaluator in enumerate(self.evaluators):
             evaluator.start()

@@ -46,10 +46,15 @@ class WorkerProcess:
     def __init__(self, role: str, environment: dict[str, str] | None = None, startup_s: float = 120.0) -> None:
         self.role, self.environment, self.startup_s = role, environment or {}, startup_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._ready = False
+        self._ready, self._opening = False, False
 
-    def start(self) -> None:
-        """Begin to start the process, if there is none; the next request waits until it is ready."""
+    def start(self, opening: object = None) -> None:
+        """Begin to start the process, if there is none; the next request waits until it is ready.
+
+        Args:
+            opening: a request that a new process works off before any other; what it answers is dropped, and what it
+                raises as well. None for no such request.
+        """
         if self.alive:
             return
         self.kill()
@@ -76,7 +81,10 @@ class WorkerProcess:
         os.close(answer_pipe[1])
         self._answers = Connection(answer_pipe[0], writable=False)
         self._requests = Connection(request_pipe[1], readable=False)
-        self._ready = False
+        self._ready, self._opening = False, opening is not None
+        if opening is not None:
+            with contextlib.suppress(BrokenPipeError):  # whoever asks next is told how it died
+                self._requests.send(opening)
 
     @property
     def alive(self) -> bool:
@@ -97,11 +105,12 @@ class WorkerProcess:
         """
         try:
             self.start()
-            if not self._ready:
+            while not self._ready or self._opening:
                 if not self._answers.poll(self.startup_s):
                     self.kill()
                     raise WorkerTimeout(f"did not start within {self.startup_s:g} s")
-                self._answers.recv()
+                kind, _ = self._answers.recv()
+                self._opening = self._opening and kind not in ("end", "error")
                 self._ready = True
             self._log_start = os.fstat(self._log.fileno()).st_size
             self._requests.send(request)

@@ -45,7 +45,7 @@ def board(script: ModuleType) -> ModuleType:
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Machine(load_target("sm90"), "", (), "H100", "no GPU here")
-    monkeypatch.setattr(machine, "find", lambda *_: here)
+    monkeypatch.setattr(machine, "find_machine", lambda *_: here)
 
 
 def row(m: int, n: int, us: dict[str, float | str], **more: Any) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def test_a_finished_run_is_printed_without_a_gpu(
     file.write_text("- {M: 16, N: 4096, K: 4096}\n")
     done = row(16, 4096, {"torch": 2.0, "ours": 1.0}) | {"k": 4096, "key": PROBLEM.key}
     protocol = {"graph_us": 400, "rounds": 50, "autotune_configs": 100, "strategy": None}
-    head = {"device": "H100", "toolchain": machine.toolchain(machine.find(None)), "protocol": protocol}
+    head = {"device": "H100", "toolchain": machine.toolchain(machine.find_machine(None)), "protocol": protocol}
     out.write_text(json.dumps({**head, "rows": [done, row(1, 1, {"torch": 1.0})]}))
     common = ["--gemm_size_file", str(file), "--json", str(out), "--resume"]
     assert script.main([*common, "--contenders", "torch,ours"]) == 0

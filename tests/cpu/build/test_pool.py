@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,38 +20,40 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
+from tritongemm.search_spaces import loader as target_files
 
 TOY = """
 import os, signal, time
 from pathlib import Path
-from tritongemm.core.artifact import CompileJob as Job
-from tritongemm.core.artifact import Artifact as Built
+from tests.support.toys.backend_toy import ToyBackend
+from tritongemm.core.artifact import Artifact
 
-def build(job):
-    what = job.payload.get("what", "build")
-    if "log" in job.payload:
-        with open(job.payload["log"], "a") as log:
-            log.write(job.config.name + "\\n")
-    if what == "crash once" and not Path(job.payload["pid"]).exists():
-        Path(job.payload["pid"]).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    if what == "crash":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if what == "fault":
-        import ctypes
-        ctypes.string_at(0)
-    if what == "hang":
-        if os.fork() == 0:
-            Path(job.payload["pid"]).write_text(str(os.getpid()))
-        while True:
-            signal.pause()
-    if what == "raise":
-        raise ValueError("tile too large for toys")
-    if what == "exit":
-        os._exit(5)
-    if what == "too large":
-        return Built(job.config, job.digest, status="out_of_resources", reason="LDS 9 > 8"), b"", ""
-    return Built(job.config, job.digest, symbol=job.config.name, registers=3), job.config.name.encode(), "kernel.toy"
+class Toy(ToyBackend):
+    def _compile(self, job):
+        what = job.payload.get("what", "build")
+        if "log" in job.payload:
+            with open(job.payload["log"], "a") as log:
+                log.write(job.config.name + "\\n")
+        if what == "crash once" and not Path(job.payload["pid"]).exists():
+            Path(job.payload["pid"]).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "fault":
+            import ctypes
+            ctypes.string_at(0)
+        if what == "hang":
+            if os.fork() == 0:
+                Path(job.payload["pid"]).write_text(str(os.getpid()))
+            while True:
+                signal.pause()
+        if what == "raise":
+            raise ValueError("tile too large for toys")
+        if what == "exit":
+            os._exit(5)
+        if what == "too large":
+            return Artifact(job.config, job.digest, status="out_of_resources", reason="LDS 9 > 8"), b"", ""
+        return Artifact(job.config, job.digest, symbol=job.config.name, registers=3), job.config.name.encode(), "kernel.toy"
 """
 
 
@@ -221,3 +224,27 @@ def test_a_cache_that_can_not_be_written_is_no_fault_of_the_config(tmp_path: Pat
             list(made.stream([job(0), job(1)]))
     finally:
         made.close()
+
+
+def test_processes_are_warm_before_the_first_job(tmp_path: Path) -> None:
+    """They load the compiler while the first job is still being made; what one has loaded is used again."""
+    target = target_files.load_target("gfx942")
+    with closing(BuildPool(ArtifactCache(tmp_path), jobs=2)) as pool:
+        pool.start(["triton", "torch"], target)
+        workers = [pool._idle.get() for _ in range(2)]
+        assert all(worker.alive for worker in workers)
+        for worker in workers:
+            pool._idle.put(worker)
+        assert pool._idle.get() is workers[-1], "the last one used goes first"
+        (tmp_path / "ab").mkdir()
+        (tmp_path / "ab" / "cd").touch()
+    with closing(BuildPool(ArtifactCache(tmp_path), jobs=1)) as pool:
+        pool.start(["triton"], target)
+        assert not pool._idle.get().alive, "what is cached needs no compiler"
+
+
+def test_a_warm_up_that_fails_costs_nobody(tmp_path: Path) -> None:
+    with closing(compiler(tmp_path, jobs=1)) as pool:
+        pool.start(["abacus"], target_files.load_target("gfx942"))
+        made = pool.build(job(1))
+    assert made.status == "ok", made.reason

@@ -46,7 +46,7 @@ def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for one in sized[:4]:
             store.add_record(one)
         store.merge()
-    monkeypatch.setattr(kernel_manifest.machine, "find", lambda _: SM90)
+    monkeypatch.setattr(kernel_manifest.machine, "find_machine", lambda _: SM90)
     assert export.main([str(results), "-o", str(tmp_path / "out")]) == 0
     paths = sorted((tmp_path / "out").glob("*.csv"))
     assert [p.name for p in paths] == ["kernels.csv", "kernels_2.csv"]

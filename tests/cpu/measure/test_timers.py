@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.timers import PROFILERS, PlayedGraph, Profiled, compile_profilers, profiled
-from tritongemm.cli import tune
+from tritongemm.cli import session, tune
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
@@ -204,13 +204,13 @@ def test_the_clock_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     supports = {"rocprofiler": SUPPORTED, "cupti": SUPPORTED, "rocprofv3": Support("not found"), "events": SUPPORTED}
     for name in supports:
         monkeypatch.setattr(registry.get(Timer, name), "available", lambda name=name: supports[name])
-    assert tune._timer(None, here) == "events"
-    assert tune._timer("auto", here) == "rocprofiler", "the vendor's own, in process"
-    assert tune._timer("events", here) == "events"
+    assert session.pick_timer(None, here) == "events"
+    assert session.pick_timer("auto", here) == "rocprofiler", "the vendor's own, in process"
+    assert session.pick_timer("events", here) == "events"
     with pytest.raises(InputError, match="--profiler rocprofv3: not found; --profiler events needs"):
-        tune._timer("rocprofv3", here)
+        session.pick_timer("rocprofv3", here)
     supports["rocprofiler"], supports["rocprofv3"] = Support("locked"), SUPPORTED
-    assert tune._timer("auto", here) == "events", "one in a process of its own is asked for by its name"
+    assert session.pick_timer("auto", here) == "events", "one in a process of its own is asked for by its name"
     monkeypatch.undo()
     if driver.find_vendor() is None:
         size = ["-m", "1", "-n", "2", "-k", "3"]
@@ -222,7 +222,7 @@ def test_the_clock_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 def test_an_external_timer_leaves_out_what_it_can_not_race() -> None:
     backends = ("asm", "blaslt", "triton")
-    assert tune._watched("rocprofv3", backends) == ("triton",)
-    assert tune._watched("events", backends) == tune._watched(PREDICTED, backends) == backends
+    assert session._racing_under("rocprofv3", backends) == ("triton",)
+    assert session._racing_under("events", backends) == session._racing_under(PREDICTED, backends) == backends
     with pytest.raises(InputError, match=r"--profiler rocprofv3: no backend of this run can race: .* kernels of asm"):
-        tune._watched("rocprofv3", ("asm",))
+        session._racing_under("rocprofv3", ("asm",))

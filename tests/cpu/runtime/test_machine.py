@@ -38,20 +38,20 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_machine_corrects_the_target(two_gpus: None) -> None:
-    here = machine.find(None)
+    here = machine.find_machine(None)
     target: Target = here.target
     assert (here.devices, here.vendor, target.name, target.product) == ((0,), "nvidia", "sm90", "H200")
     assert (target.compute_units, target.l2_bytes, target.llc_bytes) == (120, 12345, 12345)
-    assert machine.find(None, "1,0").devices == (1, 0) and machine.find(None, ngpus=2).devices == (0, 1)
+    assert machine.find_machine(None, "1,0").devices == (1, 0) and machine.find_machine(None, ngpus=2).devices == (0, 1)
     assert machine.toolchain(here)["device"] == "NVIDIA H200"
-    away = machine.find("gfx950")
+    away = machine.find_machine("gfx950")
     assert away.devices == () and "without running" in away.why and "device" not in machine.toolchain(away)
 
 
 def test_what_is_tried_on_a_gpu(two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guided search, unless the run ends before anything could guide it; a budget of configs or of seconds."""
-    options: list[TuningOptions] = []
-    monkeypatch.setattr(tune.TuningRun, "tune", lambda self, problems: options.append(self.options) or {})
+    plans: list[TuningOptions] = []
+    monkeypatch.setattr(tune.TuningRun, "tune", lambda self, problems: plans.append(self.options) or {})
     argv = [
         *SIZE,
         "--libtype",
@@ -71,20 +71,20 @@ def test_what_is_tried_on_a_gpu(two_gpus: None, tmp_path: Path, monkeypatch: pyt
         ("--budget", "1.5s"),
     ):
         assert tune.main([*argv, *more]) == 0
-    assert [each.strategy for each in options[:3]] == ["guided", "exhaustive", "guided"]
-    assert [(each.budget, each.seconds) for each in options[2:]] == [(0, 0.0), (7, 0.0), (0, 1.5)]
+    assert [p.strategy for p in plans[:3]] == ["guided", "exhaustive", "guided"]
+    assert [(p.budget, p.seconds) for p in plans[2:]] == [(0, 0.0), (7, 0.0), (0, 1.5)]
 
 
 def test_devices_of_two_kinds(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [FakeDevice(), FakeDevice()]
     devices[1].name = "NVIDIA A100"
     monkeypatch.setattr(driver.open_driver("nvidia"), "device", devices.__getitem__)
-    assert machine.find(None, "1").product == "NVIDIA A100"
+    assert machine.find_machine(None, "1").product == "NVIDIA A100"
     with pytest.raises(TargetError, match=r"devices 0, 1 are not alike \(NVIDIA H200 and NVIDIA A100\)"):
-        machine.find(None, ngpus=2)
+        machine.find_machine(None, ngpus=2)
 
 
 @pytest.mark.parametrize(("ids", "count"), [("2", 0), ("0,0", 0), ("-1", 0), ("a", 0), (None, 3)])
 def test_devices_that_are_not_there(two_gpus: None, ids: str | None, count: int) -> None:
     with pytest.raises(TargetError, match=r"this machine has 0 to 1|whole numbers with commas between, not 'a'"):
-        machine.find(None, ids, count)
+        machine.find_machine(None, ids, count)

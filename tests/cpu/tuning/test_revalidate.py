@@ -17,11 +17,11 @@ from tritongemm.codegen import modules
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.record import Record
-from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.formats import FormatRow
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.report.console import Reporter
-from tritongemm.tuning import revalidate
+from tritongemm.report.revalidation import print_retimed, print_verified
+from tritongemm.tuning.revalidate import Revalidation
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 
@@ -85,10 +85,15 @@ def test_recorded_gains_are_timed_again(tmp_path: Path, capsys: pytest.CaptureFi
     compiler = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)
     gpu = FakeEvaluator(seconds=lambda config: 2e-6, baseline_seconds=3e-6, fits=lambda problem: problem.m != 5)
     with Reporter() as reporter:
-        assert revalidate.retime_results(rows, [gpu], compiler, TuningOptions(tmp_path), reporter) == 1
+        again = Revalidation(gpu, compiler, tmp_path, reporter)
+        retimed = again.retime(rows, "torch")
+        print_retimed(reporter, retimed)
         said = capsys.readouterr()
-        assert revalidate.verify_results(rows, [gpu], compiler, TuningOptions(tmp_path), reporter) == 1
+        verified = again.verify(rows)
+        print_verified(reporter, verified)
     compiler.close()
+    assert [r.gain_holds for r in retimed] == [True, False, None, None]
+    assert [r.wrong for r in verified] == [False, False, False, True] and not any(r.unchecked for r in verified)
     table = {x.split()[0]: x.split()[1:] for x in said.out.splitlines() if x}
     assert table["1x16x32_fp16_TT"][:2] == ["2.00", "1.99"] and table["1x16x32_fp16_TT"][3:6] == [
         "3.00",

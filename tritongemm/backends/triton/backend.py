@@ -103,6 +103,17 @@ class TritonBackend(SearchedBackend):
         """Write a record's kernel as a module to take away; its path."""
         return modules.write_winner(record, target, folder)
 
+    def warm_up(self, target: Target) -> None:
+        """Compile a small kernel: a process's first compile takes half a second longer than its next ones."""
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        from tritongemm.backends.triton.warm_up import multiply_tile
+
+        gpu = GPUTarget(*_GPU_TARGETS[target.vendor](target.name), target.wave_size)
+        types = {"a_ptr": "*fp16", "b_ptr": "*fp16", "c_ptr": "*fp32", "k": "i32", "BLOCK": "constexpr"}
+        _call_triton(ASTSource(multiply_tile, types, {"BLOCK": 32}), gpu, {"num_warps": 4})
+
     def interpreted(self, config: Config) -> Support:
         """Whether Triton's interpreter can run a config's kernel."""
         if template_facts.kernel_template(config.template).interpreted:
@@ -252,9 +263,25 @@ def _gluon_source(kernel: Any, types: dict[str, str], constants: dict[str, Any],
     return GluonASTSource(kernel, {n: typed(t) for n, t in types.items()}, constants, attributes)
 
 
+def _call_triton(source: Any, target: Any, options: dict[str, Any]) -> Any:
+    """What Triton's compiler makes of a source, with nothing left in Triton's own cache.
+
+    That cache would keep every intermediate form of every candidate.
+    """
+    import triton
+
+    scratch = tempfile.mkdtemp(prefix="tritongemm-")
+    try:
+        with triton.knobs.cache.scope(), triton.knobs.compilation.scope():
+            triton.knobs.cache.dir = scratch
+            triton.knobs.compilation.store_binary_only = True
+            return triton.compile(source, target=target, options=options)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
 def _compile_with_triton(job: CompileJob) -> tuple[Artifact, bytes, str]:
     """Compile one job in this process: the artifact, the code object, its file name."""
-    import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -270,17 +297,7 @@ def _compile_with_triton(job: CompileJob) -> tuple[Artifact, bytes, str]:
     vendor = job.payload["vendor"]
     target = GPUTarget(*_GPU_TARGETS[vendor](wanted["arch"]), wanted["wave"])
     source = _gluon_source if getattr(kernel, "is_gluon", bool)() else ASTSource
-    # Triton's own cache would keep every intermediate form of every candidate.
-    scratch = tempfile.mkdtemp(prefix="tritongemm-")
-    try:
-        with triton.knobs.cache.scope(), triton.knobs.compilation.scope():
-            triton.knobs.cache.dir = scratch
-            triton.knobs.compilation.store_binary_only = True
-            compiled = triton.compile(
-                source(kernel, types, constants, attributes), target=target, options=wanted["options"] | OPTIONS
-            )
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    compiled = _call_triton(source(kernel, types, constants, attributes), target, wanted["options"] | OPTIONS)
     file = CODE_FILES[vendor]
     code: bytes = compiled.asm[file.rpartition(".")[2]]
     found = code_object.read(code)[0]

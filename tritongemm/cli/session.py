@@ -1,0 +1,174 @@
+"""What a command line of `python -m tritongemm.tune` asks for, in the words of the stages, and the tools it works with."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.core import settings
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.support import SUPPORTED
+from tritongemm.core.trial import PREDICTED
+from tritongemm.core.tuning_options import TuningOptions
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.measure.offline_evaluator import OfflineEvaluator
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Evaluator, ExternalTimer, Timer
+from tritongemm.results.store import Store
+from tritongemm.runtime.machine import Machine, toolchain
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a command works with.
+
+    Attributes:
+        evaluators: one for each device, or the stand-in for one.
+        pool: compiles for all of them.
+    """
+
+    evaluators: list[Evaluator]
+    pool: BuildPool
+
+
+@contextmanager
+def open_session(args: argparse.Namespace, machine: Machine, protocol: MeasureProtocol) -> Iterator[Session]:
+    """Evaluators and compilers, closed at the end; devices begin to start at once, which takes them seconds."""
+    with ExitStack() as stack:
+        evaluators: list[Evaluator] = [
+            GpuEvaluator(machine.target, machine.vendor, device, protocol, args.timeout) for device in machine.devices
+        ]
+        evaluators = evaluators or [OfflineEvaluator(machine.target, args.timeout)]
+        for evaluator in evaluators:
+            stack.callback(evaluator.close)
+            if not (args.generate_only or args.compile_only):
+                evaluator.start()
+        cache = ArtifactCache(settings.cache_folder())
+        pool = BuildPool(cache, args.num_threads, args.timeout, must_keep=True)
+        stack.callback(pool.close)
+        yield Session(evaluators, pool)
+
+
+def make_protocol(args: argparse.Namespace, machine: Machine) -> MeasureProtocol:
+    """How this command measures.
+
+    Raises:
+        InputError: the profiler asked for can't be used here.
+    """
+    return MeasureProtocol(
+        timer=pick_timer(args.profiler, machine),
+        init=args.init_type,
+        rotating_mb=args.rotating_tensor,
+        iters=args.iters,
+        warmup=args.warmup,
+        err_ratio=args.err_ratio,
+    )
+
+
+def make_options(
+    args: argparse.Namespace, machine: Machine, backends: tuple[str, ...], protocol: MeasureProtocol, output: Path
+) -> TuningOptions:
+    """What this command's run does.
+
+    Args:
+        args: the command line.
+        machine: where it runs.
+        backends: those that can take part.
+        protocol: how it measures.
+        output: the results file, beside which modules are written.
+
+    Raises:
+        InputError: no backend can race under the profiler.
+    """
+    stop = "generate" if args.generate_only else "compile" if args.compile_only else ""
+    return TuningOptions(
+        folder=output.parent / f"{output.stem}_kernels",
+        strategy=args.strategy or ("guided" if machine.devices and not stop else "exhaustive"),
+        budget=args.budget[0],
+        seconds=args.budget[1],
+        finalists=args.finalists,
+        backends=_racing_under(protocol.timer, backends),
+        algorithms=args.algorithms,
+        margin=args.min_gain / 100,
+        stop=stop,
+        toolchain=toolchain(machine),
+    )
+
+
+def open_store(
+    args: argparse.Namespace,
+    machine: Machine,
+    protocol: MeasureProtocol,
+    options: TuningOptions,
+    output: Path,
+    problems: Sequence[Problem],
+) -> Store:
+    """The results file, held by this command until it is closed.
+
+    Raises:
+        OutputError: it can't be written, or belongs to another run, target or toolchain.
+        InputError: the results that are there can't be read.
+    """
+    return Store.open(
+        output,
+        machine.target.name,
+        options.toolchain,
+        _identity(protocol) if machine.devices else {"timer": PREDICTED},
+        resume=args.resume,
+        problems=problems,
+        compute_units=machine.target.compute_units,
+    )
+
+
+def _identity(protocol: MeasureProtocol) -> dict[str, Any]:
+    """What must agree for trials to be continued; an option added later counts where it is used."""
+    fields = asdict(protocol)
+    return {k: v for k, v in fields.items() if k != "err_ratio" or v}
+
+
+def pick_timer(profiler: str | None, machine: Machine) -> str:
+    """The name of the timer to measure with, or `PREDICTED` where nothing can be measured.
+
+    Events need nothing but the driver, count the gaps that users pay for as well, and cost a fifth of a profiler's
+    call, so they are the default.
+
+    Raises:
+        InputError: the one asked for can't be used machine.
+    """
+    default = MeasureProtocol.timer
+    if profiler is None:
+        return default if machine.devices else PREDICTED
+    support = SUPPORTED if profiler == "auto" else registry.available(Timer, profiler)
+    if not machine.devices:
+        also = "" if support else f"; and {support}"
+        raise InputError(f"--profiler {profiler}: nothing runs here ({machine.why}), so there is nothing to time{also}")
+    if profiler == "auto":
+        in_process = (t for t in registry.every(Timer) if not isinstance(t, ExternalTimer))
+        return next((t.name for t in in_process if t.vendor == machine.vendor and t.available()), default)
+    if not support:
+        raise InputError(f"--profiler {profiler}: {support}; --profiler {default} needs nothing more than the driver")
+    return profiler
+
+
+def _racing_under(timer: str, backends: tuple[str, ...]) -> tuple[str, ...]:
+    """The backends that can race under a timer.
+
+    Raises:
+        InputError: none can; says why.
+    """
+    external = registry.get(Timer, timer) if timer != PREDICTED else None
+    if not isinstance(external, ExternalTimer):
+        return backends
+    racing = tuple(b for b in backends if external.races(b))
+    if backends and not racing:
+        reasons = "; ".join(external.races(b).reason for b in backends)
+        raise InputError(f"--profiler {timer}: no backend of this run can race: {reasons}")
+    return racing

@@ -136,7 +136,8 @@ def _has_kernels(backend: Backend, problem: Problem, target: Target) -> bool:
 def suggest_backends(problem: Problem, target: Target, tried: Collection[str]) -> list[str]:
     """Who else could compute a problem that no backend of a run has a kernel for.
 
-    For each backend that was not tried: how to have it race, and what it lacks here.
+    First why the backend that was searched has no kernel; then, for each backend that was not tried, how to have it race
+    and what it lacks here.
 
     Args:
         problem: what nobody who raced had a candidate for.
@@ -146,6 +147,8 @@ def suggest_backends(problem: Problem, target: Target, tried: Collection[str]) -
     hints: list[str] = []
     if any(_has_kernels(registry.get(Backend, name), problem, target) for name in tried):
         return hints
+    searched = ((name, registry.get(Backend, name).supports(problem, target)) for name in filter(is_searched, tried))
+    hints += [f"{name}: {supported}" for name, supported in searched if not supported]
     for plugin in registry.every(Backend):
         if plugin.name in tried or plugin.baseline or not plugin.supports(problem, target):
             continue

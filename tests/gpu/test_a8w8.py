@@ -12,7 +12,8 @@ from tritongemm.cli import tune
 from tritongemm.core.problem import Problem
 from tritongemm.numerics import verify
 from tritongemm.numerics.families import a8w8
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, KernelBackend
 from tritongemm.runtime.machine import Machine
 
 
@@ -34,13 +35,13 @@ def test_a_size_is_tuned_beside_the_library(
 @pytest.mark.parametrize("bias", ["none", "n"])
 def test_libraries_scale_rows_and_columns(gpu_machine: Machine, name: str, bias: str) -> None:
     encoding = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(gpu_machine.target.fp8)
-    reason = registry.unavailable("backends", name)
+    reason = registry.available(Backend, name).reason
     if encoding is None or reason:
         pytest.skip(reason or "no fp8 units")
     problem = Problem(96, 256, 512, encoding, encoding, "bf16", row_major_b=False, bias=bias, family="a8w8")
     operands = a8w8.inputs(problem, "cuda")
     c = torch.empty(problem.m, problem.n, dtype=torch.bfloat16, device="cuda")
-    backend = registry.load("backends", name)
+    backend = registry.get(KernelBackend, name)
     configs = backend.enumerate(problem, operands | {"c": c})
     if not configs:
         pytest.skip(f"this version of {name} has no scales for each row and column")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tritongemm.backends.asm import backend as asm
 from tritongemm.backends.asm.manifest import read
 from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.build.pool import BuildPool
@@ -24,7 +23,8 @@ from tritongemm.core.record import Record
 from tritongemm.export import kernel_manifest
 from tritongemm.hip_ext.compilers import assemble
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, BuildInputs, KernelBackend
 from tritongemm.runtime.machine import Machine
 
 SIZE = Problem(250, 512, 1024, "bf16", "bf16", "bf16", row_major_b=False)
@@ -52,9 +52,11 @@ def manifests(gpu_machine: Machine, gpu_cache: Path, tmp_path_factory: pytest.Te
 def test_exported_kernels_are_right_and_race(
     manifests: list[Path], gpu: GpuEvaluator, gpu_machine: Machine, compiler: BuildPool, problem: Problem
 ) -> None:
-    configs = asm.configs(problem, gpu_machine.target)
+    configs = registry.get(KernelBackend, "asm").candidates(problem, gpu_machine.target)
     assert len(configs) == 2
-    built = list(compiler.stream(asm.job(c, problem, gpu_machine.target, "") for c in configs))
+    built = list(
+        compiler.stream(registry.get(KernelBackend, "asm").compile_job(c, problem, gpu_machine.target) for c in configs)
+    )
     assert [b.status for b in built] == ["ok", "ok"], [b.reason for b in built]
     assert all(t.status == "ok" for t in gpu.screen(problem, built, float("inf")))
     final = gpu.race(problem, built, "torch")
@@ -78,7 +80,11 @@ def test_ptx_runs(
 
     facts, config = gpu_machine.target, CONFIGS[0]
     module = modules.write_candidates(SIZE, [config], facts, tmp_path)
-    wanted = triton_backend.job(config, SIZE, facts, str(module)).identity
+    wanted = (
+        registry.get(KernelBackend, "triton")
+        .compile_job(config, SIZE, facts, BuildInputs(module=Path(module)))
+        .identity
+    )
     kernel = getattr(triton_backend._import(str(module)), config.template)
     types = {**wanted["signature"], **dict.fromkeys(wanted["constants"], "constexpr")}
     known = {n: 16 for n, t in wanted["signature"].items() if t.startswith("*")} | wanted["divisors"]
@@ -90,8 +96,8 @@ def test_ptx_runs(
     text = manifests[0].read_text().replace(row.object, "kernel.ptx")
     (tmp_path / "kernels.csv").write_text("\n".join(x for x in text.splitlines() if "bf16" in x or "knl" in x) + "\n")
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(tmp_path / "kernels.csv"))
-    (chosen,) = asm.configs(SIZE, facts)
-    built = compiler.build(asm.job(chosen, SIZE, facts, ""))
+    (chosen,) = registry.get(KernelBackend, "asm").candidates(SIZE, facts)
+    built = compiler.build(registry.get(KernelBackend, "asm").compile_job(chosen, SIZE, facts))
     assert built.status == "ok", built.reason
     assert Path(built.path).read_bytes() == assemble.assemble(tmp_path / "kernel.ptx", facts.name)
     (trial,) = gpu.verify(SIZE, [built])
@@ -141,4 +147,4 @@ def test_tuned_checked_timed_and_served(manifests: list[Path], tmp_path: Path, m
     assert status == 0, said
     (row,) = yaml.safe_load((tmp_path / "torch.yaml").read_text())
     assert row["winner"] == row["backend"] == "torch" and row["error"] <= row["tolerance"]
-    assert registry.unavailable("backends", "asm") is None
+    assert registry.available(Backend, "asm")

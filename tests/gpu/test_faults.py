@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.measure import choose
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import BuildInputs, KernelBackend
 from tritongemm.runtime.machine import Machine
 
 PROBLEM = Problem(256, 256, 512)
@@ -73,7 +76,9 @@ def crew(gpu_machine: Machine, compiler: BuildPool, tmp_path_factory: pytest.Tem
             assert old in text, f"{name}: the template has changed; edit this test"
             text = text.replace(old, new)
         module.write_text(text)
-        plain = triton_backend.job(config(name), PROBLEM, target, str(module))
+        plain = registry.get(KernelBackend, "triton").compile_job(
+            config(name), PROBLEM, target, BuildInputs(module=Path(module))
+        )
         jobs.append(CompileJob(plain.config, {**plain.identity, "edited": name}, plain.payload))
     found = {b.config.name: b for b in compiler.stream(jobs)}
     built = [found[config(n).name] for n in EDITS]

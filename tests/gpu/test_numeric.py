@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen import modules
 from tritongemm.core import target
@@ -16,6 +15,8 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.numerics.families import dense
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import BuildInputs, KernelBackend
 from tritongemm.runtime.machine import Machine
 from tritongemm.search.space import space
 
@@ -78,7 +79,9 @@ def judge(
         assert chosen, problem.key
         module = str(modules.write_candidates(problem, chosen, gpu.target, folder))
         for config in chosen:
-            job = triton_backend.job(config, problem, gpu.target, module)
+            job = registry.get(KernelBackend, "triton").compile_job(
+                config, problem, gpu.target, BuildInputs(module=Path(module))
+            )
             wanted.setdefault(job.digest, []).append((problem, config))
             jobs.append(job)
     built = {b.digest: b for b in compiler.stream(jobs)}
@@ -177,7 +180,13 @@ def test_split_k_gives_the_same_bits_every_time(
     )
     configs = [Config("tile", 16, 16, 32, 1, 8, 4, 2), CONFIGS[6], *polled]
     module = str(modules.write_candidates(problem, configs, gpu.target, tmp_path))
-    built = {b.config: b for b in compiler.stream(triton_backend.job(c, problem, gpu.target, module) for c in configs)}
+    built = {
+        b.config: b
+        for b in compiler.stream(
+            registry.get(KernelBackend, "triton").compile_job(c, problem, gpu.target, BuildInputs(module=Path(module)))
+            for c in configs
+        )
+    }
     device = driver.open_driver(gpu_machine.vendor).device(gpu_machine.devices[0])
     stream = torch.cuda.Stream(gpu_machine.devices[0])
     request = Request("check", problem, gpu.target, gpu.protocol, gpu_machine.vendor, gpu_machine.devices[0], ())
@@ -185,7 +194,9 @@ def test_split_k_gives_the_same_bits_every_time(
         bench = OperandSets(request, device, stream.cuda_stream)
         torch.cuda.synchronize()
         for config in configs:
-            calls = bench.calls(config, triton_backend.launch(built[config], problem, gpu.target), 1)
+            calls = bench.calls(
+                config, registry.get(KernelBackend, "triton").launch(built[config], problem, gpu.target), 1
+            )
             seen = set()
             for _ in range(10):
                 bench.sets[0]["c"].fill_(float("nan"))

@@ -22,7 +22,8 @@ from tritongemm.measure.choose import BASELINE_ENTRY
 from tritongemm.measure.jobs import Request
 from tritongemm.measure.operand_sets import OperandSets, PreparedCandidate
 from tritongemm.measure.timers import cupti, events, rocprofv3
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
 from tritongemm.runtime.machine import Machine
 from tritongemm.search import planner
 
@@ -54,7 +55,7 @@ def bench_of(problem: Problem, machine: Machine, stream: torch.cuda.Stream) -> O
 def built(problem: Problem, machine: Machine, compiler: BuildPool, folder: Path, count: int) -> list[Artifact]:
     """The model's favourites, compiled."""
     plan = planner.plan_search(problem, machine.target, folder, "triton")
-    backend = registry.load("backends", "triton")
+    backend = registry.get(KernelBackend, "triton")
     jobs = [backend.job(p.config, problem, machine.target, str(plan.module)) for p in plan.order[: 3 * count : 3]]
     return [b for b in compiler.stream(jobs) if b.status == "ok"]
 
@@ -86,7 +87,7 @@ def test_our_kernels_take_as_long_by_either_clock(
     bench = bench_of(problem, gpu_machine, stream)
     launches = bench.launches_for(4e-4, 256)
     (one, *_) = built(problem, gpu_machine, compiler, tmp_path, 8)
-    launch = registry.load("backends", "triton").launch(one, problem, gpu_machine.target)
+    launch = registry.get(KernelBackend, "triton").launch(one, problem, gpu_machine.target)
     for overlap in sorted({False, launch.overlap}):  # consecutive launches that overlap count what they share once
         calls = bench.calls(one.config, replace(launch, overlap=overlap), min(bench.copies, launches))
         ours, theirs = both(bench, calls, launches)
@@ -103,7 +104,7 @@ def test_the_library_differs_by_its_gaps_at_most(
     problem = Problem(*size)
     bench = bench_of(problem, gpu_machine, stream)
     launches = bench.launches_for(4e-4, 256)
-    backend = registry.load("backends", "torch")
+    backend = registry.get(LibraryBackend, "torch")
     calls = PreparedCandidate([backend.operation(problem, s) for s in bench.sets[:launches]])
     ours, theirs = both(bench, calls, launches)
     graph = bench.capture(calls.repeated(1))
@@ -121,7 +122,7 @@ def test_names_stay_right_over_many_kernels(
     """CUPTI mistakes a kernel for an unloaded one with its handle: the workbench keeps code while CUPTI is the clock."""
     problem = Problem(64, 1024, 1024)
     bench = bench_of(problem, gpu_machine, stream)
-    backend = registry.load("backends", "triton")
+    backend = registry.get(KernelBackend, "triton")
     candidates = built(problem, gpu_machine, compiler, tmp_path, 30)
     assert len(candidates) > 20
     for one in candidates:
@@ -137,7 +138,7 @@ def test_names_stay_right_over_many_kernels(
 def test_a_kernel_by_another_name_is_refused(gpu_machine: Machine, stream: torch.cuda.Stream) -> None:
     problem = Problem(256, 256, 256)
     bench = bench_of(problem, gpu_machine, stream)
-    operation = registry.load("backends", "torch").operation(problem, bench.sets[0])
+    operation = registry.get(LibraryBackend, "torch").operation(problem, bench.sets[0])
     operation()
     torch.cuda.synchronize()
     graph = bench.capture([operation] * 4)

@@ -127,15 +127,28 @@ def list_candidates(backend: str, problem: Problem, target: Target) -> tuple[lis
         raise UnavailableError(f"{type(error).__name__}: {error}") from error
 
 
+def _has_kernels(backend: Backend, problem: Problem, target: Target) -> bool:
+    if isinstance(backend, KernelBackend):
+        return bool(backend.has_candidates(problem, target))
+    return bool(backend.supports(problem, target))
+
+
 def suggest_backends(problem: Problem, target: Target, tried: Collection[str]) -> list[str]:
-    """For each backend that was not tried and computes such problems: how to have it race, and what it lacks here.
+    """Who else could compute a problem that no backend of a run has a kernel for.
+
+    First why the backend that was searched has no kernel; then, for each backend that was not tried, how to have it race
+    and what it lacks here.
 
     Args:
         problem: what nobody who raced had a candidate for.
         target: where.
         tried: backends that raced.
     """
-    hints = []
+    hints: list[str] = []
+    if any(_has_kernels(registry.get(Backend, name), problem, target) for name in tried):
+        return hints
+    searched = ((name, registry.get(Backend, name).supports(problem, target)) for name in filter(is_searched, tried))
+    hints += [f"{name}: {supported}" for name, supported in searched if not supported]
     for plugin in registry.every(Backend):
         if plugin.name in tried or plugin.baseline or not plugin.supports(problem, target):
             continue

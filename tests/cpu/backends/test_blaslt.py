@@ -14,19 +14,20 @@ import pytest
 import torch
 
 from tests.support import FAKES
-from tritongemm.backends.blaslt import backend as blaslt
+from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import served_algorithm
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
 from tritongemm.hip_ext.blaslt import variants as blaslt_variants
 from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
 from tritongemm.hip_ext.blaslt.types import Matmul, Matrix
 from tritongemm.hip_ext.driver import driver
-from tritongemm.numerics.families import a8w8
-from tritongemm.plugins import _modules as registry
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Family
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -50,7 +51,7 @@ def library(request, built, tmp_path, monkeypatch):
     copy = shutil.copy(built / f"{request.param}.so", tmp_path / "blaslt.so")  # its state starts afresh
     found = blaslt_library.Library(blaslt_tables.TABLES[request.param], ctypes.CDLL(str(copy)))
     monkeypatch.setattr(blaslt, "library", lambda: found)
-    monkeypatch.setattr(blaslt, "_vendor", lambda: request.param)
+    monkeypatch.setattr(blaslt, "vendor", lambda: request.param)
     monkeypatch.setattr(blaslt, "_stream", lambda device: 0)
     yield found
     blaslt._plan.cache_clear()
@@ -91,7 +92,7 @@ def named(a, b, bias, c):
 def test_every_layout_and_bias(library, row_a, row_b, bias):
     problem = Problem(5, 7, 3, **F32, row_major_a=row_a, row_major_b=row_b, bias=bias)
     a, b, vector, c = operands(problem)
-    call = blaslt.operation(problem, named(a, b, vector, c))
+    call = blaslt.prepare_call(problem, named(a, b, vector, c))
     for _ in range(2):
         c.fill_(float("nan"))
         call()
@@ -103,31 +104,31 @@ def test_rows_further_apart_and_batches(library):
     problem = Problem(4, 6, 5, **F32, row_major_b=False)
     a, b = torch.randn(4, 9)[:, :5], torch.randn(6, 11)[:, :5].T
     c = torch.zeros(4, 8)
-    blaslt.operation(problem, named(a, b, None, c[:, :6]))()
+    blaslt.prepare_call(problem, named(a, b, None, c[:, :6]))()
     torch.testing.assert_close(c, torch.nn.functional.pad(a @ b, (0, 2)))
     problem = Problem(4, 6, 5, **F32, batch=3, row_major_a=False)
     a, b, _, c = operands(problem)
-    blaslt.operation(problem, named(a, b, None, c))()
+    blaslt.prepare_call(problem, named(a, b, None, c))()
     torch.testing.assert_close(c, a @ b)
-    assert blaslt.operation(problem, named(torch.randn(3, 8, 5)[:, ::2], b, None, c)) is None
+    assert blaslt.prepare_call(problem, named(torch.randn(3, 8, 5)[:, ::2], b, None, c)) is None
 
 
 def test_one_row_whose_stride_says_nothing(library):
     problem = Problem(1, 6, 5, **F32)
     a, b, _, c = operands(problem)
-    blaslt.operation(problem, named(a.as_strided((1, 5), (1, 1)), b, None, c))()
+    blaslt.prepare_call(problem, named(a.as_strided((1, 5), (1, 1)), b, None, c))()
     torch.testing.assert_close(c, a @ b)
 
 
 def test_algorithms_become_configs_that_find_their_way_back(library):
     problem = Problem(5, 7, 3, **F32, bias="n")
     a, b, bias, c = operands(problem)
-    configs = blaslt.enumerate(problem, named(a, b, bias, c))
+    configs = blaslt.list_configs(problem, named(a, b, bias, c))
     # neither the one that failed, nor the one that needs too much, nor one twice; hipBLASLt's C++ side knows more
     amd = library.table.vendor == "amd"
     assert [x.option("index") for x in configs] == ([1, 2, 0, 4, 5] if amd else list(range(len(configs))))
     assert len({blaslt.identity(x) for x in configs}) == len(configs)
-    assert blaslt.enumerate(problem, named(a, b, bias, c), 2) == configs[:2]
+    assert blaslt.list_configs(problem, named(a, b, bias, c), 2) == configs[:2]
     assert all(Config.parse(x.name) == x for x in configs)
     if amd:
         assert configs[0].template == "Cijk_third" and configs[4].template == "heuristic"
@@ -144,7 +145,7 @@ def test_algorithms_become_configs_that_find_their_way_back(library):
         assert pairs == {(1, 15), (1, 21), (1, 22), (2, 15), (2, 21), (2, 22)}
     for config in configs:
         c.fill_(float("nan"))
-        blaslt.operation(problem, named(a, b, bias, c), config)()
+        blaslt.prepare_call(problem, named(a, b, bias, c), config)()
         torch.testing.assert_close(c, expected(problem, a, b, bias))
 
 
@@ -152,56 +153,57 @@ def test_algorithms_become_configs_that_find_their_way_back(library):
 def test_an_algorithm_serves_operands_that_move(library, bias, monkeypatch):
     problem = Problem(5, 7, 3, **F32, bias=bias, row_major_b=False)
     a, b, given, c = operands(problem)
-    config = blaslt.enumerate(problem, named(a, b, given, c))[-1]
-    solution = served_algorithm.tuned_algorithm(problem, config, 0, NO_CAPTURE)
-    first, second = solution.bind(NO_CAPTURE), solution.bind(NO_CAPTURE)
+    config = blaslt.list_configs(problem, named(a, b, given, c))[-1]
+    record = Record(problem, "sm90", config, "blaslt", 1e-6, 0.0, "events")
+    solution = served_algorithm.load_tuned(record, 0, NO_CAPTURE)
+    first, second = solution.prepare(NO_CAPTURE), solution.prepare(NO_CAPTURE)
     scratch = torch.empty(max(solution.bytes("workspace"), 1), dtype=torch.uint8)
     for bound, scale in ((first, 1), (second, 2), (first, 3)):
         x, w, out = (a * scale).contiguous(), b.T.contiguous(), torch.full_like(c, float("nan"))
         added = None if given is None else given * scale
         for name, tensor in (("a", x), ("b", w), ("c", out), ("workspace", scratch), ("bias", added)):
-            bound.put(name)(0 if tensor is None else tensor.data_ptr())
+            bound.set_address(name)(0 if tensor is None else tensor.data_ptr())
         bound.launch(0)
         torch.testing.assert_close(out, expected(problem, x, w.T, added))
     monkeypatch.setattr(blaslt, "_listed", lambda problem: [config])
     stale = replace(config, template="no_such_kernel", options=(("algo", 999), ("index", 10**6), ("version", 1)))
-    with pytest.raises(LookupError, match="not in this version"):
-        served_algorithm.tuned_algorithm(problem, stale, 0, NO_CAPTURE)
+    lost = served_algorithm.load_tuned(replace(record, config=stale), 0, NO_CAPTURE)
+    assert "not in this version" in lost.reason
 
 
 def test_a_config_the_heuristics_do_not_know_is_rebuilt_or_refused(library):
     problem = Problem(5, 7, 3, **F32)
     a, b, _, c = operands(problem)
-    config = blaslt.enumerate(problem, named(a, b, None, c))[-1]
+    config = blaslt.list_configs(problem, named(a, b, None, c))[-1]
     if library.table.vendor == "nvidia":
         other = dict(config.options) | {"tile": 15, "index": 99}
         config = Config("heuristic", 64, 64, 64, options=tuple(other.items()), backend="blaslt", num_warps=0)
-        blaslt.operation(problem, named(a, b, None, c), config)()
+        blaslt.prepare_call(problem, named(a, b, None, c), config)()
         torch.testing.assert_close(c, a @ b)
         other["algo"] = 50
     else:
         other = dict(config.options) | {"index": 3}
     gone = Config("heuristic", 0, 0, 0, options=tuple(other.items()), backend="blaslt", num_warps=0, num_stages=0)
-    assert blaslt.operation(problem, named(a, b, None, c), gone) is None
+    assert blaslt.prepare_call(problem, named(a, b, None, c), gone) is None
 
 
 def test_stored_rows_follow_the_library(library, caplog):
     problem = Problem(5, 7, 3, **F32)
     a, b, _, c = operands(problem)
-    stored = blaslt.enumerate(problem, named(a, b, None, c))
+    stored = blaslt.list_configs(problem, named(a, b, None, c))
     version = blaslt.version()
     assert blaslt.resolve(stored[0], problem, version) is stored[0]
     if library.table.vendor == "amd":
         assert version == (100000 << 32) + 0x8D1AE90E
         poke(library, "revision", 2)
         blaslt._plan.cache_clear()
-        found, now = blaslt.enumerate(problem, named(a, b, None, c)), blaslt.version()
+        found, now = blaslt.list_configs(problem, named(a, b, None, c)), blaslt.version()
         # the kernels moved to other indices
         moved = blaslt.resolve(stored[0], problem, now, found)
         assert moved.template == stored[0].template and moved.option("index") != stored[0].option("index")
-        assert blaslt.operation(problem, named(a, b, None, c), stored[0]) is not None  # searched by name
+        assert blaslt.prepare_call(problem, named(a, b, None, c), stored[0]) is not None  # searched by name
         lost = stored[4]  # it had no name
-        assert blaslt.operation(problem, named(a, b, None, c), lost) is None
+        assert blaslt.prepare_call(problem, named(a, b, None, c), lost) is None
     else:
         found, now = [x for x in stored if x is not stored[1]], 140000
         assert blaslt.resolve(stored[0], problem, now, found) is stored[0]
@@ -217,7 +219,7 @@ def test_an_index_that_means_another_kernel_is_not_used(library):
         pytest.skip("cuBLASLt's algorithms are compared by their attributes")
     problem = Problem(5, 7, 3, **F32)
     a, b, _, c = operands(problem)
-    first, second, *_ = blaslt.enumerate(problem, named(a, b, None, c))
+    first, second, *_ = blaslt.list_configs(problem, named(a, b, None, c))
     swapped = Config(first.template, 0, 0, 0, options=second.options, backend="blaslt")
     plan, _ = blaslt._prepared(problem, named(a, b, None, c), False)
     assert dict(blaslt.find(plan, swapped, blaslt.version()).values)["solution"] == first.option("index")
@@ -226,7 +228,7 @@ def test_an_index_that_means_another_kernel_is_not_used(library):
 def test_what_the_library_lacks_is_none_and_what_fails_is_named(library):
     problem = Problem(5, 7, 3, **F32)
     a, b, _, c = operands(problem)
-    call = blaslt.operation(problem, named(a, b, None, c))
+    call = blaslt.prepare_call(problem, named(a, b, None, c))
     poke(library, "fail", 13 if library.table.vendor == "nvidia" else 5)
     with pytest.raises(DriverError, match=r"blasLtMatmul failed: .*STATUS_EXECUTION_FAILED"):
         call()
@@ -234,13 +236,13 @@ def test_what_the_library_lacks_is_none_and_what_fails_is_named(library):
     blaslt._plan.cache_clear()
     if library.table.vendor == "nvidia":
         assert (
-            blaslt.operation(problem, named(a, b, None, c)) is None
-            and blaslt.enumerate(problem, named(a, b, None, c)) == []
+            blaslt.prepare_call(problem, named(a, b, None, c)) is None
+            and blaslt.list_configs(problem, named(a, b, None, c)) == []
         )
         fnuz = Problem(5, 7, 3, "fp8e4m3fnuz", "fp8e4m3fnuz", "fp16")
-        assert blaslt.operation(fnuz, named(a, b, None, c)) is None
+        assert blaslt.prepare_call(fnuz, named(a, b, None, c)) is None
     else:  # the C++ side still has some
-        assert [x.option("index") for x in blaslt.enumerate(problem, named(a, b, None, c))] == [0, 1, 2, 4, 5]
+        assert [x.option("index") for x in blaslt.list_configs(problem, named(a, b, None, c))] == [0, 1, 2, 4, 5]
 
 
 def test_scales_reach_the_library_and_descriptors_are_given_back(library):
@@ -280,21 +282,21 @@ def test_scales_for_each_row_and_column(library):
 
 def test_a_scaled_problem_gives_each_of_the_librarys_operands_its_own_scale(library, monkeypatch):
     encoding = "fp8e4m3fnuz" if library.table.vendor == "amd" else "fp8e4m3fn"
-    problem = Problem(5, 7, 3, encoding, encoding, "bf16", row_major_b=False, bias="n", family="a8w8")
+    problem = registry.get(Family, "a8w8").problem(5, 7, 3, encoding, encoding, "bf16", row_major_b=False, bias="n")
     asked = []
     nothing = SimpleNamespace(algorithms=())
     monkeypatch.setattr(blaslt, "PreparedMatmul", lambda library, matmul, *rest: asked.append(matmul) or nothing)
-    tensors = a8w8.inputs(problem, "cpu") | {"c": torch.zeros(5, 7, dtype=torch.bfloat16)}
-    assert blaslt.enumerate(problem, tensors) == []
+    tensors = registry.get(Family, "a8w8").make_inputs(problem, "cpu") | {"c": torch.zeros(5, 7, dtype=torch.bfloat16)}
+    assert blaslt.list_configs(problem, tensors) == []
     assert len(asked) == (2 if library.table.vendor == "amd" else 4)  # with the bias and without, fast or not
     for matmul in asked:  # its A is our B
         assert matmul.scales == (tensors["scale_b"].data_ptr(), tensors["scale_a"].data_ptr(), 0)
         assert matmul.scale_modes == ("outer_vec", "outer_vec")
         assert (matmul.a.dtype, matmul.d.dtype, matmul.trans) == (encoding, "bf16", "TN")
     asked.clear()
-    integers = Problem(5, 7, 3, "int8", "int8", "bf16", row_major_b=False, family="a8w8")
-    tensors = a8w8.inputs(integers, "cpu") | {"c": torch.zeros(5, 7, dtype=torch.bfloat16)}
-    assert blaslt.operation(integers, tensors) is None
+    integers = registry.get(Family, "a8w8").problem(5, 7, 3, "int8", "int8", "bf16", row_major_b=False)
+    tensors = registry.get(Family, "a8w8").make_inputs(integers, "cpu") | {"c": torch.zeros(5, 7, dtype=torch.bfloat16)}
+    assert blaslt.prepare_call(integers, tensors) is None
     assert asked == []
 
 
@@ -309,7 +311,7 @@ def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations():
 
 def test_without_a_gpu_or_a_library_it_says_so(monkeypatch, tmp_path):
     if driver.find_vendor() is None:
-        assert "no CUDA or HIP driver" in registry.unavailable("backends", "blaslt")
+        assert "no CUDA or HIP driver" in registry.available(Backend, "blaslt").reason
     blaslt_library.open_library.cache_clear()
     with monkeypatch.context() as patch:
         patch.setitem(
@@ -319,8 +321,8 @@ def test_without_a_gpu_or_a_library_it_says_so(monkeypatch, tmp_path):
         with pytest.raises(UnavailableError, match=r"hipblaslt: no library found; looked for libnohipblaslt\.so"):
             blaslt_library.open_library("amd")
     for vendor, label in (("amd", "hipblaslt"), ("nvidia", "cublaslt"), (None, "cublaslt")):
-        monkeypatch.setattr(blaslt, "_vendor", lambda vendor=vendor: vendor)
-        assert label == blaslt.LABEL
+        monkeypatch.setattr(blaslt, "vendor", lambda vendor=vendor: vendor)
+        assert label == registry.get(Backend, "blaslt").label
 
 
 def test_a_library_that_lacks_a_symbol_is_refused_by_name(tmp_path):

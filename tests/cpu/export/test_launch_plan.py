@@ -1,4 +1,4 @@
-"""Plans of launches: every field against the code object and the problem, and where an emulator is at hand, the result."""
+"""Plans of launches: every field against the code object and the problem, and on an emulator the result."""
 
 from __future__ import annotations
 
@@ -161,3 +161,14 @@ def test_bad_input_is_named(tmp_path, capsys, options, named):
 def test_kernels_run_right_on_an_emulator(tmp_path, target, config, size):
     (path,) = write(tmp_path, "--config", config, "--bias-vector", "m", size=size, target=target)
     emulated.run(path, tmp_path)
+
+
+def test_what_a_kernel_adds_into_is_zero_in_its_plan():
+    from tritongemm.core.launch import Buffer, Launch
+    from tritongemm.core.problem import Problem
+
+    problem = Problem(M, N, K)
+    adding = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (), (), zeroed=(Buffer("c", M * N * 2),))
+    plain = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (), ())
+    kept = [launch_plans._buffers(launch, problem)["c"]["init"] for launch in (adding, plain)]
+    assert kept == ["zero", "poison"]

@@ -173,7 +173,7 @@ def test_exported_kernels_are_told_apart_from_those_without_scales(tmp_path: Pat
     dense = Problem(scaled.m, scaled.n, scaled.k, "int8", "int8", "bf16", row_major_b=False)
     assert asm.candidates(dense, GFX942) == []
     built, _, _ = asm.compile(asm.compile_job(config, scaled, GFX942))
-    launch = asm.launch(replace(built, path="x"), scaled, GFX942)
+    launch = registry.get(KernelBackend, "asm").launch(replace(built, path="x"), scaled, GFX942)
     ours = prepare.prepare_launches([record], GFX942, ArtifactCache(settings.cache_folder()))[scaled]
     assert not isinstance(ours, str)
     assert launch.buffers == ours.buffers

@@ -56,3 +56,17 @@ def test_a_served_kernel_clears_the_c_that_it_is_given() -> None:
         prepared.set_address("c")(0x4000)
         prepared.launch(3)
     assert device.calls == [("launch", 0x4000, 3), ("fill", 0x4000, 0, 32, 3), ("launch", 0x4000, 3)]
+
+
+def test_a_measured_launch_clears_the_c_of_its_own_operands() -> None:
+    """In each set of operands; a fill may be a dispatch too, so no symbol of one kernel is promised to the clock."""
+    from types import SimpleNamespace
+
+    from tritongemm.measure.operand_sets import OperandSets
+
+    device = Recorder()
+    sets = SimpleNamespace(device=device, _addresses=lambda launch, copy: {"c": 0x1000 * (copy + 1)})
+    launch = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (Param("pointer", "c"),), (), zeroed=(Buffer("c", 48),))
+    start = OperandSets._zeroed(sets, launch, 1, lambda stream: device.calls.append(("launch", stream)))  # type: ignore[arg-type]
+    start(5)
+    assert device.calls == [("fill", 0x2000, 0, 48, 5), ("launch", 5)]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen import modules
@@ -16,6 +15,8 @@ from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import BuildInputs, KernelBackend
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
@@ -40,19 +41,22 @@ def test_warps_with_roles_compile_without_spills(
     module = modules.write_candidates(problem, list(GLUON), SM90, tmp_path)
     compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
     try:
-        jobs = {c: triton_backend.job(c, problem, SM90, str(module)) for c in GLUON}
+        jobs = {
+            c: registry.get(KernelBackend, "triton").compile_job(c, problem, SM90, BuildInputs(module=Path(module)))
+            for c in GLUON
+        }
         built = {b.config: b for b in compiler.stream(jobs.values())}
     finally:
         compiler.close()
     assert [built[c].status for c in GLUON] == ["ok"] * 5, [built[c].reason for c in GLUON]
     assert [built[c].threads for c in GLUON] == [12 * 32, 8 * 32, 12 * 32, 12 * 32, 8 * 32]
     assert all(built[c].spills <= 8 for c in GLUON), "Triton 3.7 spills two registers"
-    launch = triton_backend.launch(built[WS], problem, SM90)
+    launch = registry.get(KernelBackend, "triton").launch(built[WS], problem, SM90)
     boxes = [p.box for p in launch.params if p.kind == "tma"]
     assert boxes[0] == (64, 64) and boxes[3] == (64, 32), "A by rows of one group, C by half of the columns"
     tiles = 8 * 13
     assert launch.grid == (SM90.compute_units, 1, 1) and tiles < SM90.compute_units
-    split = triton_backend.launch(built[WS_SPLIT], problem, SM90)
+    split = registry.get(KernelBackend, "triton").launch(built[WS_SPLIT], problem, SM90)
     assert split.grid == (3 * 16 * 25, 1, 1)
     assert {b.name: b.bytes for b in split.buffers} == {
         "workspace": 4 * 64 * 32 * split.grid[0],
@@ -75,10 +79,12 @@ def test_a_tile_of_two_powers_of_two_is_fetched_and_stored_in_two_parts(
     module = modules.write_candidates(problem, [config], SM90, tmp_path)
     compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
     try:
-        built = compiler.build(triton_backend.job(config, problem, SM90, str(module)))
+        built = compiler.build(
+            registry.get(KernelBackend, "triton").compile_job(config, problem, SM90, BuildInputs(module=Path(module)))
+        )
     finally:
         compiler.close()
-    launch = triton_backend.launch(built, problem, SM90)
+    launch = registry.get(KernelBackend, "triton").launch(built, problem, SM90)
     assert ", ".join(f"{p.value} {p.box[0]}x{p.box[1]}" for p in launch.params if p.kind == "tma") == boxes
     assert launch.grid == (programs, 1, 1) and built.shared <= SM90.lds_bytes
 

@@ -15,13 +15,15 @@ from tritongemm.codegen import modules
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED
 from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults
 from tritongemm.hip_ext.driver import driver
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, BuildInputs, KernelBackend
+from tritongemm.plugins.contracts import Backend, BuildInputs, Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.tuning import roster
 from tritongemm.tuning.finalists import LIBRARY_PLACES, pick_finalists
 from tritongemm.tuning.roster import choose_roster
 from tritongemm.workloads import sizes
@@ -189,7 +191,7 @@ def test_bad_rows_of_a_manifest_cost_themselves(
     assert Path(launch.path).read_bytes() == (manifest.parent / "kernel.hsaco").read_bytes()
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", "")
     assert tune.main(argv) == 1
-    assert "no manifest holds this kernel" in capsys.readouterr().out
+    assert "--manifest names them" in " ".join(capsys.readouterr().out.split()), "no manifest holds this kernel"
     found = prepare.prepare_launches(
         [record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder())
     )
@@ -208,3 +210,40 @@ def test_a_bad_manifest_costs_its_backend(
     failures, store, said = race(tmp_path, ("asm", "toycode"))
     assert failures == {} and store.record(SIZE)
     assert f"asm does not race: {path}: " in said
+
+
+def fp4_problem() -> Problem:
+    return registry.get(Family, "a4w4_blockscale").problem(64, 64, 512, "fp4e2m1", "fp4e2m1", "bf16", row_major_b=False)
+
+
+def test_who_else_could_compute_what_nobody_has_a_kernel_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each backend that was not tried says how to have it race, and what it lacks here."""
+    monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
+    gfx950 = target_files.load_target("gfx950")
+    hints = ", ".join(roster.suggest_backends(fp4_problem(), gfx950, ("triton",)))
+    assert "ck could compute it: --libtype ck" in hints
+    assert "asm could compute it: --libtype asm (no manifest of assembly kernels: TRITONGEMM_ASM_MANIFESTS" in hints
+    assert hints.startswith("triton: its kernels can't apply scale_a in the mainloop")
+    assert "torch" not in hints and "cutlass" not in hints and "--libtype triton" not in hints
+    assert roster.suggest_backends(SIZE, gfx950, ("triton",)) == [], "Triton has kernels for it"
+
+
+def test_a_family_without_kernels_says_what_brings_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(driver, "find_vendor", lambda: None)
+    monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
+    size = ["-m", "64", "-n", "64", "-k", "512", "-dtype_a", "fp4e2m1", "-dtype_b", "fp4e2m1", "-col_b"]
+    argv = [*size, "-dtype_c", "bf16", "--family", "a4w4_blockscale", "--target", "gfx950", "--num_threads", "1"]
+    assert tune.main([*argv, "-o", str(tmp_path / "out.yaml")]) == 1
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "triton: its kernels can't apply scale_a in the mainloop" in said
+    assert "ck could compute it: --libtype ck" in said
+    path = tmp_path / "kernels.csv"
+    path.write_text(f"knl_name,co_name,tile_m,tile_n,layout\nk,k.co,16,16,{OWN}\n")
+    monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
+    argv += ["--libtype", "asm", "--compile_only", "-o", str(tmp_path / "asm.yaml")]
+    assert tune.main(argv) == 1
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "asm: k: it takes no scales, the problem has scale_a and scale_b" in said
+    assert "ck could compute it: --libtype ck" in said

@@ -1,4 +1,4 @@
-"""A backend of one's own: one kernel, `toy`, which is text. Put beside the others as tritongemm/backends/toy.py, it races."""
+"""A backend of one's own: one kernel, `toy`, which is text. As tritongemm/backends/toy.py it races with the others."""
 
 from __future__ import annotations
 

@@ -80,7 +80,12 @@ def test_devices_of_two_kinds(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -
     devices[1].name = "NVIDIA A100"
     monkeypatch.setattr(driver.open_driver("nvidia"), "device", devices.__getitem__)
     assert machine.find(None, "1").product == "NVIDIA A100"
-    with pytest.raises(TargetError, match=r"devices 0, 1 are not alike \(NVIDIA H200 and NVIDIA A100\)"):
+    with pytest.raises(TargetError, match=r"devices 0, 1 are not alike \(NVIDIA H200 of 120 .* and NVIDIA A100 of 120"):
+        machine.find(None, ngpus=2)
+    devices[1].name = devices[0].name
+    assert machine.find(None, ngpus=2).devices == (0, 1)
+    devices[1].properties = {**devices[0].properties, "compute_units": 60}  # a part of the chip
+    with pytest.raises(TargetError, match=r"NVIDIA H200 of 120 compute units and NVIDIA H200 of 60 compute units"):
         machine.find(None, ngpus=2)
 
 

@@ -31,7 +31,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import BIASES, PLAIN, Problem
 from tritongemm.core.record import Record
-from tritongemm.formats._rows import problem_of
+from tritongemm.formats._rows import make_problem
 from tritongemm.formats._yaml_rows import Entry
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, WeightLayout
@@ -65,20 +65,20 @@ _SCHEMA = re.compile(r"# Tuned by tritongemm(?:, schema (?P<number>\d{1,9}))?:")
 _OUR_KEY = re.compile(rf"""(?m)(?:^[ \t-]*|[{{,]\s*)['"]?(?:{"|".join(OUR_KEYS)})['"]?\s*:(?:\s|$)""")
 
 
-def is_ours(text: str) -> bool:
+def has_our_keys(text: str) -> bool:
     """Whether a list of rows has our first line, or a key that tune_gemm's rows do not have."""
     if _SCHEMA.match(text):
         return True
     return bool(_OUR_KEY.search("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))))
 
 
-def schema_of_text(text: str) -> int:
+def read_schema(text: str) -> int:
     """Number of the schema that the first line of a results file names; 1 where it names none."""
     head = _SCHEMA.match(text)
     return max(1, int(head["number"] or 1)) if head else 1
 
 
-def rows_of_entries(entries: Iterable[Entry], defaults: Defaults) -> list[FormatRow]:
+def read_rows(entries: Iterable[Entry], defaults: Defaults) -> list[FormatRow]:
     """The row of each entry, in their order.
 
     Args:
@@ -125,7 +125,7 @@ def _problem(entry: Entry, defaults: Defaults) -> Problem:
     elif "family" in entry:
         given["order_b"] = registry.family_of(family)[1].order_b
     try:
-        return problem_of(defaults, m, n, k, given)
+        return make_problem(defaults, m, n, k, given)
     except InputError as error:
         entry.fail(f"can't be: {error}")
 
@@ -196,7 +196,7 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
     )
 
 
-def row_of_record(record: Record) -> dict[str, Any]:
+def make_row(record: Record) -> dict[str, Any]:
     """What a record's line holds, in the order of its keys.
 
     Raises:

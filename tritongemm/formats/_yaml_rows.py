@@ -28,7 +28,7 @@ def is_row_list(path: Path, text: str) -> bool:
     return path.suffix.lower() in (".yaml", ".yml") or first.lstrip().startswith("-")
 
 
-def entries(path: Path, text: str, keys: Collection[str]) -> list[Entry]:
+def read_entries(path: Path, text: str, keys: Collection[str]) -> list[Entry]:
     """The rows of a file.
 
     Args:

@@ -26,7 +26,7 @@ from tritongemm.core.errors import InputError, NewerVersionWarning, OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
-from tritongemm.formats import ResultsFile, results_format, text_of
+from tritongemm.formats import ResultsFile, read_text, results_format
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format
 from tritongemm.results import journal
@@ -130,7 +130,7 @@ class Store:
     def _read_results(self, problems: Collection[Problem] | None) -> None:
         if not self._file.exists() or not self._file.stat().st_size:
             return
-        results = results_format().read_results(self.path, text_of(self._file))
+        results = results_format().read_results(self.path, read_text(self._file))
         if not results.rows and not results.newer:
             raise InputError(f"{self.path} holds an empty list; name another file with -o")
         for row in results.rows:

@@ -22,7 +22,7 @@ so that what is written is read back equal.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -88,10 +88,11 @@ def read_rows(entries: Iterable[Entry], defaults: Defaults) -> list[FormatRow]:
     Raises:
         InputError: a row is wrong or double; names file, row, line and field.
     """
+    families, backends = _family_names(), registry.names(Backend)
     rows: list[FormatRow] = []
     seen: dict[tuple[Problem, str, int], Entry] = {}
     for entry in entries:
-        problem, config = _problem(entry, defaults), _config(entry)
+        problem, config = _problem(entry, defaults, families), _config(entry, backends)
         row = FormatRow(problem, config, _record(entry, problem, config) if config else None, entry.line)
         # One file may hold a problem's results on several targets, and on devices of several sizes.
         where = (row.record.target, row.record.compute_units) if row.record else ("", 0)
@@ -107,7 +108,7 @@ def is_result(entry: Entry) -> bool:
     return "target" in entry and "time(us)" in entry
 
 
-def _problem(entry: Entry, defaults: Defaults) -> Problem:
+def _problem(entry: Entry, defaults: Defaults, families: Collection[str]) -> Problem:
     missing = [k for k in _SIZES if k not in entry]
     if missing:
         entry.fail(f"has no {', '.join(missing)}; a row needs at least M, N and K")
@@ -119,7 +120,7 @@ def _problem(entry: Entry, defaults: Defaults) -> Problem:
         if key in entry:
             given[name] = entry.text(key, choices=("T", "N")) == "T"
     given |= {"batch": entry.whole("batch", 1, 1), "groups": entry.whole("groups", 1, 1)}
-    given["family"] = family = entry.text("family", defaults.family, _family_names())
+    given["family"] = family = entry.text("family", defaults.family, families)
     if "order_b" in entry:
         given["order_b"] = entry.text("order_b", choices=(PLAIN, *registry.names(WeightLayout)))
     elif "family" in entry:
@@ -135,7 +136,7 @@ def _family_names() -> list[str]:
     return [*registry.names(Family), *(name for f in registry.every(Family) for name in f.variants)]
 
 
-def _config(entry: Entry) -> Config | None:
+def _config(entry: Entry, backends: Collection[str]) -> Config | None:
     """The row's config, or None for a bare size."""
     missing = [k for k in _BLOCKS if k not in entry]
     given = [k for k in (*_THEIR_CONFIG, *_OUR_CONFIG, *_OUR_RESULT) if k in entry]
@@ -143,7 +144,7 @@ def _config(entry: Entry) -> Config | None:
         return None
     if missing:
         entry.fail(f"has {given[0]} but no {', '.join(missing)}; a result needs its tile, a size only M, N and K")
-    backend = entry.plugin("backend", Backend, DEFAULT_BACKEND)
+    backend = entry.text("backend", DEFAULT_BACKEND, backends)
     numbers = {name: entry.whole(key, 0, 0) for key, name in _BLOCKS.items()}
     for (key, name), default in zip(_COUNTS.items(), (1, 1, 4, 2), strict=True):
         numbers[name] = entry.whole(key, 0, default)

@@ -136,6 +136,7 @@ def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(InputError, match="must hold one class that derives from Timer; it holds none"):
             registry.get(Timer, "toy_empty")
         (tmp_path / "toy_empty.py").unlink()
+        registry.forget()
         assert "toy_missing" not in {timer.name for timer in registry.every(Timer)}, "what can't be imported"
 
 
@@ -207,7 +208,7 @@ class Toy(KernelBackend):
 """
 
 FORMAT = """
-from tritongemm.formats import FormatRow, problem_of
+from tritongemm.formats import FormatRow, make_problem
 from tritongemm.plugins.contracts import Format
 
 class ToyFormat(Format):
@@ -216,7 +217,7 @@ class ToyFormat(Format):
         return text.startswith("toy")
     def read(self, path, text, defaults):
         given = {"family": "family_toy", "dtype_b": "int8"}
-        return [FormatRow(problem_of(defaults, *map(int, line.split()), given)) for line in text.splitlines()[1:]]
+        return [FormatRow(make_problem(defaults, *map(int, line.split()), given)) for line in text.splitlines()[1:]]
 """
 
 

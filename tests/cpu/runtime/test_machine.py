@@ -56,7 +56,7 @@ def test_what_is_tried_on_a_gpu(two_gpus: None, tmp_path: Path, monkeypatch: pyt
     plans: list[TuningOptions] = []
 
     def noted(self: Any, problems: object) -> dict[Problem, str]:
-        plans.append(self.plan)
+        plans.append(self.options)
         return {}
 
     monkeypatch.setattr(TuningRun, "tune", noted)

@@ -22,7 +22,7 @@ so that what is written is read back equal.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -31,7 +31,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import BIASES, PLAIN, Problem
 from tritongemm.core.record import Record
-from tritongemm.formats._rows import problem_of
+from tritongemm.formats._rows import make_problem
 from tritongemm.formats._yaml_rows import Entry
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, WeightLayout
@@ -65,20 +65,20 @@ _SCHEMA = re.compile(r"# Tuned by tritongemm(?:, schema (?P<number>\d{1,9}))?:")
 _OUR_KEY = re.compile(rf"""(?m)(?:^[ \t-]*|[{{,]\s*)['"]?(?:{"|".join(OUR_KEYS)})['"]?\s*:(?:\s|$)""")
 
 
-def is_ours(text: str) -> bool:
+def has_our_keys(text: str) -> bool:
     """Whether a list of rows has our first line, or a key that tune_gemm's rows do not have."""
     if _SCHEMA.match(text):
         return True
     return bool(_OUR_KEY.search("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))))
 
 
-def schema_of_text(text: str) -> int:
+def read_schema(text: str) -> int:
     """Number of the schema that the first line of a results file names; 1 where it names none."""
     head = _SCHEMA.match(text)
     return max(1, int(head["number"] or 1)) if head else 1
 
 
-def rows_of_entries(entries: Iterable[Entry], defaults: Defaults) -> list[FormatRow]:
+def read_rows(entries: Iterable[Entry], defaults: Defaults) -> list[FormatRow]:
     """The row of each entry, in their order.
 
     Args:
@@ -88,10 +88,11 @@ def rows_of_entries(entries: Iterable[Entry], defaults: Defaults) -> list[Format
     Raises:
         InputError: a row is wrong or double; names file, row, line and field.
     """
+    families, backends = _family_names(), registry.names(Backend)
     rows: list[FormatRow] = []
     seen: dict[tuple[Problem, str, int], Entry] = {}
     for entry in entries:
-        problem, config = _problem(entry, defaults), _config(entry)
+        problem, config = _problem(entry, defaults, families), _config(entry, backends)
         row = FormatRow(problem, config, _record(entry, problem, config) if config else None, entry.line)
         # One file may hold a problem's results on several targets, and on devices of several sizes.
         where = (row.record.target, row.record.compute_units) if row.record else ("", 0)
@@ -107,7 +108,7 @@ def is_result(entry: Entry) -> bool:
     return "target" in entry and "time(us)" in entry
 
 
-def _problem(entry: Entry, defaults: Defaults) -> Problem:
+def _problem(entry: Entry, defaults: Defaults, families: Collection[str]) -> Problem:
     missing = [k for k in _SIZES if k not in entry]
     if missing:
         entry.fail(f"has no {', '.join(missing)}; a row needs at least M, N and K")
@@ -119,13 +120,13 @@ def _problem(entry: Entry, defaults: Defaults) -> Problem:
         if key in entry:
             given[name] = entry.text(key, choices=("T", "N")) == "T"
     given |= {"batch": entry.whole("batch", 1, 1), "groups": entry.whole("groups", 1, 1)}
-    given["family"] = family = entry.text("family", defaults.family, _family_names())
+    given["family"] = family = entry.text("family", defaults.family, families)
     if "order_b" in entry:
         given["order_b"] = entry.text("order_b", choices=(PLAIN, *registry.names(WeightLayout)))
     elif "family" in entry:
         given["order_b"] = registry.family_of(family)[1].order_b
     try:
-        return problem_of(defaults, m, n, k, given)
+        return make_problem(defaults, m, n, k, given)
     except InputError as error:
         entry.fail(f"can't be: {error}")
 
@@ -135,7 +136,7 @@ def _family_names() -> list[str]:
     return [*registry.names(Family), *(name for f in registry.every(Family) for name in f.variants)]
 
 
-def _config(entry: Entry) -> Config | None:
+def _config(entry: Entry, backends: Collection[str]) -> Config | None:
     """The row's config, or None for a bare size."""
     missing = [k for k in _BLOCKS if k not in entry]
     given = [k for k in (*_THEIR_CONFIG, *_OUR_CONFIG, *_OUR_RESULT) if k in entry]
@@ -143,7 +144,7 @@ def _config(entry: Entry) -> Config | None:
         return None
     if missing:
         entry.fail(f"has {given[0]} but no {', '.join(missing)}; a result needs its tile, a size only M, N and K")
-    backend = entry.plugin("backend", Backend, DEFAULT_BACKEND)
+    backend = entry.text("backend", DEFAULT_BACKEND, backends)
     numbers = {name: entry.whole(key, 0, 0) for key, name in _BLOCKS.items()}
     for (key, name), default in zip(_COUNTS.items(), (1, 1, 4, 2), strict=True):
         numbers[name] = entry.whole(key, 0, default)
@@ -196,7 +197,7 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
     )
 
 
-def row_of_record(record: Record) -> dict[str, Any]:
+def make_row(record: Record) -> dict[str, Any]:
     """What a record's line holds, in the order of its keys.
 
     Raises:

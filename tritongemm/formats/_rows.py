@@ -16,7 +16,7 @@ from tritongemm.plugins.contracts import Format, ResultsFormat
 EXAMPLE = "- {'M': 4096, 'N': 4096, 'K': 8192}"
 
 
-def problem_of(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str, Any] | None = None) -> Problem:
+def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str, Any] | None = None) -> Problem:
     """The problem with these sizes; what a row does not give is filled in from the defaults, then from the family's.
 
     Args:
@@ -55,7 +55,7 @@ def results_format() -> ResultsFormat:
     return next(f for f in registry.every(Format) if isinstance(f, ResultsFormat))
 
 
-def text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Contents of a file that should hold rows.
 
     Raises:

@@ -14,8 +14,6 @@ import yaml
 
 from tritongemm.core.errors import InputError
 from tritongemm.formats._rows import EXAMPLE
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Plugin
 
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,17})")  # no octal 010, nothing that int() refuses for its length
 # libyaml, where PyYAML has it, reads a thousand rows in a tenth of the time.
@@ -28,7 +26,7 @@ def is_row_list(path: Path, text: str) -> bool:
     return path.suffix.lower() in (".yaml", ".yml") or first.lstrip().startswith("-")
 
 
-def entries(path: Path, text: str, keys: Collection[str]) -> list[Entry]:
+def read_entries(path: Path, text: str, keys: Collection[str]) -> list[Entry]:
     """The rows of a file.
 
     Args:
@@ -122,10 +120,6 @@ class Entry:
         if choices and node.value not in choices:
             self.fail(f"{key} must be one of {', '.join(choices)}, not {node.value!r}")
         return str(node.value)
-
-    def plugin(self, key: str, kind: type[Plugin], default: str) -> str:
-        """Name of a plug-in."""
-        return self.text(key, default, registry.names(kind))
 
     def flag(self, key: str, default: bool = False) -> bool:
         """True or false."""

@@ -18,13 +18,13 @@ from tritongemm.core.record import SCHEMA, Record
 from tritongemm.formats._gemm_rows import (
     AXIS_KEYS,
     KEYS,
-    is_ours,
+    has_our_keys,
     is_result,
-    row_of_record,
-    rows_of_entries,
-    schema_of_text,
+    make_row,
+    read_rows,
+    read_schema,
 )
-from tritongemm.formats._yaml_rows import Entry, entries, flow, is_row_list
+from tritongemm.formats._yaml_rows import Entry, flow, is_row_list, read_entries
 from tritongemm.plugins.contracts import ResultsFormat
 
 _HEAD = (
@@ -42,7 +42,7 @@ class NativeYaml(ResultsFormat):
 
     def recognises(self, path: Path, text: str) -> bool:
         """Whether a file is a YAML list that has our first line or a key of ours."""
-        return is_row_list(path, text) and is_ours(text)
+        return is_row_list(path, text) and has_our_keys(text)
 
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
         """The rows of a file, in its order, without those that only a newer version can use."""
@@ -62,10 +62,10 @@ class NativeYaml(ResultsFormat):
     def read_results(self, path: Path, text: str, defaults: Defaults | None = None) -> ResultsFile:
         """All that a file holds, with the rows that only a newer version can use."""
         defaults = defaults or Defaults()
-        schema = schema_of_text(text)
+        schema = read_schema(text)
         usable: list[Entry] = []
         newer: list[NewerRow] = []
-        for index, entry in enumerate(entries(path, text, KEYS)):
+        for index, entry in enumerate(read_entries(path, text, KEYS)):
             reason = _unusable(entry, defaults) if schema > SCHEMA else ""
             if reason:
                 newer.append(NewerRow(index, entry.line, entry.line_of_text(), reason))
@@ -73,7 +73,7 @@ class NativeYaml(ResultsFormat):
             if not is_result(entry):
                 entry.refuse_unknown_keys()
             usable.append(entry)
-        return ResultsFile(schema, tuple(rows_of_entries(usable, defaults)), tuple(newer))
+        return ResultsFile(schema, tuple(read_rows(usable, defaults)), tuple(newer))
 
     def write(self, records: Iterable[Record]) -> str:
         """The records as a file, one line each, in the order given."""
@@ -81,7 +81,7 @@ class NativeYaml(ResultsFormat):
 
     def write_results(self, records: Iterable[Record], schema: int = SCHEMA, newer: Iterable[NewerRow] = ()) -> str:
         """The records as a file, with rows of a newer version at the places that they had."""
-        lines = [f"- {flow(row_of_record(r))}\n" for r in records]
+        lines = [f"- {flow(make_row(r))}\n" for r in records]
         for row in sorted(newer, key=lambda r: r.index):
             lines.insert(row.index, row.text + "\n")
         return _HEAD.format(max(schema, SCHEMA)) + "".join(lines)
@@ -92,7 +92,7 @@ def _unusable(entry: Entry, defaults: Defaults) -> str:
     if entry.unknown:
         return f"a newer version wrote its key {entry.unknown[0]!r}"
     try:
-        rows_of_entries([entry], defaults)
+        read_rows([entry], defaults)
     except InputError as error:
         return f"a newer version wrote it: {error}"
     return ""

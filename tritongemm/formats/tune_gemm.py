@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
-from tritongemm.formats._gemm_rows import AXIS_KEYS, KEYS, is_ours, rows_of_entries
-from tritongemm.formats._yaml_rows import entries, is_row_list
+from tritongemm.formats._gemm_rows import AXIS_KEYS, KEYS, has_our_keys, read_rows
+from tritongemm.formats._yaml_rows import is_row_list, read_entries
 from tritongemm.plugins.contracts import Format
 
 
@@ -23,13 +23,13 @@ class TuneGemmYaml(Format):
 
     def recognises(self, path: Path, text: str) -> bool:
         """Whether a file is a YAML list by its name or its first character, and not ours."""
-        return is_row_list(path, text) and not is_ours(text)
+        return is_row_list(path, text) and not has_our_keys(text)
 
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
         """The rows of a file, in its order; the keys that a user may add to a row are known here too."""
-        found = entries(path, text, KEYS)
+        found = read_entries(path, text, KEYS)
         for entry in found:
             entry.refuse_unknown_keys()
         if not found:
             raise InputError(f"{path} holds an empty list")
-        return rows_of_entries(found, defaults)
+        return read_rows(found, defaults)

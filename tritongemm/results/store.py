@@ -26,7 +26,7 @@ from tritongemm.core.errors import InputError, NewerVersionWarning, OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
-from tritongemm.formats import ResultsFile, results_format, text_of
+from tritongemm.formats import ResultsFile, read_text, results_format
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format
 from tritongemm.results import journal
@@ -61,7 +61,7 @@ class Store:
         self._file = _file(path)
         self.journal = _beside(path, ".journal")
         self._lock, self._guard = lock, threading.RLock()
-        self._kept: dict[Problem, Record] = {}  # rows of the results file, in its order
+        self._kept: dict[Problem, list[Record]] = {}  # rows of the results file, in its order
         self._newer = ResultsFile()  # rows of it that only a newer version can use
         self._newer_lines: list[dict[str, Any]] = []  # lines of the journal that only it can use, and has not merged
         self._records: dict[Problem, Record] = {}  # results that go before the rows
@@ -130,7 +130,7 @@ class Store:
     def _read_results(self, problems: Collection[Problem] | None) -> None:
         if not self._file.exists() or not self._file.stat().st_size:
             return
-        results = results_format().read_results(self.path, text_of(self._file))
+        results = results_format().read_results(self.path, read_text(self._file))
         if not results.rows and not results.newer:
             raise InputError(f"{self.path} holds an empty list; name another file with -o")
         for row in results.rows:
@@ -140,7 +140,7 @@ class Store:
             self._belongs(what, row.record.target, row.record.toolchain, row.record.compute_units)
             if problems is None or row.problem in problems:
                 self._agrees(what, row.record.toolchain)
-            self._kept[row.problem] = row.record
+            self._kept.setdefault(row.problem, []).append(row.record)
         self._newer = results
         if results.newer:
             _warn_of_newer(f"{len(results.newer)} of the rows of {self.path}", results.newer[0].reason)
@@ -252,13 +252,17 @@ class Store:
         with self._guard:
             if problem in self._records:
                 return self._records[problem]
-            row = self._kept.get(problem) if self._resumed else None
+            rows = self._kept.get(problem, []) if self._resumed else []
+            place = self._place(rows)
+            if rows and not self.header.get("compute_units", 0):
+                place = min(place, len(rows) - 1)  # a run that does not say how large its device is takes any
+            row = rows[place] if place < len(rows) else None
         return row if row and row.toolchain == self.header["toolchain"] else None
 
     def records(self) -> list[Record]:
         """Every result of this file, the run's own and those that were there."""
         with self._guard:
-            return list({**self._kept, **self._records}.values())
+            return [record for rows in self._held().values() for record in rows]
 
     def merge(self, order: Sequence[Problem] = ()) -> None:
         """Replace the results file: rows that were there keep their place, new ones follow in the order given.
@@ -278,13 +282,29 @@ class Store:
             self._append([{"merged": [p.to_json() for p in new]}, *self._newer_lines])
             self._order, self._unmerged = sequence, False
 
-    def _ordered(self, order: Sequence[Problem]) -> dict[Problem, Record]:
-        held = {**self._kept, **self._records}
+    def _place(self, rows: Sequence[Record]) -> int:
+        """Where this run's result belongs among a problem's rows, which may be of devices of several sizes."""
+        here = self.header.get("compute_units", 0)
+        sizes = [record.compute_units for record in rows]
+        return next((sizes.index(size) for size in (here, 0) if size in sizes), len(rows))
+
+    def _held(self) -> dict[Problem, list[Record]]:
+        """The rows of the file with this run's results in their places, then its other results."""
+        held = {problem: list(rows) for problem, rows in self._kept.items()}
+        for problem, record in self._records.items():
+            rows = held.setdefault(problem, [])
+            place = self._place(rows)
+            rows[place : place + 1] = [record]
+        return held
+
+    def _ordered(self, order: Sequence[Problem]) -> dict[Problem, list[Record]]:
+        held = self._held()
         sequence = dict.fromkeys([*self._order, *self._kept, *order, *sorted(held)])
         return {p: held[p] for p in sequence if p in held}
 
-    def _replace(self, rows: dict[Problem, Record]) -> None:
-        text = results_format().write_results(rows.values(), self._newer.schema, self._newer.newer)
+    def _replace(self, rows: dict[Problem, list[Record]]) -> None:
+        records = [record for same in rows.values() for record in same]
+        text = results_format().write_results(records, self._newer.schema, self._newer.newer)
         advice = f"its journal {self.journal} is safe. Make room and run the same command again"
         files.atomic_write(self._file, text, advice)
         self._kept = rows

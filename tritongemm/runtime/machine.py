@@ -8,6 +8,7 @@ from tritongemm.core import settings
 from tritongemm.core.errors import TargetError
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.driver import driver
+from tritongemm.hip_ext.driver.driver import Device
 from tritongemm.search_spaces import loader as target_files
 
 OFFLINE = "gfx942"
@@ -60,10 +61,10 @@ def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0)
         raise TargetError(f"devices {', '.join(map(str, ids))} were asked for; this machine has 0 to {count - 1}")
     device = opened.device(ids[0])
     for other in (opened.device(i) for i in ids[1:]):
-        if (other.arch, other.name) != (device.arch, device.name):
+        if _kind_of(other) != _kind_of(device):
             raise TargetError(
-                f"devices {', '.join(map(str, ids))} are not alike ({device.name} and {other.name}), and their times can't "
-                "be compared: tune on each kind by itself, with --gpu_ids and an -o of its own"
+                f"devices {', '.join(map(str, ids))} are not alike ({_described(device)} and {_described(other)}), and "
+                "their times can't be compared: tune on each kind by itself, with --gpu_ids and an -o of its own"
             )
     if facts is not None and facts.name != device.arch:
         why = f"this machine's GPU is {device.arch}: compiling for {facts.name} without running"
@@ -79,7 +80,16 @@ def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0)
     return Machine(facts, vendor, ids, device.name, f"tuning on {device.name}{others} ({facts.name})")
 
 
+def _kind_of(device: Device) -> tuple[str, str, int]:
+    """What devices must agree in for their times to be compared; a part of a chip has the name of the whole."""
+    return device.arch, device.name, device.properties.get("compute_units", 0)
+
+
+def _described(device: Device) -> str:
+    return f"{device.name} of {device.properties.get('compute_units', 0)} compute units"
+
+
 def toolchain(machine: Machine) -> dict[str, str]:
-    """Versions a result depends on."""
+    """The versions that a result depends on, and the name of the device that measures it, where one does."""
     versions = {p: settings.version(p) for p in ("triton", "torch")}
     return {**versions, "device": machine.product} if machine.devices else versions

@@ -11,7 +11,7 @@ from pathlib import Path
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.formats import problem_of, text_of
+from tritongemm.formats import make_problem, read_text
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
 
@@ -24,7 +24,7 @@ def from_options(m: int, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
     Raises:
         InputError: a size or dtype that can't be.
     """
-    return [FormatRow(problem_of(defaults, m, n, k))]
+    return [FormatRow(make_problem(defaults, m, n, k))]
 
 
 def from_file(path: Path, defaults: Defaults) -> list[FormatRow]:
@@ -34,7 +34,7 @@ def from_file(path: Path, defaults: Defaults) -> list[FormatRow]:
         InputError: no such file, no format claims it, or a row is wrong; names file, row, line and field.
         UnavailableError: the backend of one of its configs needs a package that is missing.
     """
-    text = text_of(path)
+    text = read_text(path)
     formats = registry.every(Format)
     for format_ in formats:
         if format_.recognises(path, text):

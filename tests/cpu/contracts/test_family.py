@@ -14,7 +14,7 @@ from tests.support.plugins import dropped, tell_children
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.target import Target
-from tritongemm.formats import Defaults, problem_of
+from tritongemm.formats import Defaults, make_problem
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.numerics.random_inputs import INITS
@@ -43,7 +43,7 @@ def target(family: Family) -> Target:
 @pytest.fixture
 def problem(family: Family, target: Target) -> Problem:
     dtype_b = DTYPES_B.get(family.name)
-    return problem_of(
+    return make_problem(
         Defaults(None, dtype_b, row_major_b=False, family=family.name, fp8_encoding=target.fp8), 33, 64, 512
     )
 
@@ -137,7 +137,7 @@ def test_the_toy_is_tuned_and_verified(tmp_path: Path, monkeypatch: pytest.Monke
     """Its file is all there is: planned, searched, compiled, predicted, and verified by the interpreter."""
     with dropped(Family, TOY, tmp_path, monkeypatch):
         tell_children(Family, tmp_path, monkeypatch)
-        problem = problem_of(Defaults(dtype_b="int8", row_major_b=False, bias="n", family=TOY), 40, 96, 256)
+        problem = make_problem(Defaults(dtype_b="int8", row_major_b=False, bias="n", family=TOY), 40, 96, 256)
         backend = registry.get(KernelBackend, "triton")
         planned = planner.plan_search(problem, GFX942, tmp_path, backend.name)
         assert planned.order.configs and "scale_b" in planned.module.read_text()

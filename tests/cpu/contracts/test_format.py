@@ -9,31 +9,32 @@ from pathlib import Path
 import pytest
 
 from tests.support import DATA
-from tests.support.formats import toy_format
+from tests.support.plugins import dropped
 from tests.support.stores import ONE, TWO, record
 from tritongemm.core.errors import InputError
 from tritongemm.formats import Defaults
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format
 
-NAMES = [*registry.names(Format), "toy_csv"]
+TOY = "format_toy"
+NAMES = [*registry.names(Format), TOY]
 
 # A file of each format as its tool or its user writes it, and one with a wrong row and what names it.
 SAMPLES = {
     "native_yaml": ("sizes.yaml", "# of mine\n- {M: 1, N: 2, K: 3, dtype_a: bf16}\n- {M: 4, N: 5, K: 6}\n"),
     "tune_gemm": ("sizes.yaml", "- {'M': 1, 'N': 2, 'K': 3}\n- {'M': 4, 'N': 5, 'K': 6}\n"),
-    "toy_csv": ("sizes.csv", "toy,M,N,K\na,1,2,3\nb,4,5,6\n"),
+    TOY: ("sizes.csv", "toy,M,N,K\na,1,2,3\nb,4,5,6\n"),
 }
 WRONG = {
     "native_yaml": ("- {M: 1, N: 2, K: 3, dtype_a: bf16}\n- {M: 4, N: 5, K: 0}\n", r"row 2 \(line 2\) K must"),
     "tune_gemm": ("- {M: 1, N: 2, K: 3}\n\n- {M: 4, N: x, K: 6}\n", r"row 2 \(line 3\) N must"),
-    "toy_csv": ("toy,M,N,K\na,1,2,3\nb,4,x,6\n", r"row 2 \(line 3\) M, N, K"),
+    TOY: ("toy,M,N,K\na,1,2,3\nb,4,x,6\n", r"row 2 \(line 3\) M, N, K"),
 }
 
 
 @pytest.fixture(params=NAMES)
 def plugin(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Format]:
-    with toy_format(tmp_path, monkeypatch):
+    with dropped(Format, TOY, tmp_path, monkeypatch):
         yield registry.get(Format, request.param)
 
 

@@ -14,7 +14,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
-from tritongemm.formats import Defaults, problem_of
+from tritongemm.formats import Defaults, make_problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format
 
@@ -80,12 +80,12 @@ def test_callers_defaults() -> None:
 
 @pytest.mark.parametrize(("a", "c"), [("fp16", "fp16"), ("bf16", "bf16"), ("fp8e4m3fn", "fp16"), ("int8", "int32")])
 def test_c_follows_a(a: str, c: str) -> None:
-    assert problem_of(Defaults(a), 1, 1, 1) == Problem(1, 1, 1, a, a, c)
+    assert make_problem(Defaults(a), 1, 1, 1) == Problem(1, 1, 1, a, a, c)
 
 
 def test_open_fp8_needs_an_encoding() -> None:
     with pytest.raises(InputError, match="the target has no fp8; choose another dtype"):
-        problem_of(Defaults("fp8", fp8_encoding="none"), 1, 1, 1)
+        make_problem(Defaults("fp8", fp8_encoding="none"), 1, 1, 1)
 
 
 SIZE = "M: 16, N: 16, K: 16"

@@ -17,7 +17,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.export import launch_plans
-from tritongemm.formats import Defaults, problem_of
+from tritongemm.formats import Defaults, make_problem
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend, ScaleLayout
@@ -46,7 +46,7 @@ def test_what_it_is_for() -> None:
         assert reason in FAMILY.supports(problem, target).reason
     dense = Problem(33, 64, 512, "fp4e2m1", "fp4e2m1", "bf16")
     assert "--family with scales" in registry.get(Family, "dense").supports(dense, GFX950).reason
-    assert problem_of(Defaults(family="a4w4_blockscale", row_major_b=False), 33, 64, 512) == FP4
+    assert make_problem(Defaults(family="a4w4_blockscale", row_major_b=False), 33, 64, 512) == FP4
     assert not space(FP4, GFX950).axes, "Triton's epilogues can't apply such scales"
 
 

@@ -24,7 +24,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.export import kernel_manifest
-from tritongemm.formats import Defaults, FormatRow, problem_of
+from tritongemm.formats import Defaults, FormatRow, make_problem
 from tritongemm.measure.offline_evaluator import InterpreterJob
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.plugins import registry
@@ -129,10 +129,10 @@ def test_the_winner_takes_the_scales() -> None:
 
 def test_what_nobody_says() -> None:
     """dtypes of the family, from the command line and from files; results come back equal."""
-    assert problem_of(Defaults(family="a8w8", fp8_encoding="fnuz"), 1, 2, 3).dtypes == f"{NUZ}-{NUZ}-bf16"
-    assert problem_of(Defaults(dtype_a="int8", family="a8w8"), 1, 2, 3).dtypes == "int8-int8-bf16"
+    assert make_problem(Defaults(family="a8w8", fp8_encoding="fnuz"), 1, 2, 3).dtypes == f"{NUZ}-{NUZ}-bf16"
+    assert make_problem(Defaults(dtype_a="int8", family="a8w8"), 1, 2, 3).dtypes == "int8-int8-bf16"
     with pytest.raises(InputError, match=r"no family is called 'a9w9'; there are: a4w4_blockscale, .*a8w8, .*dense"):
-        problem_of(Defaults(family="a9w9"), 1, 2, 3)
+        make_problem(Defaults(family="a9w9"), 1, 2, 3)
     tune_gemm = registry.get(Format, "tune_gemm")
     (row,) = tune_gemm.read(Path("x.yaml"), "- {M: 1, N: 2, K: 3, family: a8w8}\n", Defaults())
     assert row.problem == FAMILY.problem(1, 2, 3, OCP, OCP, "bf16")

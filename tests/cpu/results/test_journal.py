@@ -23,7 +23,12 @@ from tritongemm.core.errors import OutputError
 def test_a_line_is_on_disk_when_the_call_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), real(fd))[1])
+
+    def noted(fd: int) -> None:
+        synced.append(fd)
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
     with take(tmp_path / "out.yaml") as store:
         before = len(synced)
         store.add_trials(ONE, [trial(0)])

@@ -94,13 +94,12 @@ def test_lines_of_dense_problems_are_as_they_were(tmp_path: Path) -> None:
     assert len(dense) == 9
     path = tmp_path / "out.yaml"
     with take(path) as store:
-        store.journal.write_bytes(b"")
         for line in map(json.loads, dense):
             if "trial" in line:
                 store.add_trials(schema.read_problem(line["problem"]), [schema.read_trial(line["trial"])])
             else:
                 store.add_record(schema.read_record(line["record"]))
-        assert store.journal.read_bytes().lstrip(b"\0").splitlines() == dense
+        assert store.journal.read_bytes().splitlines()[1:] == dense
     with take(tmp_path / "new.yaml") as store:
         header = json.loads(store.journal.read_bytes())["header"]
     assert header == {**json.loads(old[0])["header"], "schema": SCHEMA} == {

@@ -16,7 +16,7 @@ from tests.support.stores import HOW, ONE, THREE, TOOLS, TWO, record, rows, take
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.formats import Defaults
+from tritongemm.formats import Defaults, results_format
 from tritongemm.workloads import sizes
 
 
@@ -301,6 +301,31 @@ def test_a_name_that_says_another_kind_of_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     for name in ("out", "out.yml", "out.txt", "results.2026-01-02", "h200.v2"):
         take(tmp_path / name).close()
+
+
+def test_rows_of_devices_of_several_sizes_are_kept(tmp_path: Path) -> None:
+    """A run that does not say how large its device is replaces none of them but the one that does not say either."""
+    path = tmp_path / "out.yaml"
+    large, small = (record(ONE, 1e-6 * n, compute_units=n) for n in (304, 80))
+    path.write_text(results_format().write([record(TWO), large, small]))
+    with take(path) as store:
+        assert store.record(ONE) == small and store.records() == [record(TWO), large, small]
+        store.add_record(record(THREE))
+        store.merge()
+    assert rows(path) == [record(TWO), large, small, record(THREE)]
+    path.write_text(results_format().write([large, record(ONE), small]))
+    path.with_name("out.yaml.journal").unlink()
+    with take(path, resume=False) as store:
+        store.add_record(record(ONE, 5e-6))
+        assert store.record(ONE) == record(ONE, 5e-6)
+        store.merge()
+    assert rows(path) == [large, record(ONE, 5e-6), small]
+    path.write_text(results_format().write([record(ONE), large]))
+    path.with_name("out.yaml.journal").unlink()
+    with take(path, compute_units=304, resume=False) as store:
+        store.add_record(better := record(ONE, 1e-7, compute_units=304))
+        store.merge()
+    assert rows(path) == [record(ONE), better]
 
 
 def test_devices_of_another_size_are_refused(tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tritongemm.cli import tune
 from tritongemm.core.errors import TargetError
+from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.hip_ext.driver import driver
 from tritongemm.runtime import machine
+from tritongemm.tuning.run import TuningRun
 
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
@@ -51,7 +54,12 @@ def test_the_machine_corrects_the_target(two_gpus: None) -> None:
 def test_what_is_tried_on_a_gpu(two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guided search, unless the run ends before anything could guide it; a budget of configs or of seconds."""
     plans: list[TuningOptions] = []
-    monkeypatch.setattr(tune.TuningRun, "tune", lambda self, problems: plans.append(self.options) or {})
+
+    def noted(self: Any, problems: object) -> dict[Problem, str]:
+        plans.append(self.options)
+        return {}
+
+    monkeypatch.setattr(TuningRun, "tune", noted)
     argv = [
         *SIZE,
         "--libtype",
@@ -80,7 +88,12 @@ def test_devices_of_two_kinds(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -
     devices[1].name = "NVIDIA A100"
     monkeypatch.setattr(driver.open_driver("nvidia"), "device", devices.__getitem__)
     assert machine.find_machine(None, "1").product == "NVIDIA A100"
-    with pytest.raises(TargetError, match=r"devices 0, 1 are not alike \(NVIDIA H200 and NVIDIA A100\)"):
+    with pytest.raises(TargetError, match=r"devices 0, 1 are not alike \(NVIDIA H200 of 120 .* and NVIDIA A100 of 120"):
+        machine.find_machine(None, ngpus=2)
+    devices[1].name = devices[0].name
+    assert machine.find_machine(None, ngpus=2).devices == (0, 1)
+    devices[1].properties = {**devices[0].properties, "compute_units": 60}  # a part of the chip
+    with pytest.raises(TargetError, match=r"NVIDIA H200 of 120 compute units and NVIDIA H200 of 60 compute units"):
         machine.find_machine(None, ngpus=2)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.formats import toy_format
+from tests.support.plugins import dropped
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults, FormatRow
@@ -63,9 +63,8 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_format_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy's file, dropped into formats/, is found, asked and used."""
-    (folder := tmp_path / "plugins").mkdir()
-    with toy_format(folder, monkeypatch) as name:
-        assert name in registry.names(Format) and "_shared" not in registry.names(Format)
+    with dropped(Format, "format_toy", tmp_path, monkeypatch) as name:
+        assert name in registry.names(Format)
         table = tmp_path / "table.csv"
         table.write_text("toy,M,N,K\na,4,5,6\nb,7,8,9\n")
         problems = [Problem(*size, "bf16", "bf16", "bf16") for size in ((4, 5, 6), (7, 8, 9))]
@@ -74,9 +73,8 @@ def test_a_format_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_format_whose_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other files are read; one that nobody claims is told what could not be asked."""
-    (folder := tmp_path / "plugins").mkdir()
-    with toy_format(folder, monkeypatch):
-        (folder / "toy_csv.py").write_text("import no_such_package\n")
+    (file := tmp_path / "toy_csv.py").write_text("import no_such_package\n")
+    with dropped(Format, file, tmp_path, monkeypatch):
         (good := tmp_path / "sizes.yaml").write_text("- {M: 1, N: 2, K: 3}\n")
         (bad := tmp_path / "table.csv").write_text("toy,M,N,K\na,4,5,6\n")
         assert len(sizes.from_file(good, Defaults())) == 1

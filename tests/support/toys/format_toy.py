@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
-from tritongemm.formats import problem_of
+from tritongemm.formats import make_problem
 from tritongemm.plugins.contracts import Format
 
 
@@ -26,7 +26,7 @@ class ToyCsv(Format):
         for line, values in enumerate(text.splitlines()[1:], start=2):
             try:
                 m, n, k = map(int, values.split(",")[1:])
-                rows.append(FormatRow(problem_of(defaults, m, n, k), line=line))
+                rows.append(FormatRow(make_problem(defaults, m, n, k), line=line))
             except (ValueError, InputError) as error:
                 raise InputError(f"{path}: row {line - 1} (line {line}) M, N, K: {error}") from None
         return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contenders import BASELINE, Ready, Refused, Setting
 from tritongemm.core.config import Config
+from tritongemm.measure.jobs import LaunchCandidate
 
 NOTE = "the winner that our tuner recorded; where that is the library, its call, at a ratio of 1 by construction"
 
@@ -26,8 +27,6 @@ def launched(setting: Setting, config: Config, seconds: float | None, detail: di
     Raises:
         Refused: it did not compile.
     """
-    from tritongemm.measure.jobs import LaunchCandidate
-
     launch = setting.tuned.launch(setting.problem, config, setting.target)
     prepared = setting.bench.prepare(LaunchCandidate(config, launch), setting.bench.copies)
     return Ready(prepared.calls, seconds, detail, release=prepared.unload)

@@ -24,8 +24,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "tritongemm.measure.offline_evaluator -> tritongemm.tuning.roster": BACKENDS,
         "tritongemm.tuning.revalidate -> tritongemm.report.console": BACKENDS,
     },
-    "no import cycles": {
-    },
+    "no import cycles": {},
     "nobody compares with a plug-in's or a template's name": {
         "backends.cutlass.backend: config.template != 'stream_k'": TEMPLATES,
         "backends.cutlass.backend: config.template == 'stream_k'": TEMPLATES,

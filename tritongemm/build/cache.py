@@ -26,6 +26,7 @@ class ArtifactCache:
         self.folder = folder
 
     def path(self, digest: str) -> Path:
+        """The folder of one artifact."""
         return self.folder / digest[:2] / digest
 
     def get(self, digest: str) -> Artifact | None:

@@ -25,8 +25,8 @@ class CompileJobs:
     """The compile jobs of configs; generated modules are written when the first job needs them.
 
     Args:
-        wanted: every config there may be a job for: a generated module holds all of its problem's, as a compiler process
-            reads a module once.
+        wanted: every config there may be a job for: a generated module holds all of its problem's, as a compiler
+            process reads a module once.
         target: where they run.
         folder: for generated modules.
         inputs: files that there are already.

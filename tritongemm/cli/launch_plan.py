@@ -1,4 +1,4 @@
-"""The command line of `python -m tritongemm.launch_plan`: a config's code object, and everything its launch needs, as files.
+"""The command line of `python -m tritongemm.launch_plan`: a config's code object and its launch, as files.
 
 No GPU is needed: an emulator, a debugger or another runtime can start the kernel from them. For each launch, in the
 order they run, the folder gets ``plan_<i>.json`` and ``plan_<i>.<hsaco or cubin>``. A library whose host code starts the
@@ -66,6 +66,10 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _searched_backend() -> str:
+    return next(b.name for b in registry.every(Backend) if isinstance(b, SearchedBackend))
+
+
 def parser() -> argparse.ArgumentParser:
     """All options."""
     p = argparse.ArgumentParser(
@@ -81,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"{', '.join(target_files.target_names())}; default: %(default)s",
     )
     g.add_argument("--config", metavar="NAME", help="the config; default: the one predicted fastest")
-    g.add_argument("--backend", default=next(b.name for b in registry.every(Backend) if isinstance(b, SearchedBackend)), choices=planned_backends(),
+    g.add_argument("--backend", default=_searched_backend(), choices=planned_backends(),
                    help="whose kernels, where --config names none (default %(default)s)")  # fmt: skip
     g.add_argument("--manifest", action="append", default=[], metavar="FILE",
                    help="manifest of assembly kernels (may be repeated; default: TRITONGEMM_ASM_MANIFESTS)")  # fmt: skip

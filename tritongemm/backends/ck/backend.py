@@ -1,4 +1,4 @@
-"""Backend: instances of Composable Kernel's universal GEMM, rendered from templates/ck/ and compiled for gfx942 or gfx950.
+"""Backend: instances of Composable Kernel's universal GEMM, from templates/ck/, compiled for gfx942 or gfx950.
 
 Split-K adds into C with atomics, in C's own type; the library zeroes C first, on the same stream.
 """

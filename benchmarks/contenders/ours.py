@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contenders import BASELINE, Ready, Refused, Setting
 from tritongemm.core.config import Config
+from tritongemm.measure.jobs import LaunchCandidate
 
 NOTE = "the winner that our tuner recorded; where that is the library, its call, at a ratio of 1 by construction"
 

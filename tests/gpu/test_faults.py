@@ -1,28 +1,25 @@
-"""Kernels that fault, hang, ask for too much or are wrong cost themselves alone; the run goes on and none of them wins."""
+"""Kernels that fault, hang, ask for too much or are wrong cost themselves alone, and none of them wins."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.build.pool import BuildPool
-from tritongemm.codegen import modules
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Buffer, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.target import Target
-from tritongemm.core.trial import Trial
-from tritongemm.measure import choose
+from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.measure.choose import choose
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import BuildInputs, KernelBackend
+from tritongemm.plugins.contracts import BuildInputs, SearchedBackend
 from tritongemm.runtime.machine import Machine
 
 PROBLEM = Problem(256, 256, 512)
@@ -41,7 +38,10 @@ EDITS = {
     "good too": (),
     "hang": ((START, START + SPIN),),
     "wrong": ((LOOP, "for k in range(first, first):"),),  # it reads nothing, so it is the fastest
-    "silent": (("tl.store(c_block, ", "tl.store(c_block + 0 * pid, "), ("in_m[:, None] & in_n[None, :])", "(rows < 0)[:, None] & in_n[None, :])")),
+    "silent": (
+        ("tl.store(c_block, ", "tl.store(c_block + 0 * pid, "),
+        ("in_m[:, None] & in_n[None, :])", "(rows < 0)[:, None] & in_n[None, :])"),
+    ),
     "memory": (),
     "shared": (),
     "good at last": (),
@@ -67,18 +67,16 @@ class Crew:
 
 @pytest.fixture(scope="module")
 def crew(gpu_machine: Machine, compiler: BuildPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    target = gpu_machine.target
+    target, backend = gpu_machine.target, registry.get(SearchedBackend, "triton")
     jobs = []
     for name, edits in EDITS.items():
-        module = modules.write_candidates(PROBLEM, [config(name)], target, tmp_path_factory.mktemp("module"))
+        module = backend.write_candidates(PROBLEM, [config(name)], target, tmp_path_factory.mktemp("module"))
         text = module.read_text()
         for old, new in edits:
             assert old in text, f"{name}: the template has changed; edit this test"
             text = text.replace(old, new)
         module.write_text(text)
-        plain = registry.get(KernelBackend, "triton").compile_job(
-            config(name), PROBLEM, target, BuildInputs(module=Path(module))
-        )
+        plain = backend.compile_job(config(name), PROBLEM, target, BuildInputs(module))
         jobs.append(CompileJob(plain.config, {**plain.identity, "edited": name}, plain.payload))
     found = {b.config.name: b for b in compiler.stream(jobs)}
     built = [found[config(n).name] for n in EDITS]
@@ -86,11 +84,12 @@ def crew(gpu_machine: Machine, compiler: BuildPool, tmp_path_factory: pytest.Tem
     gpu = GpuEvaluator(
         target, gpu_machine.vendor, gpu_machine.devices[0], MeasureProtocol(rotating_mb=0, iters=20), TIMEOUT
     )
-    made = triton_backend.launch
+    made = backend.launch
 
     def launch(one: Artifact, problem: Problem, target: Target) -> Launch:
         """As made, but two of them ask for more than there is."""
         plain = made(one, problem, target)
+        assert isinstance(plain, Launch)
         if NAMES.get(one.config.name) == "memory":
             return replace(plain, buffers=(Buffer("workspace", 10**14),))
         if NAMES.get(one.config.name) == "shared":
@@ -98,7 +97,7 @@ def crew(gpu_machine: Machine, compiler: BuildPool, tmp_path_factory: pytest.Tem
         return plain
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_backend, "launch", launch)
+        patch.setattr(backend, "launch", launch)
         yield Crew(gpu, built)
     gpu.close()
 
@@ -124,7 +123,7 @@ def test_screening_goes_on(crew: Crew) -> None:
 
 
 def test_a_fast_wrong_kernel_never_wins(crew: Crew) -> None:
-    """The final names the wrong ones with their error, loses nobody, and races the right ones with the library alone."""
+    """The final names the wrong ones with their error and races the right ones with the library alone."""
     final = crew.gpu.race(PROBLEM, crew.built, "torch")
     found = outcome(final.trials)
     assert found.keys() == EDITS.keys()
@@ -134,8 +133,8 @@ def test_a_fast_wrong_kernel_never_wins(crew: Crew) -> None:
     assert (status["illegal"], status["hang"]) == ("crashed", "timeout")
     assert found["wrong"].error > 10 * found["wrong"].tolerance  # type: ignore[operator]
     assert found["silent"].error == float("inf"), "nobody wrote the poisoned output"
-    assert final.samples.keys() == {config(n).name for n in GOOD} | {choose.BASELINE_ENTRY}
-    assert NAMES[choose.choose(final.samples).name] in GOOD
+    assert final.samples.keys() == {config(n).name for n in GOOD} | {BASELINE_ENTRY}
+    assert NAMES[choose(final.samples).name] in GOOD
     assert all(found[n].error <= found[n].tolerance for n in GOOD)  # type: ignore[operator]
 
 

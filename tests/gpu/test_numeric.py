@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from tritongemm.build.pool import BuildPool
-from tritongemm.codegen import modules
-from tritongemm.core import target
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.numerics.families import dense
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import BuildInputs, KernelBackend
+from tritongemm.plugins.contracts import BuildInputs, Family, SearchedBackend
 from tritongemm.runtime.machine import Machine
 from tritongemm.search.space import space
 
@@ -57,14 +55,19 @@ CONFIGS = (
 LAYOUTS = list(itertools.product((True, False), repeat=2))
 
 
-def usable(problem: Problem, target: target.Target, configs: Sequence[Config] = CONFIGS) -> list[Config]:
+def triton() -> SearchedBackend:
+    found: SearchedBackend = registry.get(SearchedBackend, "triton")
+    return found
+
+
+def usable(problem: Problem, target: Target, configs: Sequence[Config] = CONFIGS) -> list[Config]:
     """Configs whose template this target has and whose alignment the problem meets."""
     whole = {a.template for a in space(problem, target).axes}
     free = {"tile", "gemv", "stream_k"}  # through pointers: anything goes, whatever the space offers
     return [c for c in configs if c.template in free | whole]
 
 
-def judge(
+def verify_all(
     gpu: GpuEvaluator,
     compiler: BuildPool,
     folder: Path,
@@ -77,11 +80,9 @@ def judge(
     for problem in problems:
         chosen = usable(problem, gpu.target, configs)
         assert chosen, problem.key
-        module = str(modules.write_candidates(problem, chosen, gpu.target, folder))
+        inputs = BuildInputs(triton().write_candidates(problem, chosen, gpu.target, folder))
         for config in chosen:
-            job = registry.get(KernelBackend, "triton").compile_job(
-                config, problem, gpu.target, BuildInputs(module=Path(module))
-            )
+            job = triton().compile_job(config, problem, gpu.target, inputs)
             wanted.setdefault(job.digest, []).append((problem, config))
             jobs.append(job)
     built = {b.digest: b for b in compiler.stream(jobs)}
@@ -108,10 +109,10 @@ def test_layouts_and_biases_at_odd_sizes(
         Problem(*size, row_major_a=row_a, row_major_b=row_b, bias=bias)
         for size, bias in (((7, 33, 70), "n"), ((33, 100, 777), "m"), ((72, 136, 200), "none"), ((1, 1, 1), "none"))
     ]
-    judge(gpu, compiler, tmp_path, problems)
+    verify_all(gpu, compiler, tmp_path, problems)
 
 
-def dtype_sets(target: target.Target) -> list[tuple[str, str, str]]:
+def dtype_sets(target: Target) -> list[tuple[str, str, str]]:
     """Combinations of A, B and C that this target's matrix units read."""
     fp8, bf8 = ("fp8e4m3fnuz", "fp8e5m2fnuz") if target.fp8 == "fnuz" else ("fp8e4m3fn", "fp8e5m2")
     every = [
@@ -128,7 +129,8 @@ def dtype_sets(target: target.Target) -> list[tuple[str, str, str]]:
         (bf8, bf8, bf8),
         ("fp16", fp8, "fp16"),
     ]
-    return [d for d in every if dense.unsupported(Problem(1, 1, 1, *d), target) is None]
+    family = registry.get(Family, "dense")
+    return [d for d in every if family.supports(Problem(1, 1, 1, *d), target)]
 
 
 @pytest.mark.parametrize("index", range(12))
@@ -140,19 +142,20 @@ def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, index: i
     odd = Problem(33, 50, 99, *sets[index], row_major_b=False, bias="n")
     even = Problem(64, 128, 256, *sets[index], row_major_b=False)
     chosen = [c for c in CONFIGS if c.block_k >= 32 or gpu.target.vendor == "amd"]
-    judge(gpu, compiler, tmp_path, [odd, even], chosen)
+    verify_all(gpu, compiler, tmp_path, [odd, even], chosen)
 
 
 def test_large_and_not_a_multiple_of_anything(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
     """4097 along M and N: the last tile holds one row and one column, and offsets are large."""
     chosen = [c for c in CONFIGS if c.template != "gemv"]
-    judge(gpu, compiler, tmp_path, [Problem(4097, 4097, 520, "bf16", "bf16", "bf16"), Problem(4097, 4104, 520)], chosen)
+    problems = [Problem(4097, 4097, 520, "bf16", "bf16", "bf16"), Problem(4097, 4104, 520)]
+    verify_all(gpu, compiler, tmp_path, problems, chosen)
 
 
 def test_many_rows_or_columns_or_a_long_sum(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
     problems = [Problem(1, 5000, 4099, bias="n"), Problem(100_003, 3, 5), Problem(2, 3, 100_003)]
-    judge(gpu, compiler, tmp_path, problems, [TILE, Config("tile", 16, 16, 64, 1, 4, 4, 2), CONFIGS[6]])
-    judge(gpu, compiler, tmp_path, [problems[0]], [CONFIGS[4]])
+    verify_all(gpu, compiler, tmp_path, problems, [TILE, Config("tile", 16, 16, 64, 1, 4, 4, 2), CONFIGS[6]])
+    verify_all(gpu, compiler, tmp_path, [problems[0]], [CONFIGS[4]])
 
 
 def test_offsets_beyond_31_bits(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
@@ -160,7 +163,7 @@ def test_offsets_beyond_31_bits(gpu: GpuEvaluator, compiler: BuildPool, tmp_path
     problem = Problem(2**21 + 3, 16, 1032, "int8", "int8", "int32")
     if gpu.target.memory_bytes < 60e9:
         pytest.skip("A and its float64 reference need about 40 GB")
-    judge(gpu, compiler, tmp_path, [problem], [Config("tile", 128, 16, 64, 8, 1, 4, 2)])
+    verify_all(gpu, compiler, tmp_path, [problem], [Config("tile", 128, 16, 64, 8, 1, 4, 2)])
 
 
 def test_split_k_gives_the_same_bits_every_time(
@@ -170,7 +173,7 @@ def test_split_k_gives_the_same_bits_every_time(
     import torch
 
     from tritongemm.hip_ext.driver import driver
-    from tritongemm.measure.jobs import Request
+    from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
     from tritongemm.measure.operand_sets import OperandSets
 
     problem = Problem(48, 80, 4096, "fp32", "fp32", "fp32")
@@ -179,30 +182,24 @@ def test_split_k_gives_the_same_bits_every_time(
         Config("gemv", 1, 16, 256, 1, 4, 4, 1, (("poll", 1),)),
     )
     configs = [Config("tile", 16, 16, 32, 1, 8, 4, 2), CONFIGS[6], *polled]
-    module = str(modules.write_candidates(problem, configs, gpu.target, tmp_path))
-    built = {
-        b.config: b
-        for b in compiler.stream(
-            registry.get(KernelBackend, "triton").compile_job(c, problem, gpu.target, BuildInputs(module=Path(module)))
-            for c in configs
-        )
-    }
+    inputs = BuildInputs(triton().write_candidates(problem, configs, gpu.target, tmp_path))
+    jobs = [triton().compile_job(c, problem, gpu.target, inputs) for c in configs]
+    built = {b.config: b for b in compiler.stream(jobs)}
     device = driver.open_driver(gpu_machine.vendor).device(gpu_machine.devices[0])
     stream = torch.cuda.Stream(gpu_machine.devices[0])
-    request = Request("check", problem, gpu.target, gpu.protocol, gpu_machine.vendor, gpu_machine.devices[0], ())
+    setup = MeasureSetup(problem, gpu.target, gpu.protocol, gpu_machine.vendor, gpu_machine.devices[0])
     with torch.cuda.stream(stream):
-        bench = OperandSets(request, device, stream.cuda_stream)
+        operands = OperandSets(setup, device, stream.cuda_stream)
         torch.cuda.synchronize()
         for config in configs:
-            calls = bench.calls(
-                config, registry.get(KernelBackend, "triton").launch(built[config], problem, gpu.target), 1
-            )
+            launch = triton().launch(built[config], problem, gpu.target)
+            prepared = operands.prepare(LaunchCandidate(config, launch), 1)
             seen = set()
             for _ in range(10):
-                bench.sets[0]["c"].fill_(float("nan"))
-                calls.operations[0]()
+                operands.sets[0]["c"].fill_(float("nan"))
+                prepared.calls[0]()
                 stream.synchronize()
-                seen.add(bench.sets[0]["c"].cpu().numpy().tobytes())
+                seen.add(operands.sets[0]["c"].cpu().numpy().tobytes())
             assert len(seen) == 1, config.name
-            assert not bench._scratch["semaphore"].any(), config.name
-            calls.release()
+            assert not operands._buffers["semaphore"].any(), config.name
+            prepared.unload()

@@ -6,72 +6,82 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 import torch
 
 from tritongemm.build.pool import BuildPool
-from tritongemm.codegen import modules
 from tritongemm.core.artifact import Artifact
+from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.profilers import cupti as cupti_binding
 from tritongemm.hip_ext.profilers.trace import TraceError
-from tritongemm.measure.choose import BASELINE_ENTRY
-from tritongemm.measure.jobs import Request
+from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
 from tritongemm.measure.operand_sets import OperandSets, PreparedCandidate
-from tritongemm.measure.timers import cupti, events, rocprofv3
+from tritongemm.measure.timers import rocprofv3
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
+from tritongemm.plugins.contracts import BuildInputs, Clock, LibraryBackend, SearchedBackend, Timer
 from tritongemm.runtime.machine import Machine
 from tritongemm.search import planner
 
-pytestmark = pytest.mark.skipif(driver.find_vendor() != "nvidia", reason="no NVIDIA driver")
+pytestmark = pytest.mark.skipif(driver.present() != "nvidia", reason="no NVIDIA driver")
 
 SIZES = [(1, 4096, 4096), (64, 4096, 4096), (2048, 2048, 2048), (4096, 4096, 4096)]
 
 
 @pytest.fixture(scope="module")
 def stream() -> Iterator[torch.cuda.Stream]:
-    reason = cupti.unavailable()
-    if reason:
-        pytest.skip(reason)
-    cupti.prepare()
+    support = registry.available(Timer, "cupti")
+    if not support:
+        pytest.skip(support.reason)
+    registry.get(Timer, "cupti").prepare()
     torch.zeros(1, device="cuda")
     one = torch.cuda.Stream()
     with torch.cuda.stream(one):
         yield one
 
 
-def bench_of(problem: Problem, machine: Machine, stream: torch.cuda.Stream) -> OperandSets:
+def operands_of(problem: Problem, machine: Machine, stream: torch.cuda.Stream) -> OperandSets:
     device = driver.open_driver(machine.vendor).device(0)
-    protocol = MeasureProtocol(timer="cupti")
-    return OperandSets(
-        Request("final", problem, machine.target, protocol, machine.vendor, 0, ()), device, stream.cuda_stream
-    )
+    setup = MeasureSetup(problem, machine.target, MeasureProtocol(timer="cupti"), machine.vendor, 0)
+    return OperandSets(setup, device, stream.cuda_stream)
+
+
+def clock_of(timer: str, operands: OperandSets) -> Clock:
+    clock: Clock = registry.get(Timer, timer).clock(operands.device, operands.stream)
+    return clock
+
+
+def triton() -> SearchedBackend:
+    found: SearchedBackend = registry.get(SearchedBackend, "triton")
+    return found
 
 
 def built(problem: Problem, machine: Machine, compiler: BuildPool, folder: Path, count: int) -> list[Artifact]:
     """The model's favourites, compiled."""
     plan = planner.plan_search(problem, machine.target, folder, "triton")
-    backend = registry.get(KernelBackend, "triton")
-    jobs = [backend.job(p.config, problem, machine.target, str(plan.module)) for p in plan.order[: 3 * count : 3]]
+    inputs = BuildInputs(plan.module)
+    favourites = plan.order[: 3 * count : 3]
+    jobs = [triton().compile_job(p.config, problem, machine.target, inputs) for p in favourites]
     return [b for b in compiler.stream(jobs) if b.status == "ok"]
 
 
-def both(bench: OperandSets, calls: PreparedCandidate, launches: int) -> tuple[float, float]:
+def both(operands: OperandSets, prepared: PreparedCandidate, launches: int) -> tuple[float, float]:
     """Median seconds of a launch by CUPTI, and by events on a graph that CUPTI never saw."""
-    calls.operations[0]()
+    prepared.calls[0]()
     torch.cuda.synchronize()
-    watched, plain = bench.capture(calls.repeated(launches)), bench.capture(calls.repeated(launches))
-    profiler, clock = cupti.Timer(bench.device, bench.stream), events.Timer(bench.device, bench.stream)
+    watched, plain = operands.capture(prepared.in_turn(launches)), operands.capture(prepared.in_turn(launches))
+    profiler, clock = clock_of("cupti", operands), clock_of("events", operands)
     traced, evented = [], []
     for _ in range(6):  # in blocks, so that both see the same clocks, and events see a device nobody watches
-        traced += [profiler.time(watched, launches, calls.symbol) for _ in range(4)]
+        traced += [profiler.time(watched, launches, prepared.symbol) for _ in range(4)]
         cupti_binding.open_tracer().disable()
         for turn in range(6):
-            plain.launch(bench.stream)  # the device is busy while the timed replay is queued
+            plain.launch(operands.stream)  # the device is busy while the timed replay is queued
             seconds = clock.time(plain, launches)
             evented += [seconds] * (turn > 1)
     watched.destroy()
@@ -84,13 +94,15 @@ def test_our_kernels_take_as_long_by_either_clock(
     size: tuple[int, int, int], gpu_machine: Machine, compiler: BuildPool, stream: torch.cuda.Stream, tmp_path: Path
 ) -> None:
     problem = Problem(*size)
-    bench = bench_of(problem, gpu_machine, stream)
-    launches = bench.launches_for(4e-4, 256)
+    operands = operands_of(problem, gpu_machine, stream)
+    launches = operands.launches_for(4e-4, 256)
     (one, *_) = built(problem, gpu_machine, compiler, tmp_path, 8)
-    launch = registry.get(KernelBackend, "triton").launch(one, problem, gpu_machine.target)
+    launch = triton().launch(one, problem, gpu_machine.target)
+    assert isinstance(launch, Launch)
     for overlap in sorted({False, launch.overlap}):  # consecutive launches that overlap count what they share once
-        calls = bench.calls(one.config, replace(launch, overlap=overlap), min(bench.copies, launches))
-        ours, theirs = both(bench, calls, launches)
+        candidate = LaunchCandidate(one.config, replace(launch, overlap=overlap))
+        prepared = operands.prepare(candidate, min(operands.copies, launches))
+        ours, theirs = both(operands, prepared, launches)
         how = "overlapping" if overlap else "in turn"
         print(f"  {size} {how}: CUPTI {ours * 1e6:8.3f} us, events {theirs * 1e6:8.3f} us, {launches} launches")
         assert ours > 5e-6 and abs(theirs - ours) < max(0.05 * ours, 0.5e-6)
@@ -102,14 +114,13 @@ def test_the_library_differs_by_its_gaps_at_most(
 ) -> None:
     """An operation of several nodes has several gaps, which a graph counts and CUPTI does not (0.4 to 0.55 us each)."""
     problem = Problem(*size)
-    bench = bench_of(problem, gpu_machine, stream)
-    launches = bench.launches_for(4e-4, 256)
-    backend = registry.get(LibraryBackend, "torch")
-    calls = PreparedCandidate([backend.operation(problem, s) for s in bench.sets[:launches]])
-    ours, theirs = both(bench, calls, launches)
-    graph = bench.capture(calls.repeated(1))
+    operands = operands_of(problem, gpu_machine, stream)
+    launches = operands.launches_for(4e-4, 256)
+    prepared = PreparedCandidate(operands.library_calls("torch", launches))
+    ours, theirs = both(operands, prepared, launches)
+    graph = operands.capture(prepared.in_turn(1))
     with cupti_binding.CuptiTrace() as trace:
-        graph.launch(bench.stream)
+        graph.launch(operands.stream)
     names = [r.name for r in trace.records()]
     graph.destroy()
     print(f"  {size}: CUPTI {ours * 1e6:8.3f} us, events {theirs * 1e6:8.3f} us, nodes {[n[:40] for n in names]}")
@@ -119,32 +130,33 @@ def test_the_library_differs_by_its_gaps_at_most(
 def test_names_stay_right_over_many_kernels(
     gpu_machine: Machine, compiler: BuildPool, stream: torch.cuda.Stream, tmp_path: Path
 ) -> None:
-    """CUPTI mistakes a kernel for an unloaded one with its handle: the workbench keeps code while CUPTI is the clock."""
+    """CUPTI mistakes a kernel for an unloaded one with its handle: code stays loaded while CUPTI is the clock."""
     problem = Problem(64, 1024, 1024)
-    bench = bench_of(problem, gpu_machine, stream)
-    backend = registry.get(KernelBackend, "triton")
+    operands = operands_of(problem, gpu_machine, stream)
     candidates = built(problem, gpu_machine, compiler, tmp_path, 30)
     assert len(candidates) > 20
     for one in candidates:
-        calls = bench.calls(one.config, backend.launch(one, problem, gpu_machine.target), 2)
-        assert calls.symbol == one.symbol
-        calls.operations[0]()
-        graph = bench.capture(calls.repeated(4))
-        assert 1e-6 < bench.timer.time(graph, 4, calls.symbol) < 1e-3
+        candidate = LaunchCandidate(one.config, triton().launch(one, problem, gpu_machine.target))
+        prepared = operands.prepare(candidate, 2)
+        assert prepared.symbol == one.symbol
+        prepared.calls[0]()
+        graph = operands.capture(prepared.in_turn(4))
+        assert 1e-6 < operands.race_clock.time(graph, 4, prepared.symbol) < 1e-3
         graph.destroy()
-        bench.release(calls)
+        operands.release(prepared)
 
 
 def test_a_kernel_by_another_name_is_refused(gpu_machine: Machine, stream: torch.cuda.Stream) -> None:
     problem = Problem(256, 256, 256)
-    bench = bench_of(problem, gpu_machine, stream)
-    operation = registry.get(LibraryBackend, "torch").operation(problem, bench.sets[0])
+    operands = operands_of(problem, gpu_machine, stream)
+    operation = registry.get(LibraryBackend, "torch").operation(problem, operands.sets[0])
+    assert operation is not None
     operation()
     torch.cuda.synchronize()
-    graph = bench.capture([operation] * 4)
+    graph = operands.capture([operation] * 4)
     with pytest.raises(TraceError, match="was another_kernel"):
-        bench.timer.time(graph, 4, "another_kernel")
-    assert bench.timer.time(graph, 4) > 0
+        operands.race_clock.time(graph, 4, "another_kernel")
+    assert operands.race_clock.time(graph, 4) > 0
     graph.destroy()
 
 
@@ -156,10 +168,10 @@ def test_a_module_marks_its_launches(
 
     problem = Problem(256, 512, 1024)
     configs = [b.config for b in built(problem, gpu_machine, compiler, tmp_path, 4)][:3]
-    path = modules.write_candidates(problem, configs, gpu_machine.target, tmp_path)
+    path = triton().write_candidates(problem, configs, gpu_machine.target, tmp_path)
     spec = importlib.util.spec_from_file_location("watched", path)
     assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
+    module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.torch = torch  # which it imports when run by itself
     a, b = (module.operand(*shape, torch.float16, True, "cuda") for shape in ((256, 1024), (1024, 512)))
@@ -167,6 +179,6 @@ def test_a_module_marks_its_launches(
     module.trace([*names, "library"], 1, 0, a, b, c, {})  # compiles
     with cupti_binding.CuptiTrace() as trace:
         module.trace([*names, "library"], 5, 16, a, b, c, {})
-    found = rocprofv3.launches(trace.records(), [*names, BASELINE_ENTRY], 5)
+    found = rocprofv3.launch_seconds(trace.records(), [*names, BASELINE_ENTRY], 5)
     assert {len(seconds) for seconds in found.values()} == {5}
     assert all(1e-6 < s < 1e-3 for seconds in found.values() for s in seconds)

@@ -28,7 +28,7 @@ KERNELS = {"right": 3, "slow": 50, "wrong": 1, "lazy": 1, "refused": 1, "faster"
 FAULTS = {"faults": "CUDA_ERROR_ILLEGAL_ADDRESS", "strays": "CUDA_ERROR_INVALID_ADDRESS_SPACE"}
 
 
-class OnHost(TorchFunctionMode):
+class OnHost(TorchFunctionMode):  # type: ignore[misc]
     """Puts on the CPU what is meant for the GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -70,7 +70,8 @@ class Device:
     """Stands in for `driver.Device`; counts what it gives out and gets back."""
 
     def __init__(self) -> None:
-        self.now, self.recording, self.fault = 0.0, None, False
+        self.now, self.fault = 0.0, False
+        self.recording: list[float] | None = None
         self.modules = self.graphs = 0
 
     def memory(self) -> tuple[int, int]:

@@ -15,6 +15,7 @@ class LentProcess(WorkerProcess):
     """A process that is kept when it would be killed in good health, and lent to the next with the same environment."""
 
     idle: ClassVar[list[LentProcess]] = []
+    kind: tuple[Any, ...] = ()
     _lending: ClassVar[threading.Lock] = threading.Lock()  # a compiler's threads start their children at the same time
 
     def __init__(self, role: str, environment: dict[str, str] | None = None, startup_s: float = 120.0) -> None:

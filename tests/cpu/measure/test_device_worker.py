@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -151,7 +152,7 @@ def test_a_race_rests_as_long_as_it_works_where_arithmetic_draws_power(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests: list[float] = []
-    monkeypatch.setattr(operand_sets.time, "sleep", rests.append)
+    monkeypatch.setattr(time, "sleep", rests.append)
     for m in (512, 1):
         OperandSets(setup_of(Problem(m, 512, 512)), device, 7).rest(m * 1e-6)  # type: ignore[arg-type]
     assert rests == [512e-6]

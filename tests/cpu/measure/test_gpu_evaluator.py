@@ -33,7 +33,6 @@ from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerTime
 
 SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
 READY = OperandsReady(1, True)
-LIBRARY = registry.get(Backend, "blaslt")
 CONFIGS = [Config("heuristic", n, 0, 0, backend="blaslt") for n in (1, 2, 3)]
 ARTIFACTS = [Artifact(c, "") for c in CONFIGS]
 
@@ -74,13 +73,13 @@ def test_the_gpu_process_is_asked_for_what_a_library_has(gpu: GpuEvaluator, monk
         yield Algorithms((CONFIGS[0],))
 
     jobs = answering(gpu, monkeypatch, answer)
-    monkeypatch.setattr(LIBRARY, "available", lambda: SUPPORTED)
+    monkeypatch.setattr(registry.get(Backend, "blaslt"), "available", lambda: SUPPORTED)
     assert gpu.list_algorithms(SIZE, "blaslt", 9) == [CONFIGS[0]]
     (job,) = jobs
     assert isinstance(job, AlgorithmsJob) and (job.backend, job.setup.problem, job.limit) == ("blaslt", SIZE, 9)
     with pytest.raises(TritonGemmError, match="UnavailableError: no library"):
         gpu.list_algorithms(SIZE, "blaslt", 9)
-    monkeypatch.setattr(LIBRARY, "available", lambda: Support("not here"))
+    monkeypatch.setattr(registry.get(Backend, "blaslt"), "available", lambda: Support("not here"))
     with pytest.raises(UnavailableError, match="not here"):
         gpu.list_algorithms(SIZE, "blaslt", 9)
     assert len(jobs) == 2

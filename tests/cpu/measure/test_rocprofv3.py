@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,7 +45,9 @@ def old_row(_: int, name: str, start: int, end: int) -> str:
 
 
 @pytest.mark.parametrize(("header", "line"), [(HEADER, row), (OLD_HEADER, old_row)])
-def test_a_kernel_trace_is_read_in_the_order_of_launching(tmp_path, header, line):
+def test_a_kernel_trace_is_read_in_the_order_of_launching(
+    tmp_path: Path, header: str, line: Callable[[int, str, int, int], str]
+) -> None:
     at = 1551874061244694
     functor = "at::native::FillFunctor<float>, std::array<char*, 1ul> "
     fill = f"void at::native::vectorized_elementwise_kernel<4, {functor}>(int)"
@@ -63,7 +65,7 @@ def test_a_kernel_trace_is_read_in_the_order_of_launching(tmp_path, header, line
     assert records[2].seconds == pytest.approx(90e-9)
 
 
-def test_a_trace_that_is_missing_or_cut_off_is_an_error(tmp_path):
+def test_a_trace_that_is_missing_or_cut_off_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="0 kernel traces were written"):
         rocprofv3.read_trace(tmp_path)
     path = tmp_path / "1_kernel_trace.csv"
@@ -79,7 +81,7 @@ def records(*names: str) -> list[KernelRecord]:
     return [KernelRecord(name, 1000 * i + 1, 1000 * i + 101) for i, name in enumerate(names)]
 
 
-def test_rows_belong_to_the_launch_they_follow():
+def test_rows_belong_to_the_launch_they_follow() -> None:
     mark = rocprofv3.MARK
     turn = [mark, "a", mark, "b", mark, "split", "reduce"]
     found = rocprofv3.launch_seconds(records("warm", "up", *turn, *turn, mark), ["a", "b", BASELINE_ENTRY], 2)
@@ -98,7 +100,7 @@ def test_rows_belong_to_the_launch_they_follow():
         ([], "the trace has 0"),
     ],
 )
-def test_rows_that_are_missing_or_others_are_an_error(names, message):
+def test_rows_that_are_missing_or_others_are_an_error(names: list[str], message: str) -> None:
     with pytest.raises(TraceError, match=message):
         rocprofv3.launch_seconds(records(*(rocprofv3.MARK if n == "M" else n for n in names)), ["a", "b"], 1)
 
@@ -135,8 +137,11 @@ folder.mkdir(parents=True)
 CONFIGS = [Config("tile", 32, 32, 32), Config("tile", 64, 32, 32)]
 
 
+Tool = Callable[..., None]  # puts the tool on PATH
+
+
 @pytest.fixture
-def tool(tmp_path, monkeypatch):
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     def put(status: int = 0, lose: int = 0) -> None:
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
@@ -165,7 +170,7 @@ def run(
     return timer().race(job)
 
 
-def test_the_tool_watches_the_generated_module(tool):
+def test_the_tool_watches_the_generated_module(tool: Tool) -> None:
     tool()
     assert timer().available()
     found = run()
@@ -177,7 +182,7 @@ def test_the_tool_watches_the_generated_module(tool):
     assert BASELINE_ENTRY not in run(fp8), "PyTorch would copy its operands"
 
 
-def test_what_the_tool_can_not_do_is_named(tool, monkeypatch):
+def test_what_the_tool_can_not_do_is_named(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="the generated module, which has no kernels of asm"):
         run(configs=[*CONFIGS, Config("tile", 64, 32, 32, backend="asm")])
     tool(status=1)
@@ -192,7 +197,7 @@ def test_what_the_tool_can_not_do_is_named(tool, monkeypatch):
         run()
 
 
-def test_the_final_race_is_run_by_the_tool(tool, monkeypatch):
+def test_the_final_race_is_run_by_the_tool(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Candidates are verified in the GPU's process; those that pass are timed from the trace."""
     tool()
     asked: list[MeasureJob] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,7 +122,7 @@ def test_a_spoiled_trace_is_taken_anew(clock: Profiled) -> None:
         if graph.replays > 2 and gpu.kind == "cupti":
             dropped.value = 0
 
-    graph.launch = flaky
+    graph.launch = flaky  # type: ignore[method-assign]
     assert timer.time(graph, 4, "gemm") == pytest.approx(100e-9)
     assert graph.replays == 4
 
@@ -149,7 +150,8 @@ def test_the_process_registers_before_it_opens_the_gpu(monkeypatch: pytest.Monke
 def operands_with(timer: str) -> OperandSets:
     """Operands of nothing, of which only the timer's name matters."""
     one = OperandSets.__new__(OperandSets)
-    one.protocol, one.device, one.stream = MeasureProtocol(timer), SimpleNamespace(), 7
+    device: Any = SimpleNamespace()
+    one.protocol, one.device, one.stream = MeasureProtocol(timer), device, 7
     return one
 
 
@@ -158,9 +160,14 @@ def test_the_screen_has_the_clock_that_the_races_names(
     name: str, screened: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
+
+    def make(label: str, device: object, stream: int) -> str:
+        made.append(label)
+        return label
+
     for each in ("cupti", "events"):
         timer = registry.get(Timer, each)
-        monkeypatch.setattr(timer, "clock", lambda device, stream, label=timer.label: made.append(label) or label)
+        monkeypatch.setattr(timer, "clock", partial(make, timer.label))
     one: Any = operands_with(name)
     race_label = registry.get(Timer, name).label
     assert one.screen_clock == (screened, screened) and one.race_clock == race_label

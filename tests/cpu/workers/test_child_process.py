@@ -59,12 +59,12 @@ class Role:
         """End, with something left that does not."""
         threading.Thread(target=time.sleep, args=(60,)).start()
         raise SystemExit(reason)
-        yield
+        yield 0
 
     def hang_up(self, _: object) -> Iterator[int]:
         os.closerange(3, 100)
         time.sleep(60)
-        yield
+        yield 0
 
     def abort(self, _: object) -> Iterator[int]:
         import ctypes

@@ -27,8 +27,6 @@ def launched(setting: Setting, config: Config, seconds: float | None, detail: di
     Raises:
         Refused: it did not compile.
     """
-    from tritongemm.measure.jobs import LaunchCandidate
-
     launch = setting.tuned.launch(setting.problem, config, setting.target)
     prepared = setting.bench.prepare(LaunchCandidate(config, launch), setting.bench.copies)
     return Ready(prepared.calls, seconds, detail, release=prepared.unload)

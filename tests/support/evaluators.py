@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
@@ -10,6 +11,7 @@ from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, KernelBackend
 from tritongemm.search_spaces import loader as target_files
@@ -94,3 +96,8 @@ def require_launch(evaluator: FakeEvaluator, problem: Problem, artifact: Artifac
     backend = registry.get(Backend, artifact.config.backend)
     if isinstance(backend, KernelBackend):
         backend.launch(artifact, problem, evaluator.target)
+
+
+def passed(self: OfflineEvaluator, problem: Problem, config: Config, path: Path) -> Trial:
+    """Stands in for `OfflineEvaluator._interpret`: the interpreter is not run and finds every result right."""
+    return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)

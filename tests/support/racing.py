@@ -13,10 +13,8 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
-from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelBackend
@@ -88,8 +86,3 @@ def race(
         failures = TuningRun([judge], compiler, store, what, Reporter(verbose=True)).tune([SIZE])
         store.merge()
     return failures, store, out.getvalue()
-
-
-def passed(self: Any, problem: Any, config: Config, path: Path) -> Trial:
-    """Stands in for what the interpreter would say of a candidate."""
-    return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)

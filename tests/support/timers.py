@@ -1,4 +1,4 @@
-"""The toy timer among the plug-ins, and profilers' libraries that stand in for a vendor's."""
+"""Profilers' libraries that stand in for a vendor's, and their timers' clocks on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import atexit
 import ctypes
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,16 +16,14 @@ from typing import Any
 import pytest
 import triton
 
-from tests.support import FAKES, ROOT
+from tests.support import FAKES
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import symbols
 from tritongemm.hip_ext.profilers import cupti as cupti_binding
 from tritongemm.hip_ext.profilers import rocprofiler as sdk_binding
-from tritongemm.measure import timers
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Clock, Timer
 
-TOY = ROOT / "tests" / "support" / "toys" / "timer_toy.py"
 STREAM = 7  # the handle that a stand-in's graph is launched on
 TRITON_BACKENDS = Path(triton.__file__).parent / "backends"
 PROFILERS = {  # the timer that reads each stand-in, its source and its compiler's options
@@ -34,19 +31,6 @@ PROFILERS = {  # the timer that reads each stand-in, its source and its compiler
     "sdk0": ("rocprofiler", "rocprofiler.c", f"-I{TRITON_BACKENDS}/amd/include", "-DVERSION_0"),
     "sdk1": ("rocprofiler", "rocprofiler.c", f"-I{TRITON_BACKENDS}/amd/include"),
 }
-
-
-@contextmanager
-def toy_timer(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The toy's file, dropped beside the timers from a folder of its own; its name."""
-    shutil.copy(TOY, folder / "toy_timer.py")
-    patch.setattr(timers, "__path__", [*timers.__path__, str(folder)])
-    try:
-        yield "toy_timer"
-    finally:
-        sys.modules.pop("tritongemm.measure.timers.toy_timer", None)
-        vars(timers).pop("toy_timer", None)
-        registry.forget()
 
 
 class Playback:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.racing import passed
+from tests.support.evaluators import passed
 from tritongemm.cli import tune
 from tritongemm.formats import Defaults
 from tritongemm.hip_ext.binaries import code_object

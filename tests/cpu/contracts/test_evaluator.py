@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.evaluators import FakeEvaluator
+from tests.support.evaluators import FakeEvaluator, passed
 from tests.support.host_device import Device, gpu_on_host, host_launch
-from tests.support.racing import passed
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError

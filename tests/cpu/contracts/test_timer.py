@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.support import host_device
-from tests.support.timers import PROFILERS, STREAM, PlayedGraph, compile_profilers, profiled, toy_timer
+from tests.support.plugins import dropped
+from tests.support.timers import PROFILERS, STREAM, PlayedGraph, compile_profilers, profiled
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
@@ -24,7 +25,8 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Clock, ExternalRaceJob, ExternalTimer, Timer
 from tritongemm.search_spaces import loader as target_files
 
-NAMES = [*registry.names(Timer), "toy_timer"]
+TOY = "timer_toy"
+NAMES = [*registry.names(Timer), TOY]
 LAUNCHES = 4
 
 
@@ -54,7 +56,7 @@ class SleepingGraph:
 
 @pytest.fixture(params=NAMES)
 def timer(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timer]:
-    with toy_timer(tmp_path, monkeypatch):
+    with dropped(Timer, TOY, tmp_path, monkeypatch):
         yield registry.get(Timer, request.param)
 
 
@@ -73,7 +75,7 @@ def bench(timer: Timer, compiled: Path, tmp_path: Path, monkeypatch: pytest.Monk
         if stand_ins:
             found = stack.enter_context(profiled(stand_ins[-1], compiled, tmp_path, monkeypatch))
             yield Workbench(found.clock, lambda ns: PlayedGraph(found.gpu, [("gemm", ns, 50)] * LAUNCHES))
-        elif timer.name == "toy_timer":
+        elif timer.name == TOY:
             device = SimpleNamespace(synchronize=lambda: None)
             yield Workbench(timer.clock(device, STREAM), lambda ns: SleepingGraph(LAUNCHES * ns * 1e-9))
         else:
@@ -87,7 +89,7 @@ def test_it_is_described(timer: Timer) -> None:
 
 
 def test_labels_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with toy_timer(tmp_path, monkeypatch):
+    with dropped(Timer, TOY, tmp_path, monkeypatch):
         labels = [t.label for t in registry.every(Timer)]
     assert len(labels) == len(set(labels)) == len(NAMES)
 

@@ -121,11 +121,12 @@ class Sundial(Timer):
 
 
 def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with toy_timer(tmp_path, monkeypatch):
-        (tmp_path / "toy_missing.py").write_text("import a_package_nobody_has\n")
-        (tmp_path / "toy_refuses.py").write_text(REFUSING_TIMER)
-        (tmp_path / "toy_empty.py").write_text("")
-        (tmp_path / "_toy_helper.py").write_text("raise RuntimeError('shared code is no plug-in')\n")
+    with dropped(Timer, "timer_toy", tmp_path, monkeypatch):
+        (tmp_path / "Timer" / "toy_missing.py").write_text("import a_package_nobody_has\n")
+        (tmp_path / "Timer" / "toy_refuses.py").write_text(REFUSING_TIMER)
+        (tmp_path / "Timer" / "toy_empty.py").write_text("")
+        (tmp_path / "Timer" / "_toy_helper.py").write_text("raise RuntimeError('shared code is no plug-in')\n")
+        forget_plugins()
         assert {"toy_empty", "toy_missing", "toy_refuses"} <= set(registry.names(Timer))
         assert "_toy_helper" not in registry.names(Timer)
         assert registry.available(Timer, "toy_refuses").reason == "no sun on this machine"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.evaluators import FakeEvaluator
-from tests.support.racing import SIZE, passed
+from tests.support.evaluators import FakeEvaluator, passed
+from tests.support.racing import SIZE
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.evaluators import FakeEvaluator
 from tests.support.racing import SIZE
 from tritongemm.core.config import Config
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.core.tuning_options import MARGIN, TuningOptions
-from tritongemm.tuning.task import Task
+from tritongemm.search_spaces.loader import load_target
+from tritongemm.tuning.task import make_record
 
 KERNEL = Config("tile", 16, 16, 16)
 ALGORITHM = Config("heuristic", 16, 16, 16, backend="blaslt")
@@ -27,7 +27,7 @@ def test_a_kernel_must_beat_the_librarys_best_algorithm_by_the_margin(gain: floa
     seconds = {KERNEL.name: 1e-5, ALGORITHM.name: 1e-5 * (1 + gain), BASELINE_ENTRY: 3e-5}
     samples = {name: tuple(s * r for r in rounds) for name, s in seconds.items()}
     trials = tuple(Trial(c, "ok", "", samples[c.name], "sundial", "final", 0.0, 0.1) for c in (KERNEL, ALGORITHM))
-    task = Task(SIZE, FakeEvaluator(), tmp_path)
-    record = task.record(RaceResult(trials, samples, cold=True), TuningOptions(tmp_path, library="torch"))
+    race, options = RaceResult(trials, samples, cold=True), TuningOptions(tmp_path, library="torch")
+    record = make_record(SIZE, race, load_target("gfx942"), options, frozenset({"blaslt", "torch"}), "by eye")
     assert (record.winner, record.config.backend) == (winner, winner) and not record.tie
     assert record.library == "torch" and record.library_seconds == pytest.approx(3e-5, rel=1e-3)

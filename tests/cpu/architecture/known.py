@@ -12,53 +12,34 @@ FORMATS = "formats are modules still, and tune_gemm checks its rows against the 
 MOVING = "its part is not converted yet"
 TABLE = "an arrow that goes up until the noun it needs lies in core"
 TEMPLATES = "the template's facts do not tell this yet"
-TIMERS = "timers are modules still, asked by their names"
 
 KNOWN: dict[str, dict[str, str]] = {
     "every door opens": {
         "python -m tritongemm.export": DOOR,
     },
     "imports go down": {
-        "tritongemm.core.tuning_options -> tritongemm.measure.choose": TABLE,
         "tritongemm.formats.tune_gemm -> tritongemm.codegen.template_facts": FORMATS,
-        "tritongemm.measure.offline_evaluator -> tritongemm.tuning.roster": BACKENDS,
         "tritongemm.tuning.revalidate -> tritongemm.report.console": BACKENDS,
     },
     "no import cycles": {},
     "nobody compares with a plug-in's or a template's name": {
         "backends.cutlass.backend: config.template != 'stream_k'": TEMPLATES,
         "backends.cutlass.backend: config.template == 'stream_k'": TEMPLATES,
-        "cli.options: n != 'model'": TIMERS,
-        "cli.tune: profiler == 'rocprofv3'": TIMERS,
-        "codegen.modules: record.timer == 'model'": TIMERS,
         "core.config: self.backend == 'triton'": BACKENDS,
         "core.problem: self.family != 'dense'": TABLE,
         "formats.tune_gemm: backend == 'triton'": FORMATS,
-        "measure.offline_evaluator: config.backend != roster.SEARCHED": BACKENDS,
-        "measure.offline_evaluator: one.config.backend == roster.SEARCHED": BACKENDS,
         "report.candidates_csv: config.backend == 'triton'": BACKENDS,
-        "report.console: r.timer == 'model'": TIMERS,
         "results.store: registry.load('formats', 'tune_gemm')": FORMATS,
     },
     "plug-ins are imported by the registry alone": {
-        "tritongemm.measure.offline_evaluator -> tritongemm.measure.timers.model": TIMERS,
-        "tritongemm.tuning.revalidate -> tritongemm.measure.timers.model": TIMERS,
     },
     "class names are unique": {
-        "Timer: measure.timers.cupti, measure.timers.events, measure.timers.rocprofiler, plugins.contracts": TIMERS,
     },
     "files are short": {
         "tritongemm/plugins/contracts.py": CONTRACTS,
     },
     "no object is probed": {
         "build.pool: getattr(backend, 'COMPILE_SECONDS', 0.0)": BACKENDS,
-        "cli.tune: getattr(module, 'VENDOR', '')": TIMERS,
-        "cli.tune: hasattr(module, 'race')": TIMERS,
-        "measure.device_worker: getattr(registry.load('timers', bench.protocol.timer), 'HEADED', False)": TIMERS,
-        "measure.device_worker: getattr(registry.load('timers', request.protocol.timer), 'prepare', None)": TIMERS,
-        "measure.gpu_evaluator: getattr(timer, 'race', None)": TIMERS,
-        "measure.operand_sets: getattr(registry.load('timers', self.protocol.timer), 'KEEPS_CODE', False)": TIMERS,
-        "measure.operand_sets: getattr(registry.load('timers', self.protocol.timer), 'SCREEN', self.protocol.timer)": TIMERS,  # noqa: E501
         "plugins._modules: getattr(module, 'unavailable', None)": BACKENDS,
         "plugins._modules: hasattr(module, '__path__')": BACKENDS,
         "tuning.revalidate: hasattr(backend, 'job')": BACKENDS,

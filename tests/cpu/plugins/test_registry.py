@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.evaluators import FakeEvaluator
 from tests.support.plugins import dropped, forget_plugins
-from tests.support.timers import toy_timer
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core import search_results
@@ -121,11 +120,12 @@ class Sundial(Timer):
 
 
 def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with toy_timer(tmp_path, monkeypatch):
-        (tmp_path / "toy_missing.py").write_text("import a_package_nobody_has\n")
-        (tmp_path / "toy_refuses.py").write_text(REFUSING_TIMER)
-        (tmp_path / "toy_empty.py").write_text("")
-        (tmp_path / "_toy_helper.py").write_text("raise RuntimeError('shared code is no plug-in')\n")
+    with dropped(Timer, "timer_toy", tmp_path, monkeypatch):
+        (tmp_path / "Timer" / "toy_missing.py").write_text("import a_package_nobody_has\n")
+        (tmp_path / "Timer" / "toy_refuses.py").write_text(REFUSING_TIMER)
+        (tmp_path / "Timer" / "toy_empty.py").write_text("")
+        (tmp_path / "Timer" / "_toy_helper.py").write_text("raise RuntimeError('shared code is no plug-in')\n")
+        forget_plugins()
         assert {"toy_empty", "toy_missing", "toy_refuses"} <= set(registry.names(Timer))
         assert "_toy_helper" not in registry.names(Timer)
         assert registry.available(Timer, "toy_refuses").reason == "no sun on this machine"
@@ -135,7 +135,7 @@ def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: pytest.M
             registry.get(Timer, "toy_missing")
         with pytest.raises(InputError, match="must hold one class that derives from Timer; it holds none"):
             registry.get(Timer, "toy_empty")
-        (tmp_path / "toy_empty.py").unlink()
+        (tmp_path / "Timer" / "toy_empty.py").unlink()
         forget_plugins()
         assert "toy_missing" not in {timer.name for timer in registry.every(Timer)}, "what can't be imported"
 
@@ -205,7 +205,7 @@ class Toy(KernelBackend):
     def _compile(self, job):
         return Artifact(job.config, job.digest, symbol="toy", registers=7), b"code", "kernel.toy"
     def _launch(self, artifact, problem, target):
-        return Launch(artifact.path, artifact.symbol, (1, 1, 1), (64, 1, 1), 0, (), ())
+        return None
 """
 
 FORMAT = """

@@ -62,7 +62,7 @@ def race(
     build: Callable[[CompileJob], None] = lambda job: None,
     **plan: Any,
 ) -> tuple[Any, Store, str]:
-    """A run's failures, its store and what it said; `build` is called before a toy is built, `plan` goes to the Plan."""
+    """A run's failures, its store and what it said; `build` is called before a toy is built, `plan` goes to `Plan`."""
     compiler, judge = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1), judge or FakeEvaluator()
     builds = compiler.build
 

@@ -1,16 +1,16 @@
 """The command line of `python -m tritongemm.launch_plan`: a config's code object and its launch, as files.
 
 No GPU is needed: an emulator, a debugger or another runtime can start the kernel from them. For each launch, in the
-order they run, the folder gets ``plan_<i>.json`` and ``plan_<i>.<hsaco or cubin>``. A library whose host code starts the
-kernels (CK) is there as well, ``plan_<i>.so``; what it sets to zero first has ``init`` zero. A plan has these keys:
+order they run, the folder gets ``plan_<i>.json`` and ``plan_<i>.<hsaco or cubin>``. A library whose host code starts
+the kernels (CK) is there as well, ``plan_<i>.so``; what it sets to zero first has ``init`` zero. A plan has these keys:
 
 arch, object, kernel    architecture, file name of the code object, symbol
 grid, block             workgroups and threads along x, y, z
 dynamic_lds             bytes of LDS beside what the code object declares
 kernarg                 the parameter block in hex, hidden arguments included, every pointer zero
-buffers                 memory to allocate: name; offset of its pointer in the parameter block; bytes; role (a, b, c, bias,
-                        workspace, semaphore …); init (random, zero or poison); dtype; shape; strides in elements; for a
-                        B that is shuffled beforehand, order (`tritongemm.families._shuffled`)
+buffers                 memory to allocate: name; offset of its pointer in the parameter block; bytes; role (a, b, c,
+                        bias, workspace, semaphore …); init (random, zero or poison); dtype; shape; strides in elements;
+                        order, for a B in an order of `numerics.weight_layouts`
 problem, launches       M, N, K; how often to launch
 """
 
@@ -87,8 +87,13 @@ def parser() -> argparse.ArgumentParser:
     g.add_argument("--config", metavar="NAME", help="the config; default: the one predicted fastest")
     g.add_argument("--backend", default=_searched_backend(), choices=planned_backends(),
                    help="whose kernels, where --config names none (default %(default)s)")  # fmt: skip
-    g.add_argument("--manifest", action="append", default=[], metavar="FILE",
-                   help="manifest of assembly kernels (may be repeated; default: TRITONGEMM_ASM_MANIFESTS)")  # fmt: skip
+    g.add_argument(
+        "--manifest",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="manifest of assembly kernels (may be repeated; default: TRITONGEMM_ASM_MANIFESTS)",
+    )
     g.add_argument("--all", type=_count, default=0, metavar="N",
                    help="the N configs predicted fastest, and each template's best")  # fmt: skip
     g = p.add_argument_group("result")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.problem import DEFAULT_FAMILY
 from tritongemm.formats import Defaults
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
@@ -92,7 +93,7 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
     g.add_argument(
         "--family",
         type=_family,
-        default="dense",
+        default=DEFAULT_FAMILY,
         metavar="NAME",
         help="what is computed, with which scales and in which order of B: one of those listed below (default "
         "%(default)s)",

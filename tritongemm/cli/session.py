@@ -1,4 +1,4 @@
-"""What a command line of `python -m tritongemm.tune` asks for, in the words of the stages, and the tools it works with."""
+"""A command line of `python -m tritongemm.tune` in the words of the stages, and the tools that a run works with."""
 
 from __future__ import annotations
 

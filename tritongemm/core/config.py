@@ -53,6 +53,7 @@ class Config:
 
     @property
     def tile(self) -> tuple[int, int, int]:
+        """Elements along M, N and K that a workgroup computes at once."""
         return self.block_m, self.block_n, self.block_k
 
     @property
@@ -108,10 +109,12 @@ class Config:
         return cls(template=template, options=tuple((k, int(v)) for k, v in options), backend=backend, **numbers)
 
     def to_json(self) -> dict[str, Any]:
+        """The name alone: it says everything."""
         return {"name": self.name}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Config:
+        """What `to_json` gave."""
         return cls.parse(data["name"])
 
 

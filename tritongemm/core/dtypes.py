@@ -31,10 +31,12 @@ class DType:
 
     @property
     def is_fp8(self) -> bool:
+        """Whether it is one of the formats of 8 bits with an exponent."""
         return self.name.startswith("fp8")
 
     @property
     def is_integer(self) -> bool:
+        """Whether its products and sums are exact."""
         return self.name.startswith("int")
 
 
@@ -56,7 +58,8 @@ DTYPES = {
 }
 
 ALIASES = {
-    "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "tf32": "fp32", "i8": "int8", "i32": "int32",
+    "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "tf32": "fp32", "i8": "int8",
+    "i32": "int32",
     "fp4": "fp4e2m1", "e2m1": "fp4e2m1", "float4_e2m1fn_x2": "fp4e2m1", "float8_e8m0fnu": "e8m0",
     "e4m3fn": "fp8e4m3fn", "e4m3fnuz": "fp8e4m3fnuz", "e5m2fnuz": "fp8e5m2fnuz",
     "float8_e4m3fn": "fp8e4m3fn", "float8_e4m3fnuz": "fp8e4m3fnuz", "float8_e5m2": "fp8e5m2",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import BY_ENCODING, dtype
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.record import SCHEMA, Record
 
 
@@ -83,7 +83,7 @@ class Defaults:
     row_major_a: bool = True
     row_major_b: bool = True
     bias: str = "none"
-    family: str = "dense"
+    family: str = DEFAULT_FAMILY
     order_b: str = PLAIN
     fp8_encoding: str = "fn"
 

@@ -36,12 +36,14 @@ class Param:
 
     @property
     def size(self) -> int:
+        """Bytes in the parameter block."""
         if self.kind == "tma":
             return 128
         return int(self.value) if self.kind == "pad" else _PACK[self.kind][1]
 
     @property
     def alignment(self) -> int:
+        """Bytes that its offset in the parameter block is a multiple of."""
         return {"tma": 64, "pad": 1}.get(self.kind, self.size)
 
 
@@ -128,6 +130,7 @@ class Launch:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Launch:
+        """What `to_json` gave."""
         shapes = {name: tuple(data[name]) for name in ("grid", "block", "at")}
         zeroed = tuple(Buffer(**b) for b in data.get("zeroed", ()))
         return cls(**{**data, **shapes, "params": _params(data), "buffers": _buffers(data), "zeroed": zeroed})
@@ -156,10 +159,12 @@ class HostLaunch:
     runtime: str = ""
 
     def to_json(self) -> dict[str, Any]:
+        """JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> HostLaunch:
+        """What `to_json` gave."""
         return cls(**{**data, "params": _params(data), "buffers": _buffers(data)})
 
 

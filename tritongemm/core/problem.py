@@ -13,6 +13,7 @@ from tritongemm.core.scaling import Scaling
 
 MAX_DIM = 2**31 - 1
 BIASES = ("none", "m", "n")
+DEFAULT_FAMILY = "dense"  # of a problem whose key names none
 PLAIN = "plain"  # the order of a B that lies in rows or columns, as `row_major_b` says
 
 
@@ -22,7 +23,7 @@ class Problem:
 
     Attributes:
         m, n, k: sizes, at least 1.
-        dtype_a, dtype_b, dtype_c: names of `tritongemm.dtypes.DTYPES`.
+        dtype_a, dtype_b, dtype_c: names of `core.dtypes.DTYPES`.
         row_major_a: A is stored [M, K]; otherwise [K, M].
         row_major_b: B is stored [K, N]; otherwise [N, K], as the weight of a linear layer is.
         bias: ``none``, ``m`` (one value per row of C) or ``n`` (one per column).
@@ -43,7 +44,7 @@ class Problem:
     row_major_b: bool = True
     bias: str = "none"
     batch: int = 1
-    family: str = "dense"
+    family: str = DEFAULT_FAMILY
     order_b: str = PLAIN
     scale_a: Scaling | None = None
     scale_b: Scaling | None = None
@@ -149,7 +150,7 @@ class Problem:
         parts += [f"bias{self.bias}"] if self.bias != "none" else []
         parts += [f"batch{self.batch}"] if self.batch != 1 else []
         parts += [f"groups{self.groups}"] if self.groups != 1 else []
-        parts += [self.family] if self.family != "dense" else []
+        parts += [self.family] if self.family != DEFAULT_FAMILY else []
         parts += [self.order_b] if self.order_b != PLAIN else []
         return "_".join(parts)
 

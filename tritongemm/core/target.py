@@ -38,8 +38,8 @@ class Target:
         free_stages: stages of a software pipeline that hold no LDS buffer (they wait in registers or are consumed).
         store_wait: assembly that waits until a wave's stores have landed; "" where a barrier waits for them.
         sum_elements: most elements of a shared tile that a program adds up at a time; 0 for a whole tile.
-        overlap: assembly by which consecutive kernels overlap: ``next`` lets the next one start, ``wait`` waits for what
-            the last one wrote; empty where the hardware keeps them apart.
+        overlap: assembly by which consecutive kernels overlap: ``next`` lets the next one start, ``wait`` waits for
+            what the last one wrote; empty where the hardware keeps them apart.
         narrow: assembly that turns a float within range into a type of eight bits, in the lowest bits of a register, by
             the type's name; where there is none the compiler converts.
         fp8: encoding its matrix units read: ``fn``, ``fnuz`` or ``none``.
@@ -80,6 +80,7 @@ class Target:
     features: frozenset[str]
 
     def has(self, feature: str) -> bool:
+        """Whether kernels for it may use a feature, by the name that templates ask for."""
         return feature in self.features
 
     def supports(self, dtype: DType) -> bool:

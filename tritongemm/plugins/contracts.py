@@ -2,8 +2,8 @@
 
 A plug-in is a class in a file (or a folder with backend.py) of its kind's package, found by the file's name. It derives
 from its kind's class here and fills the methods that begin with an underscore; the public methods are final, check what
-they are given and call those. A class that leaves an abstract method out is refused when it is defined. docs/plugins has a
-page for each kind with a short example.
+they are given and call those. A class that leaves an abstract method out is refused when it is defined. docs/plugins
+has a page for each kind with a short example.
 
 Plugin
 ├── Backend                 a source of GEMM kernels
@@ -185,8 +185,8 @@ class KernelBackend(Backend, abstract=True):
     """A backend whose kernels are compiled here.
 
     Attributes:
-        compile_limit_s: seconds that one compile may take; 0 for the run's ``--timeout``. Such a backend races only where
-            it is asked for, and compiles in the background.
+        compile_limit_s: seconds that one compile may take; 0 for the run's ``--timeout``. A backend with a limit of its
+            own races only where it is asked for, and compiles in the background.
         has_plans: its launches can be written as launch plans.
         has_manifest_rows: `manifest_row` tells of its kernels.
     """
@@ -202,7 +202,8 @@ class KernelBackend(Backend, abstract=True):
         """Configs to try, the most promising first; empty where it has none for the problem.
 
         Args:
-            problem, target: what and where.
+            problem: sizes, dtypes and layouts.
+            target: the GPU's architecture.
             inputs: files to look into.
             everything: all it has, not only what a tuning run tries by default.
 
@@ -291,7 +292,7 @@ class KernelBackend(Backend, abstract=True):
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch | HostLaunch: ...
 
     def manifest_row(self, record: Record, launch: Launch, target: Target) -> dict[str, Any] | Support:
-        """A tuned kernel as a row of a manifest of assembly kernels, without its object's name; or why it can't be told."""
+        """A tuned kernel as a row of a manifest of assembly kernels without its object's name, or why it is none."""
         return Support(f"kernels of {self.name} can't be told in a manifest")
 
 
@@ -341,7 +342,8 @@ class LibraryBackend(Backend, abstract=True):
         """A call that computes C on the current stream, and can be captured; None where the library has it not.
 
         Args:
-            problem, operands: as for `list_algorithms`.
+            problem: as for `list_algorithms`.
+            operands: as for `list_algorithms`.
             config: one of them; None for the library's own choice.
         """
 
@@ -367,7 +369,8 @@ class LibraryBackend(Backend, abstract=True):
         Args:
             problem: x [M, K], w [N, K], a bias along N or none.
             precision: how float32 is multiplied, ``fp32`` or ``tf32``.
-            device_index, device: as for `load`.
+            device_index: as for `load`.
+            device: as for `load`.
 
         Returns:
             None where that isn't known.
@@ -417,7 +420,7 @@ class Family(Plugin, abstract=True):
     kinds: ClassVar[tuple[str, ...]] = ("one",)
 
     @final
-    def problem(
+    def problem(  # noqa: PLR0913 (what a problem has)
         self,
         m: int,
         n: int,
@@ -526,7 +529,13 @@ class Clock(Protocol):
     """A timer made ready on a device."""
 
     def time(self, graph: Any, launches: int, symbol: str = "") -> float:
-        """Seconds of one launch, from a replay of a captured graph of so many; `symbol`: the kernel that each launches."""
+        """Seconds of one launch, from a replay of a captured graph of so many.
+
+        Args:
+            graph: the captured launches.
+            launches: how many.
+            symbol: the kernel that each launches; "" for any.
+        """
 
 
 class Timer(Plugin, abstract=True):
@@ -679,14 +688,29 @@ class Strategy(Plugin, abstract=True):
 class Watcher(Protocol):
     """What is told of the progress of a run."""
 
-    def planned(self, problem: Problem, total: int, pruned: Pruned) -> None: ...
-    def offered(self, problem: Problem, backend: str, count: int, why: str) -> None: ...
-    def refused(self, problem: Problem, backend: str, reason: str) -> None: ...
-    def stage(self, name: str, total: int) -> None: ...
-    def step(self, name: str, count: int = 1) -> None: ...
-    def trial(self, problem: Problem, trial: Trial) -> None: ...
-    def failed(self, problem: Problem, reason: str) -> None: ...
-    def compiled(self, builds: Mapping[Problem, Collection[Artifact]]) -> None: ...
+    def planned(self, problem: Problem, total: int, pruned: Pruned) -> None:
+        """A space of `total` configs was pruned."""
+
+    def offered(self, problem: Problem, backend: str, count: int, why: str) -> None:
+        """A backend has `count` candidates; `why` is said where there are none."""
+
+    def refused(self, problem: Problem, backend: str, reason: str) -> None:
+        """A backend can't compute the problem, or failed to say."""
+
+    def stage(self, name: str, total: int) -> None:
+        """A stage begins that has `total` steps."""
+
+    def step(self, name: str, count: int = 1) -> None:
+        """Steps of a stage are done."""
+
+    def trial(self, problem: Problem, trial: Trial) -> None:
+        """A candidate was timed, verified or refused."""
+
+    def failed(self, problem: Problem, reason: str) -> None:
+        """The run has no result for the problem."""
+
+    def compiled(self, builds: Mapping[Problem, Collection[Artifact]]) -> None:
+        """Kernels were compiled, or could not be."""
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ def pick_finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], li
 
     `count` places go to compiled kernels: every backend's best has one, no backend but the searched one more
     than a quarter, and all of them together half. Libraries come on top, each with its first choice and its best, up to
-    `LIBRARY_PLACES`. Beyond a quarter of the places only those race that are `NEAR` to the best of all: others are shown,
-    and would cost their verification for nothing.
+    `LIBRARY_PLACES`. Beyond a quarter of the places only those race that are `NEAR` to the best of all: others are
+    shown, and would cost their verification for nothing.
 
     Args:
         trials: screened; of one library in its own order of preference.

@@ -1,8 +1,8 @@
 """Stage: --libtype → the backends that race, and the candidates of those that bring their own kernels.
 
 A backend brings its candidates in one of three ways. Those of a `SearchedBackend` come from a search space, of which a
-strategy picks. Another `KernelBackend` lists its kernels, which are compiled beside those. A `LibraryBackend` is asked on
-the GPU. The baseline is what all are measured against.
+strategy picks. Another `KernelBackend` lists its kernels, which are compiled beside those. A `LibraryBackend` is asked
+on the GPU. The baseline is what all are measured against.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def _has_kernels(backend: Backend, problem: Problem, target: Target) -> bool:
 def suggest_backends(problem: Problem, target: Target, tried: Collection[str]) -> list[str]:
     """Who else could compute a problem that no backend of a run has a kernel for.
 
-    First why the backend that was searched has no kernel; then, for each backend that was not tried, how to have it race
-    and what it lacks here.
+    First why the backend that was searched has no kernel; then, for each backend that was not tried, how to have it
+    race and what it lacks here.
 
     Args:
         problem: what nobody who raced had a candidate for.

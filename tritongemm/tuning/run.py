@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -33,7 +33,7 @@ from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.plugins.contracts import BuildInputs, Evaluator, Search, Watcher
+from tritongemm.plugins.contracts import BuildInputs, Evaluator, Watcher
 from tritongemm.results.store import Store
 from tritongemm.search.warm_start import WarmStart
 from tritongemm.tuning import roster
@@ -53,6 +53,7 @@ from tritongemm.tuning.final_race import RaceOutcome, decide, prepare_race, writ
 from tritongemm.tuning.planning import plan_tasks
 from tritongemm.tuning.screening import AlgorithmsWork, DeviceThread, ScreenWork, Work
 from tritongemm.tuning.task import Task, TaskState, longest_first, trials_of
+from tritongemm.tuning.threads import choose_batch, tell_builds, tell_slow_build
 
 
 class TuningRun:
@@ -142,7 +143,8 @@ class TuningRun:
                     self._send(task, AlgorithmsWork(backend))
         jobs: SimpleQueue[CompileJob | None] = SimpleQueue()
         self._building = True
-        threading.Thread(target=self._build, args=(jobs,), name="builds", daemon=True).start()
+        built = self.pool.stream(iter(jobs.get, None), self._deadline)
+        threading.Thread(target=tell_builds, args=(self._events.put, built), name="builds", daemon=True).start()
         for task in self._planned(tasks, warm_start):
             task.move_to(TaskState.BUILDING)
             for job in self._begin_batch(task, background):
@@ -154,16 +156,6 @@ class TuningRun:
             self._handle_next()
         return [task for task in tasks if task.state is TaskState.READY]
 
-    def _build(self, jobs: SimpleQueue[CompileJob | None]) -> None:
-        """Run in the builders' thread: tell of each artifact as it is built."""
-        try:
-            for artifact in self.pool.stream(iter(jobs.get, None), self._deadline):
-                self._events.put(ArtifactBuilt(artifact))
-        except BaseException as error:
-            self._events.put(ThreadFailed(error))
-        else:
-            self._events.put(BuildsEnded())
-
     def _begin_batch(self, task: Task, background: BackgroundBuilds) -> Iterator[CompileJob]:
         """The compile jobs of a batch, and of what other backends bring; slow ones are begun in the background."""
         jobs = list(self._jobs(task))
@@ -173,21 +165,11 @@ class TuningRun:
         for config, job in jobs:
             if roster.compile_limit_s(config.backend):
                 task.slow[config.name] = config
-                background.begin(job).add_done_callback(partial(self._tell_slow, task, config))
+                background.begin(job).add_done_callback(partial(tell_slow_build, self._events.put, task, config))
             else:
                 task.unscreened += 1
                 self._waiting.setdefault(job.digest, []).append((task, config))
         yield from (job for config, job in jobs if not roster.compile_limit_s(config.backend))
-
-    def _tell_slow(self, task: Task, config: Config, future: Future[Artifact]) -> None:
-        """Run in the thread that compiled it: tell of the artifact."""
-        if future.cancelled():
-            return
-        error = future.exception()
-        if error is not None:
-            self._events.put(ThreadFailed(error))
-        else:
-            self._events.put(SlowArtifactBuilt(task, replace(future.result(), config=config)))
 
     def _jobs(self, task: Task) -> Iterator[tuple[Config, CompileJob]]:
         """What to compile of a batch; what is known to fail is not compiled again."""
@@ -301,18 +283,10 @@ class TuningRun:
                 task.move_to(TaskState.WAITING)
             else:
                 assert task.search is not None, "a task that is built has been planned"
-                self._thinker.submit(self._think, task, task.search, trials_of(task, task.batch))
+                trials = trials_of(task, task.batch)
+                self._thinker.submit(choose_batch, self._events.put, task, task.search, trials)
         if task.state is TaskState.WAITING and not task.slow and not task.in_flight:
             self._begin_race(task)
-
-    def _think(self, task: Task, search: Search, trials: list[Trial]) -> None:
-        """Run in the strategies' thread: what a strategy asks for next."""
-        try:
-            self._events.put(BatchChosen(task, search.send(trials)))
-        except StopIteration:
-            self._events.put(BatchChosen(task, None))
-        except BaseException as error:
-            self._events.put(ThreadFailed(error))
 
     def _send(self, task: Task, work: Work, later: bool = False) -> None:
         """Queue work of a task for a device."""

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
 
-from tests.cpu.architecture.known import check
+from tests.cpu.architecture.offenders import check
 from tests.cpu.architecture.source_tree import DOOR_LINES, FILES, HOME, PACKAGE, imports, place
 
 LEVELS = {

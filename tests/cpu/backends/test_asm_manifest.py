@@ -12,6 +12,8 @@ from tritongemm.core.errors import InputError
 
 FIELD = DATA / "aiter/hsa"
 BF16 = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
+I8 = "tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n"
+FP4 = "tile_M,tile_N,splitK,bpreshuffle,knl_name,co_name\n"
 PLAIN = "_ZN5aiter37bf16gemm_fp32bf16_tn_32x64_pf3_splitkE"
 
 
@@ -24,8 +26,8 @@ def write(folder: Path, text: str) -> Path:
     ("header", "values", "expected"),
     [
         (BF16, f"{PLAIN},p.co,1,32,64,3,0,1,128,1", (32, 64, 128, True, False, True, 3)),
-        ("tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n", f"16,128,1,1,{PLAIN},p.co", (16, 128, 64, True, True, False, 0)),
-        ("tile_M,tile_N,splitK,bpreshuffle,knl_name,co_name\n", f"32,256,0,0,{PLAIN},p.co", (32, 256, 64, False, False, False, 0)),
+        (I8, f"16,128,1,1,{PLAIN},p.co", (16, 128, 64, True, True, False, 0)),
+        (FP4, f"32,256,0,0,{PLAIN},p.co", (32, 256, 64, False, False, False, 0)),
         ("knl_name,knl_file,tn,tileM,tileN,pf\n", f"{PLAIN},p.co,1,96,64,3", (96, 64, 64, False, False, False, 3)),
     ],
     ids=["bf16", "i8", "fp4", "outf32"],

@@ -92,7 +92,7 @@ def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str, 
 
 
 def test_rows_that_start_at_16_bytes_are_read_so(tmp_path: Path) -> None:
-    """1000 is no multiple of 16, but rows of 1000 halves start at multiples of 16 bytes: loads are as wide as they get."""
+    """1000 is no multiple of 16, but rows of 1000 halves start at multiples of 16 bytes: loads are of full width."""
     assert triton_backend.divisors(Problem(3, 200, 1000)) == {
         "N": 8,
         "K": 8,

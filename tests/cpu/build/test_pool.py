@@ -53,7 +53,8 @@ class Toy(ToyBackend):
             os._exit(5)
         if what == "too large":
             return Artifact(job.config, job.digest, status="out_of_resources", reason="LDS 9 > 8"), b"", ""
-        return Artifact(job.config, job.digest, symbol=job.config.name, registers=3), job.config.name.encode(), "kernel.toy"
+        artifact = Artifact(job.config, job.digest, symbol=job.config.name, registers=3)
+        return artifact, job.config.name.encode(), "kernel.toy"
 """
 
 

@@ -30,7 +30,11 @@ from tritongemm.workloads import sizes
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 
-SIZES = "# three sizes, one set of binaries\n- {M: 16, N: 16, K: 16}\n- {M: 8, N: 16, K: 16}\n- {M: 5, N: 16, K: 16, rowMajorA: T}\n"
+SIZES = """# three sizes, one set of binaries
+- {M: 16, N: 16, K: 16}
+- {M: 8, N: 16, K: 16}
+- {M: 5, N: 16, K: 16, rowMajorA: T}
+"""
 # The target with the smallest space, so that planning takes no time.
 SEARCH = ("--target", "gfx1100", "--budget", "3", "--num_threads", "2")
 
@@ -62,7 +66,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, without_gpu: None) -> Tuned:
 
     folder = tmp_path_factory.mktemp("tuned")
     (folder / "sizes.yaml").write_text(SIZES)
-    argv = ["--gemm_size_file", str(folder / "sizes.yaml"), "--tuning-results_file", str(folder / "out.yaml"), "--keep", "--verbose", *SEARCH]  # fmt: skip
+    files = ["--gemm_size_file", str(folder / "sizes.yaml"), "--tuning-results_file", str(folder / "out.yaml")]
+    argv = [*files, "--keep", "--verbose", *SEARCH]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
         status = tune.main(argv)
     return Tuned(folder, argv, status, out.getvalue())

@@ -111,7 +111,8 @@ def test_a_librarys_best_and_its_own_choice_race() -> None:
 def test_a_backend_of_code_races_with_triton(drop: Drop, tmp_path: Path) -> None:
     """Its configs are compiled in the first round; what is wrong with one costs that one, or that backend."""
     drop("toycode", CODE)
-    broken = "    def _candidates(self, problem, target, inputs, everything):\n        raise ZeroDivisionError('no headers')\n"
+    broken = "    def _candidates(self, problem, target, inputs, everything):\n"
+    broken += "        raise ZeroDivisionError('no headers')\n"
     drop("toybroken", TOY + broken)
     judge = FakeEvaluator()
     failures, store, said = race(tmp_path, ("blaslt", "toybroken", "toycode", "triton"), judge)

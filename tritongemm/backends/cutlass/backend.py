@@ -26,11 +26,12 @@ from tritongemm.hip_ext.libraries import wheel_folders
 from tritongemm.plugins.contracts import BuildInputs, Capabilities, KernelBackend
 
 ARCHS = ("sm90",)
+STREAM_K = "StreamKScheduler"  # the scheduler that splits a tile between workgroups
 TEMPLATES = {  # mainloop, epilogue, scheduler
     "single": ("KernelTmaWarpSpecialized", "TmaWarpSpecialized", "PersistentScheduler"),
     "pingpong": ("KernelTmaWarpSpecializedPingpong", "TmaWarpSpecialized", "PersistentScheduler"),
     "cooperative": ("KernelTmaWarpSpecializedCooperative", "TmaWarpSpecializedCooperative", "PersistentScheduler"),
-    "stream_k": ("KernelTmaWarpSpecializedCooperative", "TmaWarpSpecializedCooperative", "StreamKScheduler"),
+    "stream_k": ("KernelTmaWarpSpecializedCooperative", "TmaWarpSpecializedCooperative", STREAM_K),
 }
 _HEADER = "cutlass/gemm/collective/collective_builder.hpp"
 _TYPES = {
@@ -94,8 +95,8 @@ class CutlassBackend(KernelBackend):
     def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
         if config.template not in TEMPLATES:
             return Support(f"CUTLASS has no template {config.template}; there are {', '.join(TEMPLATES)}")
-        if config.split_k > 1 and config.template != "stream_k":
-            return Support(f"{config.template} does not share tiles; stream_k does")
+        if config.split_k > 1 and not _shares_tiles(config):
+            return Support(f"{config.template} does not share tiles between workgroups")
         needed = [rule for rule in cutlass_instances.RULES if rule.name == "warp_groups"]
         return _cpp_instances.check_rules(needed, config, problem, target)
 
@@ -140,7 +141,7 @@ class CutlassBackend(KernelBackend):
 
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> HostLaunch:
         config = artifact.config
-        workspace = _workspace(config, problem) if config.template == "stream_k" else 0
+        workspace = _workspace(config, problem) if _shares_tiles(config) else 0
         numbers = _cpp_instances.leading(problem) | {
             "splits": config.split_k,
             "workspace_bytes": workspace,
@@ -150,6 +151,11 @@ class CutlassBackend(KernelBackend):
         }
         parameters = [(str(n), str(k)) for n, k in artifact.launch["parameters"]]
         return _cpp_instances.host_call(artifact.path, parameters, numbers)
+
+
+def _shares_tiles(config: Config) -> bool:
+    """Whether several workgroups may add up one tile, in a workspace."""
+    return TEMPLATES[config.template][2] == STREAM_K
 
 
 def _headers() -> Path:
@@ -227,7 +233,7 @@ def source(config: Config, problem: Problem, target: Target) -> str:
         schedule=mainloop,
         stages=config.num_stages,
         scheduler=scheduler,
-        stream_k=config.template == "stream_k",
+        stream_k=_shares_tiles(config),
         lds=target.lds_bytes,
         swapped=swapped,
         signature=_cpp_instances.signature(_parameters(problem)),

@@ -1,8 +1,8 @@
 """Tuned winners → code objects with a manifest, which race as assembly: `python -m tritongemm.export`.
 
 A results file's generated kernels are compiled (or taken from the cache) and written as cubin or hsaco files beside
-``kernels.csv``, which says how to launch them (`backends.asm.manifest`). With that file in TRITONGEMM_ASM_MANIFESTS they
-race as backend ``asm``, on a machine without Triton too. One size's kernel can compute others: columns ``dtypes``,
+``kernels.csv``, which says how to launch them (`backends.asm.manifest`). With that file in TRITONGEMM_ASM_MANIFESTS
+they race as backend ``asm``, on a machine without Triton too. One size's kernel can compute others: columns ``dtypes``,
 ``trans``, ``multiple`` and ``small`` (operands of less than 2 GiB) say which. Two kernels of one name go to
 ``kernels_2.csv`` and so on.
 """

@@ -32,7 +32,7 @@ def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str,
     row = dict(given or {})
     family, typical = registry.family_of(row.get("family") or defaults.family)
     a = defaults.dtype(row.get("dtype_a") or defaults.dtype_a or typical.dtype_a)
-    b = defaults.dtype(row.get("dtype_b") or defaults.dtype_b or a)
+    b = defaults.dtype(row.get("dtype_b") or defaults.dtype_b or typical.dtype_b or a)
     wide = typical.dtype_c or ("fp16" if dtype(a).is_fp8 else "int32" if a == "int8" else a)
     return family.problem(
         m,

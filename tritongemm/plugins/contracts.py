@@ -392,12 +392,14 @@ class FamilyDefaults:
     """Dtypes of a problem that does not say.
 
     Attributes:
-        dtype_a: of A and B.
+        dtype_a: of A.
+        dtype_b: of B; "" for A's.
         dtype_c: of C; "" for A's, or fp16 where A is fp8, or int32 where A is int8.
         order_b: order of B.
     """
 
     dtype_a: str = "fp16"
+    dtype_b: str = ""
     dtype_c: str = ""
     order_b: str = PLAIN
 

@@ -24,7 +24,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.export import kernel_manifest
-from tritongemm.formats import Defaults, FormatRow, make_problem
+from tritongemm.formats import Defaults, FormatRow, make_problem, results_format
 from tritongemm.measure.offline_evaluator import InterpreterJob
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.plugins import registry
@@ -139,7 +139,8 @@ def test_what_nobody_says() -> None:
     (row,) = tune_gemm.read(Path("x.yaml"), "- {M: 1, N: 2, K: 3}\n", Defaults(family="a8w8"))
     assert row.problem.family == "a8w8"
     record = Record(INT8, "gfx942", SPLIT, "triton", 1e-6, 0.0, "model")
-    (back,) = tune_gemm.read(Path("x.yaml"), tune_gemm.write([record]), Defaults())
+    ours = results_format()
+    (back,) = ours.read(Path("x.yaml"), ours.write([record]), Defaults())
     assert back.record == record
     assert isinstance(back, FormatRow)
 

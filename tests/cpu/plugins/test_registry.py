@@ -209,7 +209,8 @@ class Toy(KernelBackend):
 """
 
 FORMAT = """
-from tritongemm.formats import FormatRow, problem_of
+from tritongemm.core.format_row import FormatRow
+from tritongemm.formats import make_problem
 from tritongemm.plugins.contracts import Format
 
 class ToyFormat(Format):
@@ -217,8 +218,8 @@ class ToyFormat(Format):
     def recognises(self, path, text):
         return text.startswith("toy")
     def read(self, path, text, defaults):
-        given = {"family": "family_toy", "dtype_b": "int8"}
-        return [FormatRow(problem_of(defaults, *map(int, line.split()), given)) for line in text.splitlines()[1:]]
+        given = {"family": "family_toy"}
+        return [FormatRow(make_problem(defaults, *map(int, line.split()), given)) for line in text.splitlines()[1:]]
 """
 
 

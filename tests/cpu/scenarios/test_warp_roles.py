@@ -129,7 +129,7 @@ def test_what_the_interpreter_cannot_run_is_not_chosen_without_a_gpu() -> None:
     try:
         built = [Artifact(c, "0", "ok") for c in (WS, TMA)]
         trials = list(stand_in.screen(problem, built, 0.0))
-        (unchecked,) = stand_in.check(problem, built[:1])
+        (unchecked,) = stand_in.verify(problem, built[:1])
     finally:
         stand_in.close()
     assert [(t.status, bool(t.samples)) for t in trials] == [("pruned", False), ("ok", True)]

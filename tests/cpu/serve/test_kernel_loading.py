@@ -89,7 +89,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostDriver:
     host = HostDriver()
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(kernel_loading, "open_device", lambda index, workspaces: stand_in_device(driver_device=host))
-    monkeypatch.setattr(machine, "find", lambda *_: SimpleNamespace(target=SM90))
+    monkeypatch.setattr(machine, "find_machine", lambda *_: SimpleNamespace(target=SM90))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
     run_on_cpu(monkeypatch)

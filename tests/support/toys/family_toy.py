@@ -14,7 +14,7 @@ class WeightOnlyFamily(StandardFamily):
     """Weights of eight bits, each column with its own float32 scale; A is fp16 or bf16 and has none."""
 
     summary = "int8 weights with a scale per column, fp16 or bf16 activations"
-    defaults = FamilyDefaults(dtype_a="fp16")
+    defaults = FamilyDefaults(dtype_a="fp16", dtype_b="int8")
 
     def scaling(self, dtype_a: str, dtype_b: str) -> tuple[Scaling | None, Scaling | None]:
         """No factors of A; a float32 factor for each column of B, [N], which the epilogue applies."""

@@ -9,11 +9,9 @@ import torch
 import yaml
 
 from tritongemm.cli import tune
-from tritongemm.core.problem import Problem
 from tritongemm.numerics import verify
-from tritongemm.numerics.families import a8w8
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, KernelBackend
+from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 from tritongemm.runtime.machine import Machine
 
 
@@ -38,19 +36,20 @@ def test_libraries_scale_rows_and_columns(gpu_machine: Machine, name: str, bias:
     reason = registry.available(Backend, name).reason
     if encoding is None or reason:
         pytest.skip(reason or "no fp8 units")
-    problem = Problem(96, 256, 512, encoding, encoding, "bf16", row_major_b=False, bias=bias, family="a8w8")
-    operands = a8w8.inputs(problem, "cuda")
+    family = registry.get(Family, "a8w8")
+    problem = family.problem(96, 256, 512, encoding, encoding, "bf16", row_major_b=False, bias=bias)
+    operands = family.make_inputs(problem, "cuda")
     c = torch.empty(problem.m, problem.n, dtype=torch.bfloat16, device="cuda")
-    backend = registry.get(KernelBackend, name)
-    configs = backend.enumerate(problem, operands | {"c": c})
+    backend = registry.get(LibraryBackend, name)
+    configs = backend.list_algorithms(problem, operands | {"c": c}, 8)
     if not configs:
         pytest.skip(f"this version of {name} has no scales for each row and column")
-    for config in configs[:8]:
+    for config in configs:
         call = backend.operation(problem, operands | {"c": c}, config)
 
         def run() -> None:
             call()  # noqa: B023
             torch.cuda.synchronize()
 
-        found = verify.verify(problem, a8w8, run, c, a8w8.reference(problem, operands))
+        found = verify.verify(problem, family, run, c, family.reference(problem, operands))
         assert found.ok, f"{config.name}: {found.reason}"

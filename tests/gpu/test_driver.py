@@ -224,7 +224,7 @@ FAULT = """
 import sys
 sys.path.insert(0, {root!r})
 from tritongemm.core.errors import DriverError
-from tritongemm.hip_ext import driver
+from tritongemm.hip_ext.driver import driver
 device = driver.open_driver({vendor!r}).device()
 function = device.load(open({path!r}, "rb").read()).function("scale")
 function.launch((1, 1, 1), ({threads}, 1, 1), 0, {params!r})

@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import lru_cache
 from math import gcd, lcm
 from pathlib import Path
 from types import ModuleType
@@ -237,8 +237,9 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
     return result | dict.fromkeys(NUMBERS, "i32")
 
 
-@cache
-def _import(path: str) -> ModuleType:
+@lru_cache(maxsize=256)
+def _import(path: str, text: bytes) -> ModuleType:
+    """A generated module; `text` tells one from another that lay there before it."""
     spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path} is not a Python module")
@@ -285,8 +286,8 @@ def _compile_with_triton(job: CompileJob) -> tuple[Artifact, bytes, str]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    wanted = job.identity
-    kernel = getattr(_import(job.payload["module"]), job.config.template)
+    wanted, module = job.identity, job.payload["module"]
+    kernel = getattr(_import(module, Path(module).read_bytes()), job.config.template)
     constants = wanted["constants"]
     types = {**wanted["signature"], **dict.fromkeys(constants, "constexpr")}
     pointers = [n for n, t in wanted["signature"].items() if t.startswith("*")]

@@ -1,0 +1,58 @@
+"""A backend of one's own on a real GPU: raced, served by `mm` and launch-planned, without an edit anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import tritongemm
+from tests.support.plugins import dropped, tell_children
+from tritongemm.cli import tune
+from tritongemm.plugins.contracts import Backend, Family
+from tritongemm.runtime.machine import Machine
+
+BACKEND, FAMILY = "working_backend_toy", "family_toy"
+SIZE = ["-m", "250", "-n", "336", "-k", "512", "--budget", "8"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels compiled for a test are kept in its own folder."""
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A backend whose kernel computes, put beside the others, where child processes find it too."""
+    with dropped(Backend, BACKEND, tmp_path, monkeypatch) as name:
+        tell_children(Backend, tmp_path, monkeypatch)
+        yield name
+
+
+def test_a_backend_races_and_serves(gpu_machine: Machine, backend: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.yaml"
+    types = ["-col_b", "-dtype_a", "fp16"]
+    assert tune.main([*SIZE, *types, "--libtype", backend, "-o", str(out)]) == 0
+    (row,) = yaml.safe_load(out.read_text())
+    assert row["backend"] == backend and row["error"] <= row["tolerance"] and row["timer"] == "graph-events"
+    assert tritongemm.load(out) == 1
+    x = torch.randn(250, 512, dtype=torch.float16, device="cuda")
+    w = torch.randn(336, 512, dtype=torch.float16, device="cuda")
+    torch.testing.assert_close(tritongemm.mm(x, w), x @ w.T, atol=5e-2, rtol=1e-2)
+    assert backend in tritongemm.explain(x, w) or row["winner"] == "torch"
+
+
+def test_a_family_with_its_own_scales_is_tuned(
+    gpu_machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.yaml"
+    with dropped(Family, FAMILY, tmp_path, monkeypatch):
+        tell_children(Family, tmp_path, monkeypatch)
+        assert tune.main([*SIZE, "--family", FAMILY, "-o", str(out)]) == 0
+    (row,) = yaml.safe_load(out.read_text())
+    assert (row["dtype_a"], row["dtype_b"], row["family"]) == ("fp16", "int8", FAMILY)
+    assert row["timer"] == "graph-events" and 0 < row["error"] <= row["tolerance"]

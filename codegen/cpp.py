@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from typing import TYPE_CHECKING, Any
 
 from tritongemm.codegen.template_facts import TEMPLATES
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 @cache
 def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # what is served is compiled already
+
     return Environment(
         loader=FileSystemLoader(TEMPLATES),
         trim_blocks=True,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import warnings
 from functools import cache
 from types import ModuleType
 from typing import TypeVar
@@ -94,13 +95,19 @@ def forget() -> None:
 
 
 def every(kind: type[P]) -> list[P]:
-    """All plug-ins of one kind whose imports work, in the order of their names."""
+    """All plug-ins of one kind that can be loaded, in the order of their names.
+
+    One whose package is missing is passed over; one whose file is broken is passed over with a warning, as serving and
+    the other plug-ins do not depend on it.
+    """
     found = []
     for name in names(kind):
         try:
             found.append(get(kind, name))
         except UnavailableError:
             continue
+        except Exception as error:
+            warnings.warn(f"{kind.kind} {name} is passed over: {type(error).__name__}: {error}", stacklevel=2)
     return found
 
 

@@ -6,7 +6,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tritongemm.core.trial import BASELINE_ENTRY
@@ -160,7 +160,6 @@ def test_when_more_rounds_change_nothing() -> None:
     assert not decided(race(rounds=3, best=1e-5, next=2e-5)), "too early to tell"
 
 
-@settings(deadline=None)  # the first to ask imports scipy
 @given(
     st.dictionaries(
         st.sampled_from(["a", "b", "c", BASELINE_ENTRY]), st.lists(st.floats(1e-7, 1e-3), min_size=1, max_size=12)

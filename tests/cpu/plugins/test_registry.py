@@ -176,6 +176,18 @@ def test_an_incomplete_plug_in_fails_when_it_is_defined(tmp_path: Path, monkeypa
         registry.get(Family, "toy_half")
 
 
+@pytest.mark.parametrize("text", ["raise ValueError('a typo')", "import", "class Half(Backend):\n    summary = 'x'\n"])
+def test_a_broken_file_costs_itself_alone(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are there, with a warning that names it; who asks for it by name gets the error."""
+    (tmp_path / "toy_typo.py").write_text(f"from tritongemm.plugins.contracts import Backend\n{text}\n")
+    whole = [backend.name for backend in registry.every(Backend)]
+    with dropped(Backend, tmp_path / "toy_typo.py", tmp_path, monkeypatch):
+        with pytest.warns(UserWarning, match="backend toy_typo is passed over: "):
+            assert [backend.name for backend in registry.every(Backend)] == whole
+        with pytest.raises((ValueError, SyntaxError, TypeError)):
+            registry.get(Backend, "toy_typo")
+
+
 STRATEGY = """
 from tritongemm.plugins.contracts import Strategy
 

@@ -87,7 +87,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @given(share=st.floats(0, 1))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @example(share=0.0)
 @example(share=1.0)
 def test_torn_at_any_byte_loses_one_line_at_most(tmp_path: Path, whole: bytes, share: float) -> None:

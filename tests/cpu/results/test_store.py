@@ -155,7 +155,7 @@ def test_an_output_that_is_something_else(tmp_path: Path, text: bytes, error: ty
 
 
 @given(st.permutations([record(p, s) for p, s in zip((THREE, ONE, TWO), (1e-5, 2e-5, 3e-5), strict=True)]))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10)
 def test_the_file_does_not_tell_who_came_first(tmp_path: Path, arrival: list[Record]) -> None:
     path = tmp_path / "out.yaml"
     texts = set()

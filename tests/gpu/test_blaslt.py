@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import TypeAlias
 
 import pytest
 import torch
 
 from tritongemm.backends.blaslt import algorithms
 from tritongemm.core.config import Config
+from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import error_metric, verify
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Family
+from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 
 pytestmark = pytest.mark.skipif(driver.find_vendor() is None, reason="no GPU driver")
 
-BLASLT, DENSE = registry.get(Backend, "blaslt"), registry.get(Family, "dense")
+BLASLT, DENSE = registry.get(LibraryBackend, "blaslt"), registry.get(Family, "dense")
 FP8 = ("fp8e4m3fn", "fp8e4m3fn")
+Tensors: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]"  # A, B, the bias, C
 
 
-def made(problem: Problem):
+def made(problem: Problem) -> Tensors:
     given = DENSE.make_inputs(problem, "cuda")
     return (
         given["a"],
@@ -31,15 +35,21 @@ def made(problem: Problem):
     )
 
 
-def named(a, b, bias, c):
+def named(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor) -> Operands:
     """The operands as backends take them."""
     return {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
 
 
-def check(problem: Problem, config: Config | None = None, operands=None) -> None:
-    a, b, bias, c = operands or made(problem)
-    call = BLASLT.operation(problem, named(a, b, bias, c), config)
+def operation(problem: Problem, operands: Tensors, config: Config | None = None) -> Callable[[], object]:
+    """The call of an algorithm that the library must have."""
+    call = BLASLT.operation(problem, named(*operands), config)
     assert call is not None, f"no algorithm for {problem.key}"
+    return call
+
+
+def check(problem: Problem, config: Config | None = None, operands: Tensors | None = None) -> None:
+    a, b, bias, c = operands or made(problem)
+    call = operation(problem, (a, b, bias, c), config)
 
     def run() -> None:
         call()
@@ -52,7 +62,7 @@ def check(problem: Problem, config: Config | None = None, operands=None) -> None
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("bias", ["none", "n", "m"])
 @pytest.mark.parametrize(("row_a", "row_b"), list(itertools.product([True, False], repeat=2)))
-def test_layouts_and_biases(dtype, bias, row_a, row_b):
+def test_layouts_and_biases(dtype: str, bias: str, row_a: bool, row_b: bool) -> None:
     for m, n, k in ((128, 256, 192), (16, 40, 72), (1, 96, 64)):
         check(Problem(m, n, k, dtype, dtype, dtype, row_major_a=row_a, row_major_b=row_b, bias=bias))
 
@@ -61,7 +71,7 @@ def test_layouts_and_biases(dtype, bias, row_a, row_b):
     driver.find_vendor() != "nvidia" or torch.cuda.get_device_capability() < (8, 9), reason="no fp8 units"
 )
 @pytest.mark.parametrize("out", ["fp16", "bf16", "fp32", "fp8e4m3fn"])
-def test_fp8_in_every_output(out):
+def test_fp8_in_every_output(out: str) -> None:
     for bias in ("none",) if out == "fp8e4m3fn" else ("none", "n"):
         problem = Problem(64, 256, 512, *FP8, out, row_major_b=False, bias=bias)
         check(problem)
@@ -74,7 +84,7 @@ def test_fp8_in_every_output(out):
     assert BLASLT.operation(row, named(*made(row))) is None  # not TN
 
 
-def test_int8_and_mixed_types():
+def test_int8_and_mixed_types() -> None:
     check(Problem(64, 256, 512, "int8", "int8", "int32", row_major_b=False))
     check(Problem(64, 256, 512, "int8", "int8", "int32", row_major_b=False, bias="n"))
     check(Problem(64, 256, 512, "fp16", "fp16", "fp32", row_major_b=False))
@@ -82,7 +92,7 @@ def test_int8_and_mixed_types():
     assert BLASLT.operation(mixed, named(*made(mixed))) is None
 
 
-def test_every_algorithm_is_right_and_finds_its_way_back():
+def test_every_algorithm_is_right_and_finds_its_way_back() -> None:
     problem = Problem(256, 1280, 2048, "bf16", "bf16", "bf16", row_major_b=False, bias="n")
     operands = made(problem)
     configs = BLASLT.list_algorithms(problem, named(*operands))
@@ -93,14 +103,16 @@ def test_every_algorithm_is_right_and_finds_its_way_back():
     assert algorithms.resolve(configs[-1], problem, algorithms.version()) is configs[-1]
     assert algorithms.resolve(configs[-1], problem, 1) == configs[-1]  # found again by what it is
     gone = Config.parse(configs[0].name.replace("__tile", "__tile9"))
-    assert algorithms.resolve(gone, problem, 1) is None
+    assert gone is not None and algorithms.resolve(gone, problem, 1) is None
 
 
 @pytest.mark.skipif(driver.find_vendor() != "nvidia", reason="hipBLASLt's indices need no rebuilding")
-def test_algorithms_are_rebuilt_from_their_attributes():
+def test_algorithms_are_rebuilt_from_their_attributes() -> None:
     problem = Problem(256, 1280, 2048, "bf16", "bf16", "bf16", row_major_b=False)
     operands = made(problem)
-    plan, _ = algorithms._prepared(problem, named(*operands), False)
+    prepared = algorithms._prepared(problem, named(*operands), False)
+    assert prepared is not None
+    plan, _ = prepared
     same = 0
     for algorithm in plan.algorithms:
         again = plan.rebuild(dict(algorithm.values))
@@ -115,10 +127,10 @@ def test_algorithms_are_rebuilt_from_their_attributes():
     assert same >= len(plan.algorithms) // 2
 
 
-def test_graphs_streams_and_operands_that_are_not_aligned():
+def test_graphs_streams_and_operands_that_are_not_aligned() -> None:
     problem = Problem(64, 128, 256, "bf16", "bf16", "bf16", row_major_b=False, bias="m")
     a, b, bias, c = made(problem)
-    call = BLASLT.operation(problem, named(a, b, bias, c))
+    call = operation(problem, (a, b, bias, c))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call()
@@ -136,14 +148,15 @@ def test_graphs_streams_and_operands_that_are_not_aligned():
     check(odd, None, (flat[1:].view(33, 13), b, None, c))
 
 
-def test_batches():
+def test_batches() -> None:
     problem = Problem(32, 48, 64, "fp16", "fp16", "fp16", batch=5)
     a, b = (torch.randn(5, *s, device="cuda", dtype=torch.float16) for s in ((32, 64), (64, 48)))
     c = torch.empty(5, 32, 48, device="cuda", dtype=torch.float16)
-    BLASLT.operation(problem, named(a, b, None, c))()
+    operation(problem, (a, b, None, c))()
     torch.testing.assert_close(c, a @ b, rtol=2e-3, atol=2e-2)
 
 
-def test_the_registry_says_it_is_here():
+def test_the_registry_says_it_is_here() -> None:
     assert registry.available(Backend, "blaslt")
-    assert {"nvidia": "cublaslt", "amd": "hipblaslt"}[driver.find_vendor()] == BLASLT.label
+    vendor = driver.find_vendor()
+    assert vendor is not None and {"nvidia": "cublaslt", "amd": "hipblaslt"}[vendor] == BLASLT.label

@@ -8,6 +8,7 @@ import shutil
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -20,8 +21,9 @@ from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.launch import Buffer
+from tritongemm.core.launch import Buffer, Launch
 from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
 from tritongemm.hip_ext.compilers import assemble
@@ -37,6 +39,7 @@ CLEAN = "_ZN5aiter39bf16gemm_fp32bf16_tn_48x64_splitk_cleanE"
 OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
 SIZE = Problem(33, 100, 77)
 TILE = "tile__bm16__bn32__bk32__gm1__sk2__w2__s2"
+OwnKernel: TypeAlias = tuple[bytes, Launch, Path]  # Its code, its launch and a manifest that describes it.
 
 
 def write(folder: Path, text: str) -> Path:
@@ -44,15 +47,22 @@ def write(folder: Path, text: str) -> Path:
     return folder / "kernels.csv"
 
 
-def kernel(nbytes: int, args=()) -> KernelInfo:
+def kernel(nbytes: int, args: tuple[code_object.Argument, ...] = ()) -> KernelInfo:
     return KernelInfo("k", 512, 0, 65536, 64, nbytes, 256, args)
 
 
-def built(config: Config, layout: str, nbytes: int):
+def built(config: Config, layout: str, nbytes: int) -> Artifact:
     fields = param_layout.fields(param_layout.LAYOUTS[layout], kernel(nbytes))
     grid = {"i8": "nk,m", "fp8_blockscale": "nk,m"}.get(layout, "n,m,k")
     facts = {"layout": layout, "fields": [[f.name, f.offset] for f in fields], "parameter_bytes": nbytes, "grid": grid}
     return Artifact(config, "", "k.co", config.template, threads=256, launch={**facts, "dynamic_shared": 0})
+
+
+def kernel_launch(artifact: Artifact, problem: Problem, facts: Target) -> Launch:
+    """The launch of a kernel of a manifest, which is never a call of host code."""
+    launch = ASM.launch(artifact, problem, facts)
+    assert isinstance(launch, Launch)
+    return launch
 
 
 def numbers(block: bytes) -> list[int]:
@@ -64,9 +74,9 @@ ONE = 0x3F800000  # 1.0
 
 
 @pytest.mark.parametrize("nbytes", [288, 336, 352])
-def test_bf16_block(nbytes):
+def test_bf16_block(nbytes: int) -> None:
     problem = Problem(100, 256, 512, "bf16", "bf16", "bf16", True, False, "n")
-    launch = ASM.launch(built(Config(CLEAN, 48, 64, 64, 1, 3, backend="asm"), "bf16", nbytes), problem, GFX942)
+    launch = kernel_launch(built(Config(CLEAN, 48, 64, 64, 1, 3, backend="asm"), "bf16", nbytes), problem, GFX942)
     block = launch.pack({"c": 1, "a": 2, "b": 3, "bias": 4, "semaphore": 5})
     assert len(block) == nbytes
     strides = [512, 0, 512, 0, 1024, 0, 1024, 0]  # of C, C as input, A, B, in bytes
@@ -76,32 +86,32 @@ def test_bf16_block(nbytes):
     assert [(b.name, b.bytes) for b in launch.buffers] == ([("semaphore", 4096)] if nbytes == 352 else [])
 
 
-def test_fp32_output_and_no_bias():
+def test_fp32_output_and_no_bias() -> None:
     problem = Problem(1, 64, 192, "bf16", "bf16", "fp32", True, False)
-    block = ASM.launch(built(Config(PLAIN, 32, 64, 64, backend="asm"), "bf16", 336), problem, GFX942).pack({"c": 1})
+    block = kernel_launch(built(Config(PLAIN, 32, 64, 64, backend="asm"), "bf16", 336), problem, GFX942).pack({"c": 1})
     assert numbers(block)[6] == 64 * 4
     assert numbers(block)[17:21] == [1, 0, 0, 0]  # one split, fp32, no bias
 
 
-def test_scaled_blocks():
+def test_scaled_blocks() -> None:
     problem = registry.get(Family, "a8w8").problem(
         40, 256, 384, "int8", "int8", "bf16", row_major_b=False, order_b="shuffled_16x16"
     )
-    launch = ASM.launch(built(Config("k", 32, 128, 64, 1, 3, backend="asm"), "i8", 208), problem, GFX942)
+    launch = kernel_launch(built(Config("k", 32, 128, 64, 1, 3, backend="asm"), "i8", 208), problem, GFX942)
     assert numbers(launch.pack({"c": 1, "a": 2, "b": 3, "scale_a": 4, "scale_b": 5, "semaphore": 6})) == [
         1, 2, 3, 4, 5, 6, 40, 256, 384, 384, 384, 512, 3
     ]  # fmt: skip
     assert launch.grid == (2 * 3, 2, 1)
-    launch = ASM.launch(built(Config("k", 32, 128, 64, backend="asm"), "fp8_blockscale", 256), problem, GFX942)
+    launch = kernel_launch(built(Config("k", 32, 128, 64, backend="asm"), "fp8_blockscale", 256), problem, GFX942)
     assert numbers(launch.pack({}))[-3:] == [40, 2, 3]
     for nbytes in (368, 384):
-        launch = ASM.launch(built(Config("k", 32, 128, 64, 1, 4, backend="asm"), "fp4", nbytes), problem, GFX950)
+        launch = kernel_launch(built(Config("k", 32, 128, 64, 1, 4, backend="asm"), "fp4", nbytes), problem, GFX950)
         block = launch.pack({})
         assert len(block) == nbytes
         assert numbers(block)[23:] == ([2] if nbytes == 384 else [])  # log2 of the splits
 
 
-def scaled_problem(family, dtype, k=1024):
+def scaled_problem(family: str, dtype: str, k: int = 1024) -> Problem:
     return registry.get(Family, family).problem(
         100, 512, k, dtype, dtype, "bf16", row_major_b=False, order_b="shuffled_16x16"
     )
@@ -115,7 +125,9 @@ SCALED_KERNELS = [
 
 
 @pytest.mark.parametrize(("family", "dtype", "symbol", "facts"), SCALED_KERNELS)
-def test_kernels_with_scales_share_k_as_aiters_tuner_has_them(tmp_path, family, dtype, symbol, facts):
+def test_kernels_with_scales_share_k_as_aiters_tuner_has_them(
+    tmp_path: Path, family: str, dtype: str, symbol: str, facts: Target
+) -> None:
     """Each split in which every workgroup has whole steps of K; the rows of AITER's manifests have no subK."""
     path = write(tmp_path, f"tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n32,128,1,1,{symbol},k.co\n")
     offered = {
@@ -128,19 +140,21 @@ def test_kernels_with_scales_share_k_as_aiters_tuner_has_them(tmp_path, family, 
 
 
 @pytest.mark.parametrize(("layout", "nbytes", "split"), [("i8", 208, 2), ("fp8_blockscale", 256, 3), ("fp4", 384, 4)])
-def test_splits_add_into_a_c_that_the_launch_sets_to_zero(layout, nbytes, split):
-    family, dtype, symbol, facts = next(k for k in SCALED_KERNELS if param_layout.declared("", k[2]).name == layout)
+def test_splits_add_into_a_c_that_the_launch_sets_to_zero(layout: str, nbytes: int, split: int) -> None:
+    family, dtype, symbol, facts = next(
+        k for k in SCALED_KERNELS if param_layout.declared("", k[2]) == param_layout.LAYOUTS[layout]
+    )
     problem = scaled_problem(family, dtype)
     config = Config(symbol, 32, 128, 64, 1, split, backend="asm")
-    launch = ASM.launch(built(config, layout, nbytes), problem, facts)
+    launch = kernel_launch(built(config, layout, nbytes), problem, facts)
     assert launch.zeroed == (Buffer("c", 100 * 512 * 2),)
     assert launch.grid[0 if layout != "fp4" else 2] % split == 0
     assert type(launch).from_json(json.loads(json.dumps(launch.to_json()))) == launch
-    whole = ASM.launch(built(replace(config, split_k=1), layout, nbytes), problem, facts)
+    whole = kernel_launch(built(replace(config, split_k=1), layout, nbytes), problem, facts)
     assert whole.zeroed == () and "zeroed" not in whole.to_json()
 
 
-def test_a_bf16_kernel_writes_fp32_where_the_object_is_told_the_type(tmp_path):
+def test_a_bf16_kernel_writes_fp32_where_the_object_is_told_the_type(tmp_path: Path) -> None:
     """AITER takes its kernel of 256x256 tiles for an fp32 C too; those of an older struct write fp32 alone."""
     rows = "_ZN5aiter24bf16gemm_bf16_tn_256x256E,p.co,1,256,256,0,0,0,64,0\n"
     rows += "_ZN5aiter28bf16gemm_outf32_tn_32x64_pf3E,q.co,1,32,64,3,0,0,64,0\n"
@@ -153,12 +167,12 @@ def test_a_bf16_kernel_writes_fp32_where_the_object_is_told_the_type(tmp_path):
 
 
 @pytest.mark.parametrize("layout", param_layout.LAYOUTS)
-def test_wrong_parameter_size_is_named(layout):
+def test_wrong_parameter_size_is_named(layout: str) -> None:
     with pytest.raises(InputError, match=rf"takes 200 bytes of parameters, layout {layout} has \d+"):
         param_layout.fields(param_layout.LAYOUTS[layout], kernel(200))
 
 
-def test_kinds_are_checked_against_the_object():
+def test_kinds_are_checked_against_the_object() -> None:
     arguments = [code_object.Argument(16 * i, 4, "value") for i in range(13)]
     with pytest.raises(InputError, match="parameter c at byte 0 is 4 bytes"):
         param_layout.fields(param_layout.LAYOUTS["i8"], kernel(208, tuple(arguments)))
@@ -177,14 +191,14 @@ def test_kinds_are_checked_against_the_object():
         (Problem(2**20, 64, 4096, "bf16", "bf16", "bf16", True, False), "beyond its 32-bit"),
     ],
 )
-def test_problems_a_kernel_can_not_compute(tmp_path, problem, reason):
+def test_problems_a_kernel_can_not_compute(tmp_path: Path, problem: Problem, reason: str) -> None:
     path = write(tmp_path, BF16 + f"{PLAIN},p.co,1,32,64,3,0,0,64,1\n")
     configs, refused = asm.survey(problem, GFX942, [path])
     assert not configs
     assert re.search(reason, refused[PLAIN])
 
 
-def test_tiles_and_splits_that_fit(tmp_path):
+def test_tiles_and_splits_that_fit(tmp_path: Path) -> None:
     shuffled = PLAIN.replace("pf3", "bshuffle")
     rows = f"{PLAIN},p.co,1,32,64,3,0,0,64,1\n{CLEAN},q.co,1,48,64,0,0,1,64,1\n{shuffled},r.co,1,32,64,0,1,0,64,1\n"
     path = write(tmp_path, BF16 + rows)
@@ -199,9 +213,9 @@ def test_tiles_and_splits_that_fit(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory) -> dict[str, tuple]:
-    """One of our own kernels for each architecture: its Built, its Launch, a manifest that describes it."""
-    made = {}
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OwnKernel]:
+    """One of our own kernels for each architecture."""
+    made = dict[str, OwnKernel]()
     for name, options in (("gfx942", "__kpack1__matrix_instr_nonkdim16__waves_per_eu0"), ("sm90", "")):
         facts, folder = target_files.load_target(name), tmp_path_factory.mktemp(name)
         config = Config.parse(TILE + options)
@@ -209,6 +223,7 @@ def kernels(tmp_path_factory) -> dict[str, tuple]:
         one, code, file = TRITON.compile(TRITON.compile_job(config, SIZE, facts, inputs))
         (folder / file).write_bytes(code)
         launch = TRITON.launch(one, SIZE, facts)
+        assert isinstance(launch, Launch)
         text = "knl_name,co_name,tile_m,tile_n,layout,grid,lds,threads,split,dtypes,trans\n"
         text += f'{one.symbol},{file},16,32,{OWN},"mn,k",{launch.shared},{one.threads},2,fp16,TT\n'
         made[name] = (code, launch, write(folder, text))
@@ -221,12 +236,12 @@ def job(path: Path, symbol: str, name: str = "gfx942") -> CompileJob:
 
 
 @pytest.mark.parametrize("name", ["gfx942", "sm90"])
-def test_own_kernels_launch_as_the_backend_that_made_them(kernels, name):
+def test_own_kernels_launch_as_the_backend_that_made_them(kernels: dict[str, OwnKernel], name: str) -> None:
     _, expected, path = kernels[name]
     inputs = BuildInputs(manifests=(path,))
     (config,) = ASM.candidates(SIZE, target_files.load_target(name), inputs)
     one, code, _ = ASM.compile(ASM.compile_job(config, SIZE, target_files.load_target(name), inputs))
-    launch = ASM.launch(one, SIZE, target_files.load_target(name))
+    launch = kernel_launch(one, SIZE, target_files.load_target(name))
     addresses = {"a": 1, "b": 2, "c": 3, "workspace": 4, "semaphore": 5}
     assert launch.pack({**addresses, "bias": 3})[:96] == expected.pack({**addresses, "bias": 3})[:96].replace(
         struct.pack("<QQQQ", 1, 2, 3, 3), struct.pack("<QQQQ", 1, 2, 3, 0)
@@ -236,11 +251,11 @@ def test_own_kernels_launch_as_the_backend_that_made_them(kernels, name):
     assert code_object.arch(code) == name
 
 
-def test_bad_objects_are_named(kernels, tmp_path):
+def test_bad_objects_are_named(kernels: dict[str, OwnKernel], tmp_path: Path) -> None:
     code, launch, path = kernels["gfx942"]
     text = path.read_text()
 
-    def refused(name="gfx942", **replaced) -> str:
+    def refused(name: str = "gfx942", **replaced: str) -> str:
         changed = text
         for old, new in replaced.items():
             changed = changed.replace({"object": "kernel.hsaco", "layout": OWN}[old], new)
@@ -262,7 +277,7 @@ def test_bad_objects_are_named(kernels, tmp_path):
         job(path, "unknown")
 
 
-def test_symbol_missing_from_its_object(kernels, tmp_path):
+def test_symbol_missing_from_its_object(kernels: dict[str, OwnKernel], tmp_path: Path) -> None:
     _, launch, path = kernels["gfx942"]
     shutil.copy(path.parent / "kernel.hsaco", tmp_path)
     other = write(tmp_path, path.read_text().replace(launch.symbol, "other"))
@@ -292,7 +307,7 @@ amdhsa.kernels:
 """
 
 
-def test_sources_are_assembled(tmp_path):
+def test_sources_are_assembled(tmp_path: Path) -> None:
     (tmp_path / "k.s").write_text(SOURCE)
     (tmp_path / "bad.s").write_text("nonsense v1, v2\n")
     try:
@@ -307,7 +322,7 @@ def test_sources_are_assembled(tmp_path):
         ASM.compile(job(path, "bad"))
 
 
-def test_ptx_is_assembled(tmp_path):
+def test_ptx_is_assembled(tmp_path: Path) -> None:
     (tmp_path / "k.ptx").write_text(
         ".version 8.0\n.target sm_80\n.address_size 64\n"
         ".visible .entry k(.param .u64 c, .param .u32 n) .maxntid 128, 1, 1 { ret; }\n"
@@ -323,7 +338,9 @@ def plan(folder: Path, *options: str) -> int:
     return launch_plan.main([*size, "-o", str(folder), "--num_threads", "1", "--backend", "asm", *options])
 
 
-def test_plan_of_an_assembly_kernel(kernels, tmp_path, monkeypatch):
+def test_plan_of_an_assembly_kernel(
+    kernels: dict[str, OwnKernel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     code, launch, path = kernels["gfx942"]
     assert plan(tmp_path, "--manifest", str(path)) == 0
@@ -334,7 +351,9 @@ def test_plan_of_an_assembly_kernel(kernels, tmp_path, monkeypatch):
     emulated.run(tmp_path / "plan_0.json", tmp_path)
 
 
-def test_plan_says_why_no_kernel_fits(kernels, tmp_path, capsys, monkeypatch):
+def test_plan_says_why_no_kernel_fits(
+    kernels: dict[str, OwnKernel], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
     assert plan(tmp_path, "--manifest", str(kernels["gfx942"][2]), "-dtype_a", "bf16") == 2
     assert "it is for fp16, not bf16" in capsys.readouterr().err
@@ -348,7 +367,7 @@ def test_plan_says_why_no_kernel_fits(kernels, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.skipif(not settings.asm_manifests(), reason="TRITONGEMM_ASM_MANIFESTS names no manifest")
-def test_kernels_of_the_environment_agree_with_their_manifests_or_say_why_not():
+def test_kernels_of_the_environment_agree_with_their_manifests_or_say_why_not() -> None:
     agree, refused = 0, []
     for path in settings.asm_manifests():
         facts = target_files.load_target(next((p for p in path.parts if p in target_files.target_names()), "gfx942"))

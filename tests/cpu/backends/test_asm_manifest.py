@@ -32,7 +32,9 @@ def write(folder: Path, text: str) -> Path:
     ],
     ids=["bf16", "i8", "fp4", "outf32"],
 )  # fmt: skip
-def test_every_spelling_of_the_columns(tmp_path, header, values, expected):
+def test_every_spelling_of_the_columns(
+    tmp_path: Path, header: str, values: str, expected: tuple[int | bool, ...]
+) -> None:
     (row,) = manifest.read(write(tmp_path, f"// of a test\n{header}# none\n{values} ; last\n/* no\nmore */\n"))
     assert (row.tile_m, row.tile_n, row.sub_k, row.split_k, row.shuffled, row.bias, row.prefetch) == expected
     assert (row.symbol, row.path, row.line) == (PLAIN, tmp_path / "p.co", 4)
@@ -50,13 +52,13 @@ def test_every_spelling_of_the_columns(tmp_path, header, values, expected):
         (BF16 + f"{PLAIN},p.co,1,32,64,3,0,1,64,1\n" * 2, "line 3: .* is in line 2 already"),
     ],
 )
-def test_bad_manifests_are_named(tmp_path, text, named):
+def test_bad_manifests_are_named(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(InputError, match=named):
         manifest.read(write(tmp_path, text))
 
 
 @pytest.mark.skipif(not FIELD.is_dir(), reason="AITER's manifests are not at hand")
-def test_field_manifests():
+def test_field_manifests() -> None:
     counts = {str(f.relative_to(FIELD).parent): len(manifest.read(f)) for f in FIELD.rglob("*.csv")}
     assert counts == {
         "gfx942/bf16gemm": 22,

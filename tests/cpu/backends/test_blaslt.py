@@ -7,8 +7,11 @@ import itertools
 import logging
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +21,10 @@ from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import served_algorithm
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError, UnavailableError
+from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.support import Support
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
 from tritongemm.hip_ext.blaslt import variants as blaslt_variants
@@ -31,14 +36,13 @@ from tritongemm.plugins.contracts import Backend, Family
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
-NO_CAPTURE = SimpleNamespace(
-    api=SimpleNamespace(symbol=lambda role: "")
-)  # a driver that does not tell what a graph holds
-F32 = dict.fromkeys(("dtype_a", "dtype_b", "dtype_c"), "fp32")
+# A device whose driver does not tell what a graph holds.
+NO_CAPTURE: Any = SimpleNamespace(api=SimpleNamespace(symbol=lambda role: ""))
+F32 = ("fp32", "fp32", "fp32")
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, source = tmp_path_factory.mktemp("fake"), str(FAKES / "blaslt.cpp")
     for vendor, flags in (("nvidia", []), ("amd", ["-DAMD"])):
         command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", *flags, source, "-o", str(folder / f"{vendor}.so")]
@@ -47,7 +51,9 @@ def built(tmp_path_factory):
 
 
 @pytest.fixture(params=["nvidia", "amd"])
-def library(request, built, tmp_path, monkeypatch):
+def library(
+    request: pytest.FixtureRequest, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[blaslt_library.Library]:
     copy = shutil.copy(built / f"{request.param}.so", tmp_path / "blaslt.so")  # its state starts afresh
     found = blaslt_library.Library(blaslt_tables.TABLES[request.param], ctypes.CDLL(str(copy)))
     monkeypatch.setattr(blaslt, "library", lambda: found)
@@ -66,11 +72,12 @@ def peek(library: blaslt_library.Library, name: str) -> int:
     return ctypes.c_int.in_dll(library._library, f"fake_{name}").value
 
 
-def operands(problem: Problem):
+def operands(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """A, B, the bias if there is one, and a C to write."""
     torch.manual_seed(0)
     lead = (problem.batch,) if problem.batch > 1 else ()
 
-    def fill(rows, cols, row_major):
+    def fill(rows: int, cols: int, row_major: bool) -> torch.Tensor:
         return torch.randn(*lead, rows, cols) if row_major else torch.randn(*lead, cols, rows).transpose(-1, -2)
 
     a, b = fill(problem.m, problem.k, problem.row_major_a), fill(problem.k, problem.n, problem.row_major_b)
@@ -78,21 +85,28 @@ def operands(problem: Problem):
     return a, b, torch.randn(length) if length else None, torch.full((*lead, problem.m, problem.n), float("nan"))
 
 
-def expected(problem, a, b, bias):
+def expected(problem: Problem, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return a @ b + (0 if bias is None else bias[:, None] if problem.bias == "m" else bias[None, :])
 
 
-def named(a, b, bias, c):
+def named(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor) -> Operands:
     """The operands as backends take them."""
     return {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
 
 
+def prepared(problem: Problem, tensors: Operands, config: Config | None = None) -> Callable[[], object]:
+    """The call of an algorithm that the library must have."""
+    call = blaslt.prepare_call(problem, tensors, config)
+    assert call is not None
+    return call
+
+
 @pytest.mark.parametrize("bias", ["none", "n", "m"])
 @pytest.mark.parametrize(("row_a", "row_b"), list(itertools.product([True, False], repeat=2)))
-def test_every_layout_and_bias(library, row_a, row_b, bias):
-    problem = Problem(5, 7, 3, **F32, row_major_a=row_a, row_major_b=row_b, bias=bias)
+def test_every_layout_and_bias(library: blaslt_library.Library, row_a: bool, row_b: bool, bias: str) -> None:
+    problem = Problem(5, 7, 3, *F32, row_major_a=row_a, row_major_b=row_b, bias=bias)
     a, b, vector, c = operands(problem)
-    call = blaslt.prepare_call(problem, named(a, b, vector, c))
+    call = prepared(problem, named(a, b, vector, c))
     for _ in range(2):
         c.fill_(float("nan"))
         call()
@@ -100,28 +114,28 @@ def test_every_layout_and_bias(library, row_a, row_b, bias):
     assert peek(library, "matmuls") == 2
 
 
-def test_rows_further_apart_and_batches(library):
-    problem = Problem(4, 6, 5, **F32, row_major_b=False)
+def test_rows_further_apart_and_batches(library: blaslt_library.Library) -> None:
+    problem = Problem(4, 6, 5, *F32, row_major_b=False)
     a, b = torch.randn(4, 9)[:, :5], torch.randn(6, 11)[:, :5].T
     c = torch.zeros(4, 8)
-    blaslt.prepare_call(problem, named(a, b, None, c[:, :6]))()
+    prepared(problem, named(a, b, None, c[:, :6]))()
     torch.testing.assert_close(c, torch.nn.functional.pad(a @ b, (0, 2)))
-    problem = Problem(4, 6, 5, **F32, batch=3, row_major_a=False)
+    problem = Problem(4, 6, 5, *F32, batch=3, row_major_a=False)
     a, b, _, c = operands(problem)
-    blaslt.prepare_call(problem, named(a, b, None, c))()
+    prepared(problem, named(a, b, None, c))()
     torch.testing.assert_close(c, a @ b)
     assert blaslt.prepare_call(problem, named(torch.randn(3, 8, 5)[:, ::2], b, None, c)) is None
 
 
-def test_one_row_whose_stride_says_nothing(library):
-    problem = Problem(1, 6, 5, **F32)
+def test_one_row_whose_stride_says_nothing(library: blaslt_library.Library) -> None:
+    problem = Problem(1, 6, 5, *F32)
     a, b, _, c = operands(problem)
-    blaslt.prepare_call(problem, named(a.as_strided((1, 5), (1, 1)), b, None, c))()
+    prepared(problem, named(a.as_strided((1, 5), (1, 1)), b, None, c))()
     torch.testing.assert_close(c, a @ b)
 
 
-def test_algorithms_become_configs_that_find_their_way_back(library):
-    problem = Problem(5, 7, 3, **F32, bias="n")
+def test_algorithms_become_configs_that_find_their_way_back(library: blaslt_library.Library) -> None:
+    problem = Problem(5, 7, 3, *F32, bias="n")
     a, b, bias, c = operands(problem)
     configs = blaslt.list_configs(problem, named(a, b, bias, c))
     # neither the one that failed, nor the one that needs too much, nor one twice; hipBLASLt's C++ side knows more
@@ -145,17 +159,20 @@ def test_algorithms_become_configs_that_find_their_way_back(library):
         assert pairs == {(1, 15), (1, 21), (1, 22), (2, 15), (2, 21), (2, 22)}
     for config in configs:
         c.fill_(float("nan"))
-        blaslt.prepare_call(problem, named(a, b, bias, c), config)()
+        prepared(problem, named(a, b, bias, c), config)()
         torch.testing.assert_close(c, expected(problem, a, b, bias))
 
 
 @pytest.mark.parametrize("bias", ["none", "n"])
-def test_an_algorithm_serves_operands_that_move(library, bias, monkeypatch):
-    problem = Problem(5, 7, 3, **F32, bias=bias, row_major_b=False)
+def test_an_algorithm_serves_operands_that_move(
+    library: blaslt_library.Library, bias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem(5, 7, 3, *F32, bias=bias, row_major_b=False)
     a, b, given, c = operands(problem)
     config = blaslt.list_configs(problem, named(a, b, given, c))[-1]
     record = Record(problem, "sm90", config, "blaslt", 1e-6, 0.0, "events")
     solution = served_algorithm.load_tuned(record, 0, NO_CAPTURE)
+    assert isinstance(solution, served_algorithm.LoadedAlgorithm)
     first, second = solution.prepare(NO_CAPTURE), solution.prepare(NO_CAPTURE)
     scratch = torch.empty(max(solution.bytes("workspace"), 1), dtype=torch.uint8)
     for bound, scale in ((first, 1), (second, 2), (first, 3)):
@@ -168,17 +185,17 @@ def test_an_algorithm_serves_operands_that_move(library, bias, monkeypatch):
     monkeypatch.setattr(blaslt, "_listed", lambda problem: [config])
     stale = replace(config, template="no_such_kernel", options=(("algo", 999), ("index", 10**6), ("version", 1)))
     lost = served_algorithm.load_tuned(replace(record, config=stale), 0, NO_CAPTURE)
-    assert "not in this version" in lost.reason
+    assert isinstance(lost, Support) and "not in this version" in lost.reason
 
 
-def test_a_config_the_heuristics_do_not_know_is_rebuilt_or_refused(library):
-    problem = Problem(5, 7, 3, **F32)
+def test_a_config_the_heuristics_do_not_know_is_rebuilt_or_refused(library: blaslt_library.Library) -> None:
+    problem = Problem(5, 7, 3, *F32)
     a, b, _, c = operands(problem)
     config = blaslt.list_configs(problem, named(a, b, None, c))[-1]
     if library.table.vendor == "nvidia":
         other = dict(config.options) | {"tile": 15, "index": 99}
         config = Config("heuristic", 64, 64, 64, options=tuple(other.items()), backend="blaslt", num_warps=0)
-        blaslt.prepare_call(problem, named(a, b, None, c), config)()
+        prepared(problem, named(a, b, None, c), config)()
         torch.testing.assert_close(c, a @ b)
         other["algo"] = 50
     else:
@@ -187,8 +204,8 @@ def test_a_config_the_heuristics_do_not_know_is_rebuilt_or_refused(library):
     assert blaslt.prepare_call(problem, named(a, b, None, c), gone) is None
 
 
-def test_stored_rows_follow_the_library(library, caplog):
-    problem = Problem(5, 7, 3, **F32)
+def test_stored_rows_follow_the_library(library: blaslt_library.Library, caplog: pytest.LogCaptureFixture) -> None:
+    problem = Problem(5, 7, 3, *F32)
     a, b, _, c = operands(problem)
     stored = blaslt.list_configs(problem, named(a, b, None, c))
     version = blaslt.version()
@@ -200,6 +217,7 @@ def test_stored_rows_follow_the_library(library, caplog):
         found, now = blaslt.list_configs(problem, named(a, b, None, c)), blaslt.version()
         # the kernels moved to other indices
         moved = blaslt.resolve(stored[0], problem, now, found)
+        assert moved is not None
         assert moved.template == stored[0].template and moved.option("index") != stored[0].option("index")
         assert blaslt.prepare_call(problem, named(a, b, None, c), stored[0]) is not None  # searched by name
         lost = stored[4]  # it had no name
@@ -214,21 +232,23 @@ def test_stored_rows_follow_the_library(library, caplog):
     assert "5x7x3_fp32_TT" in caplog.text and "stale" in caplog.text and str(now) in caplog.text
 
 
-def test_an_index_that_means_another_kernel_is_not_used(library):
+def test_an_index_that_means_another_kernel_is_not_used(library: blaslt_library.Library) -> None:
     if library.table.vendor != "amd":
         pytest.skip("cuBLASLt's algorithms are compared by their attributes")
-    problem = Problem(5, 7, 3, **F32)
+    problem = Problem(5, 7, 3, *F32)
     a, b, _, c = operands(problem)
     first, second, *_ = blaslt.list_configs(problem, named(a, b, None, c))
     swapped = Config(first.template, 0, 0, 0, options=second.options, backend="blaslt")
-    plan, _ = blaslt._prepared(problem, named(a, b, None, c), False)
-    assert dict(blaslt.find(plan, swapped, blaslt.version()).values)["solution"] == first.option("index")
+    planned = blaslt._prepared(problem, named(a, b, None, c), False)
+    assert planned is not None
+    algorithm = blaslt.find(planned[0], swapped, blaslt.version())
+    assert algorithm is not None and dict(algorithm.values)["solution"] == first.option("index")
 
 
-def test_what_the_library_lacks_is_none_and_what_fails_is_named(library):
-    problem = Problem(5, 7, 3, **F32)
+def test_what_the_library_lacks_is_none_and_what_fails_is_named(library: blaslt_library.Library) -> None:
+    problem = Problem(5, 7, 3, *F32)
     a, b, _, c = operands(problem)
-    call = blaslt.prepare_call(problem, named(a, b, None, c))
+    call = prepared(problem, named(a, b, None, c))
     poke(library, "fail", 13 if library.table.vendor == "nvidia" else 5)
     with pytest.raises(DriverError, match=r"blasLtMatmul failed: .*STATUS_EXECUTION_FAILED"):
         call()
@@ -245,7 +265,7 @@ def test_what_the_library_lacks_is_none_and_what_fails_is_named(library):
         assert [x.option("index") for x in blaslt.list_configs(problem, named(a, b, None, c))] == [0, 1, 2, 4, 5]
 
 
-def test_scales_reach_the_library_and_descriptors_are_given_back(library):
+def test_scales_reach_the_library_and_descriptors_are_given_back(library: blaslt_library.Library) -> None:
     a, b, d = torch.randn(3, 2), torch.randn(2, 3), torch.zeros(2, 2)
     scale_a, scale_b = torch.tensor(2.0), torch.tensor(0.5)
     matmul = Matmul(
@@ -267,7 +287,7 @@ def test_scales_reach_the_library_and_descriptors_are_given_back(library):
     assert peek(library, "alive") == 0
 
 
-def test_scales_for_each_row_and_column(library):
+def test_scales_for_each_row_and_column(library: blaslt_library.Library) -> None:
     a, b, d = torch.randn(3, 2), torch.randn(4, 3), torch.zeros(4, 2)  # column-major: 2 x 3, 3 x 4, 2 x 4
     scale_a, scale_b = torch.rand(2), torch.rand(4)
     matmul = Matmul(
@@ -280,12 +300,18 @@ def test_scales_for_each_row_and_column(library):
     torch.testing.assert_close(d, b @ a * scale_b[:, None] * scale_a[None, :])
 
 
-def test_a_scaled_problem_gives_each_of_the_librarys_operands_its_own_scale(library, monkeypatch):
+def test_a_scaled_problem_gives_each_of_the_librarys_operands_its_own_scale(
+    library: blaslt_library.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoding = "fp8e4m3fnuz" if library.table.vendor == "amd" else "fp8e4m3fn"
     problem = registry.get(Family, "a8w8").problem(5, 7, 3, encoding, encoding, "bf16", row_major_b=False, bias="n")
-    asked = []
-    nothing = SimpleNamespace(algorithms=())
-    monkeypatch.setattr(blaslt, "PreparedMatmul", lambda library, matmul, *rest: asked.append(matmul) or nothing)
+    asked = list[Matmul]()
+
+    def without_algorithms(library: blaslt_library.Library, matmul: Matmul, *rest: int) -> SimpleNamespace:
+        asked.append(matmul)
+        return SimpleNamespace(algorithms=())
+
+    monkeypatch.setattr(blaslt, "PreparedMatmul", without_algorithms)
     tensors = registry.get(Family, "a8w8").make_inputs(problem, "cpu") | {"c": torch.zeros(5, 7, dtype=torch.bfloat16)}
     assert blaslt.list_configs(problem, tensors) == []
     assert len(asked) == (2 if library.table.vendor == "amd" else 4)  # with the bias and without, fast or not
@@ -300,8 +326,8 @@ def test_a_scaled_problem_gives_each_of_the_librarys_operands_its_own_scale(libr
     assert asked == []
 
 
-def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations():
-    problem = Problem(16, 32, 64, *["fp8e4m3fn"] * 3, row_major_b=False)
+def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations() -> None:
+    problem = Problem(16, 32, 64, "fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn", row_major_b=False)
     matmul = blaslt.to_matmul(problem, (64, 64, 32), (0, 0, 0), 16, "nvidia")
     assert (matmul.trans, matmul.c.dtype, matmul.d.dtype) == ("TN", "fp16", "fp8e4m3fn")
     assert blaslt.to_matmul(problem, (64, 64, 32), (0, 0, 0), 16, "amd").c.dtype == "fp8e4m3fn"
@@ -309,7 +335,7 @@ def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations():
     assert (whole.compute, whole.scale, whole.trans) == ("int32", "int32", "NN")
 
 
-def test_without_a_gpu_or_a_library_it_says_so(monkeypatch, tmp_path):
+def test_without_a_gpu_or_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if driver.find_vendor() is None:
         assert "no CUDA or HIP driver" in registry.available(Backend, "blaslt").reason
     blaslt_library.open_library.cache_clear()
@@ -325,7 +351,7 @@ def test_without_a_gpu_or_a_library_it_says_so(monkeypatch, tmp_path):
         assert label == registry.get(Backend, "blaslt").label
 
 
-def test_a_library_that_lacks_a_symbol_is_refused_by_name(tmp_path):
+def test_a_library_that_lacks_a_symbol_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "empty.c").write_text("int nothing;")
     path = tmp_path / "empty.so"
     subprocess.run(["c++", "-shared", "-fPIC", str(tmp_path / "empty.c"), "-o", str(path)], check=True, timeout=60)

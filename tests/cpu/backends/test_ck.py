@@ -7,6 +7,7 @@ import re
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import offload_bundle
 from tritongemm.hip_ext.compilers import hip_compiler
 from tritongemm.plugins import registry
@@ -35,7 +37,7 @@ needs_ck = pytest.mark.skipif(not ck.available(), reason=ck.available().reason)
 
 
 @pytest.fixture
-def headers(tmp_path, monkeypatch):
+def headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that passes for CK's, and a compiler that is not asked."""
     for name, text in ((ck_module._HEADER, ""), ("ck/config.h", ""), ("ck/ck.hpp", "#error these are no headers\n")):
         (tmp_path / "include" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +47,7 @@ def headers(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def no_compiler(monkeypatch):
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that is not asked."""
     monkeypatch.setattr(hip_compiler, "compiler", lambda arch: hip_compiler.HipCompiler(("none",), "none 1.0"))
 
@@ -53,7 +55,7 @@ def no_compiler(monkeypatch):
 @pytest.mark.parametrize("facts", [GFX942, GFX950])
 @pytest.mark.parametrize("layout", ["TN", "TT", "NN", "NT"])
 @pytest.mark.parametrize("size", [(1, 4096, 4096), (33, 100, 77), (1024, 1280, 8192), (4096, 4096, 4096)])
-def test_every_size_has_instances_that_render(facts, layout, size):
+def test_every_size_has_instances_that_render(facts: Target, layout: str, size: tuple[int, int, int]) -> None:
     problem = Problem(*size, "bf16", "bf16", "bf16", layout[0] == "T", layout[1] == "T")
     configs = ck.candidates(problem, facts)
     assert configs
@@ -65,7 +67,7 @@ def test_every_size_has_instances_that_render(facts, layout, size):
         assert f"{config.block_m}, {config.block_n}, {config.block_k}, " in text
 
 
-def test_few_instances_are_compiled_for_a_size():
+def test_few_instances_are_compiled_for_a_size() -> None:
     section = target_files.space_file("gfx942")["ck"]
     configs = ck.candidates(BF16, GFX942)
     instances = {_cpp_instances.at_run_time(c, section["run_time"]) for c in configs}
@@ -75,7 +77,7 @@ def test_few_instances_are_compiled_for_a_size():
     assert len(ck.candidates(BF16, GFX942, everything=True)) > 10 * len(configs)
 
 
-def test_threads_share_the_tiles():
+def test_threads_share_the_tiles() -> None:
     """Every instance of the space moves each element once: threads times vectors tile the block."""
     for layout in ((True, False), (False, True)):
         problem = replace(BF16, row_major_a=layout[0], row_major_b=layout[1], m=1000, n=1004, k=1006)
@@ -106,7 +108,7 @@ def test_threads_share_the_tiles():
         ("universall", "no template universall"),
     ],
 )
-def test_reasons(change, reason):
+def test_reasons(change: str, reason: str) -> None:
     name = SMALL
     for part in filter(None, change.split("__")):
         key = re.sub(r"\d+$", "", part)
@@ -132,15 +134,15 @@ def test_reasons(change, reason):
         (Problem(8, 8, 64, "int8", "int8", "int32", bias="n"), GFX942, "no bias on integers"),
     ],
 )
-def test_problems_it_can_not_compute(problem, facts, reason):
+def test_problems_it_can_not_compute(problem: Problem, facts: Target, reason: str) -> None:
     assert reason in ck.supports(problem, facts).reason
     assert ck.candidates(problem, facts) == []
 
 
-def test_what_a_binary_depends_on(headers, no_compiler):
+def test_what_a_binary_depends_on(headers: Path, no_compiler: None) -> None:
     config = replace(Config.parse(SMALL), block_m=64, block_n=128)
 
-    def digest(problem=BF16, facts=GFX942, **changed) -> str:
+    def digest(problem: Problem = BF16, facts: Target = GFX942, **changed: Any) -> str:
         return ck.compile_job(replace(config, **changed), problem, facts).digest
 
     assert digest() == digest(replace(BF16, m=2048, k=8192)) == digest(split_k=4)
@@ -160,13 +162,13 @@ def test_what_a_binary_depends_on(headers, no_compiler):
     assert digest() not in others
 
 
-def test_pipeline_5_reads_along_k_only():
+def test_pipeline_5_reads_along_k_only() -> None:
     config = Config.parse(SMALL.replace("pipeline1", "pipeline5").replace("bn32", "bn128").replace("bm32", "bm64"))
     assert ck.check(config, BF16, GFX942)
     assert "arrays end up in scratch" in ck.check(config, replace(BF16, row_major_b=True), GFX942).reason
 
 
-def test_a_split_adds_no_bias_and_no_integers():
+def test_a_split_adds_no_bias_and_no_integers() -> None:
     split = Config.parse(SMALL.replace("sk1", "sk4"))
     assert "adds the bias" in ck.check(split, replace(BF16, bias="n"), GFX942).reason
     integers = Problem(1024, 4096, 4096, "int8", "int8", "int32", True, False)
@@ -174,7 +176,7 @@ def test_a_split_adds_no_bias_and_no_integers():
     assert all(c.split_k == 1 for c in ck.candidates(replace(BF16, bias="m"), GFX942))
 
 
-def test_the_call_has_sizes_strides_and_splits():
+def test_the_call_has_sizes_strides_and_splits() -> None:
     config, problem = (
         Config.parse(SMALL.replace("sk1", "sk4")),
         Problem(5, 64, 4096, "bf16", "bf16", "bf16", True, False),
@@ -186,7 +188,7 @@ def test_the_call_has_sizes_strides_and_splits():
     assert type(call).from_json(json.loads(json.dumps(call.to_json()))) == call
 
 
-def test_missing_headers_and_compilers_are_named(tmp_path, monkeypatch):
+def test_missing_headers_and_compilers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CK_DIR", str(tmp_path))
     assert f"CK_DIR names {tmp_path}, which lacks include/{ck_module._HEADER}" in ck.available().reason
     (tmp_path / ck_module._HEADER).parent.mkdir(parents=True)
@@ -203,7 +205,7 @@ def test_missing_headers_and_compilers_are_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(Path("/opt/rocm").is_dir(), reason="ROCm's own compiler is taken first")
-def test_a_clang_without_its_bundler_is_named(tmp_path, monkeypatch):
+def test_a_clang_without_its_bundler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, says in (("clang++", "clang-offload-bundler"), ("ld.lld", "")):
         (tmp_path / name).write_text(f"#!/bin/sh\necho {says}\n")
         (tmp_path / name).chmod(0o755)
@@ -212,7 +214,7 @@ def test_a_clang_without_its_bundler_is_named(tmp_path, monkeypatch):
         hip_compiler.compiler.__wrapped__("gfx942")
 
 
-def test_a_compile_error_is_a_value(tmp_path, headers):
+def test_a_compile_error_is_a_value(tmp_path: Path, headers: Path) -> None:
     try:
         hip_compiler.compiler("gfx942")
     except UnavailableError as missing:
@@ -236,7 +238,7 @@ def bundle(*entries: tuple[str, bytes]) -> bytes:
     return head + table + b"".join(code for _, code in entries)
 
 
-def test_bundles():
+def test_bundles() -> None:
     both = bundle(
         ("host-x86_64-unknown-linux--", b""),
         ("hipv4-amdgcn-amd-amdhsa--gfx942:xnack-", b"nine"),
@@ -254,7 +256,7 @@ def test_bundles():
         offload_bundle.device_code(b"CCOB", "gfx950")
 
 
-def plan(folder: Path, *options: str, size=(33, 100, 77)) -> Path:
+def plan(folder: Path, *options: str, size: tuple[int, int, int] = (33, 100, 77)) -> Path:
     m, n, k = map(str, size)
     types = ["-dtype_a", "bf16", "-dtype_b", "bf16", "-dtype_c", "bf16"]
     argv = ["-m", m, "-n", n, "-k", k, *types, "-o", str(folder), "--num_threads", "1", *options]
@@ -264,7 +266,7 @@ def plan(folder: Path, *options: str, size=(33, 100, 77)) -> Path:
 
 @needs_ck
 @pytest.mark.parametrize("arch", ck_module.ARCHS)
-def test_a_kernel_runs_as_its_host_code_launches_it(tmp_path, arch):
+def test_a_kernel_runs_as_its_host_code_launches_it(tmp_path: Path, arch: str) -> None:
     """Compiled here, its launch recorded from its own host code, and executed where an emulator is at hand."""
     bias = ["--bias-vector", "n"] if arch == "gfx950" else []
     path = plan(tmp_path, "--target", arch, "--config", SMALL, "-col_b", *bias)
@@ -283,7 +285,7 @@ def test_a_kernel_runs_as_its_host_code_launches_it(tmp_path, arch):
 
 
 @needs_ck
-def test_a_plan_of_sizes_the_library_refuses_says_so(tmp_path, capsys):
+def test_a_plan_of_sizes_the_library_refuses_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = SMALL.replace("pipeline1", "pipeline3")
     size = ["-m", "32", "-n", "32", "-k", "128", "-dtype_a", "bf16", "-dtype_b", "bf16", "-dtype_c", "bf16", "-col_b"]
     assert launch_plan.main([*size, "-o", str(tmp_path), "--config", config]) == 2

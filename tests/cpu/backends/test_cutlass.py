@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.core.launch import Buffer, HostLaunch, Param
 from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
 from tritongemm.hip_ext.compilers import toolchain
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
 from tritongemm.plugins import registry
@@ -27,6 +31,7 @@ from tritongemm.runtime.loaded_kernels import HostLaunchedKernel
 from tritongemm.search_spaces import loader as target_files
 
 cutlass = registry.get(KernelBackend, "cutlass")
+NO_DEVICE: Any = None  # A call of host code takes no device; the library finds it itself.
 SM90 = target_files.load_target("sm90")
 BF16 = Problem(1024, 4096, 4096, "bf16", "bf16", "bf16", True, False)
 NAME = "cutlass.pingpong__bm128__bn128__bk64__gm1__sk1__w12__s6__cluster_m2__cluster_n1__raster0__swap_ab0"
@@ -34,7 +39,7 @@ SWAPPED = "cutlass.single__bm16__bn64__bk128__gm1__sk1__w8__s8__cluster_m1__clus
 
 
 @pytest.fixture
-def tools(tmp_path, monkeypatch):
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that passes for CUTLASS, and an nvcc that refuses."""
     for name in (cutlass_module._HEADER, "cutlass/version.h"):
         (tmp_path / "include" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +63,7 @@ def tools(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "size", [(1, 4096, 4096), (64, 4096, 4096), (1024, 1280, 8192), (4096, 4096, 4096), (200, 328, 1096)]
 )
-def test_every_size_has_instances_that_render(layout, size):
+def test_every_size_has_instances_that_render(layout: str, size: tuple[int, int, int]) -> None:
     rows = layout == "TN"
     m = size[0] if rows else -(-size[0] // 8) * 8  # column-major rows of A are of M
     problem = Problem(m, *size[1:], "bf16", "bf16", "bf16", rows, not rows)
@@ -74,7 +79,7 @@ def test_every_size_has_instances_that_render(layout, size):
         assert f"StageCount<{config.num_stages}>" in cutlass_module.source(config, problem, SM90)
 
 
-def test_a_swapped_kernel_computes_the_transpose():
+def test_a_swapped_kernel_computes_the_transpose() -> None:
     text = cutlass_module.source(Config.parse(SWAPPED), replace(BF16, bias="n"), SM90)
     for line in (
         "using TileShape = Shape<_64, _16, _128>;",
@@ -109,7 +114,7 @@ def test_a_swapped_kernel_computes_the_transpose():
         (Problem(64, 64, 64, "int8", "int8", "int32"), SM90, "give nothing here"),
     ],
 )
-def test_problems_it_can_not_compute(problem, facts, reason):
+def test_problems_it_can_not_compute(problem: Problem, facts: Target, reason: str) -> None:
     assert reason in cutlass.supports(problem, facts).reason
     assert cutlass.candidates(problem, facts) == []
 
@@ -123,14 +128,14 @@ def test_problems_it_can_not_compute(problem, facts, reason):
         (NAME.replace("pingpong", "simple"), "no template simple"),
     ],
 )
-def test_reasons(name, reason):
+def test_reasons(name: str, reason: str) -> None:
     assert reason in cutlass.check(Config.parse(name), BF16, SM90).reason
 
 
-def test_what_a_binary_depends_on(tools):
+def test_what_a_binary_depends_on(tools: Path) -> None:
     config = Config.parse(NAME)
 
-    def digest(problem=BF16, **changed) -> str:
+    def digest(problem: Problem = BF16, **changed: Any) -> str:
         return cutlass.compile_job(replace(config, **changed), problem, SM90).digest
 
     assert digest() == digest(replace(BF16, m=7, n=64, k=8192)) == digest(group_m=4)
@@ -143,24 +148,24 @@ def test_what_a_binary_depends_on(tools):
     assert len({digest(), *others}) == 1 + len(others)
 
 
-def test_the_call_names_its_choices():
+def test_the_call_names_its_choices() -> None:
     config = replace(Config.parse(NAME), template="stream_k", split_k=3, group_m=1)
     built = Artifact(config, "", "k.so", launch={"parameters": [list(p) for p in cutlass_module._PARAMETERS]})
     call = cutlass.launch(built, replace(BF16, m=130, n=264), SM90)
     values = {n: p.value for (n, _), p in zip(cutlass_module._PARAMETERS, call.params, strict=True)}
     assert (values["splits"], values["swizzle"], values["sm_count"], values["ldb"]) == (3, 1, 132, 4096)
-    tiles = 2 * 3
-    assert call.buffers == (Buffer("workspace", values["workspace_bytes"]),)
-    assert values["workspace_bytes"] >= tiles * (4 * 128 * 128 + 8)
+    tiles, room = 2 * 3, values["workspace_bytes"]
+    assert isinstance(room, int) and call.buffers == (Buffer("workspace", room),)
+    assert room >= tiles * (4 * 128 * 128 + 8)
 
 
-def test_missing_tools_are_named(tools, tmp_path, monkeypatch):
+def test_missing_tools_are_named(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cutlass.available()
     monkeypatch.setenv("CUTLASS_DIR", str(tmp_path / "nowhere"))
     assert f"nowhere (CUTLASS_DIR) lacks include/{cutlass_module._HEADER}" in cutlass.available().reason
 
 
-def test_a_compile_error_is_a_value(tools, tmp_path):
+def test_a_compile_error_is_a_value(tools: Path, tmp_path: Path) -> None:
     compiler = BuildPool(ArtifactCache(tmp_path / "cache"), 1)
     try:
         built = compiler.build(cutlass.compile_job(Config.parse(NAME), BF16, SM90))
@@ -172,7 +177,7 @@ def test_a_compile_error_is_a_value(tools, tmp_path):
     )
 
 
-def test_a_compiler_that_hangs_is_stopped():
+def test_a_compiler_that_hangs_is_stopped() -> None:
     with pytest.raises(Exception, match=r"took more than 0\.2 s"):
         toolchain.run(["sleep", "5"], 0.2)
 
@@ -191,7 +196,7 @@ int run(void* a, int32_t m, int64_t bytes, void* stream, float scale) {
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory) -> str:
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -212,7 +217,7 @@ def call(path: str, symbol: str = "run", runtime: str = "") -> HostLaunch:
     return HostLaunch(path, symbol, params, (), runtime)
 
 
-def test_host_calls_pass_their_arguments(library):
+def test_host_calls_pass_their_arguments(library: str) -> None:
     prepared = PreparedCall(call(library), {"a": 0x1000})
     prepared.launch(0x77)
     last = ctypes.CDLL(library).last
@@ -224,7 +229,7 @@ def test_host_calls_pass_their_arguments(library):
     assert last()[:5] == [0x2000, 5, 2**40, 0x78, 25]
 
 
-def test_what_a_host_call_refuses_is_named(library, tmp_path):
+def test_what_a_host_call_refuses_is_named(library: str, tmp_path: Path) -> None:
     with pytest.raises(DriverError, match="misaligned operand") as refused:
         PreparedCall(call(library), {}).launch(0)
     assert (refused.value.name, refused.value.code) == ("REFUSED", -7)
@@ -236,8 +241,8 @@ def test_what_a_host_call_refuses_is_named(library, tmp_path):
         PreparedCall(call(library, runtime="libabsent.so"), {})
 
 
-def test_a_served_host_call_takes_new_addresses(library):
-    prepared = HostLaunchedKernel(call(library)).prepare(None)  # type: ignore[arg-type]
+def test_a_served_host_call_takes_new_addresses(library: str) -> None:
+    prepared = HostLaunchedKernel(call(library)).prepare(NO_DEVICE)
     last = ctypes.CDLL(library).last
     last.restype = ctypes.POINTER(ctypes.c_longlong)
     prepared.set_address("a")(0x3000)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
+from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import BuildInputs, KernelBackend
@@ -45,7 +47,7 @@ def test_sizes_are_run_time_arguments() -> None:
         {"bias": "n"},
     ],
 )
-def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, object]) -> None:
+def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, Any]) -> None:
     target, config, problem = target_files.load_target("gfx942"), Config("tile", 16, 16, 16), Problem(16, 16, 16)
     digest = TRITON.compile_job(config, problem, target).digest
     assert TRITON.compile_job(config, replace(problem, **other), target).digest != digest
@@ -142,6 +144,7 @@ def test_triton_compiles_without_a_gpu_and_only_once(tmp_path: Path, session_cac
         other = Problem(400, 48, 64)
         (again,) = made.stream([TRITON.compile_job(good, other, target)])
         assert (again.path, again.seconds) == (found[good].path, 0.0)
-        assert TRITON.launch(again, other, target).grid == (25 * 3, 1, 1)
+        launch = TRITON.launch(again, other, target)
+        assert isinstance(launch, Launch) and launch.grid == (25 * 3, 1, 1)
     finally:
         made.close()

@@ -12,6 +12,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import export
 from tritongemm.core import settings
 from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -19,6 +20,7 @@ from tritongemm.export import kernel_manifest
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.results.store import Store
+from tritongemm.runtime import machine
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
 
@@ -46,7 +48,7 @@ def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for one in sized[:4]:
             store.add_record(one)
         store.merge()
-    monkeypatch.setattr(kernel_manifest.machine, "find_machine", lambda _: SM90)
+    monkeypatch.setattr(machine, "find_machine", lambda _: SM90)
     assert export.main([str(results), "-o", str(tmp_path / "out")]) == 0
     paths = sorted((tmp_path / "out").glob("*.csv"))
     assert [p.name for p in paths] == ["kernels.csv", "kernels_2.csv"]
@@ -61,6 +63,7 @@ def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for field in ("symbol", "grid", "block", "shared", "buffers"):
             assert getattr(launch, field) == getattr(expected, field), field
         addresses = {"a": 1, "b": 2, "c": 0, "workspace": 4, "semaphore": 5}
+        assert isinstance(launch, Launch)
         mine, theirs = launch.pack(addresses), expected.pack(addresses)
         assert mine[: len(theirs)] == theirs
     assert ASM.candidates(replace(SIZE, m=999, k=320), SM90.target), "M may be anything, K a multiple of the step"
@@ -97,7 +100,7 @@ def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_p
     paths, refused = kernel_manifest.export(records, tmp_path, SM90)
     assert len(paths) == 1 and len(refused) == 3
     assert "bias along M" in refused[0] and "tensor maps" in refused[1] and "template stream_k" in refused[2]
-    with pytest.raises(kernel_manifest.InputError, match="no kernel to export for sm90: no result is for it"):
+    with pytest.raises(InputError, match="no kernel to export for sm90: no result is for it"):
         kernel_manifest.export([record(SIZE, arch="gfx942")], tmp_path, SM90)
     (tmp_path / "sizes.yaml").write_text("- {M: 1, N: 1, K: 1}\n")
     assert export.main([str(tmp_path / "sizes.yaml"), "-o", str(tmp_path)]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,14 +24,14 @@ GEMV = "gemv__bm2__bn8__bk128__gm1__sk1__w4__s2"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One cache for the file, so that a config is compiled once for each architecture."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITONGEMM_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
-def write(folder: Path, *options: str, size=(M, N, K), target="gfx942") -> list[Path]:
+def write(folder: Path, *options: str, size: tuple[int, int, int] = (M, N, K), target: str = "gfx942") -> list[Path]:
     m, n, k = map(str, size)
     argv = ["-m", m, "-n", n, "-k", k, "--target", target, "-o", str(folder), "--num_threads", "1", *options]
     assert launch_plan.main(argv) == 0
@@ -38,7 +39,7 @@ def write(folder: Path, *options: str, size=(M, N, K), target="gfx942") -> list[
 
 
 @pytest.mark.parametrize("target", LDS)
-def test_plan_agrees_with_the_code_object_and_the_problem(tmp_path, target):
+def test_plan_agrees_with_the_code_object_and_the_problem(tmp_path: Path, target: str) -> None:
     (path,) = write(tmp_path, "--config", SPLIT, "--bias-vector", "n", "-col_b", target=target)
     plan = json.loads(path.read_text())
     code = (tmp_path / plan["object"]).read_bytes()
@@ -77,13 +78,13 @@ def test_plan_agrees_with_the_code_object_and_the_problem(tmp_path, target):
     assert plan["launches"] == 1
 
 
-def test_without_a_bias_only_read_pointers_get_a_buffer(tmp_path):
+def test_without_a_bias_only_read_pointers_get_a_buffer(tmp_path: Path) -> None:
     (path,) = write(tmp_path, "--config", SPLIT.replace("sk2", "sk1"), "-dtype_a", "int8")
     plan = json.loads(path.read_text())
     assert [(b["name"], b["dtype"]) for b in plan["buffers"]] == [("a", "i8"), ("b", "i8"), ("c", "i32")]
 
 
-def test_arguments_a_runtime_would_add_are_in_the_plan(tmp_path):
+def test_arguments_a_runtime_would_add_are_in_the_plan(tmp_path: Path) -> None:
     (path,) = write(tmp_path, "--config", SPLIT + "__xcds8")
     plan = json.loads(path.read_text())
     (kernel,) = code_object.read((tmp_path / plan["object"]).read_bytes())
@@ -95,7 +96,7 @@ def test_arguments_a_runtime_would_add_are_in_the_plan(tmp_path):
     assert struct.unpack_from("<H", block, at["hidden_grid_dims"])[0] == 3
 
 
-def test_stream_k_has_room_for_the_parts_of_its_programs(tmp_path):
+def test_stream_k_has_room_for_the_parts_of_its_programs(tmp_path: Path) -> None:
     (path,) = write(tmp_path, "--config", STREAM.replace("num_sms5", "num_sms304"))
     plan = json.loads(path.read_text())
     programs = 1 * 2 * 2  # 33 x 100 is 1 x 2 tiles of 2 blocks, of which there are fewer than programs asked for
@@ -104,14 +105,14 @@ def test_stream_k_has_room_for_the_parts_of_its_programs(tmp_path):
     assert (sizes["workspace"], sizes["semaphore"]) == (2 * programs * 64 * 64 * 4, 2 * 4)
 
 
-def test_column_bias_is_broadcast_along_rows():
+def test_column_bias_is_broadcast_along_rows() -> None:
     from tritongemm.core.problem import Problem
 
     bias = launch_plans.operands(Problem(M, N, K, dtype_c="fp16", bias="m"))["bias"]
     assert (bias["shape"], bias["bytes"]) == ([M, 1], M * 2)
 
 
-def test_best_config_and_all(tmp_path):
+def test_best_config_and_all(tmp_path: Path) -> None:
     (best,) = write(tmp_path / "one", size=(4, 16, 256))
     several = write(tmp_path / "two", "--all", "1", size=(4, 16, 256))
     assert len(several) > 1 and len(write(tmp_path / "two", size=(4, 16, 256))) == 1, (
@@ -147,7 +148,7 @@ def test_best_config_and_all(tmp_path):
         (["--target", "gfx1"], "unknown target"),
     ],
 )
-def test_bad_input_is_named(tmp_path, capsys, options, named):
+def test_bad_input_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], named: str) -> None:
     assert launch_plan.main(["-m", "8", "-n", "8", "-k", "8", "-o", str(tmp_path), *options]) == 2
     assert named in capsys.readouterr().err
 
@@ -158,12 +159,12 @@ def test_bad_input_is_named(tmp_path, capsys, options, named):
     [(SPLIT, (M, N, K)), (GEMV, (1, 33, 300)), (STREAM, (100, 200, K))],
     ids=["split", "gemv", "stream_k"],
 )
-def test_kernels_run_right_on_an_emulator(tmp_path, target, config, size):
+def test_kernels_run_right_on_an_emulator(tmp_path: Path, target: str, config: str, size: tuple[int, int, int]) -> None:
     (path,) = write(tmp_path, "--config", config, "--bias-vector", "m", size=size, target=target)
     emulated.run(path, tmp_path)
 
 
-def test_what_a_kernel_adds_into_is_zero_in_its_plan():
+def test_what_a_kernel_adds_into_is_zero_in_its_plan() -> None:
     from tritongemm.core.launch import Buffer, Launch
     from tritongemm.core.problem import Problem
 

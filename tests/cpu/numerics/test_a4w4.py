@@ -61,7 +61,7 @@ def test_the_reference_is_what_the_format_says() -> None:
 
     def number(packed: torch.Tensor, scale: torch.Tensor, row: int, k: int) -> float:
         nibble = int(packed[row, k // 2]) >> 4 * (k % 2) & 15
-        return (-1) ** (nibble >> 3) * VALUES[nibble & 7] * 2.0 ** (int(scale[row, k // 32]) - 127)
+        return (-1.0 if nibble >> 3 else 1.0) * VALUES[nibble & 7] * 2.0 ** (int(scale[row, k // 32]) - 127)
 
     for i, j in ((0, 0), (32, 63), (17, 40)):
         terms = (

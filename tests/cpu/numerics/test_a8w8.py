@@ -20,6 +20,7 @@ from tritongemm.codegen import modules, render, template_facts
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
@@ -163,7 +164,9 @@ def test_a_plan_has_the_scales_and_runs(tmp_path: Path, arch: str, dtype: str) -
     emulated.run_scaled(tmp_path, path)
 
 
-def test_exported_kernels_are_told_apart_from_those_without_scales(tmp_path: Path, monkeypatch) -> None:
+def test_exported_kernels_are_told_apart_from_those_without_scales(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scaled = replace(INT8, bias="none", dtype_c="bf16", k=128)
     record = Record(scaled, "gfx942", SPLIT, "triton", 1e-6, 0.0, "events")
     (path,), refused = kernel_manifest.export([record], tmp_path, Machine(GFX942, "", (), "", ""))
@@ -176,7 +179,7 @@ def test_exported_kernels_are_told_apart_from_those_without_scales(tmp_path: Pat
     built, _, _ = asm.compile(asm.compile_job(config, scaled, GFX942))
     launch = registry.get(KernelBackend, "asm").launch(replace(built, path="x"), scaled, GFX942)
     ours = prepare.prepare_launches([record], GFX942, ArtifactCache(settings.cache_folder()))[scaled]
-    assert not isinstance(ours, str)
+    assert isinstance(launch, Launch) and isinstance(ours, Launch)
     assert launch.buffers == ours.buffers
     addresses = dict(zip(("a", "b", "scale_a", "scale_b", "workspace", "semaphore"), range(1, 7), strict=True))
     assert ours.pack(addresses).startswith(launch.pack(addresses)[: len(ours.pack(addresses))])

@@ -46,6 +46,7 @@ def test_libraries_scale_rows_and_columns(gpu_machine: Machine, name: str, bias:
         pytest.skip(f"this version of {name} has no scales for each row and column")
     for config in configs:
         call = backend.operation(problem, operands | {"c": c}, config)
+        assert call is not None, f"{name} lists {config.name} and can't call it"
 
         def run() -> None:
             call()  # noqa: B023

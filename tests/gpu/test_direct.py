@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
+from tritongemm.backends.blaslt.served_algorithm import LoadedAlgorithm
 from tritongemm.backends.blaslt.torch_choice import WORKSPACE_BYTES
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -50,7 +51,7 @@ MODES = {
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch):
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A size is frequent at its first call."""
     monkeypatch.setattr(calls, "FREQUENT_CALLS", 1)
 
@@ -83,7 +84,8 @@ def launches(call: Callable[[], object]) -> list[tuple[object, ...]]:
             graph.capture_end()
     handle, count = c_void_p(graph.raw_cuda_graph()), c_size_t()
     assert cuda.cuGraphGetNodes(handle, None, byref(count)) == 0
-    nodes, found = (c_void_p * count.value)(), []
+    nodes = (c_void_p * count.value)()
+    found: list[tuple[object, ...]] = []
     assert cuda.cuGraphGetNodes(handle, nodes, byref(count)) == 0
     for node in map(c_void_p, nodes):
         kind, params, name = c_int(), Node(), c_char_p()
@@ -109,7 +111,7 @@ def operands(m: int, n: int, k: int, bias: str, dtype: torch.dtype) -> tuple[Ten
 @known
 @pytest.mark.parametrize("bias", ["none", "n"])
 @pytest.mark.parametrize("mode", MODES)
-def test_the_launch_is_pytorchs(bias, mode, monkeypatch):
+def test_the_launch_is_pytorchs(bias: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dtype, share = MODES[mode]
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", mode == "tf32")
     mine, different, captured, asked = Dispatcher(), [], 0, 0
@@ -121,6 +123,7 @@ def test_the_launch_is_pytorchs(bias, mode, monkeypatch):
                 assert resolution.kernel is None
                 continue
             assert "called directly" in str(resolution), resolution
+            assert isinstance(resolution.kernel, LoadedAlgorithm)
             asked += 1
             captured += resolution.kernel.captured
             theirs = launches(lambda: functional.linear(x, w, given))  # noqa: B023
@@ -133,9 +136,9 @@ def test_the_launch_is_pytorchs(bias, mode, monkeypatch):
 
 
 @known
-def test_float32_follows_pytorchs_precision(monkeypatch):
+def test_float32_follows_pytorchs_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, bias = operands(16, 1280, 8192, "n", torch.float32)
-    p = Problem(x.shape[0], *w.shape, "fp32", "fp32", "fp32", row_major_b=False)
+    p = Problem(16, 1280, 8192, "fp32", "fp32", "fp32", row_major_b=False)
     mine, tuned = Dispatcher(), Dispatcher()
     tuned.load([Record(p, ARCH, Config("tile", 16, 64, 64), "triton", 1e-6, 0.0, "events", library="torch")])
     results = []
@@ -154,8 +157,9 @@ def test_float32_follows_pytorchs_precision(monkeypatch):
 @known
 @pytest.mark.parametrize("bias", ["none", "n"])
 @pytest.mark.parametrize("size", [(1, 4096, 4096), (7, 1280, 8192), (33, 100, 999), (2048, 512, 768)])
-def test_it_is_right_and_follows_its_operands(size, bias):
-    p = Problem(*size, "bf16", "bf16", "bf16", row_major_b=False, bias=bias)
+def test_it_is_right_and_follows_its_operands(size: tuple[int, int, int], bias: str) -> None:
+    m, n, k = size
+    p = Problem(m, n, k, "bf16", "bf16", "bf16", row_major_b=False, bias=bias)
     given = DENSE.make_inputs(p, "cuda")
     x, w, added, exact = given["a"], given["b"].T.contiguous(), given.get("bias"), DENSE.reference(p, given)
     mine = Dispatcher()
@@ -176,7 +180,7 @@ def test_it_is_right_and_follows_its_operands(size, bias):
 
 
 @known
-def test_a_capture_before_the_first_call_is_pytorchs():
+def test_a_capture_before_the_first_call_is_pytorchs() -> None:
     x, w, _ = operands(16, 1280, 8192, "none", torch.bfloat16)
     mine = Dispatcher()
     mine.run(x[:2], w, None, None)
@@ -193,11 +197,12 @@ def test_a_capture_before_the_first_call_is_pytorchs():
 @known
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 @pytest.mark.parametrize("bias", ["none", "n"])
-def test_on_another_device_than_the_current_one(bias):
+def test_on_another_device_than_the_current_one(bias: str) -> None:
     mine = Dispatcher()
     for m, n, k in ((16, 1280, 8192), (64, 4096, 4096), (2048, 512, 768)):
         for device in (1, 0, 1):
-            x, w, given = (t if t is None else t.to(device) for t in operands(m, n, k, bias, torch.bfloat16))
+            x, w, given = operands(m, n, k, bias, torch.bfloat16)
+            x, w, given = x.to(device), w.to(device), None if given is None else given.to(device)
             assert mine.explain(x, w, given).resolution.kernel is not None
             out = mine.run(x, w, given, None)
             torch.cuda.synchronize(device)
@@ -206,7 +211,7 @@ def test_on_another_device_than_the_current_one(bias):
 
 
 @known
-def test_where_pytorch_won_its_kernel_is_ready_after_loading():
+def test_where_pytorch_won_its_kernel_is_ready_after_loading() -> None:
     p = Problem(16, 1280, 8192, "bf16", "bf16", "bf16", row_major_b=False)
     x, w, _ = operands(p.m, p.n, p.k, "none", torch.bfloat16)
     mine = Dispatcher()
@@ -222,8 +227,9 @@ def test_where_pytorch_won_its_kernel_is_ready_after_loading():
 
 @known
 @pytest.mark.parametrize("bias", ["none", "n"])
-def test_threads_on_streams_of_their_own_do_not_meet(bias):
-    mine, wrong = Dispatcher(), []
+def test_threads_on_streams_of_their_own_do_not_meet(bias: str) -> None:
+    mine = Dispatcher()
+    wrong: list[object] = []
     sizes = [(16, 1280, 8192), (64, 1280, 8192), (3, 2048, 4096)]  # split over K, with a workspace
 
     def work(seed: int) -> None:

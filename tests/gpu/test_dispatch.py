@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
@@ -18,7 +21,7 @@ from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Family
+from tritongemm.plugins.contracts import Family, LibraryBackend
 from tritongemm.serve.api import default_dispatcher
 from tritongemm.serve.dispatcher import Dispatcher
 from tritongemm.serve.record_table import RecordTable
@@ -77,13 +80,13 @@ if TMA:
 SHARED = [name for name in CASES if CASES[name][1].split_k > 1 or name == "stream-K"]
 
 
-def record(of: Problem, config: Config, **changes: object) -> Record:
+def record(of: Problem, config: Config, **changes: Any) -> Record:
     toolchain = {"triton": settings.version("triton")}
     return replace(Record(of, ARCH, config, "triton", 1e-6, 0.01, "events", toolchain=toolchain), **changes)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def loaded(tmp_path_factory):
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every case loaded, and one size that the library won."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITONGEMM_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -94,12 +97,12 @@ def loaded(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def inference():
+def inference() -> Iterator[None]:
     with torch.no_grad():
         yield
 
 
-def operands(name: str, seed: int = 0):
+def operands(name: str, seed: int = 0) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype, Tensor]:
     """x [M, K], w [N, K], the bias or None, the dtype to ask for, and the exact result."""
     p = CASES[name][0]
     given = DENSE.make_inputs(p, "cuda", seed=seed)
@@ -107,12 +110,12 @@ def operands(name: str, seed: int = 0):
     return given["a"], w, given.get("bias"), getattr(torch, p.c.torch), DENSE.reference(p, given)
 
 
-def assert_right(name, out, exact):
+def assert_right(name: str, out: Tensor, exact: Tensor) -> None:
     assert error_metric.deviation(out.view(exact.shape), exact) <= DENSE.tolerance(CASES[name][0])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_template_is_right(name):
+def test_every_template_is_right(name: str) -> None:
     for seed in range(3):
         x, w, bias, dtype, exact = operands(name, seed)
         assert tritongemm.explain(x, w, bias, dtype).startswith(f"exact: {CASES[name][1].name}")
@@ -121,18 +124,24 @@ def test_every_template_is_right(name):
         assert_right(name, out, exact)
 
 
-def test_more_dimensions():
+def test_more_dimensions() -> None:
     x, w, bias, _, exact = operands("split, bias")
     out = tritongemm.mm(x.view(4, 25, -1), w, bias)
     assert out.shape == (4, 25, 328) and out.is_contiguous()
     assert_right("split, bias", out, exact)
 
 
-def test_nothing_is_read_or_compiled_after_warm_up():
-    ready, seen, watching = [operands(name) for name in CASES], [], True
+def test_nothing_is_read_or_compiled_after_warm_up() -> None:
+    ready, watching = [operands(name) for name in CASES], True
+    seen: list[str] = []
+
+    def note(event: str, _: tuple[object, ...]) -> None:
+        if watching:
+            seen.append(event)
+
     for x, w, bias, dtype, _ in ready:
         tritongemm.mm(x, w, bias, dtype)
-    sys.addaudithook(lambda event, _: seen.append(event) if watching else None)  # hooks can't be removed
+    sys.addaudithook(note)  # hooks can't be removed
     for x, w, bias, dtype, _ in ready:
         tritongemm.mm(x, w, bias, dtype)
     watching = False
@@ -140,8 +149,9 @@ def test_nothing_is_read_or_compiled_after_warm_up():
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_streams_do_not_meet(name):
-    streams, outs = [torch.cuda.Stream() for _ in range(6)], [[] for _ in range(6)]
+def test_streams_do_not_meet(name: str) -> None:
+    streams = [torch.cuda.Stream() for _ in range(6)]
+    outs: list[list[Tensor]] = [[] for _ in range(6)]
     work = [operands(name, seed) for seed in range(6)]
     torch.cuda.synchronize()
     for _ in range(50):
@@ -154,8 +164,8 @@ def test_streams_do_not_meet(name):
         assert_right(name, out[-1], exact)
 
 
-def test_threads_do_not_meet():
-    faults = []
+def test_threads_do_not_meet() -> None:
+    faults: list[BaseException] = []
 
     def work(seed: int) -> None:
         try:
@@ -168,13 +178,15 @@ def test_threads_do_not_meet():
             faults.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not faults
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_graph_sees_changed_operands(name):
+def test_a_graph_sees_changed_operands(name: str) -> None:
     x, w, bias, dtype, _ = operands(name)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -195,9 +207,10 @@ def test_a_graph_sees_changed_operands(name):
 
 @pytest.mark.parametrize("exhausted", [False, True])
 @pytest.mark.parametrize("name", SHARED)
-def test_graphs_of_one_stream_run_side_by_side(name, exhausted):
+def test_graphs_of_one_stream_run_side_by_side(name: str, exhausted: bool) -> None:
     """Captured on the same stream, replayed on others, beside eager calls on the stream they were captured on."""
     workspaces = default_dispatcher()._devices[torch.cuda.current_device()].device.workspaces
+    assert workspaces is not None, "some of the loaded kernels share memory"
     free, capture = workspaces._free, torch.cuda.Stream()
     workspaces.for_stream(capture.cuda_stream)
     if exhausted:
@@ -227,27 +240,27 @@ def test_graphs_of_one_stream_run_side_by_side(name, exhausted):
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_compiled(mode):
+def test_compiled(mode: str) -> None:
     torch._dynamo.reset()
     names = [n for n in CASES if "float32" not in n]
     ready = [operands(n) for n in names]
 
-    @torch.compile(fullgraph=True, mode=mode)
-    def all_of_them(work):
+    def all_of_them(work: list[tuple[Tensor, Tensor, Tensor | None]]) -> list[Tensor]:
         return [tritongemm.mm(x, w, bias).relu() for x, w, bias in work]
 
+    compiled = torch.compile(all_of_them, fullgraph=True, mode=mode)
     for seed in range(4):  # recorded and replayed from the second and third
         for name, (x, w, bias, *_) in zip(names, ready, strict=True):
             fresh = operands(name, seed)
             for mine, other in zip((x, w, bias), fresh[:3], strict=True):
                 if mine is not None:
                     mine.copy_(other)
-        outs = all_of_them([(x, w, bias) for x, w, bias, *_ in ready])
+        outs = compiled([(x, w, bias) for x, w, bias, *_ in ready])
         for name, out in zip(names, outs, strict=True):
             assert_right(name, out, operands(name, seed)[-1].relu())
 
 
-def test_what_does_not_fit_is_right_all_the_same():
+def test_what_does_not_fit_is_right_all_the_same() -> None:
     x, w, _, _, exact = operands("tile")
     wide = torch.zeros(128, 1024, device="cuda", dtype=torch.bfloat16)
     wide[:, :512] = x
@@ -268,7 +281,7 @@ def test_what_does_not_fit_is_right_all_the_same():
     assert torch.equal(tritongemm.mm(small, small), functional.linear(small, small))
 
 
-def test_gradients_autocast_and_vmap():
+def test_gradients_autocast_and_vmap() -> None:
     x, w, _, _, exact = operands("tile")
     with torch.enable_grad():
         weight = torch.nn.Parameter(w)
@@ -283,13 +296,13 @@ def test_gradients_autocast_and_vmap():
 
 
 @pytest.mark.parametrize("bias", ["none", "n"])
-def test_an_algorithm_of_the_library_serves(bias):
+def test_an_algorithm_of_the_library_serves(bias: str) -> None:
     p = problem(64, 512, 4096, bias)
     operands = DENSE.make_inputs(p, "cuda")
     x, w, given = operands["a"], operands["b"].T.contiguous(), operands.get("bias")
     out = torch.empty(p.m, p.n, device="cuda", dtype=torch.bfloat16)
     exact = DENSE.reference(p, operands)
-    configs = registry.get(Backend, "blaslt").list_algorithms(p, operands | {"c": out})
+    configs = registry.get(LibraryBackend, "blaslt").list_algorithms(p, operands | {"c": out})
     split = next((c for c in configs if c.split_k > 1), configs[-1])
     for config in (configs[0], split):
         fresh = Dispatcher()
@@ -306,7 +319,7 @@ def test_an_algorithm_of_the_library_serves(bias):
         assert error_metric.deviation(captured, exact) <= DENSE.tolerance(p)
 
 
-def test_other_records_fall_back():
+def test_other_records_fall_back() -> None:
     x, w, _, _, exact = operands("tile")
     case = CASES["tile"]
     other = Dispatcher()
@@ -318,7 +331,7 @@ def test_other_records_fall_back():
     assert_right("tile", huge.run(x, w, None, None), exact)
 
 
-def test_an_older_toolchain_is_checked_and_a_wrong_kernel_refused(monkeypatch):
+def test_an_older_toolchain_is_checked_and_a_wrong_kernel_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, _, _, exact = operands("tile")
     old = record(*CASES["tile"], toolchain={"triton": "3.0.0"})
     fresh = Dispatcher()
@@ -331,7 +344,7 @@ def test_an_older_toolchain_is_checked_and_a_wrong_kernel_refused(monkeypatch):
     assert "wrong with Triton" in str(strict.explain(x, w))
 
 
-def test_a_capture_before_loading_is_computed_by_pytorch():
+def test_a_capture_before_loading_is_computed_by_pytorch() -> None:
     x, w, _, _, exact = operands("split")
     late = Dispatcher()
     late._records, late._records_read = RecordTable([record(*CASES["split"])]), True

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 import pytest
 
 from tritongemm.core.errors import DriverError
-from tritongemm.hip_ext.driver import graph_capture
+from tritongemm.hip_ext.driver import driver, graph_capture
 from tritongemm.hip_ext.driver.graph_capture import Captured
-from tritongemm.hip_ext.driver.module import PreparedLaunch
+from tritongemm.hip_ext.driver.module import Function, Grid, PreparedLaunch
 from tritongemm.runtime import captured_launch
-from tritongemm.runtime.captured_launch import CapturedKernel
+from tritongemm.runtime.captured_launch import CapturedKernel, QueueCall
+
+Opened: TypeAlias = tuple[ctypes.CDLL, driver.Device, Function]
+StartDriver: TypeAlias = Callable[[str], tuple[ctypes.CDLL, driver.Driver]]
 
 CODE = b"co\0de and more"
 SHAPE = (4, 1, 1), (128, 1, 1), 64
@@ -25,7 +31,7 @@ def block(address: int, count: int, value: int) -> bytes:
 
 
 @pytest.fixture
-def nvidia(stand_in_driver):
+def nvidia(stand_in_driver: StartDriver) -> Opened:
     library, opened = stand_in_driver("nvidia")
     device = opened.device()
     return library, device, device.load(CODE).function("fill")
@@ -36,17 +42,19 @@ def poke(library: ctypes.CDLL, name: str, value: int) -> None:
 
 
 @pytest.mark.parametrize("offsets", [(), PARTS], ids=["whole", "parameter by parameter"])
-def test_a_call_of_two_kernels_is_repeated_elsewhere(nvidia, offsets):
+def test_a_call_of_two_kernels_is_repeated_elsewhere(nvidia: Opened, offsets: tuple[int, ...]) -> None:
     library, device, fill = nvidia
 
-    def queue(at, stream):
+    def queue(at: Mapping[str, int], stream: int) -> None:
         fill.launch(*SHAPE, block(at["c"] + 64, 4, 7), stream, offsets=offsets)
         second = fill.prepare(*SHAPE, block(at["workspace"], 2, 9), cluster=2, offsets=offsets, overlap=True)
         second.launch(stream)
 
     found = captured_launch.capture_launches(device, ("a", "c", "workspace"), queue)
+    assert found is not None
     assert [k.address_slots for k in found] == [{"c": ((0, 64),)}, {"workspace": ((0, 0),)}]
-    assert [(k.kernel.cluster, k.kernel.overlap, k.kernel.offsets) for k in found] == [
+    kernels = [k.kernel for k in found if isinstance(k.kernel, Captured)]
+    assert [(kernel.cluster, kernel.overlap, kernel.offsets) for kernel in kernels] == [
         ((1, 1, 1), False, offsets),
         ((2, 1, 1), True, offsets),
     ]
@@ -67,14 +75,15 @@ def test_a_call_of_two_kernels_is_repeated_elsewhere(nvidia, offsets):
     assert ctypes.c_uint.in_dll(library, "fake_overlap").value == 1
 
 
-def test_memory_set_to_zero_is_part_of_a_call(nvidia):
+def test_memory_set_to_zero_is_part_of_a_call(nvidia: Opened) -> None:
     library, device, fill = nvidia
 
-    def queue(at, stream):
+    def queue(at: Mapping[str, int], stream: int) -> None:
         device.memset(at["workspace"] + 32, 0, 16, stream)
         fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
 
     found = captured_launch.capture_launches(device, ("c", "workspace"), queue)
+    assert found is not None
     assert [k.address_slots for k in found] == [{"workspace": ((0, 32),)}, {"c": ((0, 0),)}]
     c, workspace = device.alloc(256), device.alloc(256)
     device.memset(workspace, 9, 256)
@@ -87,17 +96,17 @@ def test_memory_set_to_zero_is_part_of_a_call(nvidia):
     assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value == 6
 
 
-def test_what_the_driver_refuses_of_it_is_an_error(nvidia):
+def test_what_the_driver_refuses_of_it_is_an_error(nvidia: Opened) -> None:
     library, device, _ = nvidia
     poke(library, "refuses", 1)
     with pytest.raises(DriverError, match="cuMemsetD8Async"):
         graph_capture.Cleared(16, bytes(8)).prepare(device.api).launch(0)
 
 
-def test_memory_is_not_set_before_its_turn(nvidia):
+def test_memory_is_not_set_before_its_turn(nvidia: Opened) -> None:
     library, device, fill = nvidia
 
-    def queue(at, stream):
+    def queue(at: Mapping[str, int], stream: int) -> None:
         fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
         device.memset(at["c"] + 64, 0, 16, stream)
 
@@ -107,10 +116,10 @@ def test_memory_is_not_set_before_its_turn(nvidia):
 
 
 @pytest.mark.parametrize(("value", "rows"), [(7, 1), (0, 2)], ids=["to another number", "in rows"])
-def test_memory_set_otherwise_is_turned_down(nvidia, value, rows):
+def test_memory_set_otherwise_is_turned_down(nvidia: Opened, value: int, rows: int) -> None:
     library, device, fill = nvidia
 
-    def queue(at, stream):
+    def queue(at: Mapping[str, int], stream: int) -> None:
         device.memset(at["workspace"], value, 16, stream)
         fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
 
@@ -119,16 +128,18 @@ def test_memory_set_otherwise_is_turned_down(nvidia, value, rows):
 
 
 @pytest.mark.parametrize("cluster", [(2, 3, 1), (1, 4, 1), (1, 1, 2)])
-def test_a_cluster_along_any_axis_is_repeated(nvidia, cluster):
+def test_a_cluster_along_any_axis_is_repeated(nvidia: Opened, cluster: Grid) -> None:
     library, device, fill = nvidia
     shape = (*SHAPE[0], *SHAPE[1], SHAPE[2])
 
-    def queue(at, stream):
+    def queue(at: Mapping[str, int], stream: int) -> None:
         PreparedLaunch(device.api, fill, shape, block(at["c"], 4, 7), (cluster, False), ()).launch(stream)
 
-    (found,) = captured_launch.capture_launches(device, ("c",), queue)
-    assert found.kernel.cluster == cluster
-    prepared = captured_launch.prepare_captured(device, [found])
+    found = captured_launch.capture_launches(device, ("c",), queue)
+    assert found is not None
+    (one,) = found
+    assert isinstance(one.kernel, Captured) and one.kernel.cluster == cluster
+    prepared = captured_launch.prepare_captured(device, found)
     prepared.set_address("c")(device.alloc(256))
     prepared.launch(1)
     x, y, z = cluster
@@ -137,30 +148,31 @@ def test_a_cluster_along_any_axis_is_repeated(nvidia, cluster):
     assert captured_launch.capture_launches(device, ("c",), queue) is None
 
 
-CALLS = {
+CALL_NUMBERS = itertools.count(1)
+CALLS: dict[str, Callable[[Mapping[str, int]], bytes]] = {
     "a size that depends on an address": lambda at: block(at["c"], at["c"] >> 40, 7),
     "two addresses in one word": lambda at: block(at["a"] + at["c"], 4, 7),
     "an address rounded down": lambda at: block(at["c"] // 256 * 256, 4, 7),
-    "a number that counts the calls": lambda at, calls=[]: block(at["c"], 4, calls.append(0) or len(calls) // 3),
+    "a number that counts the calls": lambda at: block(at["c"], 4, next(CALL_NUMBERS) // 3),
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_follows_no_address_is_turned_down(nvidia, call):
+def test_what_follows_no_address_is_turned_down(nvidia: Opened, call: str) -> None:
     _, device, fill = nvidia
 
-    def queue(at, stream):
+    def queue(at: Mapping[str, int], stream: int) -> None:
         fill.launch(*SHAPE, CALLS[call](at), stream)
 
     assert captured_launch.capture_launches(device, ("a", "c"), queue) is None
 
 
 @pytest.mark.parametrize("trial", [1, 2, 3])
-def test_another_number_of_kernels_is_turned_down(nvidia, trial):
+def test_another_number_of_kernels_is_turned_down(nvidia: Opened, trial: int) -> None:
     _, device, fill = nvidia
-    calls = []
+    calls: list[int] = []
 
-    def queue(at, stream):
+    def queue(at: Mapping[str, int], stream: int) -> None:
         calls.append(0)
         fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
         if len(calls) != trial:
@@ -169,17 +181,17 @@ def test_another_number_of_kernels_is_turned_down(nvidia, trial):
     assert captured_launch.capture_launches(device, ("c",), queue) is None
 
 
-def test_another_shape_is_turned_down(nvidia):
+def test_another_shape_is_turned_down(nvidia: Opened) -> None:
     _, device, fill = nvidia
 
-    def queue(at, stream):
+    def queue(at: Mapping[str, int], stream: int) -> None:
         fill.launch((at["c"] >> 40, 1, 1), *SHAPE[1:], block(at["c"], 4, 7), stream)
 
     assert captured_launch.capture_launches(device, ("c",), queue) is None
 
 
-def twice(fill):
-    def queue(at, stream):
+def twice(fill: Function) -> QueueCall:
+    def queue(at: Mapping[str, int], stream: int) -> None:
         for _ in range(2):
             fill.prepare(*SHAPE, block(at["c"], 4, 7), cluster=2).launch(stream)
 
@@ -191,14 +203,14 @@ def twice(fill):
     [("kind", 1), ("policy", 2), ("fork", 1), ("together", 1)],
     ids=["memory copied", "clusters elsewhere", "no chain", "all programs at once"],
 )
-def test_more_than_kernels_in_order_is_turned_down(nvidia, name, value):
+def test_more_than_kernels_in_order_is_turned_down(nvidia: Opened, name: str, value: int) -> None:
     library, device, fill = nvidia
     assert captured_launch.capture_launches(device, ("c",), twice(fill)) is not None
     poke(library, name, value)
     assert captured_launch.capture_launches(device, ("c",), twice(fill)) is None
 
 
-def test_what_fails_gives_everything_back(nvidia):
+def test_what_fails_gives_everything_back(nvidia: Opened) -> None:
     library, device, _ = nvidia
     before = ctypes.c_int.in_dll(library, "fake_destroyed").value
     with pytest.raises(DriverError):  # nothing was queued
@@ -206,13 +218,13 @@ def test_what_fails_gives_everything_back(nvidia):
     assert ctypes.c_int.in_dll(library, "fake_destroyed").value == before + 2
 
 
-def test_a_driver_that_does_not_tell(stand_in_driver):
+def test_a_driver_that_does_not_tell(stand_in_driver: StartDriver) -> None:
     device = stand_in_driver("amd")[1].device()
     assert not graph_capture.available(device.api)
     assert captured_launch.capture_launches(device, ("c",), lambda at, stream: pytest.fail("called")) is None
 
 
-def test_a_captured_kernel_says_its_launch_at_other_addresses():
+def test_a_captured_kernel_says_its_launch_at_other_addresses() -> None:
     kernel = Captured(77, (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, bytes(24), ())
     known = CapturedKernel(kernel, {"a": ((0, 0), (16, 128)), "b": ((8, 0),)})
     assert known.at({"a": 1 << 20, "b": 3}) == replace(kernel, params=struct.pack("<3Q", 1 << 20, 3, (1 << 20) + 128))

@@ -13,6 +13,7 @@ from tritongemm.codegen import modules
 from tritongemm.codegen.template_facts import fault, tail
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
+from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.plugins import registry
@@ -52,12 +53,13 @@ def test_warps_with_roles_compile_without_spills(
     assert [built[c].threads for c in GLUON] == [12 * 32, 8 * 32, 12 * 32, 12 * 32, 8 * 32]
     assert all(built[c].spills <= 8 for c in GLUON), "Triton 3.7 spills two registers"
     launch = registry.get(KernelBackend, "triton").launch(built[WS], problem, SM90)
+    assert isinstance(launch, Launch)
     boxes = [p.box for p in launch.params if p.kind == "tma"]
     assert boxes[0] == (64, 64) and boxes[3] == (64, 32), "A by rows of one group, C by half of the columns"
     tiles = 8 * 13
     assert launch.grid == (SM90.compute_units, 1, 1) and tiles < SM90.compute_units
     split = registry.get(KernelBackend, "triton").launch(built[WS_SPLIT], problem, SM90)
-    assert split.grid == (3 * 16 * 25, 1, 1)
+    assert isinstance(split, Launch) and split.grid == (3 * 16 * 25, 1, 1)
     assert {b.name: b.bytes for b in split.buffers} == {
         "workspace": 4 * 64 * 32 * split.grid[0],
         "semaphore": 4 * split.grid[0],
@@ -85,6 +87,7 @@ def test_a_tile_of_two_powers_of_two_is_fetched_and_stored_in_two_parts(
     finally:
         compiler.close()
     launch = registry.get(KernelBackend, "triton").launch(built, problem, SM90)
+    assert isinstance(launch, Launch)
     assert ", ".join(f"{p.value} {p.box[0]}x{p.box[1]}" for p in launch.params if p.kind == "tma") == boxes
     assert launch.grid == (programs, 1, 1) and built.shared <= SM90.lds_bytes
 

@@ -75,8 +75,8 @@ def test_odd_sizes_keep_candidates_unaided(name: str, size: tuple[int, int, int]
 
 
 def test_counts_stay_in_hand() -> None:
-    def kept(target: target.Target, *size: int) -> int:
-        problem = Problem(*size)
+    def kept(target: target.Target, m: int, n: int, k: int) -> int:
+        problem = Problem(m, n, k)
         return len(prune(space(problem, target, templates=("tile",)), problem, target).kept)
 
     assert 300 <= kept(SM90, 4096, 4096, 4096) <= 1500

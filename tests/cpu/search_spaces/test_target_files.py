@@ -24,7 +24,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
         (tmp_path / path.name).write_text(path.read_text())
     monkeypatch.setattr(target_files, "SPACES", tmp_path)
     target_files.space_file.cache_clear()
-    yield lambda text: (tmp_path / "toy.yaml").write_text(text) and None
+
+    def write_toy(text: str) -> None:
+        (tmp_path / "toy.yaml").write_text(text)
+
+    yield write_toy
     target_files.space_file.cache_clear()
 
 

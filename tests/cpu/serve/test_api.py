@@ -6,9 +6,12 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
@@ -27,19 +30,19 @@ from tritongemm.serve.torch_fallback import linear
 @pytest.mark.parametrize("lead", [(), (7,), (2, 3)])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_on_the_cpu_it_is_linear(lead, with_bias, dtype):
+def test_on_the_cpu_it_is_linear(lead: tuple[int, ...], with_bias: bool, dtype: torch.dtype) -> None:
     x, w = torch.randn(*lead, 24).to(dtype), torch.randn(10, 24).to(dtype)
     bias = torch.randn(10).to(dtype) if with_bias else None
     assert torch.equal(tritongemm.mm(x, w, bias), functional.linear(x, w, bias))
     assert tritongemm.mm(x, w, bias).shape == (*lead, 10)
 
 
-def test_any_strides_are_right():
+def test_any_strides_are_right() -> None:
     x, w = torch.randn(24, 6).T, torch.randn(24, 10).T
     assert torch.equal(tritongemm.mm(x, w), functional.linear(x, w))
 
 
-def test_another_output_dtype_is_not_rounded_twice():
+def test_another_output_dtype_is_not_rounded_twice() -> None:
     x, w, bias = torch.randn(5, 64).bfloat16(), torch.randn(9, 64).bfloat16(), torch.randn(9)
     out = tritongemm.mm(x, w, bias, torch.float32)
     assert out.dtype == torch.float32
@@ -47,7 +50,7 @@ def test_another_output_dtype_is_not_rounded_twice():
     assert tritongemm.mm(x.float(), w.float(), bias, torch.bfloat16).dtype == torch.bfloat16
 
 
-def test_eight_bit_operands():
+def test_eight_bit_operands() -> None:
     x, w = torch.randint(-100, 100, (20, 64), dtype=torch.int8), torch.randint(-100, 100, (8, 64), dtype=torch.int8)
     exact = x.long() @ w.long().T
     assert torch.equal(tritongemm.mm(x, w).long(), exact) and tritongemm.mm(x, w).dtype == torch.int32
@@ -55,18 +58,18 @@ def test_eight_bit_operands():
     assert torch.equal(tritongemm.mm(a, b), (a.float() @ b.float().T).half())
 
 
-def test_wrong_shapes_are_refused_as_pytorch_does():
+def test_wrong_shapes_are_refused_as_pytorch_does() -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         tritongemm.mm(torch.randn(2, 8), torch.randn(4, 9))
 
 
-def test_gradients_flow():
+def test_gradients_flow() -> None:
     x, w = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8)
     tritongemm.mm(x, w).sum().backward()
     assert torch.equal(x.grad, w.sum(0).expand(3, 8))
 
 
-def test_forward_derivatives_flow(monkeypatch):
+def test_forward_derivatives_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = torch.autograd.forward_ad
     x, w, tangent = torch.randn(3, 8), torch.randn(4, 8), torch.randn(3, 8)
     tritongemm.mm(x, w)
@@ -78,13 +81,13 @@ def test_forward_derivatives_flow(monkeypatch):
         torch.testing.assert_close(forward.unpack_dual(out).tangent, tangent @ w.T)
 
 
-def test_autocast_casts_as_a_linear_layer():
+def test_autocast_casts_as_a_linear_layer() -> None:
     x, w = torch.randn(3, 8), torch.randn(4, 8)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(tritongemm.mm(x, w), functional.linear(x, w))
 
 
-def test_transforms_and_tracers_see_it():
+def test_transforms_and_tracers_see_it() -> None:
     x, w = torch.randn(5, 3, 8), torch.randn(4, 8)
     assert torch.equal(torch.vmap(lambda one: tritongemm.mm(one, w))(x), functional.linear(x, w))
     traced = torch.jit.trace(lambda x, w: tritongemm.mm(x, w), (x, w))
@@ -94,7 +97,7 @@ def test_transforms_and_tracers_see_it():
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles_without_a_graph_break(backend, dynamic):
+def test_compiles_without_a_graph_break(backend: str, dynamic: bool) -> None:
     torch._dynamo.reset()
     bias = torch.randn(4)
     compiled = torch.compile(
@@ -106,10 +109,10 @@ def test_compiles_without_a_graph_break(backend, dynamic):
             torch.testing.assert_close(compiled(x, w), functional.linear(x, w, bias).relu() + 1)
 
 
-def test_the_graph_holds_one_operation():
-    graphs = []
+def test_the_graph_holds_one_operation() -> None:
+    graphs: list[torch.fx.GraphModule] = []
 
-    def keep(graph, _):
+    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
         graphs.append(graph)
         return graph
 
@@ -118,14 +121,14 @@ def test_the_graph_holds_one_operation():
     assert [n.target for n in graphs[0].graph.nodes if n.op == "call_function"] == [torch.ops.tritongemm.mm]
 
 
-def test_compiled_gradients_are_pytorchs():
+def test_compiled_gradients_are_pytorchs() -> None:
     torch._dynamo.reset()
     x, w = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8)
     torch.compile(lambda x: tritongemm.mm(x, w).sum(), fullgraph=True, backend="aot_eager")(x).backward()
     torch.testing.assert_close(x.grad, w.sum(0).expand(3, 8))
 
 
-def test_fake_tensors_and_the_operation_itself():
+def test_fake_tensors_and_the_operation_itself() -> None:
     with FakeTensorMode():
         out = tritongemm.mm(torch.empty(2, 3, 8), torch.empty(4, 8), None, torch.bfloat16)
         assert out.shape == (2, 3, 4) and out.dtype == torch.bfloat16
@@ -133,7 +136,7 @@ def test_fake_tensors_and_the_operation_itself():
     torch.library.opcheck(torch.ops.tritongemm.mm.default, args)
 
 
-def test_importing_is_light():
+def test_importing_is_light() -> None:
     code = """
 import sys, time, torch
 start = time.process_time()
@@ -152,9 +155,15 @@ assert took < 0.1, took
 # What is said of tensors on a GPU, with tensors that pretend to be there.
 
 
-def test_records_that_mm_can_ask_for(tmp_path):
+def test_records_that_mm_can_ask_for(tmp_path: Path) -> None:
     assert is_layer(problem(1, 2, 3)) and is_layer(problem(1, 2, 3, "n"))
-    wrong = [{"row_major_b": True}, {"row_major_a": False}, {"bias": "m"}, {"batch": 2}, {"family": "other"}]
+    wrong: list[dict[str, Any]] = [
+        {"row_major_b": True},
+        {"row_major_a": False},
+        {"bias": "m"},
+        {"batch": 2},
+        {"family": "other"},
+    ]
     wrong += [{"groups": 2}, {"order_b": "shuffled_16x16"}, {"scale_a": Scaling("fp32", 1)}]
     assert not any(is_layer(replace(problem(1, 2, 3), **change)) for change in wrong)
     file = tmp_path / "tuned.yaml"
@@ -168,12 +177,12 @@ def test_records_that_mm_can_ask_for(tmp_path):
         read_records(file)
 
 
-def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch):
+def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = Dispatcher()
     x, w = torch.randn(3, 8), torch.randn(4, 8)
     dispatcher.run(x, w, None, None)
     assert len(dispatcher.calls.table) == 1
-    sizes = []
+    sizes: list[int] = []
     thread = threading.Thread(target=lambda: sizes.append(len(dispatcher.calls.table)))
     thread.start()
     thread.join()
@@ -186,6 +195,6 @@ def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch):
     assert not dispatcher.calls.table
 
 
-def test_a_process_has_one_dispatcher():
+def test_a_process_has_one_dispatcher() -> None:
     assert isinstance(default_dispatcher(), Dispatcher) and default_dispatcher() is default_dispatcher()
     assert torch.equal(linear(torch.ones(1, 2), torch.ones(3, 2), None, None), torch.full((1, 3), 2.0))

@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
+from typing import TypeAlias, cast
 
 import pytest
 import torch
@@ -18,9 +19,12 @@ from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError, WorkspaceError
-from tritongemm.core.launch import Launch
+from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
 from tritongemm.hip_ext import libraries
-from tritongemm.hip_ext.driver import stream, symbols, tensor_map
+from tritongemm.hip_ext.driver import driver, stream, symbols, tensor_map
+from tritongemm.hip_ext.driver.module import Grid
 from tritongemm.runtime import loaded_kernels
 from tritongemm.runtime.workspaces import WorkspacePool
 from tritongemm.search_spaces import loader as target_files
@@ -32,26 +36,38 @@ TWO_PARTS = Config("ws_tma", 64, 48, 64, num_warps=4, num_stages=2)
 SWAPPED = Config("ws_tma_swapped", 72, 64, 64, num_warps=4, num_stages=2, options=(("swap_ab", 1),))
 PERSISTENT = Config("persistent", 64, 64, 64, num_warps=4, num_stages=2)
 
+Launches: TypeAlias = dict[Problem, Launch | HostLaunch | str]
+Ready: TypeAlias = tuple[list[Record], Launches, ArtifactCache]
+
 
 @pytest.fixture
-def no_gpu(monkeypatch):
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     run_on_cpu(monkeypatch)
 
 
 class Device(StandInDriver):
     """Also makes tensor maps that name their matrix."""
 
-    def tensor_map(self, address, elem_type, elem_size, shape, stride, box, swizzle):
+    def tensor_map(
+        self,
+        address: int,
+        elem_type: int,
+        elem_size: int,
+        shape: tuple[int, int],
+        stride: int,
+        box: tuple[int, int],
+        swizzle: int,
+    ) -> bytes:
         return struct.pack("<Q4i", address, *shape, *box).ljust(128, b"m")
 
 
 class Map:
     """Stands in for `tensor_map.MovingMap`."""
 
-    def __init__(self, api, data):
+    def __init__(self, api: object, data: bytes | memoryview) -> None:
         self.data = bytearray(data)
 
-    def move(self, address):
+    def move(self, address: int) -> memoryview:
         struct.pack_into("<Q", self.data, 0, address)
         return memoryview(self.data)
 
@@ -59,22 +75,52 @@ class Map:
 class Function:
     """Stands in for `driver.Function`: keeps the parameter blocks that were launched."""
 
-    def prepare(self, grid, block, shared, params, cluster, offsets, overlap):
-        self.params, self.offsets, self.launched = bytearray(params), offsets, []
+    def __init__(self) -> None:
+        self.params, self.offsets = bytearray(), tuple[int, ...]()
+        self.launched: list[bytes] = []
+
+    def prepare(
+        self, grid: Grid, block: Grid, shared: int, params: bytes, cluster: int, offsets: tuple[int, ...], overlap: bool
+    ) -> Function:
+        self.params, self.offsets = bytearray(params), offsets
         return self
 
-    def set_pointer(self, offset, address):
+    def set_pointer(self, offset: int, address: int) -> None:
         struct.pack_into("<Q", self.params, offset, address)
 
-    def set_bytes(self, offset, data):
+    def set_bytes(self, offset: int, data: bytes | memoryview) -> None:
         self.params[offset : offset + len(data)] = data
 
-    def launch(self, stream):
+    def launch(self, stream: int) -> None:
         self.launched.append(bytes(self.params))
 
 
+def find_launch(launches: Launches, one: Problem) -> Launch:
+    """The launch of a problem's kernel, which is there and is the driver's to start."""
+    launch = launches[one]
+    assert isinstance(launch, Launch), launch
+    return launch
+
+
+def find_reason(launches: Launches, one: Problem) -> str:
+    """Why a problem has no launch."""
+    reason = launches[one]
+    assert isinstance(reason, str)
+    return reason
+
+
+def load_kernel(launch: Launch, function: Function) -> loaded_kernels.TunedKernel:
+    """A kernel whose code is a stand-in."""
+    return loaded_kernels.TunedKernel(launch, cast(driver.Function, function))
+
+
+def make_pool(device: StandInDriver, workspace_bytes: int, counter_bytes: int) -> WorkspacePool:
+    """Memory that kernels share, on a device that stands in."""
+    return WorkspacePool(cast(driver.Device, device), workspace_bytes, counter_bytes)
+
+
 @pytest.fixture(scope="module")
-def ready(tmp_path_factory):
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Ready:
     """Launches for an H200, compiled here: (records, {problem: launch}, the cache)."""
     cache = ArtifactCache(tmp_path_factory.mktemp("cache"))
     records = [
@@ -108,13 +154,13 @@ def called(kernel: loaded_kernels.TunedKernel, shared: WorkspacePool | None, sha
     return FastCall(kernel, device, shape, torch.bfloat16)
 
 
-def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
+def test_a_record_becomes_a_launch_with_its_addresses(ready: Ready, no_gpu: None) -> None:
     (split, *_), launches, _ = ready
-    launch, function = launches[split.problem], Function()
+    launch, function = find_launch(launches, split.problem), Function()
     assert launch.grid == (2 * 2, 2, 1)
-    kernel = loaded_kernels.TunedKernel(launch, function)
+    kernel = load_kernel(launch, function)
     assert kernel.bytes("workspace") == 4 * 2 * 32 * 64 and kernel.bytes("semaphore") == 4 * 4
-    shared = WorkspacePool(Device(), kernel.bytes("workspace"), kernel.bytes("semaphore"))
+    shared = make_pool(Device(), kernel.bytes("workspace"), kernel.bytes("semaphore"))
     call = called(kernel, shared, (20, 48))
     for _ in range(2):
         x, w = aligned(20, 160), aligned(48, 160)
@@ -128,7 +174,9 @@ def test_a_record_becomes_a_launch_with_its_addresses(ready, no_gpu):
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_tensor_maps_follow_their_operands(told, ready, no_gpu, monkeypatch):
+def test_tensor_maps_follow_their_operands(
+    told: bool, ready: Ready, no_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All maps of an operand, and the pointer that some kernels take beside them."""
     monkeypatch.setattr(tensor_map, "MovingMap", Map)
     if not told:  # where addresses stand in a map
@@ -136,13 +184,13 @@ def test_tensor_maps_follow_their_operands(told, ready, no_gpu, monkeypatch):
     records, launches = ready[0][1:5], ready[1]
     for one, described in zip(records, ("ab", "abc", "abbcc", "aabcc"), strict=True):
         p = one.problem
-        launch, function = launches[p], Function()
-        call = called(loaded_kernels.TunedKernel(launch, function), None, (p.m, p.n))
+        launch, function = find_launch(launches, p), Function()
+        call = called(load_kernel(launch, function), None, (p.m, p.n))
         x, w, bias = aligned(p.m, p.k), aligned(p.n, p.k), aligned(p.n) if p.bias == "n" else None
         out = call(x, w, bias, None)
         assert list(function.offsets) == launch.offsets()
         block = function.launched[-1]
-        found = [(q.value, at) for q, at in zip(launch.params, launch.offsets(), strict=True) if q.kind == "tma"]
+        found = [(str(q.value), at) for q, at in zip(launch.params, launch.offsets(), strict=True) if q.kind == "tma"]
         where = {"a": x, "b": w, "c": out}
         assert [name for name, _ in found] == list(described)
         for name, at in found:
@@ -154,18 +202,16 @@ def test_tensor_maps_follow_their_operands(told, ready, no_gpu, monkeypatch):
             assert given["bias"] == bias.data_ptr()
 
 
-def test_where_an_address_stands_in_a_tensor_map():
+def test_where_an_address_stands_in_a_tensor_map() -> None:
     assert tensor_map.find_address_offset(lambda at: bytes(16) + struct.pack("<Q", at) + bytes(104)) == 16
     assert tensor_map.find_address_offset(lambda at: struct.pack("<Q", at >> 4) + bytes(120)) is None
     assert tensor_map.find_address_offset(lambda at: struct.pack("<2Q", at, at % 4096) + bytes(112)) is None
 
 
-def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):
+def test_operands_that_do_not_fit_go_to_pytorch(ready: Ready, no_gpu: None) -> None:
     (split, *_), launches, _ = ready
     function = Function()
-    call = called(
-        loaded_kernels.TunedKernel(launches[split.problem], function), WorkspacePool(Device(), 9, 9), (20, 48)
-    )
+    call = called(load_kernel(find_launch(launches, split.problem), function), make_pool(Device(), 9, 9), (20, 48))
     x, w = aligned(20, 160).normal_(), aligned(48, 160).normal_()
     strided = aligned(160, 20).normal_().T
     odd = aligned(20 * 160 + 1).normal_()[1:].view(20, 160)
@@ -174,48 +220,50 @@ def test_operands_that_do_not_fit_go_to_pytorch(ready, no_gpu):
     assert not function.launched
 
 
-def test_a_bad_record_costs_itself(ready):
+def test_a_bad_record_costs_itself(ready: Ready) -> None:
     records, launches, cache = ready
-    assert "no kernel template is called 'no_such_template'" in launches[records[5].problem]
+    assert "no kernel template is called 'no_such_template'" in find_reason(launches, records[5].problem)
     again = prepare.prepare_launches(records[:5], target_files.load_target("sm90", compute_units=132), cache)
     assert again == {p: value for p, value in launches.items() if not isinstance(value, str)}
     fewer = prepare.prepare_launches(records[2:3], target_files.load_target("sm90", compute_units=1), cache)
-    assert (launches[records[2].problem].grid, fewer[records[2].problem].grid) == ((2, 1, 1), (1, 1, 1))
+    grids = [find_launch(each, records[2].problem).grid for each in (launches, fewer)]
+    assert grids == [(2, 1, 1), (1, 1, 1)]
 
 
-def test_a_cache_that_can_not_be_written_is_a_reason(ready, tmp_path):
+def test_a_cache_that_can_not_be_written_is_a_reason(ready: Ready, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     one = ready[0][0]
     launches = prepare.prepare_launches(
         [one], target_files.load_target("sm90", compute_units=132), ArtifactCache(tmp_path / "cache")
     )
-    assert "compiled kernels can't be kept in" in launches[one.problem]
+    assert "compiled kernels can't be kept in" in find_reason(launches, one.problem)
 
 
-def test_what_needs_another_check():
+def test_what_needs_another_check() -> None:
     assert not kernel_loading.made_by_other_triton(record(problem(1, 2, 3)))
     assert kernel_loading.made_by_other_triton(record(problem(1, 2, 3), toolchain={"triton": "0.1"}))
     assert kernel_loading.made_by_other_triton(record(problem(1, 2, 3), toolchain={}))
 
 
-def test_who_rounds_float32():
+def test_who_rounds_float32() -> None:
     float32 = problem(1, 2, 3, dtype="fp32")
     assert winners.rounds_to_tf32(record(float32)) and not winners.rounds_to_tf32(record(problem(1, 2, 3)))
     assert not winners.rounds_to_tf32(record(float32, target="gfx950"))  # whose instructions take float32 whole
     assert winners.rounds_to_tf32(record(float32, target="gfx950", winner="blaslt"))
 
 
-def test_without_memory_to_share_pytorch_computes(ready, no_gpu):
+def test_without_memory_to_share_pytorch_computes(ready: Ready, no_gpu: None) -> None:
     records, launches, _ = ready
     split = records[0]
     device, function = Device(), Function()
-    shared = WorkspacePool(device, 9, 9)
-    call = called(loaded_kernels.TunedKernel(launches[split.problem], function), shared, (20, 48))
+    shared = make_pool(device, 9, 9)
+    call = called(load_kernel(find_launch(launches, split.problem), function), shared, (20, 48))
     device.full = True
     with pytest.raises(WorkspaceError, match="OUT_OF_MEMORY"):
         shared.for_stream(0)
     x, w = aligned(20, 160), aligned(48, 160)
-    x.fill_(1), w.fill_(1)
+    x.fill_(1)
+    w.fill_(1)
     assert torch.equal(call(x, w, None, None), functional.linear(x, w)) and not function.launched
     device.full = False
     call(x, w, None, None)
@@ -224,7 +272,7 @@ def test_without_memory_to_share_pytorch_computes(ready, no_gpu):
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
-def test_the_two_driver_calls(vendor, tmp_path, monkeypatch):
+def test_the_two_driver_calls(vendor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header = {"nvidia": "#include <cuda.h>", "amd": "#define __HIP_PLATFORM_AMD__\n#include <hip/hip_runtime_api.h>"}
     source = {
         "nvidia": """

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn, TypeAlias
 
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, problem, record, stand_in_kernels
 from tritongemm.core.errors import DriverError, InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.support import Support
 from tritongemm.serve import torch_fallback
 from tritongemm.serve.calls import CallOperands
-from tritongemm.serve.dispatcher import Dispatcher
+from tritongemm.serve.dispatcher import CallKey, Dispatcher
+
+Gpu: TypeAlias = tuple[Dispatcher, Callable[..., Tensor]]
+SetPrecision: TypeAlias = Callable[[str], None]
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     """(fake tensors of [rows, K] and friends on a GPU, a dispatcher that believes in an sm90 there)."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -28,13 +37,14 @@ def gpu(monkeypatch):
         yield dispatcher, lambda *shape, dtype=torch.bfloat16: torch.empty(shape, dtype=dtype, device="cuda:0")
 
 
-def say(dispatcher, *operands, out_dtype=None):
+def say(
+    dispatcher: Dispatcher, x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> str:
     """The first line of the explanation."""
-    bias = operands[2] if len(operands) > 2 else None
-    return str(dispatcher.explain(*operands[:2], bias, out_dtype)).splitlines()[0]
+    return str(dispatcher.explain(x, w, bias, out_dtype)).splitlines()[0]
 
 
-def test_explains_a_fallback(gpu):
+def test_explains_a_fallback(gpu: Gpu) -> None:
     dispatcher, empty = gpu
     x, w = empty(16, 64), empty(32, 64)
     assert say(dispatcher, x, w) == "fallback: 16x32x64_bf16_TN was never tuned for sm90"
@@ -50,7 +60,7 @@ def test_explains_a_fallback(gpu):
     assert "never tuned" in say(dispatcher, x, w, out_dtype=torch.float32)
 
 
-def test_explains_the_library_and_a_kernel(gpu):
+def test_explains_the_library_and_a_kernel(gpu: Gpu) -> None:
     dispatcher, empty = gpu
     won, lost = record(problem(16, 32, 64)), record(problem(2, 32, 64), winner="torch")
     assert dispatcher.load([won, lost, record(replace(won.problem, row_major_b=True))]) == 2
@@ -62,7 +72,7 @@ def test_explains_the_library_and_a_kernel(gpu):
     assert say(dispatcher, empty(16, 64), w).endswith("on sm90: out_of_resources: shared memory 9 > 8 bytes")
 
 
-def test_what_no_tuned_kernel_serves_is_pytorchs_own(gpu):
+def test_what_no_tuned_kernel_serves_is_pytorchs_own(gpu: Gpu) -> None:
     dispatcher, empty = gpu
     dispatcher.load([record(problem(2, 32, 64), winner="torch")])
     torch_kernel = StandInKernel()
@@ -74,12 +84,13 @@ def test_what_no_tuned_kernel_serves_is_pytorchs_own(gpu):
     assert dispatcher.explain(empty(64), empty(32, 64)).resolution.kernel is None
 
 
-def test_a_size_never_tuned_is_resolved_again_once_it_is_frequent(gpu, monkeypatch):
+def test_a_size_never_tuned_is_resolved_again_once_it_is_frequent(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher, empty = gpu
     monkeypatch.setattr("tritongemm.serve.calls.FREQUENT_CALLS", 3)
-    torch_kernel, made = StandInKernel(), []
+    torch_kernel = StandInKernel()
+    made: list[tuple[LoadedKernel, tuple[int, ...], torch.dtype]] = []
 
-    def call(kernel, device, shape, dtype):
+    def call(kernel: LoadedKernel, device: object, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[..., str]:
         made.append((kernel, shape, dtype))
         return lambda x, w, bias, out_dtype: "called directly"
 
@@ -97,7 +108,7 @@ def test_a_size_never_tuned_is_resolved_again_once_it_is_frequent(gpu, monkeypat
 
 
 @pytest.fixture
-def precision(monkeypatch):
+def precision(monkeypatch: pytest.MonkeyPatch) -> SetPrecision:
     """Sets PyTorch's float32 precision."""
 
     def be(value: str) -> None:
@@ -107,7 +118,7 @@ def precision(monkeypatch):
     return be
 
 
-def test_kernels_tuned_in_tf32_serve_while_pytorch_is_set_to_it(gpu, precision):
+def test_kernels_tuned_in_tf32_serve_while_pytorch_is_set_to_it(gpu: Gpu, precision: SetPrecision) -> None:
     dispatcher, empty = gpu
     won = record(problem(16, 32, 64, dtype="fp32"))
     dispatcher.load([won])
@@ -115,7 +126,7 @@ def test_kernels_tuned_in_tf32_serve_while_pytorch_is_set_to_it(gpu, precision):
     expected = {("tf32", True): "exact", ("tf32", False): "exact", ("fp32", False): "exact", ("fp32", True): "fallback"}
     for (setting, rounds), kind in expected.items():
         precision(setting)
-        loaded = {won.problem: StandInKernel()}
+        loaded: dict[Problem, LoadedKernel | Support] = {won.problem: StandInKernel()}
         kernels = attach_device(dispatcher, loaded, tf32=(won.problem,) if rounds else ())
         answers = dispatcher.explain(x, w)
         assert answers.resolution.kind == kind
@@ -124,15 +135,15 @@ def test_kernels_tuned_in_tf32_serve_while_pytorch_is_set_to_it(gpu, precision):
     assert "out_of_resources" in say(dispatcher, x, w)
 
 
-def test_float32_follows_pytorchs_precision(gpu, precision, monkeypatch):
+def test_float32_follows_pytorchs_precision(gpu: Gpu, precision: SetPrecision, monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher, empty = gpu
     won = record(problem(16, 32, 64, dtype="fp32"))
     dispatcher.load([won])
     kernel, torch_kernel = StandInKernel(), StandInKernel()
     attach_device(dispatcher, {won.problem: kernel}, torch_kernel, (won.problem,))
-    made = []
+    made: list[LoadedKernel] = []
 
-    def call(given, *_):
+    def call(given: LoadedKernel, *_: object) -> Callable[..., str]:
         made.append(given)
         return lambda *_: "tuned" if given is kernel else "PyTorch's"
 
@@ -146,7 +157,9 @@ def test_float32_follows_pytorchs_precision(gpu, precision, monkeypatch):
     assert made == [kernel, torch_kernel]
 
 
-def test_a_change_of_precision_need_not_wait(gpu, precision, monkeypatch):
+def test_a_change_of_precision_need_not_wait(
+    gpu: Gpu, precision: SetPrecision, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dispatcher, empty = gpu
     won = record(problem(16, 32, 64, dtype="fp32"))
     dispatcher.load([won])
@@ -159,13 +172,15 @@ def test_a_change_of_precision_need_not_wait(gpu, precision, monkeypatch):
     assert dispatcher.run(x, w, None, None) == "tuned"
 
 
-def test_a_change_of_precision_while_a_call_is_made_ready(gpu, precision, monkeypatch):
+def test_a_change_of_precision_while_a_call_is_made_ready(
+    gpu: Gpu, precision: SetPrecision, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dispatcher, empty = gpu
     won = record(problem(16, 32, 64, dtype="fp32"))
     dispatcher.load([won])
     attach_device(dispatcher, {won.problem: StandInKernel()}, tf32=(won.problem,))
 
-    def call(*_):
+    def call(*_: object) -> Callable[..., str]:
         precision("fp32")  # another thread's doing
         return lambda *_: "tuned"
 
@@ -176,15 +191,20 @@ def test_a_change_of_precision_while_a_call_is_made_ready(gpu, precision, monkey
     assert dispatcher.run(x, w, None, None).shape == (16, 32)
 
 
-def test_mm_itself_follows_pytorchs_precision(gpu, precision, monkeypatch):
+def test_mm_itself_follows_pytorchs_precision(
+    gpu: Gpu, precision: SetPrecision, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dispatcher, empty = gpu
-    seen = []
+    seen: list[tuple[str | None, CallOperands]] = []
+
+    def resolve(key: CallKey, operands: CallOperands) -> Callable[..., None]:
+        seen.append((key[6], operands))
+        return lambda *_: None
+
     monkeypatch.setattr("tritongemm.serve.api._dispatcher", dispatcher)
     monkeypatch.setattr("tritongemm.serve.api._modes", lambda: 0)  # fake tensors are one
     monkeypatch.setattr("tritongemm.serve.api._PLAIN", {type(empty(1))})
-    monkeypatch.setattr(
-        dispatcher, "resolve", lambda key, operands: seen.append((key[6], operands)) or (lambda *_: None)
-    )
+    monkeypatch.setattr(dispatcher, "resolve", resolve)
     for setting in ("tf32", "fp32"):
         monkeypatch.setattr("tritongemm.serve.api.float32_precision", lambda setting=setting: setting)
         for dtype in (torch.float32, torch.bfloat16):
@@ -196,7 +216,7 @@ def test_mm_itself_follows_pytorchs_precision(gpu, precision, monkeypatch):
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_precision_is_what_pytorch_is_set_to(monkeypatch, old):
+def test_precision_is_what_pytorch_is_set_to(monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
     if old:
         monkeypatch.setattr(torch_fallback, "_read_precision", None)
     try:
@@ -207,11 +227,11 @@ def test_precision_is_what_pytorch_is_set_to(monkeypatch, old):
         torch.set_float32_matmul_precision("highest")
 
 
-def test_a_capture_puts_off_the_question(gpu, monkeypatch):
+def test_a_capture_puts_off_the_question(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher, empty = gpu
     monkeypatch.setattr("tritongemm.serve.calls.FREQUENT_CALLS", 2)
     monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", lambda *_: lambda *_: "called directly")
-    answers = [None, None, StandInKernel()]
+    answers: list[LoadedKernel | None] = [None, None, StandInKernel()]
     kernels = attach_device(dispatcher)
     monkeypatch.setattr(kernels.torch_kernels, "find", lambda *_: answers.pop(0))
     x, w = empty(3, 64), empty(32, 64)
@@ -222,10 +242,12 @@ def test_a_capture_puts_off_the_question(gpu, monkeypatch):
     assert dispatcher.run(x, w, None, None) == "called directly" and not answers
 
 
-def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(gpu, monkeypatch):
+def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dispatcher, empty = gpu
 
-    def fails(*_):
+    def fails(*_: object) -> NoReturn:
         raise DriverError("cublasLtMatmulDescCreate", 3, "CUBLAS_STATUS_ALLOC_FAILED")
 
     monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", fails)
@@ -240,13 +262,13 @@ def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(gpu, monk
         dispatcher.run(x, w, None, None)
 
 
-def test_explains_operands_on_the_cpu():
+def test_explains_operands_on_the_cpu() -> None:
     assert tritongemm.explain(torch.empty(2, 8), torch.empty(4, 8)) == (
         "fallback: x is on cpu; tuned kernels run on a GPU"
     )
 
 
-def test_the_environment_names_the_records(gpu, tmp_path, monkeypatch):
+def test_the_environment_names_the_records(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tritongemm.formats import results_format
 
     _, empty = gpu
@@ -262,14 +284,14 @@ def test_the_environment_names_the_records(gpu, tmp_path, monkeypatch):
         say(Dispatcher(), empty(16, 64), empty(32, 64))
 
 
-def test_nothing_is_loaded_while_capturing(gpu, monkeypatch):
+def test_nothing_is_loaded_while_capturing(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     _, empty = gpu
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     resolution = Dispatcher().explain(empty(16, 64), empty(32, 64)).resolution
     assert resolution.kind == "fallback" and not resolution.lasting and "before a graph is captured" in resolution.text
 
 
-def test_explains_what_each_source_answered(gpu):
+def test_explains_what_each_source_answered(gpu: Gpu) -> None:
     dispatcher, empty = gpu
     won = record(problem(16, 32, 64))
     dispatcher.load([won])
@@ -288,10 +310,11 @@ def test_explains_what_each_source_answered(gpu):
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_record_serves_devices_of_its_compute_units(gpu, order):
+def test_a_record_serves_devices_of_its_compute_units(gpu: Gpu, order: int) -> None:
     dispatcher, empty = gpu
     other, anywhere, ours = (record(problem(16, 32, 64), compute_units=units) for units in (304, 0, 80))
-    x, w, loaded = empty(16, 64), empty(32, 64), {other.problem: StandInKernel()}
+    x, w = empty(16, 64), empty(32, 64)
+    loaded: dict[Problem, LoadedKernel | Support] = {other.problem: StandInKernel()}
     dispatcher.load([other])
     attach_device(dispatcher, loaded, compute_units=80)
     assert say(dispatcher, x, w) == "fallback: 16x32x64_bf16_TN was tuned on 304 compute units; this GPU has 80"

@@ -5,27 +5,30 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.support import FAKES
-from tests.support.linear_layers import problem, run_on_cpu, stand_in_device
+from tests.support.linear_layers import StandInDriver, problem, run_on_cpu, stand_in_device
 from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import torch_choice
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
 from tritongemm.serve import torch_kernels
 from tritongemm.serve.fast_call import FastCall
+from tritongemm.serve.serving_device import ServingDevice
 from tritongemm.serve.torch_kernels import TorchKernels
 
 MATMUL = torch.backends.cuda.matmul
 
 
 @pytest.fixture
-def known(monkeypatch):
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch as it comes, in a release that was compared."""
     release = ".".join(torch.__version__.split(".")[:2])
     monkeypatch.setattr(
@@ -36,7 +39,7 @@ def known(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_known_problems(known):
+def test_known_problems(known: None) -> None:
     assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") == 4096
     assert torch_choice.torch_workspace_bytes(problem(1, 2, 3, "n", "fp16"), "sm90") == 64
     assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "gfx942") is None
@@ -45,18 +48,18 @@ def test_known_problems(known):
     assert torch_choice.torch_workspace_bytes(replace(problem(1, 2, 3), dtype_c="fp32"), "sm90") is None
 
 
-def test_what_is_no_product_of_matrices_is_pytorchs_own_affair(known):
+def test_what_is_no_product_of_matrices_is_pytorchs_own_affair(known: None) -> None:
     assert torch_choice.torch_workspace_bytes(problem(2, 1, 3), "sm90") == 4096
     for other in (problem(2, 1, 3, "n"), problem(1, 1, 3), problem(2, 3, 1), problem(2, 3, 1, "n")):
         assert torch_choice.torch_workspace_bytes(other, "sm90") is None
 
 
-def test_another_release_is_not_known(known, monkeypatch):
+def test_another_release_is_not_known(known: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "1.0.0")
     assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") is None
 
 
-SETTINGS = {
+SETTINGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "environment": lambda patch: patch.setenv("CUBLASLT_WORKSPACE_SIZE", "64"),
     "deterministic": lambda patch: patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True),
     "TunableOp": lambda patch: patch.setattr(torch.cuda.tunable, "is_enabled", lambda: True),
@@ -68,7 +71,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_setting_that_changes_pytorchs_choice(known, monkeypatch, setting):
+def test_a_setting_that_changes_pytorchs_choice(known: None, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     SETTINGS[setting](monkeypatch)
     assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") is None
 
@@ -81,7 +84,7 @@ def test_a_setting_that_changes_pytorchs_choice(known, monkeypatch, setting):
         ("allow_fp16_accumulation", True),
     ],
 )
-def test_a_precision_that_changes_pytorchs_choice(known, name, value):
+def test_a_precision_that_changes_pytorchs_choice(known: None, name: str, value: bool) -> None:
     before = getattr(MATMUL, name)
     try:
         setattr(MATMUL, name, value)
@@ -91,8 +94,23 @@ def test_a_precision_that_changes_pytorchs_choice(known, name, value):
     assert torch_choice.torch_workspace_bytes(problem(1, 2, 3), "sm90") == 4096
 
 
+@dataclass
+class Gpu:
+    """A device that stands in, and its library.
+
+    Attributes:
+        driver: the device's, as the driver knows it.
+        device: what kernels are served on.
+        library: the stand-in of the vendor's library.
+    """
+
+    driver: StandInDriver
+    device: ServingDevice
+    library: blaslt_library.Library
+
+
 @pytest.fixture
-def gpu(known, monkeypatch, tmp_path):
+def gpu(known: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Gpu:
     """A device whose library is the stand-in that computes on the host, in float32."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
@@ -102,11 +120,12 @@ def gpu(known, monkeypatch, tmp_path):
     monkeypatch.setattr(blaslt, "library", lambda: library)
     monkeypatch.setattr(blaslt, "vendor", lambda: "nvidia")
     run_on_cpu(monkeypatch)
-    return SimpleNamespace(device=stand_in_device(), library=library)
+    driver = StandInDriver()
+    return Gpu(driver, stand_in_device(driver_device=driver), library)
 
 
 @pytest.mark.parametrize("bias", ["none", "n"])
-def test_it_computes_and_is_asked_for_once(gpu, bias):
+def test_it_computes_and_is_asked_for_once(gpu: Gpu, bias: str) -> None:
     found = TorchKernels(gpu.device)
     solution = found.find(problem(4, 8, 16, bias, "fp32"), "fp32")
     assert solution is not None and found.find(problem(4, 8, 16, bias, "fp32"), "fp32") is solution
@@ -117,36 +136,37 @@ def test_it_computes_and_is_asked_for_once(gpu, bias):
     torch.testing.assert_close(call(x, w, added, None), torch.nn.functional.linear(x, w, added))
 
 
-def test_float32_is_asked_for_in_each_precision(gpu):
+def test_float32_is_asked_for_in_each_precision(gpu: Gpu) -> None:
     found, float32 = TorchKernels(gpu.device), problem(4, 8, 16, dtype="fp32")
     kept = [found.find(float32, compute) for compute in ("fp32", "tf32", "fp32", "tf32")]
     assert kept[:2] == kept[2:] and kept[0] is not kept[1]
     for solution, number in zip(kept, (68, 77), strict=False):
+        assert solution is not None
         call = FastCall(solution, gpu.device, (4, 8), torch.float32)
         call(torch.randn(4, 16), torch.randn(8, 16), None, None)
         assert ctypes.c_int.in_dll(gpu.library._library, "fake_compute").value == number
 
 
-def test_the_workspace_grows_to_what_pytorch_gives(gpu, monkeypatch):
+def test_the_workspace_grows_to_what_pytorch_gives(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     found = TorchKernels(gpu.device)
     heavy = SimpleNamespace(bytes=lambda buffer: 100)
     monkeypatch.setattr("tritongemm.backends.blaslt.served_algorithm.load_first_choice", lambda *_: heavy)
     assert found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is heavy
     grown = gpu.device.workspaces
-    assert grown.workspace_bytes == 4096
+    assert grown is not None and grown.workspace_bytes == 4096
     found.find(problem(5, 8, 16, dtype="fp32"), "fp32")
     assert gpu.device.workspaces is grown
 
 
-def test_without_memory_it_is_pytorchs_layer(gpu, monkeypatch):
+def test_without_memory_it_is_pytorchs_layer(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     found = TorchKernels(gpu.device)
     heavy = SimpleNamespace(bytes=lambda buffer: 100)
     monkeypatch.setattr("tritongemm.backends.blaslt.served_algorithm.load_first_choice", lambda *_: heavy)
-    gpu.device.driver_device.full = True
+    gpu.driver.full = True
     assert found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is None and gpu.device.workspaces is None
 
 
-def test_a_capture_does_not_ask(gpu, monkeypatch):
+def test_a_capture_does_not_ask(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     found = TorchKernels(gpu.device)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is None
@@ -156,13 +176,13 @@ def test_a_capture_does_not_ask(gpu, monkeypatch):
     assert known is not None and found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is known
 
 
-def test_where_the_library_has_nothing_pytorch_is_called(gpu):
+def test_where_the_library_has_nothing_pytorch_is_called(gpu: Gpu) -> None:
     ctypes.c_int.in_dll(gpu.library._library, "fake_none").value = 1
     found = TorchKernels(gpu.device)
     assert found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is None
 
 
-def test_it_forgets_rather_than_fill_the_memory(gpu, monkeypatch):
+def test_it_forgets_rather_than_fill_the_memory(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_kernels, "_MOST_KERNELS", 2)
     found = TorchKernels(gpu.device)
     for m in range(1, 8):

@@ -68,11 +68,15 @@ def test_the_search_goes_on_while_slow_backends_compile(drop: Drop, tmp_path: Pa
 def out_of_time(folder: Path) -> str:
     """A race without the backend whose compiler does not end in time, and what was said of it."""
     judge, over = FakeEvaluator(), threading.Event()
+
+    def compile_slowly(job: CompileJob) -> None:
+        over.wait(20)
+
     failures, _, said = race(
         folder,
         ("toycode", "triton"),
         judge,
-        lambda job: over.wait(20) and None,
+        compile_slowly,
         strategy="guided",
         budget=2,
         seconds=0.3,

@@ -85,7 +85,7 @@ def test_ptx_runs(
         .compile_job(config, SIZE, facts, BuildInputs(module=Path(module)))
         .identity
     )
-    kernel = getattr(triton_backend._import(str(module)), config.template)
+    kernel = getattr(triton_backend.import_module(module), config.template)
     types = {**wanted["signature"], **dict.fromkeys(wanted["constants"], "constexpr")}
     known = {n: 16 for n, t in wanted["signature"].items() if t.startswith("*")} | wanted["divisors"]
     attributes = {(kernel.arg_names.index(n),): [["tt.divisibility", d]] for n, d in known.items()}

@@ -251,6 +251,21 @@ def test_own_kernels_launch_as_the_backend_that_made_them(kernels: dict[str, Own
     assert code_object.arch(code) == name
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_architectures_may_share_a_kernels_name(kernels: dict[str, OwnKernel], reverse: bool, tmp_path: Path) -> None:
+    """Whichever manifest is named first: the object of the target is taken, and nobody refuses it for the other's."""
+    code, _, path = kernels["gfx942"]
+    (tmp_path / "kernel.hsaco").write_bytes(code[:48] + struct.pack("<I", 0x54F) + code[52:])  # e_flags of gfx950
+    other = write(tmp_path, path.read_text())
+    inputs = BuildInputs(manifests=(path, other)[:: -1 if reverse else 1])
+    (config,) = ASM.candidates(SIZE, GFX942, inputs)
+    assert ASM.check(config, SIZE, GFX942, inputs)
+    assert ASM.compile(ASM.compile_job(config, SIZE, GFX942, inputs))[1] == code
+    (config,) = ASM.candidates(SIZE, GFX950, inputs)
+    row = manifest.KernelRow(**ASM.compile_job(config, SIZE, GFX950, inputs).payload["row"])
+    assert row.path == tmp_path / "kernel.hsaco"
+
+
 def test_bad_objects_are_named(kernels: dict[str, OwnKernel], tmp_path: Path) -> None:
     code, launch, path = kernels["gfx942"]
     text = path.read_text()

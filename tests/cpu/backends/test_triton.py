@@ -89,7 +89,6 @@ def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str, 
         module = modules.write_candidates(problem, [config], how, tmp_path)
         code = TRITON.compile(TRITON.compile_job(config, problem, how, BuildInputs(module=module)))[1]
         changes.append(sum(w >> 23 == 0x174 for w in words(code)))  # s_setreg_imm32_b32
-        triton_backend._import.cache_clear()
     assert changes[0] == 0 < changes[1]
 
 

@@ -104,8 +104,8 @@ def test_the_interpreter_is_mended_once(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(holder, name, getattr(holder, name))  # what it was afterwards
     monkeypatch.setattr(builder, "taught", True, raising=False)
     del builder.taught
-    module = triton_backend._import(
-        str(modules.write_candidates(Problem(8, 8, 8, "bf16", "bf16", "bf16"), [PLAIN], SM90, tmp_path))
+    module = triton_backend.import_module(
+        modules.write_candidates(Problem(8, 8, 8, "bf16", "bf16", "bf16"), [PLAIN], SM90, tmp_path)
     )
     plain = builder.create_dot
     module.teach_interpreter()

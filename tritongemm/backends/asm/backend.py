@@ -132,10 +132,10 @@ def survey(
         reason = asm_fit.refusal(row, problem, target)
         if reason:
             refused[row.symbol] = reason
-            continue
-        refused.pop(row.symbol, None)
-        configs += [_config(row, target, split) for split in splits(row, problem, target)]
-    return list(dict.fromkeys(configs)), refused
+        else:
+            configs += [_config(row, target, split) for split in splits(row, problem, target)]
+    offered = {config.template for config in configs}  # manifests of two architectures may share a kernel's name
+    return list(dict.fromkeys(configs)), {name: why for name, why in refused.items() if name not in offered}
 
 
 def _rows(manifests: Sequence[Path]) -> list[KernelRow]:

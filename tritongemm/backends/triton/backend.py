@@ -237,6 +237,15 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
     return result | dict.fromkeys(NUMBERS, "i32")
 
 
+def import_module(path: Path) -> ModuleType:
+    """A generated module, as its file is now.
+
+    Raises:
+        InputError: it is no Python file.
+    """
+    return _import(str(path), path.read_bytes())
+
+
 @lru_cache(maxsize=256)
 def _import(path: str, text: bytes) -> ModuleType:
     """A generated module; `text` tells one from another that lay there before it."""
@@ -286,8 +295,8 @@ def _compile_with_triton(job: CompileJob) -> tuple[Artifact, bytes, str]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    wanted, module = job.identity, job.payload["module"]
-    kernel = getattr(_import(module, Path(module).read_bytes()), job.config.template)
+    wanted, module = job.identity, Path(job.payload["module"])
+    kernel = getattr(import_module(module), job.config.template)
     constants = wanted["constants"]
     types = {**wanted["signature"], **dict.fromkeys(constants, "constexpr")}
     pointers = [n for n, t in wanted["signature"].items() if t.startswith("*")]

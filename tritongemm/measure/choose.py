@@ -7,6 +7,7 @@ margin and beyond the noise; a tie goes to the library.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -33,6 +34,11 @@ class Choice:
     name: str
     library_won: bool
     tie: bool
+
+
+def load_statistics() -> None:
+    """Import the statistics that a choice needs: up to a second, which a thread may spend while its process waits."""
+    importlib.import_module("scipy.stats")
 
 
 def faster(a: Sequence[float], b: Sequence[float]) -> bool:

@@ -5,6 +5,7 @@ It may die: an illegal access or a hang ends it, and the parent starts another t
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import Trial
 from tritongemm.hip_ext.driver import driver
+from tritongemm.measure import choose
 from tritongemm.measure.jobs import (
     Algorithms,
     AlgorithmsJob,
@@ -59,6 +61,7 @@ class DeviceWorker:
         self._operand_sets: OrderedDict[tuple[Problem, MeasureProtocol], OperandSets] = OrderedDict()
         self._device: driver.Device | None = None
         self._stream: Any = None
+        threading.Thread(target=choose.load_statistics, daemon=True).start()
 
     def __call__(self, job: MeasureJob) -> Iterator[MeasureAnswer]:
         """The answers to a job, as `measure.jobs` says.

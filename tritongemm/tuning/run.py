@@ -33,6 +33,7 @@ from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
+from tritongemm.measure import choose
 from tritongemm.plugins.contracts import BuildInputs, Evaluator, Watcher
 from tritongemm.results.store import Store
 from tritongemm.search.warm_start import WarmStart
@@ -123,6 +124,7 @@ class TuningRun:
     def _start_devices(self, stack: ExitStack) -> None:
         """Start the compilers, the devices and a thread for each device."""
         self.pool.start(self.options.backends, self._target)
+        threading.Thread(target=choose.load_statistics, daemon=True).start()
         stack.callback(self._devices.close, abandon=True)
         for number, evaluator in enumerate(self.evaluators):
             evaluator.start()

@@ -34,7 +34,7 @@ class TaskState(Enum):
     FAILED = "failed"  # it can't be tuned; `Task.failure` says why
 
 
-_NEXT = {
+NEXT_STATES = {
     TaskState.QUEUED: {TaskState.BUILDING},
     TaskState.BUILDING: {TaskState.SEARCHING},
     TaskState.SEARCHING: {TaskState.READY, TaskState.WAITING},
@@ -111,7 +111,7 @@ class Task:
         Raises:
             ValueError: the line does not lead there from where it is.
         """
-        if state is not TaskState.FAILED and state not in _NEXT[self.state]:
+        if state is not TaskState.FAILED and state not in NEXT_STATES[self.state]:
             raise ValueError(f"{self.problem.key} can't go from {self.state.value} to {state.value}")
         self.state = state
 

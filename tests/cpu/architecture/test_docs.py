@@ -21,6 +21,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import STATUSES, Trial
 from tritongemm.plugins import contracts
+from tritongemm.tuning.task import NEXT_STATES
 
 CONFIG = ROOT / "mkdocs.yml"
 SETTINGS = ROOT / "tritongemm/core/settings.py"
@@ -151,6 +152,14 @@ def test_the_import_table_is_the_one_that_is_held() -> None:
         table |= {name: (int(level), others) for name in packages.split(", ")}
     table["cli"] = (table["cli"][0], table.keys() - {"cli"})
     assert table == {name: (level, ALLOWED[name]) for name, level in LEVELS.items()}
+
+
+def test_the_states_of_a_size_are_those_of_the_code() -> None:
+    text = (DOCS / "architecture.md").read_text().partition("## Life of a size")[2].partition("## ")[0]
+    rows = re.findall(r"(?m)^\| `(\w+)` \| .+ \| ([^|]*) ?\|$", text)
+    assert {state: set(re.findall(r"`(\w+)`", following)) for state, following in rows} == {
+        state.value: {one.value for one in following} for state, following in NEXT_STATES.items()
+    }
 
 
 def test_every_page_is_in_the_menu() -> None:

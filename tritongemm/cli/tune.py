@@ -66,7 +66,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
     with ExitStack() as stack:
         tools = stack.enter_context(session.open_session(args, machine, protocol))
         rows = _rows(args, machine)
-        _require_families(rows, machine)
+        _require_families(rows, machine, args.gemm_size_file)
         roster = choose_roster(args.libtype, bool(machine.devices), args.compile_only)
         reporter.say(machine.why)
         for name, reason in roster.left_out.items() if args.verbose or args.libtype == "all" else ():
@@ -96,16 +96,18 @@ def _rows(args: argparse.Namespace, machine: Machine) -> list[FormatRow]:
     return sizes.from_options(args.m, args.n, args.k, defaults)
 
 
-def _require_families(rows: Sequence[FormatRow], machine: Machine) -> None:
+def _require_families(rows: Sequence[FormatRow], machine: Machine, path: str | None) -> None:
     """Refuse problems that the target can't compute, whatever kernels there are.
 
     Raises:
-        InputError: says which and why.
+        InputError: says which, where in the file of sizes, and why.
     """
-    for problem in (row.problem for row in rows):
+    for number, row in enumerate(rows, start=1):
+        problem = row.problem
         supported = registry.get(Family, problem.family).supports(problem, machine.target)
         if not supported:
-            raise InputError(f"{problem.key}: {supported}")
+            where = "" if path is None else f"{path}: row {number}" + (f" (line {row.line})" if row.line else "") + ": "
+            raise InputError(f"{where}{problem.key}: {supported}")
 
 
 def _verify(again: Revalidation, rows: Sequence[FormatRow], reporter: Reporter) -> int:

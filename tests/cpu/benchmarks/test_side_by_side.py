@@ -97,7 +97,6 @@ def test_what_the_whole_space_would_take(board: ModuleType) -> None:
 
 
 def test_plot(board: ModuleType, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     board.plot(tmp_path / "out.png", rows(), NAMES, "title")
     assert (tmp_path / "out.png").stat().st_size > 1000
 

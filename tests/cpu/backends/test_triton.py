@@ -15,6 +15,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.plugins import registry
@@ -74,6 +75,19 @@ def test_a_load_of_less_than_2_gib_is_masked_without_a_branch(tmp_path: Path) ->
         code = TRITON.compile(TRITON.compile_job(config, problem, gfx, BuildInputs(module=module)))[1]
         branches.append(sum(w >> 16 == 0xBF88 for w in words(code)))  # s_cbranch_execz
     assert branches[0] < branches[1]
+
+
+def test_a_module_that_another_run_replaced_is_not_compiled(tmp_path: Path) -> None:
+    """Its kernels have the same names; the binary would be kept under the wrong content's name."""
+    config, problem = Config("tile", 32, 32, 32, 1, 2, 4, 2), Problem(64, 64, 512)
+    gfx942, gfx90a = target_files.load_target("gfx942"), target_files.load_target("gfx90a")
+    module = modules.write_candidates(problem, [config], gfx942, tmp_path)
+    job = TRITON.compile_job(config, problem, gfx942, BuildInputs(module=module))
+    assert modules.write_candidates(problem, [config], gfx90a, tmp_path) == module
+    with pytest.raises(InputError, match=r"no longer holds the kernel of tile.*another run"):
+        TRITON.compile(job)
+    modules.write_candidates(problem, [config], gfx942, tmp_path)
+    assert TRITON.compile(job)[0].status == "ok"
 
 
 @pytest.mark.parametrize(("arch", "dtype"), [("gfx942", "fp8e5m2fnuz"), ("gfx950", "fp8e4m3fn")])

@@ -13,7 +13,7 @@ from tests.support.racing import SIZE
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
-from tritongemm.codegen import modules
+from tritongemm.codegen import render
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.record import Record
@@ -40,15 +40,15 @@ def test_a_stored_result_that_is_wrong(
     """One kernel that adds one too many, one that does not fit the LDS: status 1, and a table that says which."""
     (tmp_path / "stored.yaml").write_text(STORED)
     argv = ["--gemm_size_file", str(tmp_path / "stored.yaml"), "-o", str(tmp_path / "out.yaml"), "--num_threads", "1"]
-    write = modules.write_candidates
+    source = render.kernel_source
 
-    def spoiled(*args: Any) -> Path:
-        path = write(*args)
-        path.write_text(path.read_text().replace("acc = tl.dot(a, b, acc)", "acc = tl.dot(a, b, acc) + 1"))
-        return path
+    def spoiled(*args: Any) -> str:
+        text = source(*args)
+        assert "acc = tl.dot(a, b, acc)" in text
+        return text.replace("acc = tl.dot(a, b, acc)", "acc = tl.dot(a, b, acc) + 1")
 
     with monkeypatch.context() as patch:
-        patch.setattr(modules, "write_candidates", spoiled)
+        patch.setattr(render, "kernel_source", spoiled)
         assert tune.main([*argv, "--compare_wo_tuning"]) == 1
     said = capsys.readouterr()
     out = said.out.splitlines()

@@ -296,6 +296,10 @@ def _compile_with_triton(job: CompileJob) -> tuple[Artifact, bytes, str]:
     from triton.compiler import ASTSource
 
     wanted, module = job.identity, Path(job.payload["module"])
+    if wanted["source"] not in module.read_text():
+        raise InputError(
+            f"{module} no longer holds the kernel of {job.config.name}: another run writes its modules there"
+        )
     kernel = getattr(import_module(module), job.config.template)
     constants = wanted["constants"]
     types = {**wanted["signature"], **dict.fromkeys(constants, "constexpr")}

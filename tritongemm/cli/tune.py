@@ -71,9 +71,11 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         reporter.say(machine.why)
         for name, reason in roster.left_out.items() if args.verbose or args.libtype == "all" else ():
             reporter.say(f"{name} does not race: {reason}")
-        if args.profile_file is not None:
-            candidates_csv.check(Path(args.profile_file))
         output = Path(args.output or f"output/tuning_results_{machine.target.name}.yaml")
+        if args.profile_file is not None:
+            sizes_file = [] if args.gemm_size_file is None else [Path(args.gemm_size_file)]
+            own = [output, output.with_name(f"{output.name}.journal"), output.with_name(f"{output.name}.lock")]
+            candidates_csv.check(Path(args.profile_file), [*own, *sizes_file])
         plan = session.make_options(args, machine, roster.backends, protocol, output)
         if args.compare_wo_tuning or args.benchmark:
             folder = plan.folder

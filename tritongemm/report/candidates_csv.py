@@ -27,18 +27,33 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def check(path: Path) -> None:
-    """Refuse a place that can't be written, before hours are spent.
+def check(path: Path, others: Iterable[Path] = ()) -> None:
+    """Refuse a place that can't be written, or that holds something else, before hours are spent.
+
+    Args:
+        path: the CSV; one that an earlier run wrote there is replaced.
+        others: files that the run reads or writes itself.
 
     Raises:
         OutputError: says why.
     """
     if path.is_dir():
         raise OutputError(f"--profile_file {path} is a folder; name a file")
+    if path.resolve() in {other.resolve() for other in others}:
+        raise OutputError(f"--profile_file {path} is a file of sizes or results of this run; choose another file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink() or (path.exists() and not (path.is_file() and _is_ours(path))):
+            raise OutputError(f"--profile_file {path} is there and no CSV of candidates; choose another file")
     except OSError as error:
         raise OutputError(f"--profile_file {path} can't be written: {error.strerror}; choose another file") from error
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is empty, or begins as the CSV of candidates does."""
+    with path.open("rb") as file:
+        start = file.readline(1 << 12)
+    return not start or start.startswith(",".join(COLUMNS[:4]).encode())
 
 
 def write(path: Path, store: Store, problems: Iterable[Problem], unstored: Mapping[Problem, Sequence[Trial]]) -> int:

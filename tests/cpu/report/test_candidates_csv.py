@@ -72,6 +72,20 @@ def test_places_that_can_not_be(tmp_path: Path) -> None:
             candidates_csv.check(path)
 
 
+@pytest.mark.parametrize("named", ["notes.txt", "link.csv", "out.yaml", "out.yaml.journal", "sizes.yaml"])
+def test_nothing_else_is_replaced(named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not a file of the user's, a link, or what the run itself reads or writes; it is said before anything is tried."""
+    texts = {"notes.txt": "mine\n", "real.csv": "", "sizes.yaml": "- {M: 16, N: 16, K: 16}\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
+    argv = ["--gemm_size_file", str(tmp_path / "sizes.yaml"), "--target", "gfx1100", "-o", str(tmp_path / "out.yaml")]
+    assert tune.main([*argv, "--profile_file", str(tmp_path / named)]) == 2
+    assert f"--profile_file {tmp_path / named} is " in capsys.readouterr().err
+    assert {name: (tmp_path / name).read_text() for name in texts} == texts and (tmp_path / "link.csv").is_symlink()
+    assert not (tmp_path / "out.yaml").exists()
+
+
 def test_a_resumed_run_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal has what an earlier run found; the file is replaced as a whole."""
     monkeypatch.setattr(driver, "find_vendor", lambda: None)
@@ -86,7 +100,7 @@ def test_a_resumed_run_writes_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     assert tune.main(argv) == 0
     before = path.read_text()
     assert [r["backend"] for r in rows(path)] == ["triton"] * 2 and [r["winner"] for r in rows(path)].count("1") == 1
-    path.write_text("old")
+    path.write_text(before.splitlines()[0] + "\nold\n")
     assert tune.main(argv) == 0
     assert path.read_text() == before and not [p for p in tmp_path.iterdir() if p.name.startswith(".all")]
     assert tune.main([*argv[:-1], str(tmp_path)]) == 2

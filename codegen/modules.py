@@ -11,6 +11,7 @@ from tritongemm.core.files import atomic_write
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
+from tritongemm.core.trial import PREDICTED
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 
@@ -27,7 +28,7 @@ def write_candidates(problem: Problem, configs: Sequence[Config], target: Target
 
 def write_winner(record: Record, target: Target, folder: Path) -> Path:
     """Write the winner as a module to paste into a project; its path."""
-    how = "predicted" if record.timer == "model" else "measured"
+    how = "predicted" if record.timer == PREDICTED else "measured"
     remark = f"Config {record.config.name}: {record.seconds * 1e6:.2f} us {how} ({record.timer})."
     path = folder / f"{render.module_name(record.problem).replace('generated_kernel', 'gemm')}.py"
     atomic_write(path, render.winner(record.problem, record.config, target, remark))

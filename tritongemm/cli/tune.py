@@ -23,7 +23,7 @@ from tritongemm.plugins.contracts import Family
 from tritongemm.report import candidates_csv
 from tritongemm.report.console import Reporter
 from tritongemm.report.revalidation import print_retimed, print_verified
-from tritongemm.results.store import Store
+from tritongemm.results.store import Store, run_files
 from tritongemm.runtime.machine import Machine, find_machine
 from tritongemm.tuning.revalidate import Revalidation, require_results
 from tritongemm.tuning.roster import choose_roster
@@ -74,8 +74,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         output = Path(args.output or f"output/tuning_results_{machine.target.name}.yaml")
         if args.profile_file is not None:
             sizes_file = [] if args.gemm_size_file is None else [Path(args.gemm_size_file)]
-            own = [output, output.with_name(f"{output.name}.journal"), output.with_name(f"{output.name}.lock")]
-            candidates_csv.check(Path(args.profile_file), [*own, *sizes_file])
+            candidates_csv.check(Path(args.profile_file), [*run_files(output), *sizes_file])
         plan = session.make_options(args, machine, roster.backends, protocol, output)
         if args.compare_wo_tuning or args.benchmark:
             folder = plan.folder

@@ -334,6 +334,11 @@ def _file(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def run_files(path: Path) -> list[Path]:
+    """The files that a run keeps for an output: results, journal and lock."""
+    return [_file(path), _beside(path, ".journal"), _beside(path, ".lock")]
+
+
 def _beside(path: Path, suffix: str) -> Path:
     file = _file(path)
     return file.with_name(file.name + suffix)

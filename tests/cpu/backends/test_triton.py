@@ -84,7 +84,9 @@ def test_a_module_that_another_run_replaced_is_not_compiled(tmp_path: Path) -> N
     module = modules.write_candidates(problem, [config], gfx942, tmp_path)
     job = TRITON.compile_job(config, problem, gfx942, BuildInputs(module=module))
     assert modules.write_candidates(problem, [config], gfx90a, tmp_path) == module
-    with pytest.raises(InputError, match=r"no longer holds the kernel of tile.*another run"):
+    with pytest.raises(
+        InputError, match=r"no longer holds the kernel of tile.*another run writes there; give one another -o"
+    ):
         TRITON.compile(job)
     modules.write_candidates(problem, [config], gfx942, tmp_path)
     assert TRITON.compile(job)[0].status == "ok"

@@ -298,7 +298,7 @@ def _compile_with_triton(job: CompileJob) -> tuple[Artifact, bytes, str]:
     wanted, module = job.identity, Path(job.payload["module"])
     if wanted["source"] not in module.read_text():
         raise InputError(
-            f"{module} no longer holds the kernel of {job.config.name}: another run writes its modules there"
+            f"{module} no longer holds the kernel of {job.config.name}: another run writes there; give one another -o"
         )
     kernel = getattr(import_module(module), job.config.template)
     constants = wanted["constants"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from tritongemm.core.errors import OutputError
+
+_RANDOM_BYTES = 4  # in the name of a text that is being written
 
 ADVICE = "make room and run the same command again, or choose another file with -o"
 
@@ -25,7 +28,7 @@ def atomic_write(path: Path, text: str, advice: str = ADVICE) -> None:
         OutputError: the file can't be written, e.g. because the disk is full; the old text is still there.
     """
     # The name is unique, so that two processes that write the same file do not write into each other's text.
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(_RANDOM_BYTES)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w", encoding="utf-8") as out:
@@ -45,3 +48,16 @@ def atomic_write(path: Path, text: str, advice: str = ADVICE) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def sweep(path: Path) -> None:
+    """Delete the unfinished texts of a file that processes left when they were killed while they replaced it.
+
+    Args:
+        path: the file; the caller holds its lock, so that nobody else is writing it now.
+    """
+    unfinished = re.compile(rf"\.{re.escape(path.name)}\.\d+\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}")
+    with suppress(OSError):
+        for found in path.parent.iterdir():
+            if unfinished.fullmatch(found.name):
+                found.unlink(missing_ok=True)

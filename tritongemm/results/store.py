@@ -118,6 +118,7 @@ class Store:
         header |= {"compute_units": compute_units} if compute_units else {}
         store = cls(path, {**header, "schema": SCHEMA}, lock, resume)
         try:
+            files.sweep(store._file)
             store._read_results(problems)
             store._read_journal()
             with suppress(OSError):  # it only serves the message to a second run

@@ -281,6 +281,17 @@ def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:
         take(Path("/dev/null"))
 
 
+def test_what_a_killed_run_left_half_written_is_swept(tmp_path: Path) -> None:
+    """A run killed while it replaces its file leaves the new text; the next one deletes that, and nothing else."""
+    debris = tmp_path / ".out.yaml.724.4d05fe43"
+    others = [tmp_path / name for name in (".out.yaml.724.4d05fe43.bak", ".out.yaml", ".new.yaml.724.4d05fe43")]
+    for path in (debris, *others):
+        path.write_text("half")
+    with take(tmp_path / "out.yaml"):
+        assert not debris.exists()
+        assert all(path.exists() for path in others)
+
+
 def test_nothing_is_added_to_what_was_given_back(tmp_path: Path) -> None:
     store = take(tmp_path / "out.yaml")
     store.close()

@@ -1,0 +1,43 @@
+"""The short form of the fault campaign: the same tries each time. The long form is `scripts/torture`."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.torture.campaigns import IN_PROCESS, Campaign
+from tests.torture.whole_commands import WITH_PROCESSES
+
+READS = 60  # tries of a campaign that only reads files
+STARTS = {"hostile command lines": 4, "hostile results": 2}  # tries of one that starts commands; of others 1
+
+
+@pytest.mark.parametrize("campaign", IN_PROCESS, ids=lambda c: c.name)
+def test_damaged_files_are_refused_or_recovered(campaign: Campaign, tmp_path: Path) -> None:
+    """Each try raises where something else comes of it than a message, or what was there before."""
+    (tmp_path / "base").mkdir()
+    campaign.prepare(tmp_path / "base")
+    outcomes = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in range(READS):
+            (tmp_path / str(seed)).mkdir()
+            outcomes.add(campaign.attempt(random.Random(seed), tmp_path / str(seed)))
+    assert len(outcomes) > 1, "some damage shows, and some does not"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, without_gpu: None) -> Path:
+    return tmp_path_factory.mktemp("undisturbed")
+
+
+@pytest.mark.parametrize("campaign", WITH_PROCESSES, ids=lambda c: c.name)
+def test_commands_end_as_they_should(campaign: Campaign, base: Path, tmp_path: Path) -> None:
+    """Each try raises where a command shows a traceback, hangs, leaves something behind, or loses what was done."""
+    campaign.prepare(base)
+    for seed in range(STARTS.get(campaign.name, 1)):
+        (tmp_path / str(seed)).mkdir()
+        assert campaign.attempt(random.Random(seed), tmp_path / str(seed)).value

@@ -1,0 +1,159 @@
+"""The long form: `python -m tests.torture [MINUTES]` tries every campaign in turn and prints the counts.
+
+The exit status is 1 if a try failed. A failure is printed with the campaign's name and the number that makes it again:
+`python -m tests.torture --campaign NAME --seed NUMBER`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tests.torture.campaigns import IN_PROCESS, Campaign
+from tests.torture.outcome import Outcome, Tally, TortureFailure
+from tests.torture.whole_commands import WITH_PROCESSES
+
+_BATCH = 100  # tries that one process makes of a campaign that reads files, so that a crash costs few
+_TRY_SECONDS = 60  # a try that only reads files and takes longer has hung
+_SHARE = 0.15  # of the time that goes to campaigns that only read files, which try thousands of times
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the campaigns; 1 if a try failed."""
+    p = argparse.ArgumentParser(
+        prog="scripts/torture", description="Try to break the commands, and count what came of it."
+    )
+    p.add_argument("minutes", type=float, nargs="?", default=10.0, help="how long to try (default %(default)s)")
+    p.add_argument("--campaign", help="only those whose names hold this text")
+    p.add_argument("--seed", type=int, help="one try, with this number")
+    args = p.parse_args(argv)
+    chosen = [c for c in (*IN_PROCESS, *WITH_PROCESSES) if (args.campaign or "") in c.name]
+    tallies = {c.name: Tally() for c in chosen}
+    with tempfile.TemporaryDirectory(prefix="torture-") as folder:
+        bases = {c.name: Path(folder, str(number)) for number, c in enumerate(chosen)}
+        for campaign in chosen:
+            bases[campaign.name].mkdir()
+            campaign.prepare(bases[campaign.name])
+        if args.seed is not None:
+            for campaign in chosen:
+                print(campaign.name, _tried(campaign, args.seed, Path(folder)))
+            return 0
+        quick = [c for c in chosen if c in IN_PROCESS]
+        slow = [c for c in chosen if c in WITH_PROCESSES]
+        first = random.SystemRandom().randrange(10**9)
+        share = _SHARE if quick and slow else 1.0
+        _read_files(quick, tallies, first, time.monotonic() + 60 * args.minutes * share, Path(folder))
+        _run_commands(
+            slow, tallies, first, time.monotonic() + 60 * args.minutes * (1 - share if quick else 1), Path(folder)
+        )
+    _print(tallies, first)
+    return int(any(tally.failures for tally in tallies.values()))
+
+
+def _tried(campaign: Campaign, seed: int, folder: Path) -> Outcome:
+    """The outcome of one try, in a folder of its own."""
+    place = Path(tempfile.mkdtemp(prefix="try-", dir=folder))
+    try:
+        return campaign.attempt(random.Random(seed), place)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _told(campaign: Campaign, seed: int, folder: Path) -> Outcome | str:
+    """The outcome of one try, or what is wrong with it."""
+    try:
+        return _tried(campaign, seed, folder)
+    except TortureFailure as failure:
+        return f"{campaign.name}, --seed {seed}: {failure}"
+    except Exception:
+        return f"{campaign.name}, --seed {seed}: {traceback.format_exc()[-1500:]}"
+
+
+def _count(tally: Tally, told: Outcome | str) -> None:
+    if isinstance(told, Outcome):
+        tally.outcomes[told] += 1
+    else:
+        tally.failures.append(told)
+        print(f"FAILED {told}", file=sys.stderr, flush=True)
+
+
+def _read_files(
+    campaigns: Sequence[Campaign], tallies: dict[str, Tally], seed: int, until: float, folder: Path
+) -> None:
+    """Try the campaigns that only read files, in processes that may crash."""
+    context = get_context("fork")
+    while campaigns and time.monotonic() < until:
+        for campaign in campaigns:
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_try_batch, args=(campaign, range(seed, seed + _BATCH), folder, theirs))
+            process.start()
+            theirs.close()
+            done = 0
+            try:
+                while True:
+                    _count(tallies[campaign.name], ours.recv())
+                    done += 1
+            except EOFError:
+                process.join()
+            if done < _BATCH:
+                told = f"{campaign.name}, --seed {seed + done}: the process ended with {process.exitcode}"
+                _count(tallies[campaign.name], told)
+        seed += _BATCH
+
+
+def _try_batch(campaign: Campaign, seeds: range, folder: Path, told: Connection) -> None:
+    faulthandler.disable()
+    warnings.simplefilter("ignore")
+    for seed in seeds:
+        signal.alarm(_TRY_SECONDS)
+        told.send(_told(campaign, seed, folder))
+    signal.alarm(0)
+
+
+def _run_commands(
+    campaigns: Sequence[Campaign], tallies: dict[str, Tally], seed: int, until: float, folder: Path
+) -> None:
+    """Try the campaigns that start commands, as many at a time as there are cores."""
+    if not campaigns:
+        return
+    cores = len(os.sched_getaffinity(0))
+
+    def work(first: int) -> None:
+        number = first
+        while time.monotonic() < until:
+            campaign = campaigns[number % len(campaigns)]
+            _count(tallies[campaign.name], _told(campaign, seed + number, folder))
+            number += cores
+
+    with ThreadPoolExecutor(cores) as pool:
+        list(pool.map(work, range(cores)))
+
+
+def _print(tallies: dict[str, Tally], seed: int) -> None:
+    columns = ("tried", *(outcome.value for outcome in Outcome), "failed")
+    print(f"first seed {seed}")
+    print("| campaign | " + " | ".join(columns) + " |\n| --- |" + " --- |" * len(columns))
+    total = [0] * len(columns)
+    for name, tally in tallies.items():
+        counts = [tally.tried, *(tally.outcomes[outcome] for outcome in Outcome), len(tally.failures)]
+        total = [a + b for a, b in zip(total, counts, strict=True)]
+        print(f"| {name} | " + " | ".join(map(str, counts)) + " |")
+    print("| all | " + " | ".join(map(str, total)) + " |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""Campaigns without a process: a file is damaged, or holds hostile values, and is read as the commands read it."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support import DATA
+from tests.support.stores import CONFIG, ONE, THREE, TWO, record, take, trial
+from tests.torture import hostile
+from tests.torture.damage import damaged
+from tests.torture.outcome import Outcome, TortureFailure
+from tritongemm.backends.asm import manifest
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.errors import InputError, OutputError, TritonGemmError
+from tritongemm.core.record import Record
+from tritongemm.formats import Defaults, results_format
+from tritongemm.results.store import Store
+from tritongemm.workloads import sizes
+
+_PROBLEMS = (ONE, TWO, THREE)
+_MOST_MESSAGE = 4000  # characters of a message that a person still reads
+
+
+class Campaign(ABC):
+    """One kind of trial, tried over and over with other random numbers.
+
+    Attributes:
+        name: how it is called in the counts.
+    """
+
+    name: str
+
+    def prepare(self, folder: Path) -> None:  # noqa: B027 (some campaigns start from nothing)
+        """Make what every try starts from, in a folder that stays; called once."""
+
+    @abstractmethod
+    def attempt(self, rng: random.Random, folder: Path) -> Outcome:
+        """Try once, in an empty folder.
+
+        Raises:
+            TortureFailure: it ended as it must not.
+        """
+
+
+def _refused(error: TritonGemmError) -> Outcome:
+    """The outcome of an error that is told to a user."""
+    text = str(error)
+    if not text.strip() or len(text) > _MOST_MESSAGE:
+        raise TortureFailure(f"a message of {len(text)} characters: {text[:300]!r}") from error
+    return Outcome.REFUSED
+
+
+class DamagedJournals(Campaign):
+    """A journal is damaged between two runs; what the second writes must be what was measured."""
+
+    name = "damaged journals"
+
+    def prepare(self, folder: Path) -> None:
+        """A journal with lines of every kind, of which some were merged."""
+        path = folder / "out.yaml"
+        with take(path) as store:
+            for number, problem in enumerate(_PROBLEMS):
+                store.add_trials(problem, [self._trial(number), trial(number + 10, status="timeout", samples=())])
+                store.add_record(record(problem))
+        self._journal = store.journal.read_bytes()
+
+    @staticmethod
+    def _trial(number: int) -> Any:
+        return trial(number)
+
+    def attempt(self, rng: random.Random, folder: Path) -> Outcome:
+        """Damage it, open it, merge, measure again what is missing, and read everything back."""
+        path, data = folder / "out.yaml", damaged(self._journal, rng)
+        (folder / "out.yaml.journal").write_bytes(data)
+        expected = {problem: record(problem) for problem in _PROBLEMS}
+        try:
+            with take(path) as store:
+                lost = self._measure_again(store)
+                store.merge(_PROBLEMS)
+            with take(path) as store:
+                found = {problem: store.record(problem) for problem in _PROBLEMS}
+        except (OutputError, InputError) as error:
+            return _refused(error)
+        others = [one for one in _records(path) if one not in expected.values()]
+        if found != expected or others:
+            raise TortureFailure(f"the results are not what was measured: {found} {others}")
+        return Outcome.RECOVERED if lost else Outcome.HARMLESS
+
+    def _measure_again(self, store: Store) -> int:
+        """Do what a resumed run does, and check that nothing else is taken for measured; how much was lost."""
+        lost = 0
+        for number, problem in enumerate(_PROBLEMS):
+            known = {self._trial(number), trial(number + 10, status="timeout", samples=())}
+            held = set(store.trials(problem).values())
+            if held - known:
+                raise TortureFailure(f"trials that nobody made: {held - known}")
+            lost += len(known - held)
+            if store.record(problem) is None:
+                lost += 1
+                store.add_record(record(problem))
+        return lost
+
+
+def _records(path: Path) -> list[Record]:
+    return [row.record for row in sizes.from_file(path, Defaults()) if row.record is not None]
+
+
+class DamagedResults(Campaign):
+    """A results file is damaged; what is read of it can be written and read back."""
+
+    name = "damaged results"
+
+    def prepare(self, folder: Path) -> None:
+        """A file of three results."""
+        self._text = (
+            results_format().write([record(p, library_seconds=2e-5, library="torch") for p in _PROBLEMS]).encode()
+        )
+
+    def attempt(self, rng: random.Random, folder: Path) -> Outcome:
+        """Damage it and read it."""
+        path, data = folder / "out.yaml", damaged(self._text, rng)
+        path.write_bytes(data)
+        return read_back(path)
+
+
+def read_back(path: Path) -> Outcome:
+    """Read a file, and where that works write its results and read those.
+
+    Raises:
+        TortureFailure: they differ.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = _records(path)
+    except TritonGemmError as error:
+        return _refused(error)
+    if not found:
+        return Outcome.HARMLESS
+    path.write_text(results_format().write(found), encoding="utf-8")
+    again = _records(path)
+    if again != found:
+        raise TortureFailure(f"{found} was written and read as {again}")
+    return Outcome.HARMLESS
+
+
+class HostileRows(Campaign):
+    """A row of sizes or results holds a value that it should not."""
+
+    name = "hostile rows"
+
+    def prepare(self, folder: Path) -> None:
+        """A row of a result, by its keys."""
+        self._row: dict[str, Any] = yaml.safe_load(results_format().write([record(ONE)]))[0]
+
+    def attempt(self, rng: random.Random, folder: Path) -> Outcome:
+        """Put one to three hostile values into a row and read it."""
+        row = dict(self._row)
+        keys = [*row, "batch", "groups", "order_b", "options", "NUM_SMS", "waves_per_eu", "library_us", "compute_units"]
+        for _ in range(rng.randint(1, 3)):
+            row[rng.choice(keys) if rng.random() < 0.95 else hostile.text(rng)] = hostile.value(rng)
+        path = folder / "rows.yaml"
+        try:
+            path.write_bytes(self._text(row, rng).encode("utf-8", "surrogatepass"))
+        except (UnicodeError, yaml.YAMLError):
+            return Outcome.HARMLESS
+        return read_back(path)
+
+    @staticmethod
+    def _text(row: dict[str, Any], rng: random.Random) -> str:
+        text = json.dumps(row) if rng.random() < 0.5 else yaml.safe_dump(row, default_flow_style=True)
+        return "# Tuned by tritongemm, schema 2: hostile\n- " + text.replace("\n", "\n  ") + "\n"
+
+
+class DamagedSizes(Campaign):
+    """A file of sizes is damaged."""
+
+    name = "damaged sizes"
+
+    def prepare(self, folder: Path) -> None:
+        """Files of sizes and of tune_gemm's results."""
+        self._texts = [
+            b"# three\n- {M: 16, N: 16, K: 16}\n- {M: 8, N: 16, K: 16}\n- {M: 5, N: 16, K: 16, rowMajorA: T}\n"
+        ]
+        self._texts.append((DATA / "tune_gemm_results.yaml").read_bytes())
+
+    def attempt(self, rng: random.Random, folder: Path) -> Outcome:
+        """Damage one and read it."""
+        path = folder / "sizes.yaml"
+        path.write_bytes(damaged(rng.choice(self._texts), rng))
+        return read_back(path)
+
+
+class DamagedManifests(Campaign):
+    """A manifest of assembly kernels is damaged."""
+
+    name = "damaged manifests"
+
+    def prepare(self, folder: Path) -> None:
+        """A manifest of two kernels."""
+        head = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
+        symbol = "_ZN5aiter37bf16gemm_fp32bf16_tn_{}x64_pf3_splitkE"
+        rows = [f"{symbol.format(m)},kernel{m}.co,1,{m},64,3,0,1,128,1\n" for m in (32, 64)]
+        self._text = (head + "".join(rows)).encode()
+
+    def attempt(self, rng: random.Random, folder: Path) -> Outcome:
+        """Damage it and read it."""
+        path = folder / "kernels.csv"
+        path.write_bytes(damaged(self._text, rng))
+        try:
+            for row in manifest.read(path):
+                if not row.path.is_relative_to(folder):
+                    raise TortureFailure(f"a manifest names {row.path}, outside its folder")
+        except TritonGemmError as error:
+            return _refused(error)
+        return Outcome.HARMLESS
+
+
+class DamagedCaches(Campaign):
+    """An entry of the cache of compiled kernels is damaged; it is given back as it was, or not at all."""
+
+    name = "damaged caches"
+    _CODE = bytes(range(256)) * 8
+    _DIGEST = "ab" * 32
+
+    def attempt(self, rng: random.Random, folder: Path) -> Outcome:
+        """Damage a file of an entry, ask for it, and store it again."""
+        cache = ArtifactCache(folder / "cache")
+        built = Artifact(CONFIG, self._DIGEST, symbol="kernel", registers=32, threads=256, launch={"cluster": 1})
+        kept = cache.put(built, self._CODE, "kernel.hsaco")
+        place = cache.path(self._DIGEST)
+        file = rng.choice(sorted(place.iterdir()))
+        file.write_bytes(damaged(file.read_bytes(), rng))
+        outcome = Outcome.HARMLESS
+        for _ in range(2):
+            found = cache.get(self._DIGEST)
+            if found is None:
+                outcome = Outcome.RECOVERED
+                kept = cache.put(built, self._CODE, "kernel.hsaco")
+                continue
+            if found.symbol != kept.symbol or Path(found.path).read_bytes() != self._CODE:
+                raise TortureFailure(f"the cache gave back {found}, which nobody stored")
+        if cache.get(self._DIGEST) is None:
+            raise TortureFailure("an entry that was stored again is not found")
+        return outcome
+
+
+IN_PROCESS: tuple[Campaign, ...] = (
+    DamagedJournals(), DamagedResults(), HostileRows(), DamagedSizes(), DamagedManifests(), DamagedCaches(),
+)  # fmt: skip

@@ -1,0 +1,135 @@
+"""Commands as processes of their own: run to the end, killed at a moment, or held to a small disk."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.torture.outcome import TortureFailure
+
+LIMIT_SECONDS = 120.0  # a command that takes longer waits for something that never comes
+STATUSES = (0, 1, 2, 130)  # those that docs/commands.md tells
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended: its exit status, negative for a signal, and what it wrote."""
+
+    argv: tuple[str, ...]
+    status: int
+    out: str
+    err: str
+
+    def checked(self) -> Ended:
+        """Itself.
+
+        Raises:
+            TortureFailure: it ended in a way that no user should see.
+        """
+        if self.status not in STATUSES:
+            raise self.failure(f"exit status {self.status}")
+        for text in (self.out, self.err):
+            if "Traceback (most recent call last)" in text:
+                raise self.failure("a traceback")
+            odd = [c for c in text if (ord(c) < 32 and c not in "\n\t") or ord(c) == 127]
+            if odd:
+                raise self.failure(f"control characters {set(odd)!r} reach the terminal")
+            if any(len(line) > 20_000 for line in text.splitlines()):
+                raise self.failure("a line of more than 20,000 characters")
+        if self.status == 2 and not self.err.strip():
+            raise self.failure("exit status 2 without a word")
+        return self
+
+    def failure(self, what: str) -> TortureFailure:
+        """What to raise where this command did wrong."""
+        shown = [word if len(word) < 300 else f"{word[:100]}… ({len(word)} characters)" for word in self.argv]
+        return TortureFailure(f"{what}: {shown}: status {self.status}\n{self.out[-500:]}\n{self.err[-3000:]}")
+
+
+class Command:
+    """One start of `python -m MODULE ARGUMENTS…`.
+
+    Args:
+        module: e.g. ``tritongemm.tune``.
+        argv: its arguments.
+        folder: where it runs.
+        environment: variables beside those of this process.
+        file_bytes: size that no file it writes may pass, as on a disk that fills; 0 for no limit.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        argv: Sequence[str],
+        folder: Path,
+        environment: dict[str, str] | None = None,
+        file_bytes: int = 0,
+    ) -> None:
+        self.argv = (module, *argv)
+
+        def limit() -> None:
+            if file_bytes:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+
+        paths = os.pathsep.join(p for p in sys.path if p)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *argv],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "200", "TERM": "dumb", **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=limit,
+        )
+
+    @property
+    def process_id(self) -> int:
+        """The number of the command's process."""
+        return self._process.pid
+
+    def end(self, limit_s: float = LIMIT_SECONDS) -> Ended:
+        """Wait until it has ended and nobody holds its output any more.
+
+        Raises:
+            TortureFailure: it did not end within `limit_s` seconds.
+        """
+        try:
+            out, err = self._process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            out, err = self._process.communicate()
+            late = Ended(
+                self.argv, self._process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+            )
+            raise late.failure(f"no end within {limit_s:g} s") from None
+        return Ended(self.argv, self._process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+    def signalled(self, number: signal.Signals, after_s: float, end_s: float = LIMIT_SECONDS) -> Ended:
+        """Send a signal after a time, unless it has ended before; then as `end`."""
+        deadline = time.monotonic() + after_s
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+        return self.end(end_s)
+
+
+def processes_with(marker: str) -> list[int]:
+    """Processes whose environment holds a text, this one left out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if marker.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found

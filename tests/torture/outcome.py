@@ -1,0 +1,37 @@
+"""What a try can come to, and how tries are counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Outcome(Enum):
+    """What became of one try; whatever is none of these is a `TortureFailure`."""
+
+    REFUSED = "refused with a message"
+    RECOVERED = "recovered equal"
+    HARMLESS = "made no difference"
+
+
+class TortureFailure(AssertionError):
+    """A try ended as it must not; the text says how, and how to see it again."""
+
+
+@dataclass
+class Tally:
+    """The counts of one campaign.
+
+    Attributes:
+        outcomes: how many tries came to each outcome.
+        failures: what each failed try says.
+    """
+
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def tried(self) -> int:
+        """The number of tries."""
+        return sum(self.outcomes.values()) + len(self.failures)

@@ -19,11 +19,11 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")  # no
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints repeat no more of a value than can be read."""
+    """A parser whose complaints take one line, and repeat no more of a value than can be read."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the complaint, and exit with status 2."""
-        super().error(printable(message))
+        """Print the complaint, and exit with status 2."""
+        self.exit(2, f"error: {printable(message)} (--help lists all options)\n")
 
 
 class Once(argparse.Action):
@@ -68,8 +68,8 @@ def number(least: float, most: float, above: bool = False, below: bool = False) 
             value = float(text)
             if least <= value <= most and not (above and value == least) and not (below and value == most):
                 return value
-        least_text = f"more than {least:,g}" if above else f"at least {least:,g}"
-        most_text = f"less than {most:,g}" if below else f"at most {most:,g}"
+        least_text = f"more than {least:.15g}" if above else f"at least {least:.15g}"
+        most_text = f"less than {most:.15g}" if below else f"at most {most:.15g}"
         raise argparse.ArgumentTypeError(f"{text!r} is not a number that is {least_text} and {most_text}")
 
     return read

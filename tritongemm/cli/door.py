@@ -35,6 +35,7 @@ from tritongemm.core.printable import printable
 
 DONE, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 130
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last two: of a batch system, of a terminal that is closed
+_AGAIN_SECONDS = 0.01  # until a Ctrl-C that got lost is repeated
 _Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -49,6 +50,7 @@ def run(command: str) -> int:
     """
     _open_streams()
     warnings.showwarning = _show_warning
+    sys.unraisablehook = _interrupt_again
     atexit.register(_on_stop, signal.SIG_IGN)  # the last to be called; what Python does then takes no handler
     _on_stop(functools.partial(_end, INTERRUPTED, b"interrupted\n"))
     status = _told(functools.partial(_import_and_run, command))
@@ -155,6 +157,15 @@ def _on_stop(handler: _Handler | signal.Handlers) -> dict[int, Any]:
         return {}
     heeded = [number for number in _STOPS if signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heeded}
+
+
+def _interrupt_again(lost: Any) -> None:
+    """Repeat a Ctrl-C that came where Python drops what is raised, e.g. while an object is being deleted."""
+    if lost.exc_type is KeyboardInterrupt:
+        main_thread = threading.main_thread().ident or 0  # whose wait ends by a signal to it alone
+        threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _end(status: int, text: bytes, *_: object) -> NoReturn:

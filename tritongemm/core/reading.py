@@ -28,11 +28,13 @@ def read_bytes(path: Path) -> bytes:
             or nothing comes out of the pipe.
     """
     try:
-        mode = os.stat(path).st_mode
+        status = os.stat(path)
+        mode = status.st_mode
+        _check_size(path, status.st_size)
         if stat.S_ISDIR(mode):
             raise InputError(f"{path} is a folder; name a file in it")
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):  # some devices do something when they are opened
-            raise InputError(f"{path} is a socket, a terminal or another device; name a file")
+            raise InputError(f"{path} is a device or a socket; name a file")
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             return _read_whole(path, descriptor, is_pipe=stat.S_ISFIFO(mode))
@@ -51,9 +53,13 @@ def _read_whole(path: Path, descriptor: int, is_pipe: bool) -> bytes:
     while piece := _next_piece(path, descriptor, may_wait=is_pipe and not pieces):
         pieces.append(piece)
         size += len(piece)
-        if size > MOST_BYTES:
-            raise InputError(f"{path} has more than {MOST_BYTES >> 20} MiB; name a file of sizes or results")
+        _check_size(path, size)
     return b"".join(pieces)
+
+
+def _check_size(path: Path, size: int) -> None:
+    if size > MOST_BYTES:
+        raise InputError(f"{path} has more than {MOST_BYTES >> 20} MiB; name a file of sizes or results")
 
 
 def _next_piece(path: Path, descriptor: int, may_wait: bool) -> bytes:

@@ -38,7 +38,7 @@ class Once(argparse.Action):
     ) -> None:
         """Keep the value."""
         if getattr(namespace, self.dest) is not None:
-            raise argparse.ArgumentError(self, "is given twice; name several sizes in a file, with --gemm_size_file")
+            raise argparse.ArgumentError(self, "is given twice; name one")
         setattr(namespace, self.dest, values)
 
 

@@ -90,7 +90,7 @@ def test_bad_options(
         (("-m", "16.0", "-n", "1", "-k", "1"), "argument -m: '16.0' is not a whole number from 1 to 2147483647"),
         (("-m", "1_6", "-n", "1", "-k", "1"), "argument -m: '1_6' is not a whole number"),
         (("-m", "1", "-n", "٣", "-k", "1"), "argument -n: '٣' is not a whole number"),
-        ((*SIZE, "-k", "16"), "argument -k: is given twice; name several sizes in a file"),
+        ((*SIZE, "-k", "16"), "argument -k: is given twice; name one"),
         ((*SIZE, "--iters", "0"), "--iters: '0' is not a whole number from 1 to 1000000"),
         ((*SIZE, "--warmup=-1"), "--warmup: '-1' is not a whole number from 0 to 1000000"),
         ((*SIZE, "--finalists", "0"), "--finalists: '0' is not a whole number from 1 to 10000"),

@@ -158,7 +158,7 @@ def kernel_template(name: str) -> KernelTemplate:
     path = TEMPLATES / "kernels" / f"{name}.j2"
     if name not in names():
         raise InputError(f"no kernel template is called {name!r}; there are: {', '.join(names())}")
-    match = _FACTS.match(path.read_text())
+    match = _FACTS.match(path.read_text(encoding="utf-8"))
     if not match:
         raise InputError(f"templates/kernels/{path.name} must begin with a {{#--- … ---#}} block of facts")
     facts: dict[str, Any] = yaml.safe_load(match.group(1))

@@ -34,7 +34,7 @@ def load(what: str, names: tuple[str, ...], folders: Iterable[Path] = ()) -> cty
 def mapped(stem: str) -> Path | None:
     """File of a library that this process has loaded already, if its name starts with `stem`."""
     try:
-        maps = Path("/proc/self/maps").read_text(errors="replace")
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     for line in maps.splitlines():

@@ -33,7 +33,7 @@ def space_file(name: str) -> dict[str, Any]:
     if not path.is_file():
         raise TargetError(f"unknown target {name!r}; there are: {', '.join(target_names())}")
     try:
-        data: Any = yaml.safe_load(path.read_text())
+        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise InputError(f"search_spaces/{path.name} is not YAML: {' '.join(str(error).split())}") from None
     sections = ("target", "templates")

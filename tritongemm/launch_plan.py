@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
-from tritongemm.cli.launch_plan import main
+from tritongemm.cli import door
+
+main = partial(door.run, "tritongemm.cli.launch_plan:main")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
-from tritongemm.cli.tune import main
+from tritongemm.cli import door
+
+main = partial(door.run, "tritongemm.cli.tune:main")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -30,7 +30,7 @@ def assemble(source: Path, arch: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
         out = Path(folder) / "kernel.bin"
         if source.suffix == ".ptx":
-            target = _PTX_TARGET.search(source.read_text())
+            target = _PTX_TARGET.search(source.read_text(encoding="utf-8", errors="replace"))
             _run(
                 [
                     _ptxas(),
@@ -74,7 +74,7 @@ def _ptxas() -> str:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if done.returncode:
         first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
         raise InputError(f"{Path(command[0]).name} refuses the source: {first}")

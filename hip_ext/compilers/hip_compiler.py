@@ -70,7 +70,7 @@ class HipCompiler:
         """
         with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
             file, out = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
-            file.write_text(source)
+            file.write_text(source, encoding="utf-8")
             run([*self.command, *options, "-fPIC", "-shared", str(file), "-o", str(out)], seconds)
             return out.read_bytes()
 
@@ -124,9 +124,9 @@ def _glue(clang: str, arch: str, libraries: Path, version: str) -> Path:
     for name in ("ocml.bc", "ockl.bc"):
         (fresh / name).symlink_to(libraries / name)
     (fresh / "share/hip").mkdir(parents=True)
-    (fresh / "share/hip/version").write_text(_VERSION)
+    (fresh / "share/hip/version").write_text(_VERSION, encoding="utf-8")
     (fresh / "hip").mkdir()
-    (fresh / "hip/hip_fp16.h").write_text(_HALF)
+    (fresh / "hip/hip_fp16.h").write_text(_HALF, encoding="utf-8")
     constants = {f"oclc_isa_version_{arch[3:]}": ("ISA_version", "i32", _ISA[arch])}
     constants |= {f"oclc_abi_version_{v}": ("ABI_version", "i32", v) for v in (400, 500, 600)}
     for file, name in _FLAGS.items():
@@ -138,7 +138,7 @@ def _glue(clang: str, arch: str, libraries: Path, version: str) -> Path:
             f"{head}@__oclc_{name} = linkonce_odr protected local_unnamed_addr addrspace(4) constant {kind} {value}\n"
         )
     for file, text in texts.items():
-        (fresh / f"{file}.ll").write_text(text)
+        (fresh / f"{file}.ll").write_text(text, encoding="utf-8")
         compile_ir = [
             clang,
             "-x",

@@ -16,7 +16,7 @@ def run(command: list[str], seconds: float) -> str:
     """
     name = Path(command[0]).name
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds)
     except subprocess.TimeoutExpired:
         raise InputError(f"{name} took more than {seconds:g} s") from None
     if done.returncode:
@@ -28,5 +28,5 @@ def run(command: list[str], seconds: float) -> str:
 
 def first_line(command: list[str]) -> str:
     """What a program says about itself, all in one line."""
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     return " ".join((done.stdout or done.stderr).split())

@@ -33,7 +33,7 @@ class ArtifactCache:
         """The artefact, or None if there is none or it is damaged."""
         place = self.path(digest)
         try:
-            data = json.loads((place / _BUILT).read_text())
+            data = json.loads((place / _BUILT).read_text(encoding="utf-8"))
             built = Artifact.from_json({**data, "path": str(place / data["path"]) if data["path"] else ""})
             size = data["launch"].get("bytes")
             return built if not built.path or os.path.getsize(built.path) == size else None
@@ -53,7 +53,7 @@ class ArtifactCache:
         try:
             if code:
                 (fresh / name).write_bytes(code)
-            (fresh / _BUILT).write_text(json.dumps(stored.to_json()))
+            (fresh / _BUILT).write_text(json.dumps(stored.to_json()), encoding="utf-8")
         except OSError:
             shutil.rmtree(fresh, ignore_errors=True)
             raise

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tritongemm.cli import options
-from tritongemm.core.errors import TritonGemmError
+from tritongemm.cli import arguments, door, options
+from tritongemm.core.errors import OutputError
 from tritongemm.export.kernel_manifest import export
 from tritongemm.formats import Defaults
 from tritongemm.runtime import machine
 from tritongemm.workloads import sizes
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 0, or 2 for bad input."""
-    p = argparse.ArgumentParser(prog="python -m tritongemm.export", description="Write tuned kernels as a manifest.")
-    p.add_argument("results", metavar="FILE", help="results of python -m tritongemm.tune")
-    p.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for kernels.csv and the code objects")
+@door.command
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status is one of `cli.door`."""
+    p = arguments.Parser(prog="python -m tritongemm.export", description="Write tuned kernels as a manifest.")
+    p.add_argument("results", type=arguments.path, metavar="FILE", help="results of python -m tritongemm.tune")
+    p.add_argument("-o", "--output", type=arguments.output, required=True, metavar="DIR",
+                   help="folder for kernels.csv and the code objects")  # fmt: skip
     p.add_argument("--target", metavar="ARCH", help="only results for it; default: this machine's GPU, or gfx942")
-    args = p.parse_args(options.normalised(sys.argv[1:] if argv is None else argv))
+    args = p.parse_args(options.normalised(argv))
+    rows = sizes.from_file(Path(args.results), Defaults())
+    records = [r.record for r in rows if r.record is not None]
     try:
-        rows = sizes.from_file(Path(args.results), Defaults())
-        records = [r.record for r in rows if r.record is not None]
         paths, refused = export(records, Path(args.output), machine.find_machine(args.target))
     except OSError as error:
-        print(f"error: -o {args.output} can't be written: {error.strerror}; choose another folder", file=sys.stderr)
-        return 2
-    except TritonGemmError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        raise OutputError(f"-o {args.output} can't be written: {error.strerror}; choose another folder") from error
     for reason in refused:
-        print(f"left out: {reason}", file=sys.stderr)
+        door.tell(f"left out: {reason}")
     print("export TRITONGEMM_ASM_MANIFESTS=" + ":".join(str(p.resolve()) for p in paths))
-    return 0
+    return door.DONE

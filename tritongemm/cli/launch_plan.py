@@ -19,16 +19,15 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.cli import options
+from tritongemm.cli import arguments, door, options
 from tritongemm.core import files, settings
-from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.errors import InputError
 from tritongemm.core.launch import HostLaunch
 from tritongemm.export import launch_plans
 from tritongemm.export.selection import Selection, emptied, launches, planned_backends
@@ -38,32 +37,12 @@ from tritongemm.search_spaces import loader as target_files
 from tritongemm.workloads import sizes
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 0, or 2 for bad input."""
-    args = parser().parse_args(options.normalised(sys.argv[1:] if argv is None else argv))
-    try:
-        for path in _run(args):
-            print(path)
-    except (TritonGemmError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
-    return seconds
+@door.command
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status is one of `cli.door`."""
+    for path in _run(parser().parse_args(options.normalised(argv))):
+        print(path)
+    return door.DONE
 
 
 def _searched_backend() -> str:
@@ -72,7 +51,7 @@ def _searched_backend() -> str:
 
 def parser() -> argparse.ArgumentParser:
     """All options."""
-    p = argparse.ArgumentParser(
+    p = arguments.Parser(
         prog="python -m tritongemm.launch_plan",
         description="Write a config's code object and the plan of its launch, without a GPU.",
     )
@@ -89,21 +68,28 @@ def parser() -> argparse.ArgumentParser:
                    help="whose kernels, where --config names none (default %(default)s)")  # fmt: skip
     g.add_argument(
         "--manifest",
+        type=arguments.path,
         action="append",
         default=[],
         metavar="FILE",
         help="manifest of assembly kernels (may be repeated; default: TRITONGEMM_ASM_MANIFESTS)",
     )
-    g.add_argument("--all", type=_count, default=0, metavar="N",
+    g.add_argument("--all", type=arguments.whole(0, arguments.LARGEST_SIZE), default=0, metavar="N",
                    help="the N configs predicted fastest, and each template's best")  # fmt: skip
     g = p.add_argument_group("result")
     g.add_argument(
-        "-o", "--output", required=True, metavar="DIR", help="folder for the files; made where it is missing"
+        "-o",
+        "--output",
+        type=arguments.output,
+        required=True,
+        metavar="DIR",
+        help="folder for the files; made where it is missing",
     )
     g.add_argument(
-        "--timeout", type=_seconds, default=60.0, metavar="S", help="seconds one compile may take (default 60)"
+        "--timeout", type=arguments.seconds, default=60.0, metavar="S", help="seconds one compile may take (default 60)"
     )
-    g.add_argument("--num-threads", type=_count, default=0, metavar="N", help="compiler processes (default: all cores)")
+    g.add_argument("--num-threads", type=arguments.processes, default=0, metavar="N",
+                   help="compiler processes (default: all cores)")  # fmt: skip
     return p
 
 

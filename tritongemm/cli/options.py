@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tritongemm.cli import arguments
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import DEFAULT_FAMILY
 from tritongemm.formats import Defaults
@@ -27,7 +28,7 @@ real, ranked by an analytical model and checked by Triton's interpreter; such re
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(arguments.Parser):
     """A parser whose help ends with the families, backends and timers that there are."""
 
     def format_help(self) -> str:
@@ -71,9 +72,9 @@ def _summary(plugin: Plugin) -> str:
 
 def problem_options(g: argparse._ArgumentGroup) -> None:
     """Add the options that describe one GEMM."""
-    g.add_argument("-m", type=int, metavar="M", help="rows of A and C")
-    g.add_argument("-n", type=int, metavar="N", help="columns of B and C")
-    g.add_argument("-k", type=int, metavar="K", help="columns of A and rows of B")
+    g.add_argument("-m", type=arguments.size, action=arguments.Once, metavar="M", help="rows of A and C")
+    g.add_argument("-n", type=arguments.size, action=arguments.Once, metavar="N", help="columns of B and C")
+    g.add_argument("-k", type=arguments.size, action=arguments.Once, metavar="K", help="columns of A and rows of B")
     g.add_argument("-col_a", "--col-a", action="store_true", help="A is stored column-major")
     g.add_argument(
         "-col_b", "--col-b", action="store_true", help="B is stored column-major, as the weight of a linear layer is"
@@ -109,15 +110,6 @@ def _family(text: str) -> str:
     return text
 
 
-def _budget(text: str) -> tuple[int, float]:
-    """Configs, or seconds where it ends in ``s``; 0 for the one not given."""
-    whole = text.removesuffix("s")
-    try:
-        return (int(text), 0.0) if whole == text else (0, float(whole))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of configs nor, as 90s, of seconds") from None
-
-
 def defaults(args: argparse.Namespace, fp8_encoding: str) -> Defaults:
     """What `problem_options` were given, as the defaults of a file's rows."""
     return Defaults(
@@ -143,7 +135,10 @@ def parser() -> argparse.ArgumentParser:
     g = p.add_argument_group("what to tune")
     problem_options(g)
     g.add_argument(
-        "--gemm-size-file", metavar="FILE", help="a file of sizes or of stored results; YAML: a list of {M, N, K, …}"
+        "--gemm-size-file",
+        type=arguments.path,
+        metavar="FILE",
+        help="a file of sizes or of stored results; YAML: a list of {M, N, K, …}",
     )
     _add_actions(p)
     _add_places(p)
@@ -172,10 +167,16 @@ def _add_places(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--target", metavar="ARCH", help=f"architecture (default: that of this machine's GPU, or gfx942): {known}"
     )
-    g.add_argument("--gpu-ids", metavar="I,J,…", help="numbers of the GPUs to use")
-    g.add_argument("--ngpus", type=int, default=0, metavar="N", help="use the first N GPUs (default 1)")
+    g.add_argument("--gpu-ids", type=arguments.devices, metavar="I,J,…", help="numbers of the GPUs to use")
     g.add_argument(
-        "--num-threads", type=int, default=0, metavar="N", help="compile with N processes (default: one for each core)"
+        "--ngpus", type=arguments.whole(0, 1024), default=0, metavar="N", help="use the first N GPUs (default 1)"
+    )
+    g.add_argument(
+        "--num-threads",
+        type=arguments.processes,
+        default=0,
+        metavar="N",
+        help="compile with N processes (default: one for each core)",
     )
 
 
@@ -189,7 +190,7 @@ def _add_search(p: argparse.ArgumentParser) -> None:
     )
     g.add_argument(
         "--budget",
-        type=_budget,
+        type=arguments.budget,
         default=(0, 0.0),
         metavar="N|Ss",
         help="try at most N configs of each size (default: the strategy decides; exhaustive tries all that are not "
@@ -197,7 +198,7 @@ def _add_search(p: argparse.ArgumentParser) -> None:
     )
     g.add_argument(
         "--finalists",
-        type=int,
+        type=arguments.whole(1, 10_000),
         default=12,
         metavar="N",
         help="verify and race the best N candidates (default %(default)s)",
@@ -211,7 +212,7 @@ def _add_search(p: argparse.ArgumentParser) -> None:
     )
     g.add_argument(
         "--algorithms",
-        type=int,
+        type=arguments.whole(0, 100_000),
         default=48,
         metavar="N",
         help="time only the N algorithms that a vendor's library guesses best for each size; 0 for all of the hundreds "
@@ -219,7 +220,7 @@ def _add_search(p: argparse.ArgumentParser) -> None:
     )
     g.add_argument(
         "--min-gain",
-        type=float,
+        type=arguments.number(0, 1000),
         default=0.5,
         metavar="PERCENT",
         help="keep the library unless a candidate is this much faster (default %(default)s)",
@@ -236,13 +237,17 @@ def _add_measuring(p: argparse.ArgumentParser) -> None:
     )
     g.add_argument(
         "--iters",
-        type=int,
+        type=arguments.whole(1, 1_000_000),
         default=200,
         metavar="N",
         help="time at least N launches of a finalist (default %(default)s)",
     )
     g.add_argument(
-        "--warmup", type=int, default=5, metavar="N", help="launch it N times before that (default %(default)s)"
+        "--warmup",
+        type=arguments.whole(0, 1_000_000),
+        default=5,
+        metavar="N",
+        help="launch it N times before that (default %(default)s)",
     )
     g.add_argument("--no-warmup", dest="warmup", action="store_const", const=0, help="the same as --warmup 0")
     g.add_argument(
@@ -250,7 +255,7 @@ def _add_measuring(p: argparse.ArgumentParser) -> None:
     )
     g.add_argument(
         "--rotating-tensor",
-        type=int,
+        type=arguments.whole(-1, 1 << 20),
         default=-1,
         metavar="MB",
         help="rotate the operands through so much memory, so that they are not in a cache (default: three times the "
@@ -260,7 +265,7 @@ def _add_measuring(p: argparse.ArgumentParser) -> None:
         "--errRatio",
         "--err-ratio",
         dest="err_ratio",
-        type=float,
+        type=arguments.number(0, 1, below=True),
         default=0.0,
         metavar="R",
         help="this share of C's elements may be outside the tolerance on the GPU (default 0: none may); even so, none "
@@ -268,7 +273,7 @@ def _add_measuring(p: argparse.ArgumentParser) -> None:
     )
     g.add_argument(
         "--timeout",
-        type=float,
+        type=arguments.seconds,
         default=60.0,
         metavar="S",
         help="give one compile, or one candidate on the GPU, at most S seconds (default 60)",
@@ -282,11 +287,13 @@ def _add_results(p: argparse.ArgumentParser) -> None:
         "--o",
         "--tuning-results-file",
         dest="output",
+        type=arguments.output,
         metavar="FILE",
         help="write results into this YAML file (default output/tuning_results_<target>.yaml)",
     )
     g.add_argument(
         "--profile-file",
+        type=arguments.path,
         metavar="FILE",
         help="write a CSV with every candidate of every backend: kernel, status, reason, times, error",
     )
@@ -323,16 +330,6 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
         "--compare_wo_tuning and --benchmark read stored results: name their file with --gemm_size_file",
     ),
     (lambda a: a.gpu_ids is not None and a.ngpus != 0, "--gpu_ids and --ngpus exclude each other"),
-    (lambda a: a.iters < 1, "--iters must be at least 1"),
-    (lambda a: a.finalists < 1, "--finalists must be at least 1"),
-    (lambda a: not all(b >= 0 for b in a.budget), "--budget must not be negative"),
-    (lambda a: a.warmup < 0, "--warmup must not be negative"),
-    (lambda a: a.num_threads < 0, "--num_threads must not be negative"),
-    (lambda a: a.ngpus < 0, "--ngpus must not be negative"),
-    (lambda a: a.algorithms < 0, "--algorithms must not be negative"),
-    (lambda a: not a.timeout > 0, "--timeout must be positive"),
-    (lambda a: not a.min_gain >= 0, "--min_gain is a percentage, not negative"),
-    (lambda a: not 0 <= a.err_ratio < 1, "--errRatio is a share of the elements: at least 0, less than 1"),
     (
         lambda a: a.profile_file is not None and (a.compare_wo_tuning or a.benchmark),
         "--profile_file is written by tuning; --compare_wo_tuning and --benchmark try no candidates",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from tritongemm.cli import options, session
+from tritongemm.cli import door, options, session
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
@@ -31,33 +29,12 @@ from tritongemm.tuning.run import TuningRun
 from tritongemm.workloads import sizes
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 0, 1 if a result is wrong or a size failed, 2 for bad input."""
-    argv = sys.argv[1:] if argv is None else list(argv)
+@door.command
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status is one of `cli.door`."""
     args = options.parse(argv)
-    with Reporter(args.verbose) as reporter, _stopped_like_ctrl_c():
-        try:
-            return _run(args, reporter, shlex.join(argv))
-        except TritonGemmError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            return 130
-
-
-@contextmanager
-def _stopped_like_ctrl_c() -> Iterator[None]:
-    """What a batch system sends, or a terminal that is closed, ends a run as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with Reporter(args.verbose) as reporter:
+        return _run(args, reporter, shlex.join(argv))
 
 
 def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
@@ -115,14 +92,14 @@ def _verify(again: Revalidation, rows: Sequence[FormatRow], reporter: Reporter) 
     """Check stored results; 1 if any is wrong, or can't be run or checked."""
     results = again.verify(rows)
     print_verified(reporter, results)
-    return int(any(r.wrong or r.unchecked for r in results))
+    return door.WRONG if any(r.wrong or r.unchecked for r in results) else door.DONE
 
 
 def _retime(again: Revalidation, rows: Sequence[FormatRow], plan: TuningOptions, reporter: Reporter) -> int:
     """Time stored results beside the baseline; 1 if any can't be timed."""
     results = again.retime(rows, plan.library)
     print_retimed(reporter, results)
-    return int(any(r.trial.status != "ok" for r in results))
+    return door.WRONG if any(r.trial.status != "ok" for r in results) else door.DONE
 
 
 @contextmanager
@@ -133,22 +110,25 @@ def _merging(
     try:
         yield
     except Exception:
-        with suppress(TritonGemmError):  # the first fault is the one to tell
+        with suppress(TritonGemmError), door.uninterrupted():  # the first fault is the one to tell
             store.merge(problems)
         raise
     except KeyboardInterrupt:
-        store.merge(problems)
-        write_profile()
+        with door.uninterrupted():
+            store.merge(problems)
+            write_profile()
         done = store.path if store.path.exists() else store.journal
-        print(f"\nstopped; what is done is in {done}. Go on with:", file=sys.stderr)
-        # Going on with --no-resume would start over.
+        print(file=sys.stderr)  # the line ends that the terminal began with ^C
+        door.tell(f"stopped; what is done is in {done}. Go on with:")
+        # Whole, as it is to be copied. Going on with --no-resume would start over.
         print(
             f"  python -m tritongemm.tune {command.replace(' --no-resume', '').replace(' --no_resume', '')}",
             file=sys.stderr,
         )
         raise
-    store.merge(problems)
-    write_profile()
+    with door.uninterrupted():
+        store.merge(problems)
+        write_profile()
 
 
 def _tune(problems: list[Problem], run: TuningRun, args: argparse.Namespace, command: str) -> int:
@@ -179,8 +159,8 @@ def _tune(problems: list[Problem], run: TuningRun, args: argparse.Namespace, com
         for module in () if args.keep else folder.glob("generated_kernel_*.py"):
             module.unlink()
         for problem, reason in failures.items():
-            print(f"failed: {problem.key}: {reason}", file=sys.stderr)
-    return 1 if failures else 0
+            door.tell(f"failed: {problem.key}: {reason}")
+    return door.WRONG if failures else door.DONE
 
 
 def _print_records(records: list[Record], run: TuningRun, reporter: Reporter, compare: bool) -> None:

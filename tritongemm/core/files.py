@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,14 @@ from tritongemm.core.errors import OutputError
 _RANDOM_BYTES = 4  # in the name of a text that is being written
 
 ADVICE = "make room and run the same command again, or choose another file with -o"
+TEMPORARY = "tritongemm-"  # what the names of temporary folders begin with
+TEMPORARY_ADVICE = "make room there, or name another folder for temporary files in TMPDIR"
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a path is a temporary folder of ours, or lies in one."""
+    folder = Path(tempfile.gettempdir())
+    return any(each.parent == folder and each.name.startswith(TEMPORARY) for each in (path, *path.parents))
 
 
 def atomic_write(path: Path, text: str, advice: str = ADVICE) -> None:
@@ -41,7 +50,8 @@ def atomic_write(path: Path, text: str, advice: str = ADVICE) -> None:
     except OSError as error:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
-        raise OutputError(f"{path} can't be written: {error.strerror}; {advice}") from error
+        told = TEMPORARY_ADVICE if is_temporary(path) else advice
+        raise OutputError(f"{path} can't be written: {error.strerror}; {told}") from error
     with suppress(OSError):  # not every file system syncs folders
         folder = os.open(path.parent, os.O_RDONLY)
         try:

@@ -12,6 +12,7 @@ TRITONGEMM_EMULATOR_CHECKOUT   checkout of tinygrad, from which that emulator is
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -23,51 +24,60 @@ def cache_folder() -> Path:
     """Folder of compiled kernels.
 
     Raises:
-        UnavailableError: none is named, and the user has no home.
+        UnavailableError: none is named, and the user has no home; or there can be no folder of that name.
     """
     named = os.environ.get("TRITONGEMM_CACHE")  # set but empty means unset, here and below
     try:
-        return Path(named or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tritongemm").expanduser()
+        folder = Path(named or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tritongemm").expanduser()
     except RuntimeError:  # a container's user without an entry in its password file
         raise UnavailableError(
             "this user has no home folder to keep compiled kernels in: name one in TRITONGEMM_CACHE"
         ) from None
+    try:
+        with suppress(FileNotFoundError):  # it will be made
+            folder.stat()
+    except OSError as error:
+        raise UnavailableError(
+            f"compiled kernels can't be kept in {folder}: {error.strerror}; name another folder in TRITONGEMM_CACHE"
+        ) from None
+    return folder
 
 
 def tuned_config() -> Path | None:
     """File of tuned records, if one is set."""
-    value = os.environ.get("TRITONGEMM_CONFIG", "")
-    return Path(value).expanduser() if value else None
+    return _path("TRITONGEMM_CONFIG")
 
 
 def asm_manifests() -> tuple[Path, ...]:
     """Manifests of assembly kernels, in the order given."""
     value = os.environ.get("TRITONGEMM_ASM_MANIFESTS", "")
-    return tuple(Path(p).expanduser() for p in value.split(os.pathsep) if p)
+    return tuple(Path(os.path.expanduser(p)) for p in value.split(os.pathsep) if p)
 
 
 def ck_folder() -> Path | None:
     """Folder of Composable Kernel, if one is set."""
-    value = os.environ.get("CK_DIR", "")
-    return Path(value).expanduser() if value else None
+    return _path("CK_DIR")
 
 
 def cutlass_folder() -> Path | None:
     """Folder of CUTLASS, if one is set."""
-    value = os.environ.get("CUTLASS_DIR", "")
-    return Path(value).expanduser() if value else None
+    return _path("CUTLASS_DIR")
 
 
 def emulator_folder() -> Path | None:
     """Folder of the emulator of AMD GPUs, if one is set."""
-    value = os.environ.get("TRITONGEMM_EMULATOR", "")
-    return Path(value).expanduser() if value else None
+    return _path("TRITONGEMM_EMULATOR")
 
 
 def emulator_checkout() -> Path | None:
     """Checkout the emulator of AMD GPUs is made from, if one is set."""
-    value = os.environ.get("TRITONGEMM_EMULATOR_CHECKOUT", "")
-    return Path(value).expanduser() if value else None
+    return _path("TRITONGEMM_EMULATOR_CHECKOUT")
+
+
+def _path(variable: str) -> Path | None:
+    """The path that a variable names; ``~`` stays where nobody knows the user's home."""
+    value = os.environ.get(variable, "")
+    return Path(os.path.expanduser(value)) if value else None
 
 
 @cache

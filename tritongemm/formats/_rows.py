@@ -10,6 +10,7 @@ from tritongemm.core.dtypes import dtype
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.reading import read_bytes
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format, ResultsFormat
 
@@ -56,19 +57,13 @@ def results_format() -> ResultsFormat:
 
 
 def read_text(path: Path) -> str:
-    """Contents of a file that should hold rows.
+    """Contents of a file that should hold rows, or of a pipe.
 
     Raises:
-        InputError: missing, unreadable, not text, or empty.
+        InputError: missing, unreadable, no file, too large, not text, or empty.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder; name a file in it") from None
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {error.strerror}") from None
+        text = read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not text: byte {error.start} is not UTF-8") from None
     if not text.strip():

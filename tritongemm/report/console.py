@@ -1,4 +1,8 @@
-"""What the user sees: a progress bar for each stage, tables of results, lines of text. Bars need a terminal."""
+"""What the user sees: a progress bar for each stage, tables of results, lines of text. Bars need a terminal.
+
+Names and values come from files, so all that is printed is text as `core.printable` makes it: rich must find no markup
+and no emoji in it, and the terminal no escape sequence.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,10 @@ from threading import Lock
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from tritongemm.core.artifact import Artifact
+from tritongemm.core.printable import printable
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.search_results import Pruned
@@ -59,7 +65,7 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """Print one line of plain text."""
-        self._progress.console.print(text, markup=False, soft_wrap=True)
+        self._progress.console.print(Text(printable(text)), soft_wrap=True)
 
     def stage(self, name: str, total: int) -> None:
         """Show the bar of a stage, or make it longer by `total` steps."""
@@ -126,15 +132,19 @@ class Reporter:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table; columns of numbers are aligned on the right."""
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        heading = Text(printable(title), style="table.title") if title else None
+        table = Table(title=heading, title_justify="left", box=None, pad_edge=False, header_style="bold")
         table.collapse_padding = True  # one blank between columns, so that usual rows fit into 120
         for index, column in enumerate(columns):
             words = column in _WORDS
             table.add_column(
-                column, justify="left" if words else "right", overflow="fold", no_wrap=not (index and words)
+                Text(printable(column)),
+                justify="left" if words else "right",
+                overflow="fold",
+                no_wrap=not (index and words),
             )
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*(Text(printable(cell)) for cell in row))
         self.console.print(table)
 
     def records(self, records: Sequence[Record], target: Target, compare: bool) -> None:

@@ -122,7 +122,7 @@ class Store:
             store._read_results(problems)
             store._read_journal()
             with suppress(OSError):  # it only serves the message to a second run
-                _beside(path, ".pid").write_text(str(os.getpid()))
+                _beside(path, ".pid").write_text(str(os.getpid()), encoding="utf-8")
         except BaseException:
             store.close()
             raise
@@ -359,6 +359,6 @@ def _moved(theirs: dict[str, Any], ours: dict[str, Any], absent: str) -> str:
 
 def _holder(path: Path) -> str:
     try:
-        return f"process {_beside(path, '.pid').read_text()}"
+        return f"process {_beside(path, '.pid').read_text(encoding='utf-8')}"
     except OSError:
         return "process unknown"

@@ -112,6 +112,33 @@ def test_a_folder_of_the_repository_is_linked_into_the_package(name: str) -> Non
     assert importlib.import_module(f"{PACKAGE}.{name}").__file__ is not None
 
 
+def _is_text_in_the_locale(call: ast.Call) -> bool:
+    """Whether a call reads or writes text in the encoding of whoever runs it, which may lack most letters."""
+    given = {word.arg: word.value for word in call.keywords}
+    if "encoding" in given:
+        return False
+    name = ast.unparse(call.func)
+    last = name.rpartition(".")[2]
+    modes = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+    if last in ("read_text", "write_text"):
+        return "." in name
+    if last in ("run", "Popen", "check_output"):
+        return "text" in given or "universal_newlines" in given
+    if name not in ("open", "io.open", "os.fdopen") and (last != "open" or (call.args and not modes)):
+        return False  # no file, or opened by a number alone
+    return not any("b" in mode for mode in modes)
+
+
+def test_text_is_utf8_wherever_it_runs() -> None:
+    offenders = {
+        f"{module.removeprefix(f'{PACKAGE}.')}: {ast.unparse(node)}"
+        for module, path in FILES.items()
+        for node in ast.walk(syntax(path))
+        if isinstance(node, ast.Call) and _is_text_in_the_locale(node)
+    }
+    check("text is UTF-8 wherever it runs", offenders, 'say encoding="utf-8"')
+
+
 def _climbs(node: ast.Attribute) -> bool:
     """Whether it goes more than one folder up from a file of the project, or up from the repository."""
     owner = ast.unparse(node.value)

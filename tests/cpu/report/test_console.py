@@ -7,12 +7,16 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 
 from tritongemm.core.config import Config
+from tritongemm.core.printable import WORD_CHARACTERS, printable
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.report.console import Reporter
+from tritongemm.report.revalidation import print_retimed, print_verified
+from tritongemm.results.revalidation import RetimedResult, VerifiedResult
 from tritongemm.search_spaces.loader import load_target
 
 SIZE, OTHER = Problem(16, 4096, 4096), Problem(64, 4096, 4096)
@@ -100,3 +104,30 @@ def test_two_clocks_have_a_column() -> None:
     title, head, *rows = printed([record(SIZE, OURS, 1.0), other], 120, False)
     assert title.strip() == "Predicted, not measured (timer: model)" and "timer" in head
     assert "graph-events" in rows[0] and "model" in rows[1]
+
+
+HOSTILE = ("[/x]", "[bold red]y", ":key:", "\x1b[31mz\r", "long" * 9999)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_comes_from_files_is_text(name: str) -> None:
+    """No markup, emoji or escape sequence of a name has an effect wherever it is printed; nor is it too long."""
+    told = dataclasses.replace(record(SIZE, OURS, 1.0, 2.0), winner=name, timer=name, library=name)
+    other = dataclasses.replace(told, problem=OTHER, timer="events", config=dataclasses.replace(OURS, backend=name))
+    out = io.StringIO()
+    console = Console(file=out, width=5000, force_terminal=True, color_system=None)
+    reporter = Reporter(verbose=True, console=console)
+    reporter._progress = Progress(console=console)
+    reporter.records([told, other], load_target("gfx942"), compare=True)
+    trials = {SIZE: [final(OURS, 9.0)], OTHER: [final(other.config, 9.0)]}
+    reporter.backends([told, other], trials.__getitem__)
+    again = Trial(OURS, "wrong", name, timer=name)
+    print_verified(reporter, [VerifiedResult(SIZE, again, name)])
+    print_retimed(reporter, [RetimedResult(SIZE, again, None, told)])
+    reporter.say(name)
+    reporter.failed(SIZE, name)
+    reporter.trial(SIZE, again)
+    shown = printable(name)
+    lines = out.getvalue().splitlines()
+    assert sum(shown in line for line in lines) >= 8 and all(line.isprintable() for line in lines)
+    assert max(len(word) for line in lines for word in line.split(" ")) <= WORD_CHARACTERS

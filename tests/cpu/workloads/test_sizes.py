@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -53,10 +54,11 @@ def test_what_can_not_be_read(tmp_path: Path) -> None:
 
 
 def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> str:
+    def refuse(*_: object, **__: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    (tmp_path / "sizes.yaml").touch()
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(InputError, match=r"sizes\.yaml can't be read: Permission denied"):
         sizes.from_file(tmp_path / "sizes.yaml", Defaults())
 

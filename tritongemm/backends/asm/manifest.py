@@ -98,7 +98,7 @@ def read(path: Path) -> list[KernelRow]:
         InputError: can't be read, a column is missing, or a value is no number; names file, line and column.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: manifest can't be read: {error}") from error
     # Lines keep their numbers while comments go.

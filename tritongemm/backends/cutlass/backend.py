@@ -121,7 +121,7 @@ class CutlassBackend(KernelBackend):
         wanted = job.identity
         with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
             file, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.so"
-            file.write_text(wanted["source"])
+            file.write_text(wanted["source"], encoding="utf-8")
             command = [_nvcc(), *wanted["options"], "-I", job.payload["include"], "-shared", "-Xcompiler", "-fPIC"]
             said = toolchain.run([*command, str(file), "-o", str(out)], self.compile_limit_s)
             shared: int = ctypes.CDLL(str(out)).shared_bytes()  # dynamic: the assembler does not know of it

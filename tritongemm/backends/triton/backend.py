@@ -296,7 +296,7 @@ def _compile_with_triton(job: CompileJob) -> tuple[Artifact, bytes, str]:
     from triton.compiler import ASTSource
 
     wanted, module = job.identity, Path(job.payload["module"])
-    if wanted["source"] not in module.read_text():
+    if wanted["source"] not in module.read_text(encoding="utf-8"):
         raise InputError(
             f"{module} no longer holds the kernel of {job.config.name}: another run writes there; give one another -o"
         )

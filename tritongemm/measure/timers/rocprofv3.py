@@ -84,7 +84,14 @@ def _watch(command: Sequence[str], output: Path, job: ExternalRaceJob) -> None:
     whole = [tool(), "--kernel-trace", "-f", "csv", "-d", str(output), "--", *command]
     key = job.problem.key
     try:
-        done = subprocess.run(whole, cwd=output.parent, capture_output=True, text=True, timeout=job.timeout_s)
+        done = subprocess.run(
+            whole,
+            cwd=output.parent,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=job.timeout_s,
+        )
     except subprocess.TimeoutExpired:
         raise TraceError(f"{TOOL}: {key} took more than {job.timeout_s:g} s") from None
     except OSError as error:
@@ -131,7 +138,7 @@ def read_trace(folder: Path) -> list[KernelRecord]:
 def _rows(path: Path) -> list[KernelRecord]:
     """One file; columns differ between versions, these are in all: Kernel_Name, Start_Timestamp, End_Timestamp."""
     found: list[tuple[int, KernelRecord]] = []
-    with path.open(newline="") as lines:
+    with path.open(newline="", encoding="utf-8", errors="replace") as lines:
         for row in csv.DictReader(lines):
             try:
                 start, end = int(row["Start_Timestamp"]), int(row["End_Timestamp"])

@@ -1,0 +1,64 @@
+"""What options may say, in every command that has them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import pytest
+
+from tritongemm.cli import arguments, export, launch_plan, options
+
+SIZE = ("-m", "16", "-n", "16", "-k", "16")
+
+
+def test_the_ends_of_a_range_belong_to_it() -> None:
+    args = options.parse(
+        ["-m", "1", "-n", "2147483647", "-k", "+7", "--rotating_tensor", "-1", "--timeout", "31536000"]
+    )
+    assert (args.m, args.n, args.k, args.rotating_tensor, args.timeout) == (1, 2**31 - 1, 7, -1, 31536000.0)
+    assert options.parse([*SIZE, "--budget", "1.5e2s"]).budget == (0, 150.0)
+    assert options.parse([*SIZE, "--errRatio", ".5", "--min_gain", "0"]).err_ratio == 0.5
+
+
+def test_compilers_go_with_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may ask for some more of them than there are cores, and for no millions."""
+    for cores, most in ((1, 16), (64, 256)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
+        assert arguments.processes(str(most)) == most
+        with pytest.raises(argparse.ArgumentTypeError, match=f"not a whole number from 0 to {most}"):
+            arguments.processes(str(most + 1))
+
+
+def test_a_home_is_put_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell does so neither behind = nor in quotes, and there would be a folder called ~."""
+    monkeypatch.setenv("HOME", "/home/nobody")
+    assert options.parse([*SIZE, "--tuning_results_file=~/t.yaml"]).output == "/home/nobody/t.yaml"
+    assert options.parse(["--gemm_size_file=~/s.yaml"]).gemm_size_file == "/home/nobody/s.yaml"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--timeout", "inf"), "--timeout: 'inf' is not a number that is more than 0 and at most 31536000"),
+        (("--timeout", "1e30"), "--timeout: '1e30' is not a number"),
+        (("--num_threads", "100000000"), "--num-threads: '100000000' is not a whole number from 0 to "),
+        (("--all", "²"), "--all: '²' is not a whole number from 0 to 2147483647"),
+        (("--all", "9" * 100_000), "9…9"),
+        (("-m", "8", "-m", "9"), "-m: is given twice"),
+    ],
+)
+def test_launch_plans_are_as_strict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], complaint: str
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        launch_plan.main(["-o", str(tmp_path / "plans"), *words])
+    err = capsys.readouterr().err
+    assert exit_.value.code == 2 and complaint in err and err.count("\n") == 1 and len(err) < 500
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_tells_what_it_can_not_read_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert export.main([str(tmp_path / "a\x1bb"), "-o", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/a\\x1bb: there is no such file\n"

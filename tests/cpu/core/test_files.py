@@ -1,0 +1,22 @@
+"""Texts that are replaced as a whole, and what is told where that is not possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tritongemm.core import files
+from tritongemm.core.errors import OutputError
+
+
+@pytest.mark.parametrize(("name", "advice"), [("tritongemm-x", files.TEMPORARY_ADVICE), ("mine", files.ADVICE)])
+def test_a_full_folder_of_temporary_files_is_told_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, advice: str
+) -> None:
+    """No other -o makes room there."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / name).write_text("no folder")
+    with pytest.raises(OutputError) as refused:
+        files.atomic_write(tmp_path / name / "module.py", "text")
+    assert str(refused.value).endswith(f"; {advice}")

@@ -1,0 +1,111 @@
+"""Files of users are read to their end, which pipes and devices may not have."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tritongemm.core import reading
+from tritongemm.core.errors import InputError
+from tritongemm.core.reading import read_bytes
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipes are given up sooner."""
+    monkeypatch.setattr(reading, "WRITER_SECONDS", 0.15)
+    monkeypatch.setattr(reading, "SILENCE_SECONDS", 0.3)
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+def written(path: Path, text: bytes) -> Callable[[], None]:
+    """Starts to write into a pipe; what it returns waits until that is done."""
+    thread = threading.Thread(target=path.write_bytes, args=(text,))
+    thread.start()
+    return thread.join
+
+
+def test_a_file_and_a_link_to_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"text\0\xff")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "empty").touch()
+    assert read_bytes(tmp_path / "file") == read_bytes(tmp_path / "link") == b"text\0\xff"
+    assert read_bytes(tmp_path / "empty") == b""
+
+
+def test_a_named_pipe_is_read_to_its_end(pipe: Path) -> None:
+    text = b"0123456789" * 100_000  # more than a pipe holds at a time
+    wait = written(pipe, text)
+    assert read_bytes(pipe) == text
+    wait()
+
+
+@pytest.mark.parametrize("text", [b"", b"sizes"])
+def test_what_a_command_prints(text: bytes) -> None:
+    """As a shell's <(command) gives it: a pipe that is open, under the number of its descriptor."""
+    ours, theirs = os.pipe()
+    os.write(theirs, text)
+    os.close(theirs)
+    try:
+        assert read_bytes(Path(f"/dev/fd/{ours}")) == text
+    finally:
+        os.close(ours)
+
+
+def test_a_pipe_without_a_writer_is_given_up(pipe: Path) -> None:
+    with pytest.raises(InputError, match=r"pipe is a pipe, and nothing came out of it in 0\.15 s"):
+        read_bytes(pipe)
+
+
+def test_a_silent_writer_is_given_up(pipe: Path) -> None:
+    descriptor = os.open(pipe, os.O_RDWR)
+    try:
+        with pytest.raises(InputError, match=r"nothing came out of it in 0\.3 s"):
+            read_bytes(pipe)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        ("/dev/zero", "/dev/zero is a device or a socket; name a file"),
+        ("/dev/random", "is a device or a socket"),
+        ("/dev", "/dev is a folder; name a file in it"),
+        ("absent", "absent: there is no such file"),
+        ("a" * 300, "can't be read: File name too long"),
+        ("a\0b", "can't be read: embedded null"),
+        ("a\ud800b", "can't be read: "),
+    ],
+)
+def test_what_is_no_file(path: str, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        read_bytes(Path(path))
+
+
+def test_a_file_or_what_a_pipe_gives_may_be_too_large(
+    tmp_path: Path, pipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(reading.MOST_BYTES + 1)  # a hole: nothing is on the disk
+    with pytest.raises(InputError, match="has more than 256 MiB"):
+        read_bytes(tmp_path / "large")
+    descriptor = os.open(pipe, os.O_RDWR)
+    try:
+        os.set_blocking(descriptor, False)
+        os.write(descriptor, b"0" * (1 << 15))
+        monkeypatch.setattr(reading, "MOST_BYTES", 1 << 14)
+        with pytest.raises(InputError, match="has more than 0 MiB"):
+            read_bytes(pipe)
+    finally:
+        os.close(descriptor)

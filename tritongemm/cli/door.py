@@ -1,0 +1,219 @@
+"""The one way into every command, `python -m tritongemm.…`, and the one way out.
+
+Whatever ends a command, the user is told in one line, and its exit status is one of these:
+
+0     done
+1     a result is wrong or a size failed
+2     bad input, a place that can't be written, or no memory left
+130   Ctrl-C, or another signal to stop
+
+An error that is none of the user's is a fault of this program and keeps its traceback. What can't be printed, because
+the reader of a pipe is gone or a disk is full, is dropped: it changes neither the work nor the exit status.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import io
+import os
+import select
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, TextIO
+
+from tritongemm.core import files
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.printable import printable
+
+DONE, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 130
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last two: of a batch system, of a terminal that is closed
+_AGAIN_SECONDS = 0.01  # until a Ctrl-C that got lost is repeated
+_Handler = Callable[[int, FrameType | None], Any]
+
+
+def run(command: str) -> int:
+    """Run a command as the whole of this process, and return its exit status.
+
+    Nothing is to be undone before the command's modules are imported and after it is over, so a signal to stop ends the
+    process at once then: an exception may get lost in the code of packages that are being imported.
+
+    Args:
+        command: ``module:function``; the function is decorated with `command`.
+    """
+    _open_streams()
+    warnings.showwarning = _show_warning
+    sys.unraisablehook = _interrupt_again
+    atexit.register(_on_stop, signal.SIG_IGN)  # the last to be called; what Python does then takes no handler
+    _on_stop(functools.partial(_end, INTERRUPTED, b"interrupted\n"))
+    status = _told(functools.partial(_import_and_run, command))
+    sys.stdout.flush()
+    _on_stop(functools.partial(_end, status, b""))
+    return status
+
+
+def command(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
+    """The decorator of a command's main: it gets the words of the command line, and its errors become exit statuses."""
+
+    @functools.wraps(main)
+    def told(argv: Sequence[str] | None = None) -> int:
+        with _stopped_like_ctrl_c():
+            return _told(lambda: main(sys.argv[1:] if argv is None else list(argv)))
+
+    return told
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let no signal to stop end what is done here: a few seconds in which results are written."""
+    with _handled(signal.SIG_IGN):
+        yield
+
+
+def tell(text: str) -> None:
+    """Print one line for a person on the standard error."""
+    print(printable(text), file=sys.stderr)
+
+
+def _import_and_run(command: str) -> int:
+    module, name = command.split(":")
+    os.getcwd()  # packages that are imported look there, and fail in their own ways
+    main: Callable[[], int] = getattr(importlib.import_module(module), name)
+    return main()
+
+
+def _told(work: Callable[[], int]) -> int:
+    """The exit status of some work; what ends it before is told."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        tell("interrupted")
+        return INTERRUPTED
+    except TritonGemmError as error:
+        tell(f"error: {error}")
+    except MemoryError:
+        tell("error: there is not enough memory; use fewer processes (--num_threads), or fewer sizes at a time")
+    except RecursionError:
+        tell("error: what was read is nested too deeply")
+    except OSError as error:
+        tell(f"error: {_described(error)}")
+    return REFUSED
+
+
+def _described(error: OSError) -> str:
+    """What the system refused, with the file's name, and what to do where that is known."""
+    if error.filename is None and not _has_current_folder():
+        return "the current folder is not there any more; change into another one"
+    path = error.filename if isinstance(error.filename, str) else ""
+    try:
+        advice = f"; {files.TEMPORARY_ADVICE}" if files.is_temporary(Path(path)) else ""
+    except OSError as none:  # no folder for temporary files at all
+        return f"{none.strerror}; name one in TMPDIR"
+    return (f"{path}: " if path else "") + (error.strerror or str(error)) + advice
+
+
+def _has_current_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False
+
+
+# --- signals --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _stopped_like_ctrl_c() -> Iterator[None]:
+    """What a batch system sends, or a terminal that is closed, ends a run as Ctrl-C does."""
+    with _handled(signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def _handled(handler: _Handler | signal.Handlers) -> Iterator[None]:
+    """Handle signals to stop otherwise for a while."""
+    before = _on_stop(handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def _on_stop(handler: _Handler | signal.Handlers) -> dict[int, Any]:
+    """Handle signals to stop, but for those that the caller of this process made it ignore, as nohup does.
+
+    Returns:
+        The handlers before; none in a thread that can't have any.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    heeded = [number for number in _STOPS if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heeded}
+
+
+def _interrupt_again(lost: Any) -> None:
+    """Repeat a Ctrl-C that came where Python drops what is raised, e.g. while an object is being deleted."""
+    if lost.exc_type is KeyboardInterrupt:
+        main_thread = threading.main_thread().ident or 0  # whose wait ends by a signal to it alone
+        threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(lost)
+
+
+def _end(status: int, text: bytes, *_: object) -> NoReturn:
+    """End the process now; a handler of signals."""
+    with suppress(OSError):
+        os.write(2, text)
+    os._exit(status)
+
+
+# --- what is printed ------------------------------------------------------------------------------------------------
+
+
+class _UnfailingFile(io.FileIO):
+    """A file to which no write fails: what it can't take is dropped."""
+
+    def write(self, data: Any, /) -> int:
+        """Write some bytes; returns how many are done with."""
+        try:
+            while (count := super().write(data)) is None:  # a terminal that another program set so may be busy
+                select.select((), (self,), ())
+            return count
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _open_streams() -> None:
+    """Make the standard streams ones that can print any text, and never fail.
+
+    One that is closed is opened on the null device: a file of results that took its number would get what compilers
+    print.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdout, sys.stderr = _unfailing(1, sys.stdout), _unfailing(2, sys.stderr)
+
+
+def _unfailing(descriptor: int, stream: TextIO | None) -> TextIO:
+    """A stream of any text to where another one goes."""
+    file = _UnfailingFile(descriptor, "w", closefd=False)
+    at_once = isinstance(stream, io.TextIOWrapper) and stream.write_through  # python -u
+    lines = descriptor == 2 or at_once or file.isatty()
+    encoding = "utf-8" if stream is None else stream.encoding
+    return io.TextIOWrapper(io.BufferedWriter(file), encoding, "backslashreplace", line_buffering=lines)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Tell a warning in one line, without the line of code that gave it."""
+    tell(f"warning: {message}")

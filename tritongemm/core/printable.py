@@ -1,0 +1,36 @@
+"""Text for people: what comes from files, options and devices, made safe to print and cut to a length to read."""
+
+from __future__ import annotations
+
+import re
+
+WORD_CHARACTERS = 300  # The longest config names and usual paths stay whole.
+TEXT_CHARACTERS = 4000
+
+_LONG_WORD = re.compile(rf"[^ ]{{{WORD_CHARACTERS + 1},}}")
+
+
+def printable(text: str, limit: int = TEXT_CHARACTERS) -> str:
+    r"""The text on one line, with nothing in it that a terminal takes for a command.
+
+    Control characters, escape sequences, line ends and marks that turn the direction of writing are written as Python
+    writes them, e.g. ``\x1b``. Of a word of more than `WORD_CHARACTERS`, and of a whole text of more than `limit`
+    characters, the middle is left out.
+
+    Args:
+        text: anything, e.g. a value of a file.
+        limit: most characters of what is returned.
+    """
+    if len(text) > 4 * limit:  # so that the work is bounded too
+        text = _shortened(text, 4 * limit)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return _shortened(_LONG_WORD.sub(lambda word: _shortened(word[0], WORD_CHARACTERS), text), limit)
+
+
+def _shortened(text: str, limit: int) -> str:
+    """The beginning and the end of a text; both tell more than its middle."""
+    if len(text) <= limit:
+        return text
+    end = limit // 3
+    return f"{text[: limit - end - 1]}…{text[-end:]}"

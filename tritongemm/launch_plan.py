@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import sys
 
+from tritongemm.core import import_path
+
+if __name__ == "__main__":
+    import_path.leave_out_current_folder()
+
 from tritongemm.cli.launch_plan import main
 
 if __name__ == "__main__":

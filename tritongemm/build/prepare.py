@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.scratch import ScratchFolder
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
@@ -87,9 +87,9 @@ def prepare_launches(
 
     launches: dict[Problem, Launch | HostLaunch | str] = {}
     waiting: list[tuple[Record, CompileJob]] = []
-    with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
+    with ScratchFolder() as folder:
         wanted = [(record.problem, record.config) for record in records]
-        jobs = CompileJobs(wanted, target, Path(folder), cache=cache)
+        jobs = CompileJobs(wanted, target, folder, cache=cache)
         for record in records:
             job = jobs.job(record.problem, record.config)
             if isinstance(job, Support):

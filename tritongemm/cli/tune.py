@@ -6,7 +6,6 @@ import argparse
 import shlex
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,6 +16,7 @@ from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.scratch import ScratchFolder
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -79,7 +79,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         if args.compare_wo_tuning or args.benchmark:
             folder = plan.folder
             if not args.keep:  # modules that a run kept have the same names
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tritongemm-")))
+                folder = stack.enter_context(ScratchFolder())
             again = Revalidation(tools.evaluators[0], tools.pool, folder, reporter)
             return _verify(again, rows, reporter) if args.compare_wo_tuning else _retime(again, rows, plan, reporter)
         problems = [row.problem for row in rows]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
+from tritongemm.core.scratch import ScratchFolder
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
@@ -75,8 +75,8 @@ def launches(problem: Problem, facts: Target, compiler: BuildPool, which: Select
     else:
         candidates, wanted = rank_candidates(problem, facts, which.backend, inputs), which.count or 1
     count, templates, reasons = 0, set[str](), []
-    with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
-        jobs = CompileJobs([(problem, config) for config in candidates], facts, Path(folder), inputs)
+    with ScratchFolder() as folder:
+        jobs = CompileJobs([(problem, config) for config in candidates], facts, folder, inputs)
         for config in candidates:
             if count >= wanted and (not which.count or config.template in templates):
                 continue

@@ -69,16 +69,14 @@ def toy_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends, "__path__", [*backends.__path__, str(folder)])
         patch.syspath_prepend(str(hook))
+        patch.setattr(BuildPool, "ROLE", "toy_roles:CompilerWorker")
         yield
     sys.modules.pop("tritongemm.backends.toycompiler", None)
 
 
 def compiler(folder: Path, jobs: int = 2, timeout: float = 60.0) -> BuildPool:
     """A compiler whose processes know the toy backend."""
-    made = BuildPool(ArtifactCache(folder), jobs, timeout)
-    for child in made._children:
-        child.role = "toy_roles:CompilerWorker"
-    return made
+    return BuildPool(ArtifactCache(folder), jobs, timeout)
 
 
 def job(number: int, what: str = "build", **payload: str) -> CompileJob:
@@ -231,21 +229,20 @@ def test_processes_are_warm_before_the_first_job(tmp_path: Path) -> None:
     """They load the compiler while the first job is still being made; what one has loaded is used again."""
     target = target_files.load_target("gfx942")
     with closing(BuildPool(ArtifactCache(tmp_path), jobs=2)) as pool:
-        pool.start(["triton", "torch"], target)
-        workers = [pool._idle.get() for _ in range(2)]
-        assert all(worker.alive for worker in workers)
-        for worker in workers:
-            pool._idle.put(worker)
-        assert pool._idle.get() is workers[-1], "the last one used goes first"
+        pool.start(["triton", "torch"], target, most=9)
+        with pool._lent_child() as first, pool._lent_child() as second:
+            assert first is not second and first.alive and second.alive
+        with pool._lent_child() as again:
+            assert again is first, "the last one used goes first"
         (tmp_path / "ab").mkdir()
         (tmp_path / "ab" / "cd").touch()
     with closing(BuildPool(ArtifactCache(tmp_path), jobs=1)) as pool:
-        pool.start(["triton"], target)
-        assert not pool._idle.get().alive, "what is cached needs no compiler"
+        pool.start(["triton"], target, most=9)
+        assert not pool._children, "what is cached needs no compiler"
 
 
 def test_a_warm_up_that_fails_costs_nobody(tmp_path: Path) -> None:
     with closing(compiler(tmp_path, jobs=1)) as pool:
-        pool.start(["abacus"], target_files.load_target("gfx942"))
+        pool.start(["abacus"], target_files.load_target("gfx942"), most=1)
         made = pool.build(job(1))
     assert made.status == "ok", made.reason

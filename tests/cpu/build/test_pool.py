@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -51,6 +52,10 @@ class Toy(ToyBackend):
             raise ValueError("tile too large for toys")
         if what == "exit":
             os._exit(5)
+        if what == "full disk":
+            raise OSError(28, "No space left on device")
+        if what == "moved":
+            return Artifact(job.config, job.digest, status="compile_failed", reason="moved", try_again=True), b"", ""
         if what == "too large":
             return Artifact(job.config, job.digest, status="out_of_resources", reason="LDS 9 > 8"), b"", ""
         artifact = Artifact(job.config, job.digest, symbol=job.config.name, registers=3)
@@ -87,7 +92,7 @@ def job(number: int, what: str = "build", **payload: str) -> CompileJob:
 def test_one_bad_config_costs_itself(tmp_path: Path) -> None:
     """Killed, faulting, hanging, raising or leaving: each is a value with its reason, and the rest are built."""
     pid = tmp_path / "pid"
-    bad = {1: "crash", 3: "fault", 5: "hang", 7: "raise", 9: "exit", 11: "too large"}
+    bad = {1: "crash", 3: "fault", 5: "hang", 7: "raise", 9: "exit", 11: "too large", 2: "full disk", 4: "moved"}
     jobs = [job(n, bad.get(n, "build"), pid=str(pid)) for n in range(13)]
     made = compiler(tmp_path / "cache", timeout=1.5)
     try:
@@ -106,6 +111,10 @@ def test_one_bad_config_costs_itself(tmp_path: Path) -> None:
     assert told[7] == ("compile_failed", "ValueError: tile too large for toys")
     assert told[9] == ("compile_failed", "the compiler process died: exit status 5")
     assert told[11] == ("out_of_resources", "LDS 9 > 8")
+    assert told[2] == ("compile_failed", "OSError: [Errno 28] No space left on device")
+    passing = {n for n in found if found[n].try_again}
+    assert passing == {1, 2, 4, 5}, "killed from outside, disk full, file moved, too late: not the config's fault"
+    assert not any(made.cache.get(found[n].digest) for n in passing), "nor remembered"
     killed, until = Path(f"/proc/{pid.read_text()}/cmdline"), time.monotonic() + 5
     while killed.exists() and killed.read_bytes() and time.monotonic() < until:  # one that is killed takes its time
         time.sleep(0.01)
@@ -119,6 +128,18 @@ def test_a_compiler_that_died_by_chance_gets_a_second_one(tmp_path: Path) -> Non
         assert (built.status, built.symbol) == ("ok", built.config.name) and (tmp_path / "died").exists()
     finally:
         made.close()
+
+
+def test_no_process_starts_before_there_is_a_job_for_it(tmp_path: Path) -> None:
+    """However many are allowed; and no more are than the cores can bear."""
+    with closing(compiler(tmp_path / "cache", jobs=10**8)) as made:
+        assert made.jobs == BuildPool.JOBS_A_CORE * len(os.sched_getaffinity(0))
+        assert made._children == []
+        assert [built.status for built in made.stream([job(1)])] == ["ok"]
+        assert len(made._children) == 1
+    with closing(compiler(tmp_path / "other", jobs=8)) as made:
+        made.start(["triton"], target_files.load_target("gfx942"), most=1)
+        assert len(made._children) == 1
 
 
 def test_equal_jobs_are_built_once_and_a_second_run_builds_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from importlib import util
 from pathlib import Path
 
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.scratch import ScratchFolder
+from tritongemm.core.temporary_folder import TemporaryFolder
 
 _VERSIONS = ("", *(f"-{v}" for v in range(25, 16, -1)))
 _PTX_TARGET = re.compile(r"^\s*\.target\s+(sm_\w+)", re.MULTILINE)
@@ -27,7 +27,7 @@ def assemble(source: Path, arch: str) -> bytes:
         UnavailableError: no assembler; says what was looked for.
         InputError: the source is refused; carries the assembler's first message.
     """
-    with ScratchFolder() as folder:
+    with TemporaryFolder() as folder:
         out = folder / "kernel.bin"
         if source.suffix == ".ptx":
             target = _PTX_TARGET.search(source.read_text())

@@ -23,8 +23,8 @@ from pathlib import Path
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.errors import OutputError
-from tritongemm.core.scratch import MEMORY, ScratchFolder, sweep
 from tritongemm.core.target import Target
+from tritongemm.core.temporary_folder import MEMORY, TemporaryFolder, sweep
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
@@ -124,7 +124,7 @@ class BuildPool:
         self._closed = False
         # Compilers write and remove a dozen small files for each config; in memory that is a tenth of their time less.
         sweep()
-        self._scratch = ScratchFolder(_memory(self.jobs * _ROOM))
+        self._temporary = TemporaryFolder(_memory(self.jobs * _ROOM))
 
     def start(self, backends: Sequence[str], target: Target, most: int) -> None:
         """Begin to start the processes where the cache is empty, so that they are ready when the first jobs come.
@@ -149,7 +149,7 @@ class BuildPool:
         try:
             return self._idle.pop()
         except IndexError:
-            child = WorkerProcess(self.ROLE, {"TMPDIR": str(self._scratch.path)})
+            child = WorkerProcess(self.ROLE, {"TMPDIR": str(self._temporary.path)})
             self._children.append(child)
             return child
 
@@ -241,4 +241,4 @@ class BuildPool:
         self._closed = True
         for child in self._children:
             child.kill()
-        self._scratch.close()
+        self._temporary.close()

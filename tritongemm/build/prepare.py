@@ -14,9 +14,9 @@ from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.scratch import ScratchFolder
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
+from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import NO_INPUTS, Backend, BuildInputs, KernelBackend, SearchedBackend
 
@@ -87,7 +87,7 @@ def prepare_launches(
 
     launches: dict[Problem, Launch | HostLaunch | str] = {}
     waiting: list[tuple[Record, CompileJob]] = []
-    with ScratchFolder() as folder:
+    with TemporaryFolder() as folder:
         wanted = [(record.problem, record.config) for record in records]
         jobs = CompileJobs(wanted, target, folder, cache=cache)
         for record in records:

@@ -13,9 +13,9 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
-from tritongemm.core.scratch import ScratchFolder
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
+from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, BuildInputs, KernelBackend
 
@@ -75,7 +75,7 @@ def launches(problem: Problem, facts: Target, compiler: BuildPool, which: Select
     else:
         candidates, wanted = rank_candidates(problem, facts, which.backend, inputs), which.count or 1
     count, templates, reasons = 0, set[str](), []
-    with ScratchFolder() as folder:
+    with TemporaryFolder() as folder:
         jobs = CompileJobs([(problem, config) for config in candidates], facts, folder, inputs)
         for config in candidates:
             if count >= wanted and (not which.count or config.template in templates):

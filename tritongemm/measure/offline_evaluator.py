@@ -15,9 +15,9 @@ from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
-from tritongemm.core.scratch import ScratchFolder
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
+from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.trial import PREDICTED, Trial
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.numerics.verify import poison
@@ -108,7 +108,7 @@ class OfflineEvaluator(Evaluator):
     def __init__(self, target: Target, timeout_s: float) -> None:
         self.target, self.timeout_s = target, timeout_s
         # Beside the run's own modules these would replace them: they have the same names and fewer configs.
-        self._folder = ScratchFolder()
+        self._folder = TemporaryFolder()
         self._process = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
 
     def start(self) -> None:

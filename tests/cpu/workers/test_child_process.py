@@ -316,7 +316,7 @@ def test_compilers_work_in_memory_where_there_is_room(tmp_path: Path, monkeypatc
     def folder(free: int) -> str:
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
         compiler = BuildPool(ArtifactCache(tmp_path), jobs=16)
-        name = str(compiler._scratch.path)
+        name = str(compiler._temporary.path)
         compiler.close()
         return name
 

@@ -18,9 +18,9 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.launch import HostLaunch
 from tritongemm.core.problem import Problem
-from tritongemm.core.scratch import ScratchFolder
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
+from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.hip_ext.compilers import toolchain
 from tritongemm.hip_ext.libraries import wheel_folders
 from tritongemm.plugins.contracts import BuildInputs, Capabilities, KernelBackend
@@ -119,7 +119,7 @@ class CutlassBackend(KernelBackend):
 
     def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:
         wanted = job.identity
-        with ScratchFolder() as folder:
+        with TemporaryFolder() as folder:
             file, out = folder / "kernel.cu", folder / "kernel.so"
             file.write_text(wanted["source"])
             command = [_nvcc(), *wanted["options"], "-I", job.payload["include"], "-shared", "-Xcompiler", "-fPIC"]

@@ -22,10 +22,10 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.scratch import ScratchFolder
 from tritongemm.core.space import Space
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
+from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.plugins.contracts import BuildInputs, Capabilities, SearchedBackend
 from tritongemm.search import space as search_space
@@ -279,7 +279,7 @@ def _call_triton(source: Any, target: Any, options: dict[str, Any]) -> Any:
     """
     import triton
 
-    with ScratchFolder() as scratch, triton.knobs.cache.scope(), triton.knobs.compilation.scope():
+    with TemporaryFolder() as scratch, triton.knobs.cache.scope(), triton.knobs.compilation.scope():
         triton.knobs.cache.dir = str(scratch)
         triton.knobs.compilation.store_binary_only = True
         return triton.compile(source, target=target, options=options)

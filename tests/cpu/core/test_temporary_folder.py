@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,23 +12,23 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tritongemm.core import scratch
+from tritongemm.core import temporary_folder
 from tritongemm.core.errors import OutputError
-from tritongemm.core.scratch import ScratchFolder, sweep
+from tritongemm.core.temporary_folder import TemporaryFolder, sweep
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where temporary folders go during the test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(scratch, "MEMORY", str(tmp_path / "none"))
+    monkeypatch.setattr(temporary_folder, "MEMORY", str(tmp_path / "none"))
     return tmp_path
 
 
 def leave_behind(place: Path) -> Path:
     """The folder of a process that was killed."""
     text = (
-        "import os, signal\nfrom tritongemm.core.scratch import ScratchFolder\nkept = ScratchFolder()\n"
+        "import os, signal\nfrom tritongemm.core.temporary_folder import TemporaryFolder\nkept = TemporaryFolder()\n"
         "(kept.path / 'work').write_text('')\nprint(kept.path, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(place)}
@@ -36,11 +37,11 @@ def leave_behind(place: Path) -> Path:
 
 
 def test_a_folder_is_its_users_alone_and_goes_when_it_is_closed(place: Path) -> None:
-    with ScratchFolder() as folder:
+    with TemporaryFolder() as folder:
         (folder / "deep").mkdir()
         assert folder.parent.parent == place and folder.parent.stat().st_mode & 0o777 == 0o700
     assert list(place.iterdir()) == []
-    kept = ScratchFolder(str(place))
+    kept = TemporaryFolder(str(place))
     del kept
     assert list(place.iterdir()) == [], "nobody uses it any more"
 
@@ -48,7 +49,7 @@ def test_a_folder_is_its_users_alone_and_goes_when_it_is_closed(place: Path) -> 
 def test_the_dead_are_swept_and_the_living_are_not(place: Path) -> None:
     dead = leave_behind(place)
     assert (dead / "files" / "work").exists()
-    with ScratchFolder() as alive:
+    with TemporaryFolder() as alive:
         sweep()
         assert not dead.exists() and alive.is_dir()
 
@@ -72,7 +73,7 @@ def test_nothing_else_is_swept(place: Path) -> None:
 
 
 def test_a_folder_that_a_sweep_took_before_its_lock_is_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, swept = scratch.fcntl.flock, list[str]()
+    lock, swept = fcntl.flock, list[str]()
 
     def late(descriptor: int, operation: int) -> None:
         if not swept:
@@ -80,12 +81,12 @@ def test_a_folder_that_a_sweep_took_before_its_lock_is_made_again(place: Path, m
             sweep()
         lock(descriptor, operation)
 
-    monkeypatch.setattr(scratch.fcntl, "flock", late)
-    with ScratchFolder() as folder:
+    monkeypatch.setattr(fcntl, "flock", late)
+    with TemporaryFolder() as folder:
         assert folder.is_dir() and len(list(place.iterdir())) == 1
 
 
 def test_no_place_for_temporary_files_is_told(place: Path) -> None:
     with pytest.raises(OutputError, match=r"no temporary folder can be made in .*none: .*; make room, or name another"):
-        ScratchFolder(str(place / "none"))
+        TemporaryFolder(str(place / "none"))
     sweep()  # a place that is not there holds nothing

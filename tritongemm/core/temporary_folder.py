@@ -25,7 +25,7 @@ _OURS = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")  # as tempfile names folders
 _LOCK, _FILES = "lock", "files"  # what is in a folder
 
 
-class ScratchFolder:
+class TemporaryFolder:
     """A temporary folder, which is removed when it is closed, is not used any more, or the process ends.
 
     Args:

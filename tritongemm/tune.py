@@ -5,6 +5,11 @@ from __future__ import annotations
 import sys
 from functools import partial
 
+from tritongemm.core import import_path
+
+if __name__ == "__main__":
+    import_path.leave_out_current_folder()
+
 from tritongemm.cli import door
 
 main = partial(door.run, "tritongemm.cli.tune:main")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import tempfile
 from importlib import util
 from pathlib import Path
 
 from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.temporary_folder import TemporaryFolder
 
 _VERSIONS = ("", *(f"-{v}" for v in range(25, 16, -1)))
 _PTX_TARGET = re.compile(r"^\s*\.target\s+(sm_\w+)", re.MULTILINE)
@@ -27,8 +27,8 @@ def assemble(source: Path, arch: str) -> bytes:
         UnavailableError: no assembler; says what was looked for.
         InputError: the source is refused; carries the assembler's first message.
     """
-    with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
-        out = Path(folder) / "kernel.bin"
+    with TemporaryFolder() as folder:
+        out = folder / "kernel.bin"
         if source.suffix == ".ptx":
             target = _PTX_TARGET.search(source.read_text(encoding="utf-8", errors="replace"))
             _run(
@@ -42,7 +42,7 @@ def assemble(source: Path, arch: str) -> bytes:
                 ]
             )
         else:
-            middle = str(Path(folder) / "kernel.o")
+            middle = str(folder / "kernel.o")
             clang = [find("clang"), "-x", "assembler", "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}"]
             _run([*clang, "-c", str(source), "-o", middle])
             _run([find("ld.lld"), "-shared", middle, "-o", str(out)])

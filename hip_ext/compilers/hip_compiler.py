@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tritongemm.core import settings
 from tritongemm.core.errors import UnavailableError
+from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.hip_ext.compilers.assemble import find
 from tritongemm.hip_ext.compilers.toolchain import first_line, run
 from tritongemm.hip_ext.libraries import wheel_folders
@@ -68,8 +69,8 @@ class HipCompiler:
         Raises:
             InputError: the source is refused, or takes too long; carries the first error.
         """
-        with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
-            file, out = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        with TemporaryFolder() as folder:
+            file, out = folder / "kernel.cpp", folder / "kernel.so"
             file.write_text(source, encoding="utf-8")
             run([*self.command, *options, "-fPIC", "-shared", str(file), "-o", str(out)], seconds)
             return out.read_bytes()

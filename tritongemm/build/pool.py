@@ -12,19 +12,19 @@ import gc
 import itertools
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from queue import LifoQueue
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.errors import OutputError
 from tritongemm.core.target import Target
+from tritongemm.core.temporary_folder import MEMORY, TemporaryFolder, sweep
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
@@ -35,8 +35,7 @@ _ROOM = 64 << 20  # bytes a compiler may need for its files; nvcc keeps a few st
 
 def _memory(room: int) -> str | None:
     """A folder in memory with so many bytes free, or None; a container's has 64 MB unless it is asked for more."""
-    place = "/dev/shm"
-    return place if os.access(place, os.W_OK) and shutil.disk_usage(place).free >= room else None
+    return MEMORY if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= room else None
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,15 @@ class CompilerWorker:
         job, folder = request
         backend = registry.get(KernelBackend, job.config.backend)
         started = time.perf_counter()
-        built, code, name = backend.compile(job)
+        try:
+            built, code, name = backend.compile(job)
+        except (OSError, MemoryError) as error:  # a full disk or too little memory, which no config is to blame for
+            reason = f"{type(error).__name__}: {error}"
+            yield Artifact(job.config, job.digest, status="compile_failed", reason=reason, try_again=True)
+            return
+        if built.try_again:
+            yield built
+            return
         try:
             yield ArtifactCache(Path(folder)).put(replace(built, seconds=time.perf_counter() - started), code, name)
         except OSError as error:
@@ -91,69 +98,103 @@ class BuildPool:
 
     Args:
         cache: where artefacts go.
-        jobs: processes at a time; 0 for one per core this process may use.
+        jobs: processes at a time, at most `JOBS_A_CORE` for each core that this process may use; 0 for one each.
         timeout: seconds one compile may take; a backend's `compile_limit_s` where that is more.
         must_keep: a cache that can't be written is an error, rather than a failed config.
+
+    Attributes:
+        jobs: most processes at a time; none is started before there is a job for it.
+
+    Raises:
+        OutputError: there is no place for temporary files.
     """
+
+    ROLE = "tritongemm.build.pool:CompilerWorker"
+    JOBS_A_CORE = 4  # More compilers than this only take each other's memory.
 
     def __init__(self, cache: ArtifactCache, jobs: int = 0, timeout: float = 60.0, must_keep: bool = False) -> None:
         self.cache, self.timeout, self.must_keep = cache, timeout, must_keep
-        self.jobs = jobs or len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0))
+        self.jobs = min(jobs or cores, self.JOBS_A_CORE * cores)
+        self._turns = threading.Semaphore(self.jobs)
+        self._children: list[WorkerProcess] = []
         # The last one used goes first: a process that has compiled is quicker than one that has not.
-        self._idle: LifoQueue[WorkerProcess] = LifoQueue()
+        self._idle: list[WorkerProcess] = []
         self._again = threading.Lock()  # second chances are given one at a time
         self._closed = False
         # Compilers write and remove a dozen small files for each config; in memory that is a tenth of their time less.
-        self._scratch = tempfile.TemporaryDirectory(
-            prefix="tritongemm-", dir=_memory(self.jobs * _ROOM), ignore_cleanup_errors=True
-        )
-        environment = {"TMPDIR": self._scratch.name}
-        self._children = [WorkerProcess("tritongemm.build.pool:CompilerWorker", environment) for _ in range(self.jobs)]
-        for child in self._children:
-            self._idle.put(child)
+        sweep()
+        self._temporary = TemporaryFolder(_memory(self.jobs * _ROOM))
 
-    def start(self, backends: Sequence[str], target: Target) -> None:
+    def start(self, backends: Sequence[str], target: Target, most: int) -> None:
         """Begin to start the processes where the cache is empty, so that they are ready when the first jobs come.
 
         Args:
             backends: those whose kernels will be compiled.
             target: for which they will be compiled.
+            most: so many at the most; others start when there is a job for them.
+
+        Raises:
+            UnavailableError: no process can be started.
         """
-        if not any(self.cache.folder.glob("*/*")):
-            for child in self._children:
-                child.start(WarmUp(tuple(backends), target))
+        if any(self.cache.folder.glob("*/*")):
+            return
+        children = [self._take_child() for _ in range(min(self.jobs, most))]
+        self._idle += children
+        for child in children:
+            child.start(WarmUp(tuple(backends), target))
+
+    def _take_child(self) -> WorkerProcess:
+        """A process that has nothing to do."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            child = WorkerProcess(self.ROLE, {"TMPDIR": str(self._temporary.path)})
+            self._children.append(child)
+            return child
+
+    @contextmanager
+    def _lent_child(self) -> Iterator[WorkerProcess]:
+        """A process for one job; who comes while all have one waits."""
+        with self._turns:
+            child = self._take_child()
+            try:
+                yield child
+            finally:
+                self._idle.append(child)
 
     def build(self, job: CompileJob) -> Artifact:
         """One job, from the cache or compiled in a child; every failure is a value.
 
         Raises:
             OutputError: the cache can't be written, and must be.
+            UnavailableError: no process can be started.
         """
         cached = self.cache.get(job.digest)
         if cached is not None:
             return replace(cached, config=job.config, seconds=0.0)
-        child = self._idle.get()
-        try:
-            return self._ask(child, job)
-        except WorkerDied:
+        with self._lent_child() as child:
+            try:
+                return self._ask(child, job)
+            except WorkerDied:
+                pass  # memory may have been short
             with self._again:
                 try:
                     return self._ask(child, job)
                 except WorkerDied as death:
+                    failed = Artifact(job.config, job.digest, status="compile_failed")
                     reason = f"the compiler process died: {death}"
-                    return Artifact(job.config, job.digest, status="compile_failed", reason=reason)
-        finally:
-            self._idle.put(child)
+                    return replace(failed, reason=reason, try_again=death.from_outside)
 
     def _ask(self, child: WorkerProcess, job: CompileJob) -> Artifact:
         """What a child makes of one job.
 
         Raises:
-            ChildDied: instead of answering.
+            WorkerDied: instead of answering.
             OutputError: the cache can't be written, and must be.
         """
         if self._closed:
-            raise WorkerDied("stopped")
+            raise WorkerDied("stopped", from_outside=True)
         failed = Artifact(job.config, job.digest, status="compile_failed")
         limit = max(self.timeout, registry.get(KernelBackend, job.config.backend).compile_limit_s)
         try:
@@ -162,10 +203,10 @@ class BuildPool:
             if isinstance(answer, OutputError):
                 if self.must_keep:
                     raise answer
-                return replace(failed, reason=str(answer))
+                return replace(failed, reason=str(answer), try_again=True)
             return replace(answer, config=job.config)
-        except WorkerTimeout:
-            return replace(failed, status="timeout", reason=f"compile took more than {limit:g} s")
+        except WorkerTimeout:  # the machine may have been busy
+            return replace(failed, status="timeout", reason=f"compile took more than {limit:g} s", try_again=True)
         except WorkerError as error:
             return replace(failed, reason=str(error))
 
@@ -200,4 +241,4 @@ class BuildPool:
         self._closed = True
         for child in self._children:
             child.kill()
-        self._scratch.cleanup()
+        self._temporary.close()

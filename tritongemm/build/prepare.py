@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
+from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import NO_INPUTS, Backend, BuildInputs, KernelBackend, SearchedBackend
 
@@ -87,9 +87,9 @@ def prepare_launches(
 
     launches: dict[Problem, Launch | HostLaunch | str] = {}
     waiting: list[tuple[Record, CompileJob]] = []
-    with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
+    with TemporaryFolder() as folder:
         wanted = [(record.problem, record.config) for record in records]
-        jobs = CompileJobs(wanted, target, Path(folder), cache=cache)
+        jobs = CompileJobs(wanted, target, folder, cache=cache)
         for record in records:
             job = jobs.job(record.problem, record.config)
             if isinstance(job, Support):

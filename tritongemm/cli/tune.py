@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -46,6 +46,8 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         _require_families(rows, machine, args.gemm_size_file)
         roster = choose_roster(args.libtype, bool(machine.devices), args.compile_only)
         reporter.say(machine.why)
+        if args.num_threads > tools.pool.jobs:
+            reporter.say(f"--num_threads {args.num_threads}: {tools.pool.jobs} processes at the most compile here")
         for name, reason in roster.left_out.items() if args.verbose or args.libtype == "all" else ():
             reporter.say(f"{name} does not race: {reason}")
         output = Path(args.output or f"output/tuning_results_{machine.target.name}.yaml")
@@ -56,7 +58,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         if args.compare_wo_tuning or args.benchmark:
             folder = plan.folder
             if not args.keep:  # modules that a run kept have the same names
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tritongemm-")))
+                folder = stack.enter_context(TemporaryFolder())
             again = Revalidation(tools.evaluators[0], tools.pool, folder, reporter)
             return _verify(again, rows, reporter) if args.compare_wo_tuning else _retime(again, rows, plan, reporter)
         problems = [row.problem for row in rows]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tritongemm.core.config import Config
+from tritongemm.core.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Artifact:
         status: ``ok``, ``compile_failed``, ``out_of_resources`` or ``timeout``.
         reason: why not ok.
         launch: what a launcher needs beside the symbol (parameter kinds, descriptors), JSON values only.
+        try_again: why it is not ok may be gone when it is compiled again, as where the compiler was killed from
+            outside or a file had changed: neither the cache nor a journal keeps it.
     """
 
     config: Config
@@ -61,10 +64,17 @@ class Artifact:
     status: str = "ok"
     reason: str = ""
     launch: dict[str, Any] = field(default_factory=dict, hash=False)
+    try_again: bool = False
+
+    def failed_trial(self) -> Trial:
+        """What became of a config that was not compiled."""
+        return Trial(self.config, self.status, self.reason, try_again=self.try_again)
 
     def to_json(self) -> dict[str, Any]:
         """The artifact as JSON values; `from_json` reads them back."""
-        return {**asdict(self), "config": self.config.name}
+        kept = {**asdict(self), "config": self.config.name}
+        del kept["try_again"]
+        return kept
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Artifact:

@@ -27,6 +27,8 @@ class Trial:
         error: deviation from the reference as the family measures it; None when not checked.
         tolerance: largest error the family allows.
         outside: share of the elements beyond it, where some were allowed to be; None where none were.
+        try_again: the reason may be gone when it is tried again, as where the process was killed from outside: no
+            journal keeps such a trial.
     """
 
     config: Config
@@ -38,6 +40,7 @@ class Trial:
     error: float | None = None
     tolerance: float | None = None
     outside: float | None = None
+    try_again: bool = False
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -57,7 +60,9 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """The trial as JSON values; `from_json` reads them back."""
-        return {**asdict(self), "config": self.config.name, "samples": list(self.samples)}
+        kept = {**asdict(self), "config": self.config.name, "samples": list(self.samples)}
+        del kept["try_again"]
+        return kept
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Trial:

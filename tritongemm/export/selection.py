@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
+from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, BuildInputs, KernelBackend
 
@@ -75,8 +75,8 @@ def launches(problem: Problem, facts: Target, compiler: BuildPool, which: Select
     else:
         candidates, wanted = rank_candidates(problem, facts, which.backend, inputs), which.count or 1
     count, templates, reasons = 0, set[str](), []
-    with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
-        jobs = CompileJobs([(problem, config) for config in candidates], facts, Path(folder), inputs)
+    with TemporaryFolder() as folder:
+        jobs = CompileJobs([(problem, config) for config in candidates], facts, folder, inputs)
         for config in candidates:
             if count >= wanted and (not which.count or config.template in templates):
                 continue

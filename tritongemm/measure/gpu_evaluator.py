@@ -46,11 +46,16 @@ class _ProcessGone(Exception):
     Attributes:
         status: what that makes of the candidate that ran; "" where the process has answered for it.
         reason: how the process ended.
+        from_outside: somebody else killed it, so that the candidate may do well when it is tried again.
     """
 
-    def __init__(self, status: str, reason: str) -> None:
+    def __init__(self, status: str, reason: str, from_outside: bool = False) -> None:
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.from_outside = status, reason, from_outside
+
+    def trial(self, config: Config, stage: str, where: str = "") -> Trial:
+        """The trial of the candidate that ran; `where` goes before the reason."""
+        return Trial(config, self.status, where + self.reason, stage=stage, try_again=self.from_outside)
 
 
 def _explained(fault: Exception, last: MeasureAnswer, timeout_s: float) -> _ProcessGone:
@@ -60,7 +65,7 @@ def _explained(fault: Exception, last: MeasureAnswer, timeout_s: float) -> _Proc
         return _ProcessGone("", str(fault))
     if isinstance(fault, WorkerTimeout):
         return _ProcessGone("timeout", f"no answer within {timeout_s:g} s; killed")
-    return _ProcessGone("crashed", str(fault))
+    return _ProcessGone("crashed", str(fault), isinstance(fault, WorkerDied) and fault.from_outside)
 
 
 @dataclass
@@ -95,12 +100,25 @@ class _Attempt:
         if not fault.status:
             return self.trials[-1]
         if len(self.trials) < len(candidates):
-            config = candidates[len(self.trials)].config
-            return Trial(config, fault.status, fault.reason, stage="final")
+            return fault.trial(candidates[len(self.trials)].config, "final")
         if self.running:
             config = next(c.config for c in candidates if c.config.name == self.running)
-            return Trial(config, fault.status, f"in the race: {fault.reason}", stage="final")
+            return fault.trial(config, "final", "in the race: ")
         return None
+
+
+class _SecondChances:
+    """Who has had a second chance, after a death of the process that the candidate which ran is not to blame for."""
+
+    def __init__(self) -> None:
+        self._given: set[Config] = set()
+
+    def give(self, fault: _ProcessGone, config: Config) -> bool:
+        """Whether a candidate is tried again after this end of the process; it is once."""
+        if not fault.from_outside or config in self._given:
+            return False
+        self._given.add(config)
+        return True
 
 
 class GpuEvaluator(Evaluator):
@@ -136,6 +154,7 @@ class GpuEvaluator(Evaluator):
         """
         left, refused = self._candidates(problem, artifacts, "screen")
         yield from refused
+        second_chances = _SecondChances()
         while left:
             try:
                 for answer in self._answers(ScreenJob(self._setup(problem), tuple(left), best_s)):
@@ -143,8 +162,8 @@ class GpuEvaluator(Evaluator):
                         left.pop(0)
                         yield answer
             except _ProcessGone as fault:
-                if fault.status and left:
-                    yield Trial(left.pop(0).config, fault.status, fault.reason, stage="screen")
+                if fault.status and left and not second_chances.give(fault, left[0].config):
+                    yield fault.trial(left.pop(0).config, "screen")
 
     def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
         """The error of each candidate at full size.
@@ -258,6 +277,7 @@ class GpuEvaluator(Evaluator):
             TritonGemmError: the process ended too often and no candidate can be blamed.
         """
         deaths = 0
+        second_chances = _SecondChances()
         while True:
             attempt = _Attempt()
             try:
@@ -268,8 +288,9 @@ class GpuEvaluator(Evaluator):
             except _ProcessGone as fault:
                 blamed = attempt.blame(fault, left)
                 if blamed is not None:
-                    lost.append(blamed)
-                    left[:] = [c for c in left if c.config != blamed.config]
+                    if not second_chances.give(fault, blamed.config):
+                        lost.append(blamed)
+                        left[:] = [c for c in left if c.config != blamed.config]
                     continue
                 deaths += 1
                 if deaths > MOST_UNEXPLAINED_DEATHS:

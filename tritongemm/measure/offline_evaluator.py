@@ -6,10 +6,10 @@ Times are predicted from the binaries, and results are verified by an interprete
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
@@ -17,6 +17,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
+from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.trial import PREDICTED, Trial
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.numerics.verify import poison
@@ -107,7 +108,7 @@ class OfflineEvaluator(Evaluator):
     def __init__(self, target: Target, timeout_s: float) -> None:
         self.target, self.timeout_s = target, timeout_s
         # Beside the run's own modules these would replace them: they have the same names and fewer configs.
-        self._folder = tempfile.TemporaryDirectory(prefix="tritongemm-")
+        self._folder = TemporaryFolder()
         self._process = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
 
     def start(self) -> None:
@@ -160,7 +161,7 @@ class OfflineEvaluator(Evaluator):
     def close(self) -> None:
         """End the interpreter's process."""
         self._process.kill()
-        self._folder.cleanup()
+        self._folder.close()
 
     def _predict(self, problem: Problem, artifact: Artifact) -> float:
         """Predicted seconds of one launch, from the config and what its binary says."""
@@ -169,18 +170,34 @@ class OfflineEvaluator(Evaluator):
     def _write_module(self, problem: Problem, backend: str, configs: list[Config]) -> Path:
         """The path of a generated module that holds the kernels of a searched backend."""
         searched: SearchedBackend = registry.get(SearchedBackend, backend)
-        return searched.write_candidates(problem, configs, self.target, Path(self._folder.name))
+        return searched.write_candidates(problem, configs, self.target, self._folder.path)
 
     def _interpret(self, problem: Problem, config: Config, path: Path) -> Trial:
         """The trial of one config of the generated module at `path`, on a reduced problem."""
         job = InterpreterJob(reduced(problem, config), config, str(path))
         try:
-            ((error, tolerance),) = self._process.ask(job, self.timeout_s)
+            ((error, tolerance),) = self._answers(job)
         except WorkerTimeout as late:
             return Trial(config, "timeout", f"interpreter: {late}", stage="final")
-        except (WorkerDied, WorkerError) as fault:
+        except WorkerDied as death:
+            reason = f"interpreter: {death}"
+            return Trial(config, "crashed", reason, stage="final", try_again=death.from_outside)
+        except WorkerError as fault:
             return Trial(config, "crashed", f"interpreter: {fault}", stage="final")
         trial = Trial(config, "ok", stage="final", error=error, tolerance=tolerance)
         if not error <= tolerance:
             return replace(trial, status="wrong", reason=f"error {error:.3g} > {tolerance:.3g}")
         return trial
+
+    def _answers(self, job: InterpreterJob) -> list[Any]:
+        """What the interpreter answers; a process that is killed from outside gets a second chance.
+
+        Raises:
+            WorkerDied, WorkerError, WorkerTimeout: it gives no answer.
+        """
+        try:
+            return list(self._process.ask(job, self.timeout_s))
+        except WorkerDied as death:
+            if not death.from_outside:
+                raise
+        return list(self._process.ask(job, self.timeout_s))

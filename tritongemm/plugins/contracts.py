@@ -269,6 +269,7 @@ class KernelBackend(Backend, abstract=True):
         Raises:
             InputError: the compiler refuses it.
             UnavailableError: a tool is missing.
+            OSError, MemoryError: the machine can't compile it now; a resumed run tries again.
         """
         _own(self, [job.config])
         return self._compile(job)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
 
 from tritongemm.core.target import Target
 from tritongemm.core.tuning_options import TuningOptions
@@ -21,7 +22,7 @@ def plan_tasks(
     processes: int,
     warm_start: WarmStart,
     watcher: Watcher,
-) -> Iterator[Task]:
+) -> Generator[Task, None, None]:
     """The tasks in their order, each as soon as its strategy has said what to try first.
 
     Args:
@@ -35,19 +36,21 @@ def plan_tasks(
     problems = [t.problem for t in tasks if t.search is None]
     searched = next(filter(roster.is_searched, options.backends), None)
     planned: Iterator[PlannedProblem] = iter(())
-    if problems and searched is not None:
-        planned = plan_searches(problems, target, options.folder, searched, processes)
-    for task in tasks:
-        if task.search is None:
-            task.search = (
-                no_search()
-                if searched is None
-                else _begin_search(task, next(planned), options, warm_start, watcher, searched)
-            )
-            task.batch = next(task.search)
-            warm_start.note_batch(task.problem, task.batch)
-            watcher.step("plan")
-        yield task
+    with ExitStack() as stack:
+        if problems and searched is not None:
+            planning = plan_searches(problems, target, options.folder, searched, processes)
+            planned = stack.enter_context(closing(planning))
+        for task in tasks:
+            if task.search is None:
+                task.search = (
+                    no_search()
+                    if searched is None
+                    else _begin_search(task, next(planned), options, warm_start, watcher, searched)
+                )
+                task.batch = next(task.search)
+                warm_start.note_batch(task.problem, task.batch)
+                watcher.step("plan")
+            yield task
 
 
 def _begin_search(

@@ -86,7 +86,7 @@ class Revalidation:
 
     def _verified(self, row: FormatRow, artifact: Artifact) -> Trial:
         if artifact.status != "ok":
-            return Trial(artifact.config, artifact.status, artifact.reason)
+            return artifact.failed_trial()
         try:
             (trial,) = self.evaluator.verify(row.problem, [artifact])
         except TritonGemmError as error:  # e.g. its operands do not fit; the other rows do
@@ -95,8 +95,7 @@ class Revalidation:
 
     def _retimed(self, row: FormatRow, artifact: Artifact, baseline: str) -> RetimedResult:
         if artifact.status != "ok":
-            trial = Trial(artifact.config, artifact.status, artifact.reason)
-            return RetimedResult(row.problem, trial, None, row.record)
+            return RetimedResult(row.problem, artifact.failed_trial(), None, row.record)
         try:
             race = self.evaluator.race(row.problem, [artifact], baseline)
         except TritonGemmError as error:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -29,6 +30,7 @@ from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
@@ -99,8 +101,8 @@ class TuningRun:
         warm_start = WarmStart(ordered, self.store)
         self.watcher.stage("plan", len(tasks))
         if self.options.stop == "generate":
-            for _ in self._planned(tasks, warm_start):
-                pass
+            with closing(self._planned(tasks, warm_start)) as planned:
+                deque(planned, maxlen=0)
             return {}
         with ExitStack() as stack:
             background = stack.enter_context(closing(BackgroundBuilds(self.pool)))
@@ -123,7 +125,9 @@ class TuningRun:
 
     def _start_devices(self, stack: ExitStack) -> None:
         """Start the compilers, the devices and a thread for each device."""
-        self.pool.start(self.options.backends, self._target)
+        # Of a search without a budget it isn't known how many kernels it takes.
+        most = len(self._tasks) * self.options.budget or self.pool.jobs
+        self.pool.start(self.options.backends, self._target, most)
         threading.Thread(target=choose.load_statistics, daemon=True).start()
         stack.callback(self._devices.close, abandon=True)
         for number, evaluator in enumerate(self.evaluators):
@@ -132,7 +136,7 @@ class TuningRun:
             worker = DeviceThread(number, evaluator, self._devices, self.options, self._events.put, screened)
             threading.Thread(target=worker.run, name=f"device {number}", daemon=True).start()
 
-    def _planned(self, tasks: Sequence[Task], warm_start: WarmStart) -> Iterator[Task]:
+    def _planned(self, tasks: Sequence[Task], warm_start: WarmStart) -> Generator[Task, None, None]:
         return plan_tasks(tasks, self._target, self.options, self.pool.jobs, warm_start, self.watcher)
 
     # --- a round ------------------------------------------------------------------------------------------------------
@@ -147,12 +151,13 @@ class TuningRun:
         self._building = True
         built = self.pool.stream(iter(jobs.get, None), self._deadline)
         threading.Thread(target=tell_builds, args=(self._events.put, built), name="builds", daemon=True).start()
-        for task in self._planned(tasks, warm_start):
-            task.move_to(TaskState.BUILDING)
-            for job in self._begin_batch(task, background):
-                jobs.put(job)
-            self._go_on(task)
-            self._handle_all()
+        with closing(self._planned(tasks, warm_start)) as planned:
+            for task in planned:
+                task.move_to(TaskState.BUILDING)
+                for job in self._begin_batch(task, background):
+                    jobs.put(job)
+                self._go_on(task)
+                self._handle_all()
         jobs.put(None)
         while self._building or any(task.in_round for task in tasks):
             self._handle_next()
@@ -305,9 +310,7 @@ class TuningRun:
         self.watcher.step("screen")
         task.unscreened -= in_batch
         if not known and artifact.status != "ok":
-            trial = Trial(artifact.config, artifact.status, artifact.reason)
-            # A compile that took too long may do so because the machine was busy: a resumed run tries it again.
-            self._keep(task, [trial], stored=artifact.status != "timeout")
+            self._keep(task, [artifact.failed_trial()])
 
     def _take_algorithms(self, event: AlgorithmsListed) -> None:
         """Screen a library's algorithms that have not been; they need no compiling."""
@@ -358,7 +361,7 @@ class TuningRun:
         trials = outcome.result.trials if outcome.result else ()
         for trial in (*outcome.lost, *trials):
             self.watcher.trial(task.problem, trial)
-        self.store.add_trials(task.problem, outcome.lost)
+        self._store(task.problem, outcome.lost)
         record = decide(task, outcome, self._target, self.options)
         if record is None:
             self.watcher.failed(task.problem, task.failure)
@@ -366,7 +369,7 @@ class TuningRun:
             return
         write_best_kernel(record, trials, self._target, self.options)
         # Last and at once: what has a record is done for good, and a race without one would be run again.
-        self.store.add_trials(task.problem, trials, record)
+        self._store(task.problem, trials, record)
         task.move_to(TaskState.DONE)
 
     def _tell_what_was_compiled(self, tasks: Sequence[Task]) -> None:
@@ -381,12 +384,15 @@ class TuningRun:
         task.refused[backend] = reason
         self.watcher.refused(task.problem, backend, reason)
 
-    def _keep(self, task: Task, trials: Sequence[Trial], stored: bool = True) -> None:
-        """Take note of trials, on disk as well unless a resumed run shall try them again."""
-        if stored:
-            self.store.add_trials(task.problem, trials)
-        else:
-            self.unstored.setdefault(task.problem, []).extend(trials)
+    def _keep(self, task: Task, trials: Sequence[Trial]) -> None:
+        """Take note of trials, on disk as well."""
+        self._store(task.problem, trials)
         for trial in trials:
             task.add_trial(trial)
             self.watcher.trial(task.problem, trial)
+
+    def _store(self, problem: Problem, trials: Sequence[Trial], record: Record | None = None) -> None:
+        """Keep trials on disk, but for those that a resumed run shall try again, and the record of their race."""
+        passing = [trial for trial in trials if trial.try_again]
+        self.unstored.setdefault(problem, []).extend(passing)
+        self.store.add_trials(problem, [trial for trial in trials if not trial.try_again], record)

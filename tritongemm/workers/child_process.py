@@ -1,12 +1,14 @@
 """Processes that may die: they serve one request at a time, answers come one by one, and every wait has a limit.
 
 Compilers crash and kernels fault or hang. Each runs in a process with a session of its own, so that a kill reaches the
-tools it started too; the parent sees an exception and goes on with a fresh process.
+tools it started too; the parent sees an exception and goes on with a fresh process. When the parent itself is gone, the
+kernel kills them all: each process holds a pipe whose other end only the parent has open.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import os
 import signal
@@ -15,15 +17,31 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from tritongemm.core import import_path
+from tritongemm.core.errors import UnavailableError
+
 _END_TIMEOUT_SECONDS = 10.0  # A process that has closed its pipes may take so long to end.
+_LONGEST_WAIT_SECONDS = 1e6  # What waits for a pipe counts milliseconds in 32 bits; a longer wait is cut to this.
 _LAST_OUTPUT_BYTES = 4000  # The last line of an ended process is looked for in so much of its output.
+# Signals by which others end a process: an administrator, a batch system, the kernel when memory is short.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
+# What a child runs. `python -m` would put the current folder first on the path, and this must come before any import.
+_CHILD = "import sys; sys.path[:] = {path!r}; from tritongemm.workers.child_process import main; main()"
 
 
 class WorkerDied(Exception):
-    """The process ended without an answer; the text says how, with the last line that it wrote."""
+    """The process ended without an answer; the text says how, with the last line that it wrote.
+
+    Attributes:
+        from_outside: somebody else killed it, e.g. the kernel when memory was short: the request may do well again.
+    """
+
+    def __init__(self, how: str, from_outside: bool = False) -> None:
+        super().__init__(how)
+        self.from_outside = from_outside
 
 
 class WorkerTimeout(Exception):
@@ -54,42 +72,63 @@ class WorkerProcess:
         Args:
             opening: a request that a new process works off before any other; what it answers is dropped, and what it
                 raises as well. None for no such request.
+
+        Raises:
+            UnavailableError: the system gives no more processes, memory or open files.
         """
         if self.alive:
             return
         self.kill()
-        answer_pipe, request_pipe = os.pipe(), os.pipe()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in kill)
-        self._log_start = 0  # Bytes in the log that earlier requests wrote.
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tritongemm.workers.child_process",
-                self.role,
-                str(request_pipe[0]),
-                str(answer_pipe[1]),
-            ],
-            env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            pass_fds=(request_pipe[0], answer_pipe[1]),
-            start_new_session=True,
-        )
-        os.close(request_pipe[0])
-        os.close(answer_pipe[1])
-        self._answers = Connection(answer_pipe[0], writable=False)
-        self._requests = Connection(request_pipe[1], readable=False)
+        try:
+            self._begin()
+        except OSError as error:
+            raise UnavailableError(
+                f"no further process can be started: {error.strerror or error}; free some memory, end other processes, "
+                "or raise the limits (ulimit -a), and run the same command again"
+            ) from error
         self._ready, self._opening = False, opening is not None
         if opening is not None:
             with contextlib.suppress(BrokenPipeError):  # whoever asks next is told how it died
                 self._requests.send(opening)
 
+    def _begin(self) -> None:
+        """Start the process, tied to this one.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        answers, their_answers = Pipe(duplex=False)
+        their_requests, requests = Pipe(duplex=False)
+        their_lifeline, lifeline = Pipe(duplex=False)
+        log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in kill)
+        path = import_path.for_children()
+        with their_answers, their_requests, their_lifeline:
+            pipes = their_requests.fileno(), their_answers.fileno()
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    *_interpreter_flags(),
+                    "-c",
+                    _CHILD.format(path=path),
+                    self.role,
+                    *map(str, pipes),
+                ],
+                env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(path)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(*pipes, their_lifeline.fileno()),
+                start_new_session=True,
+            )
+            _kill_at_end_of(their_lifeline.fileno(), self._process.pid)
+        self._answers, self._requests, self._lifeline = answers, requests, lifeline
+        self._log, self._log_start = log, 0  # and the bytes in it that earlier requests wrote
+
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._process is not None and self._process.poll() is None
+        process = self._process
+        return process is not None and process.poll() is None
 
     def ask(self, request: Any, timeout: float) -> Iterator[Any]:
         """Answers to one request, as they come.
@@ -99,6 +138,7 @@ class WorkerProcess:
             timeout: seconds to wait for each answer.
 
         Raises:
+            UnavailableError: no process can be started.
             WorkerDied: the process ended; the next request starts another.
             WorkerTimeout: no answer came in time and the process was killed; the next request starts another.
             WorkerError: the request raised an exception; the process goes on.
@@ -106,7 +146,7 @@ class WorkerProcess:
         try:
             self.start()
             while not self._ready or self._opening:
-                if not self._answers.poll(self.startup_s):
+                if not self._answers.poll(min(self.startup_s, _LONGEST_WAIT_SECONDS)):
                     self.kill()
                     raise WorkerTimeout(f"did not start within {self.startup_s:g} s")
                 kind, _ = self._answers.recv()
@@ -115,7 +155,7 @@ class WorkerProcess:
             self._log_start = os.fstat(self._log.fileno()).st_size
             self._requests.send(request)
             while True:
-                if not self._answers.poll(timeout):
+                if not self._answers.poll(min(timeout, _LONGEST_WAIT_SECONDS)):
                     self.kill()
                     raise WorkerTimeout(f"no answer within {timeout:g} s")
                 kind, value = self._answers.recv()
@@ -124,36 +164,67 @@ class WorkerProcess:
                 if kind == "error":
                     raise WorkerError(value)
                 yield value
-        except (EOFError, BrokenPipeError, ConnectionError):
-            raise WorkerDied(self._how_it_ended()) from None
+        except (EOFError, OSError):  # also where another thread has killed it
+            raise self._death() from None
 
-    def _how_it_ended(self) -> str:
+    def _death(self) -> WorkerDied:
         """How the process ended, with the last line that it wrote; it is gone afterwards."""
         process = self._process
         if process is None:
-            return "killed"
+            return WorkerDied("killed", from_outside=True)
+        hung_up = False
         try:
             code = process.wait(_END_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
+            hung_up = True
             os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        self._log.seek(max(self._log_start, self._log.seek(0, os.SEEK_END) - _LAST_OUTPUT_BYTES))
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        said = self._last_words()
         self.kill()
-        return f"{how}{': ' + lines[-1].strip() if lines else ''}"
+        return WorkerDied(f"{how}: {said}" if said else how, from_outside=-code in _FROM_OUTSIDE and not hung_up)
+
+    def _last_words(self) -> str:
+        """The last line that the process wrote for this request; "" for none."""
+        with contextlib.suppress(ValueError):  # another thread has killed it, and closed the log
+            self._log.seek(max(self._log_start, self._log.seek(0, os.SEEK_END) - _LAST_OUTPUT_BYTES))
+            lines = self._log.read().decode(errors="replace").strip().splitlines()
+            return lines[-1].strip() if lines else ""
+        return ""
 
     def kill(self) -> None:
-        """End the process and everything it started."""
-        if self._process is None:
+        """End the process and everything it started; any thread may."""
+        process, self._process = self._process, None
+        if process is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._process = None
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         self._answers.close()
         self._requests.close()
+        self._lifeline.close()
         self._log.close()
+
+
+def _interpreter_flags() -> list[str]:
+    """The options by which this process's Python was kept from the environment and the user's own packages."""
+    options = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
+    return [option for option, is_set in options.items() if is_set]
+
+
+def _kill_at_end_of(lifeline: int, group: int) -> None:
+    """Have the kernel kill a group of processes when nobody can write into a pipe any more.
+
+    No process has to notice: one that computes in C dies as well, and so do the tools that it started.
+
+    Args:
+        lifeline: end of the pipe to read from, which a process of the group keeps open.
+        group: its number.
+    """
+    with contextlib.suppress(OSError):  # a sandbox may lack it; there they end when their request is done
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -group)
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def serve(role: str, requests: Connection, answers: Connection) -> None:
@@ -190,7 +261,8 @@ def serve(role: str, requests: Connection, answers: Connection) -> None:
             answers.send(("error", f"{type(error).__name__}: {error}"))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be a child: the command line has the role and the numbers of two pipes."""
     # The parent handles Ctrl-C: it merges what is done and then ends these processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(sys.argv[1], Connection(int(sys.argv[2]), writable=False), Connection(int(sys.argv[3]), readable=False))

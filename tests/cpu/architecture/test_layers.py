@@ -43,7 +43,7 @@ ALLOWED = {
     "numerics": {"core", "plugins"},
     "codegen": {"core", "plugins", "numerics"},
     "runtime": {"core", "hip_ext", "search_spaces"},
-    "search": {"core", "plugins", "numerics", "codegen", "search_spaces"},
+    "search": {"core", "plugins", "workers", "numerics", "codegen", "search_spaces"},
     "build": {"core", "plugins", "workers", "codegen"},
     "backends": {"core", "plugins", "numerics", "codegen", "search", "search_spaces", "hip_ext", "runtime"},
     "formats": {"core", "plugins"},

@@ -24,6 +24,14 @@ LONGER = {"tritongemm/plugins/contracts.py": "whoever writes a plug-in reads one
 BENCHMARKS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_"))
 TEXTS = (".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".c", ".cpp", ".sh", "")  # suffixes of files that people read
 
+# Modules that make temporary folders, each with the reason.
+_RENAMED = "the folder is made where it is kept in the end"
+TEMPORARY = {
+    "tritongemm.build.cache": _RENAMED,
+    "tritongemm.core.temporary_folder": "all others use it",
+    "tritongemm.hip_ext.compilers.hip_compiler": _RENAMED,
+}
+
 # getattr and hasattr with a constant name that ask no plug-in, each with the reason.
 _OLDER = "the attribute is there in some of the supported versions of Triton alone"
 PROBES = {
@@ -71,6 +79,18 @@ def test_the_environment_is_read_in_one_file() -> None:
         or (isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ")
     }
     assert readers == {"tritongemm.core.settings"}
+
+
+def test_temporary_folders_are_made_in_one_file() -> None:
+    """One that is made elsewhere is not locked, so that nobody sweeps it when its process is killed."""
+    makers = {
+        name
+        for name, path in FILES.items()
+        for node in ast.walk(syntax(path))
+        if isinstance(node, (ast.Attribute, ast.Name, ast.alias))
+        and ast.unparse(node).rpartition(".")[2] in ("TemporaryDirectory", "mkdtemp")
+    }
+    check("temporary folders are made in one file", makers, "use TemporaryFolder", TEMPORARY)
 
 
 def _outside_modules(tree: ast.Module) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -51,6 +52,10 @@ class Toy(ToyBackend):
             raise ValueError("tile too large for toys")
         if what == "exit":
             os._exit(5)
+        if what == "full disk":
+            raise OSError(28, "No space left on device")
+        if what == "moved":
+            return Artifact(job.config, job.digest, status="compile_failed", reason="moved", try_again=True), b"", ""
         if what == "too large":
             return Artifact(job.config, job.digest, status="out_of_resources", reason="LDS 9 > 8"), b"", ""
         artifact = Artifact(job.config, job.digest, symbol=job.config.name, registers=3)
@@ -69,16 +74,14 @@ def toy_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends, "__path__", [*backends.__path__, str(folder)])
         patch.syspath_prepend(str(hook))
+        patch.setattr(BuildPool, "ROLE", "toy_roles:CompilerWorker")
         yield
     sys.modules.pop("tritongemm.backends.toycompiler", None)
 
 
 def compiler(folder: Path, jobs: int = 2, timeout: float = 60.0) -> BuildPool:
     """A compiler whose processes know the toy backend."""
-    made = BuildPool(ArtifactCache(folder), jobs, timeout)
-    for child in made._children:
-        child.role = "toy_roles:CompilerWorker"
-    return made
+    return BuildPool(ArtifactCache(folder), jobs, timeout)
 
 
 def job(number: int, what: str = "build", **payload: str) -> CompileJob:
@@ -89,7 +92,7 @@ def job(number: int, what: str = "build", **payload: str) -> CompileJob:
 def test_one_bad_config_costs_itself(tmp_path: Path) -> None:
     """Killed, faulting, hanging, raising or leaving: each is a value with its reason, and the rest are built."""
     pid = tmp_path / "pid"
-    bad = {1: "crash", 3: "fault", 5: "hang", 7: "raise", 9: "exit", 11: "too large"}
+    bad = {1: "crash", 3: "fault", 5: "hang", 7: "raise", 9: "exit", 11: "too large", 2: "full disk", 4: "moved"}
     jobs = [job(n, bad.get(n, "build"), pid=str(pid)) for n in range(13)]
     made = compiler(tmp_path / "cache", timeout=1.5)
     try:
@@ -108,6 +111,10 @@ def test_one_bad_config_costs_itself(tmp_path: Path) -> None:
     assert told[7] == ("compile_failed", "ValueError: tile too large for toys")
     assert told[9] == ("compile_failed", "the compiler process died: exit status 5")
     assert told[11] == ("out_of_resources", "LDS 9 > 8")
+    assert told[2] == ("compile_failed", "OSError: [Errno 28] No space left on device")
+    passing = {n for n in found if found[n].try_again}
+    assert passing == {1, 2, 4, 5}, "killed from outside, disk full, file moved, too late: not the config's fault"
+    assert not any(made.cache.get(found[n].digest) for n in passing), "nor remembered"
     killed, until = Path(f"/proc/{pid.read_text()}/cmdline"), time.monotonic() + 5
     while killed.exists() and killed.read_bytes() and time.monotonic() < until:  # one that is killed takes its time
         time.sleep(0.01)
@@ -121,6 +128,18 @@ def test_a_compiler_that_died_by_chance_gets_a_second_one(tmp_path: Path) -> Non
         assert (built.status, built.symbol) == ("ok", built.config.name) and (tmp_path / "died").exists()
     finally:
         made.close()
+
+
+def test_no_process_starts_before_there_is_a_job_for_it(tmp_path: Path) -> None:
+    """However many are allowed; and no more are than the cores can bear."""
+    with closing(compiler(tmp_path / "cache", jobs=10**8)) as made:
+        assert made.jobs == BuildPool.JOBS_A_CORE * len(os.sched_getaffinity(0))
+        assert made._children == []
+        assert [built.status for built in made.stream([job(1)])] == ["ok"]
+        assert len(made._children) == 1
+    with closing(compiler(tmp_path / "other", jobs=8)) as made:
+        made.start(["triton"], target_files.load_target("gfx942"), most=1)
+        assert len(made._children) == 1
 
 
 def test_equal_jobs_are_built_once_and_a_second_run_builds_nothing(tmp_path: Path) -> None:
@@ -231,21 +250,20 @@ def test_processes_are_warm_before_the_first_job(tmp_path: Path) -> None:
     """They load the compiler while the first job is still being made; what one has loaded is used again."""
     target = target_files.load_target("gfx942")
     with closing(BuildPool(ArtifactCache(tmp_path), jobs=2)) as pool:
-        pool.start(["triton", "torch"], target)
-        workers = [pool._idle.get() for _ in range(2)]
-        assert all(worker.alive for worker in workers)
-        for worker in workers:
-            pool._idle.put(worker)
-        assert pool._idle.get() is workers[-1], "the last one used goes first"
+        pool.start(["triton", "torch"], target, most=9)
+        with pool._lent_child() as first, pool._lent_child() as second:
+            assert first is not second and first.alive and second.alive
+        with pool._lent_child() as again:
+            assert again is first, "the last one used goes first"
         (tmp_path / "ab").mkdir()
         (tmp_path / "ab" / "cd").touch()
     with closing(BuildPool(ArtifactCache(tmp_path), jobs=1)) as pool:
-        pool.start(["triton"], target)
-        assert not pool._idle.get().alive, "what is cached needs no compiler"
+        pool.start(["triton"], target, most=9)
+        assert not pool._children, "what is cached needs no compiler"
 
 
 def test_a_warm_up_that_fails_costs_nobody(tmp_path: Path) -> None:
     with closing(compiler(tmp_path, jobs=1)) as pool:
-        pool.start(["abacus"], target_files.load_target("gfx942"))
+        pool.start(["abacus"], target_files.load_target("gfx942"), most=1)
         made = pool.build(job(1))
     assert made.status == "ok", made.reason

@@ -216,6 +216,32 @@ def test_a_baseline_that_hangs_costs_no_candidate(gpu: GpuEvaluator, monkeypatch
     assert [len(configs_of(job)) for job in jobs] == [3, 3, 3]
 
 
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_process_that_others_kill_is_no_fault_of_the_candidate(
+    gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch, deaths: int
+) -> None:
+    """It is tried again once; if it is killed once more, a later run tries it again."""
+    left: list[int] = []
+
+    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
+        yield READY
+        for config in configs_of(job):
+            if config == CONFIGS[1] and left:
+                left.pop()
+                raise WorkerDied("signal SIGKILL", from_outside=True)
+            yield Trial(config, "ok", samples=(1.0,))
+        if isinstance(job, RaceJob):
+            yield samples_of(configs_of(job))
+
+    answering(gpu, monkeypatch, answer)
+    for measure in (lambda: gpu.screen(SIZE, ARTIFACTS, 1.0), lambda: gpu.race(SIZE, ARTIFACTS, "").trials):
+        left[:] = range(deaths)
+        trials = {t.config: t for t in measure()}
+        assert {c: t.status for c, t in trials.items() if c != CONFIGS[1]} == dict.fromkeys(CONFIGS[::2], "ok")
+        killed = trials[CONFIGS[1]]
+        assert (killed.status, killed.try_again) == (("ok", False) if deaths == 1 else ("crashed", True))
+
+
 @pytest.mark.parametrize("end", [WorkerDied("exit status 1"), WorkerTimeout("no answer")])
 def test_a_fault_costs_nobody_else(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch, end: Exception) -> None:
     """Even where the process does not manage to end after it."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins.contracts import Search, SearchPlan
@@ -169,6 +171,32 @@ def test_a_slow_compile_that_has_ended_already_is_not_lost(
     assert failures == {} and ended
     record = store.record(SIZE)
     assert record and record.winner == "toycode"
+
+
+def test_what_may_pass_is_tried_again_by_the_next_run(drop: Drop, tmp_path: Path) -> None:
+    """Be it a compile, a screen or the final race: no journal keeps it."""
+    again = 'return Artifact(job.config, job.digest, status="compile_failed", try_again=True), b"", ""'
+    imported = "from tritongemm.core.artifact import Artifact\n"
+    drop("toycode", imported + CODE.replace('raise InputError("three is truncated")', again))
+    passing = [Config("toy", n, n, n, backend="toycode") for n in (1, 3)]
+
+    class Device(FakeEvaluator):
+        def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str) -> RaceResult:
+            result = super().race(problem, artifacts, baseline)
+            lost = [Trial(c, "crashed", "killed", stage="final", try_again=True) for c in passing]
+            return replace(result, trials=(*result.trials, *lost))
+
+        def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
+            for trial in super().screen(problem, artifacts, best_s):
+                killed = trial.config in passing
+                yield replace(trial, status="crashed", samples=(), try_again=True) if killed else trial
+
+    failures, store, _ = race(tmp_path, ("triton", "toycode"), Device())
+    assert failures == {}
+    kept = {config for config, _ in store.trials(SIZE)}
+    assert kept and not kept & {c.name for c in passing}
+    text = (tmp_path / "out.yaml.journal").read_text()
+    assert "toycode" in text and not any(c.name in text for c in passing)
 
 
 def test_devices_draw_the_next_size_when_they_are_free(tmp_path: Path) -> None:

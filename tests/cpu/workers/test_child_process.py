@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support import ROOT
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
+from tritongemm.core.errors import UnavailableError
 from tritongemm.workers import child_process
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
@@ -66,9 +72,17 @@ class Role:
         time.sleep(60)
         yield 0
 
-    def abort(self, _: object) -> Iterator[int]:
-        import ctypes
+    def find(self, module: str) -> Iterator[bool]:
+        yield importlib.util.find_spec(module) is not None
 
+    def compute(self, note: str) -> Iterator[int]:
+        """Start a tool, and compute in C without ever letting another thread of this process run."""
+        tool = subprocess.Popen(["sleep", "60"])
+        Path(note).write_text(f"{os.getpid()} {tool.pid}")
+        ctypes.PyDLL(None).sleep(60)
+        yield 0
+
+    def abort(self, _: object) -> Iterator[int]:
         ctypes.string_at(0)
         yield 1
 
@@ -114,6 +128,14 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def becomes_true(holds: Callable[[], bool]) -> bool:
+    """Whether something holds within ten seconds."""
+    limit = time.monotonic() + 10
+    while not holds() and time.monotonic() < limit:
+        time.sleep(0.01)
+    return holds()
 
 
 def test_answers_come_in_order_from_one_process(child: WorkerProcess) -> None:
@@ -174,8 +196,9 @@ def test_an_end_is_not_held_up(child: WorkerProcess) -> None:
 
 def test_what_hangs_up_but_does_not_end_is_killed(child: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "_END_TIMEOUT_SECONDS", 0.1)
-    with pytest.raises(WorkerDied, match="signal SIGKILL"):
+    with pytest.raises(WorkerDied, match="signal SIGKILL") as death:
         list(child.ask(("hang_up", None), 5))
+    assert not death.value.from_outside, "we killed it"
     assert list(child.ask(("count", 2), 5)) == [0, 1]
 
 
@@ -188,10 +211,7 @@ def test_a_hang_is_killed_with_what_it_started(child: WorkerProcess, tmp_path: P
     assert alive(own) and alive(grandchild)
     with pytest.raises(WorkerTimeout, match=r"no answer within 0\.3 s"):
         next(answers)
-    limit = time.monotonic() + 10
-    while (alive(own) or alive(grandchild)) and time.monotonic() < limit:
-        time.sleep(0.01)
-    assert not alive(own) and not alive(grandchild)
+    assert becomes_true(lambda: not alive(own) and not alive(grandchild))
     assert list(child.ask(("count", 1), 60)) == [0]
 
 
@@ -208,8 +228,6 @@ def test_a_child_that_can_not_start(child: WorkerProcess) -> None:
 
 def test_it_ends_with_its_parent(child: WorkerProcess) -> None:
     """A parent that is killed leaves no child behind: the pipe closes."""
-    import subprocess
-
     text = (
         "import os, signal\nfrom tritongemm.workers.child_process import WorkerProcess as Child\n"
         "c = Child('tests.cpu.workers.test_child_process:Role')\n((_, pid, _),) = c.ask(('environment', ''), 60)\n"
@@ -220,10 +238,63 @@ def test_it_ends_with_its_parent(child: WorkerProcess) -> None:
         [sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
     )
     pid = int(done.stdout)
-    limit = time.monotonic() + 10
-    while alive(pid) and time.monotonic() < limit:
-        time.sleep(0.01)
-    assert not alive(pid)
+    assert becomes_true(lambda: not alive(pid))
+
+
+def test_it_ends_with_its_parent_in_the_middle_of_a_request(tmp_path: Path) -> None:
+    """Though it computes in C and looks at no pipe; so does a tool that it started."""
+    note = tmp_path / "pids"
+    text = (
+        "from tritongemm.workers.child_process import WorkerProcess as Child\n"
+        f"list(Child('tests.cpu.workers.test_child_process:Role').ask(('compute', {str(note)!r}), 60))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert becomes_true(lambda: note.exists() and len(note.read_text().split()) == 2)
+    parent.kill()
+    parent.wait()
+    own, tool = map(int, note.read_text().split())
+    assert becomes_true(lambda: not alive(own) and not alive(tool))
+
+
+def test_it_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    """Where it would be found before Triton, and the parent does not look."""
+    (tmp_path / "only_here.py").write_text("")
+    text = (
+        "import sys\nsys.path.remove('')\nfrom tritongemm.workers.child_process import WorkerProcess as Child\n"
+        "print(*Child('tests.cpu.workers.test_child_process:Role').ask(('find', 'only_here'), 60))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", text]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_any_limit_can_be_waited_for(child: WorkerProcess) -> None:
+    """Also one that no clock of the system counts to."""
+    for limit in (inf, 1e30):
+        assert list(child.ask(("count", 2), limit)) == [0, 1]
+
+
+def test_a_process_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    with pytest.raises(UnavailableError, match="no further process can be started: Resource temporarily unavailable"):
+        list(WorkerProcess("tests.cpu.workers.test_child_process:Role").ask(("count", 1), 5))
+
+
+def test_who_killed_it_is_told(child: WorkerProcess) -> None:
+    """Others kill by two signals; a fault of its own is another, or an exit."""
+    for request, from_outside in (
+        (("kill", signal.SIGKILL), True),
+        (("kill", signal.SIGTERM), True),
+        (("kill", signal.SIGABRT), False),
+        (("leave", 3), False),
+    ):
+        with pytest.raises(WorkerDied) as death:
+            list(child.ask(request, 60))
+        assert death.value.from_outside == from_outside, request
 
 
 def test_killing_twice_is_harmless(child: WorkerProcess) -> None:
@@ -245,7 +316,7 @@ def test_compilers_work_in_memory_where_there_is_room(tmp_path: Path, monkeypatc
     def folder(free: int) -> str:
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
         compiler = BuildPool(ArtifactCache(tmp_path), jobs=16)
-        name = compiler._scratch.name
+        name = str(compiler._temporary.path)
         compiler.close()
         return name
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from tritongemm.core.launch import HostLaunch
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
+from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.hip_ext.compilers import toolchain
 from tritongemm.hip_ext.libraries import wheel_folders
 from tritongemm.plugins.contracts import BuildInputs, Capabilities, KernelBackend
@@ -119,8 +119,8 @@ class CutlassBackend(KernelBackend):
 
     def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:
         wanted = job.identity
-        with tempfile.TemporaryDirectory(prefix="tritongemm-") as folder:
-            file, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.so"
+        with TemporaryFolder() as folder:
+            file, out = folder / "kernel.cu", folder / "kernel.so"
             file.write_text(wanted["source"], encoding="utf-8")
             command = [_nvcc(), *wanted["options"], "-I", job.payload["include"], "-shared", "-Xcompiler", "-fPIC"]
             said = toolchain.run([*command, str(file), "-o", str(out)], self.compile_limit_s)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from math import gcd, lcm
@@ -27,6 +25,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.space import Space
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
+from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.plugins.contracts import BuildInputs, Capabilities, SearchedBackend
 from tritongemm.search import space as search_space
@@ -280,14 +279,10 @@ def _call_triton(source: Any, target: Any, options: dict[str, Any]) -> Any:
     """
     import triton
 
-    scratch = tempfile.mkdtemp(prefix="tritongemm-")
-    try:
-        with triton.knobs.cache.scope(), triton.knobs.compilation.scope():
-            triton.knobs.cache.dir = scratch
-            triton.knobs.compilation.store_binary_only = True
-            return triton.compile(source, target=target, options=options)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with TemporaryFolder() as scratch, triton.knobs.cache.scope(), triton.knobs.compilation.scope():
+        triton.knobs.cache.dir = str(scratch)
+        triton.knobs.compilation.store_binary_only = True
+        return triton.compile(source, target=target, options=options)
 
 
 def _compile_with_triton(job: CompileJob) -> tuple[Artifact, bytes, str]:

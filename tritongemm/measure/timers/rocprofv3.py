@@ -11,12 +11,12 @@ import csv
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError, busy_seconds
 from tritongemm.plugins import registry
@@ -67,11 +67,11 @@ class Rocprofv3Timer(ExternalTimer):
             registry.get(LibraryBackend, job.baseline).torch_function(job.problem)
         )
         names = [c.name for c in job.configs]
-        with tempfile.TemporaryDirectory() as folder:
-            module = backend.write_candidates(job.problem, job.configs, job.target, Path(folder))
+        with TemporaryFolder() as folder:
+            module = backend.write_candidates(job.problem, job.configs, job.target, folder)
             watched = [sys.executable, str(module), "--trace", str(launches), "--rotating-tensor", str(job.rotating_mb)]
             watched += ["--device", str(job.device), *(["--library"] if with_baseline else []), "--config", *names]
-            output = Path(folder) / "trace"
+            output = folder / "trace"
             _watch(watched, output, job)
             records = read_trace(output)
         order = [*names, BASELINE_ENTRY] if with_baseline else names

@@ -1,0 +1,92 @@
+"""Temporary folders go with their process; what a killed one left goes with the next."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+from tritongemm.core import temporary_folder
+from tritongemm.core.errors import OutputError
+from tritongemm.core.temporary_folder import TemporaryFolder, sweep
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders go during the test."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(temporary_folder, "MEMORY", str(tmp_path / "none"))
+    return tmp_path
+
+
+def leave_behind(place: Path) -> Path:
+    """The folder of a process that was killed."""
+    text = (
+        "import os, signal\nfrom tritongemm.core.temporary_folder import TemporaryFolder\nkept = TemporaryFolder()\n"
+        "(kept.path / 'work').write_text('')\nprint(kept.path, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(place)}
+    done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=60)
+    return Path(done.stdout.strip()).parent
+
+
+def test_a_folder_is_its_users_alone_and_goes_when_it_is_closed(place: Path) -> None:
+    with TemporaryFolder() as folder:
+        (folder / "deep").mkdir()
+        assert folder.parent.parent == place and folder.parent.stat().st_mode & 0o777 == 0o700
+    assert list(place.iterdir()) == []
+    kept = TemporaryFolder(str(place))
+    del kept
+    assert list(place.iterdir()) == [], "nobody uses it any more"
+
+
+def test_the_dead_are_swept_and_the_living_are_not(place: Path) -> None:
+    dead = leave_behind(place)
+    assert (dead / "files" / "work").exists()
+    with TemporaryFolder() as alive:
+        sweep()
+        assert not dead.exists() and alive.is_dir()
+
+
+def test_nothing_else_is_swept(place: Path) -> None:
+    """Whatever it is called: what has no lock, is no folder, is another user's or open to others is not ours."""
+    (place / "tritongemm-results1").mkdir()
+    (place / "tritongemm-abcdefgh").mkdir(0o700)  # a name as ours, without a lock
+    (place / "tritongemm-longer_name").mkdir(0o700)
+    (place / "tritongemm-longer_name" / "lock").touch()
+    (place / "tritongemm-file1234").touch()
+    target = leave_behind(place)
+    (place / "elsewhere").mkdir(0o700)
+    elsewhere = target.rename(place / "elsewhere" / "folder")
+    (place / "tritongemm-linked12").symlink_to(elsewhere)
+    open_to_all = leave_behind(place)
+    open_to_all.chmod(0o777)
+    before = sorted(place.rglob("*"))
+    sweep()
+    assert sorted(place.rglob("*")) == before
+
+
+def test_a_folder_that_a_sweep_took_before_its_lock_is_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, swept = fcntl.flock, list[str]()
+
+    def late(descriptor: int, operation: int) -> None:
+        if not swept:
+            swept.append("begun")
+            sweep()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with TemporaryFolder() as folder:
+        assert folder.is_dir() and len(list(place.iterdir())) == 1
+
+
+def test_no_place_for_temporary_files_is_told(place: Path) -> None:
+    with pytest.raises(OutputError, match=r"no temporary folder can be made in .*none: .*; make room, or name another"):
+        TemporaryFolder(str(place / "none"))
+    sweep()  # a place that is not there holds nothing

@@ -1,0 +1,107 @@
+"""Whole commands and their processes: what they import, how they are stopped, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+from tritongemm.search import planner
+
+SIZES = "\n".join(f"- {{M: 64, N: 512, K: {16 * k}}}" for k in range(1, 12 * planner.FEW_PROBLEMS))
+
+
+def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A command that is run in a folder, whose temporary files go there too."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def begin_planning(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """A run that plans many sizes, and the processes that it has started to do so."""
+    (folder / "sizes.yaml").write_text(SIZES)
+    sizes = ["--gemm_size_file", "sizes.yaml", "--target", "gfx942", "--num_threads", "2"]
+    run = begin(folder, "tritongemm.tune", *sizes, "--compile_only", "-o", "out.yaml")
+    assert becomes_true(lambda: run.poll() is None and len(children(run.pid)) >= 2), run.communicate()
+    return run, children(run.pid)
+
+
+def children(parent: int) -> list[int]:
+    """The processes that a process has started, and which have not ended."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, its_parent = entry.read_text().rpartition(")")[2].split()[:2]
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(its_parent) == parent and state != "Z":
+            found.append(int(entry.parent.name))
+    return found
+
+
+def becomes_true(holds: Callable[[], bool]) -> bool:
+    """Whether something holds within ten seconds, the longest that a process may outlive its run."""
+    limit = time.monotonic() + 10
+    while not holds() and time.monotonic() < limit:
+        time.sleep(0.02)
+    return holds()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; one that waits to be reaped by init does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("door", ["tune", "launch_plan", "export"])
+def test_a_command_imports_nothing_from_the_current_folder(door: str, tmp_path: Path) -> None:
+    """A file there that is called as a package that we use would be run in its place."""
+    for package in ("numpy", "yaml", "torch", "triton", "jinja2", "joblib", "argparse"):
+        (tmp_path / f"{package}.py").write_text("raise SystemExit('taken from the current folder')\n")
+    size = ["-m", "1", "-n", "2", "-k", "3", "--target", "gfx1100", "--budget=1", "--generate-only"]
+    run = begin(tmp_path, f"tritongemm.{door}", *(size if door == "tune" else ["--help"]))
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, err.count("taken")) == (0, 0), err
+    assert ("modules: " if door == "tune" else "usage: ") in out + err
+
+
+def test_a_run_that_is_killed_leaves_no_process_and_the_next_sweeps_its_files(tmp_path: Path) -> None:
+    """Nobody holds the pipe that a terminal, or what reads the output, waits for."""
+    run, planners = begin_planning(tmp_path)
+    left = list(tmp_path.glob("tritongemm-*"))
+    assert left
+    run.kill()
+    run.communicate(timeout=10)
+    assert becomes_true(lambda: not any(map(is_running, planners)))
+    assert all(folder.exists() for folder in left)
+    size = ["-m", "1", "-n", "2", "-k", "3", "--target", "gfx1100", "--budget=1", "--generate-only"]
+    again = begin(tmp_path, "tritongemm.tune", *size)
+    assert again.communicate(timeout=60) and again.returncode == 0
+    assert list(tmp_path.glob("tritongemm-*")) == []
+
+
+def test_ctrl_c_while_sizes_are_planned_is_one_line(tmp_path: Path) -> None:
+    """A terminal sends it to all processes of the run."""
+    run, planners = begin_planning(tmp_path)
+    os.killpg(run.pid, signal.SIGINT)
+    _, err = run.communicate(timeout=20)
+    assert run.returncode == 130 and err.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in err and "Process" not in err
+    assert not any(map(is_running, planners)) and list(tmp_path.glob("tritongemm-*")) == []

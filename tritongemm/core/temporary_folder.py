@@ -1,0 +1,124 @@
+"""Temporary folders, each locked while its process lives, so that a later process can tell what a dead one left.
+
+A folder is `tritongemm-<eight characters>`, open to its user alone; it holds the files, and a lock file. The lock is
+the kernel's: it ends with the process however that dies, and it holds across containers that share the place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tritongemm.core.errors import OutputError
+
+MEMORY = "/dev/shm"  # where Linux keeps files in memory
+_PREFIX = "tritongemm-"
+_OURS = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")  # as tempfile names folders
+_LOCK, _FILES = "lock", "files"  # what is in a folder
+
+
+class TemporaryFolder:
+    """A temporary folder, which is removed when it is closed, is not used any more, or the process ends.
+
+    Args:
+        place: the folder that it is made in; None for the system's own.
+
+    Raises:
+        OutputError: it can't be made.
+
+    Attributes:
+        path: where files go.
+    """
+
+    def __init__(self, place: str | None = None) -> None:
+        try:
+            folder, lock = _make(place)
+        except OSError as error:
+            where = f" in {place}" if place else ""
+            raise OutputError(
+                f"no temporary folder can be made{where}: {error.strerror}; make room, or name another place in TMPDIR"
+            ) from error
+        self.path = folder / _FILES
+        self._remove = weakref.finalize(self, _remove, folder, lock)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the folder with all that is in it."""
+        self._remove()
+
+
+def sweep() -> None:
+    """Remove the temporary folders that dead processes of this user left."""
+    with suppress(OSError):  # there is no usable place
+        for place in {tempfile.gettempdir(), MEMORY}:
+            for folder in _left_in(place):
+                with suppress(OSError):
+                    _remove_dead(folder)
+
+
+def _make(place: str | None) -> tuple[Path, int]:
+    """A new folder, and the descriptor that holds its lock.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        with suppress(OSError):  # a file system without locks: nobody gets one, so nobody removes the folder
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            (folder / _FILES).mkdir()
+            return folder, lock
+        except FileNotFoundError:  # a sweep that came before the lock took the folder for a dead process's
+            os.close(lock)
+        except OSError:
+            _remove(folder, lock)
+            raise
+
+
+def _remove(folder: Path, lock: int) -> None:
+    """Remove a folder; the lock goes last, so that what a kill leaves of it is found by a sweep."""
+    shutil.rmtree(folder / _FILES, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
+def _left_in(place: str) -> list[Path]:
+    """The folders in a place that may be ours, whether their processes live or not."""
+    try:
+        with os.scandir(place) as entries:
+            return [Path(entry.path) for entry in entries if _OURS.fullmatch(entry.name)]
+    except OSError:
+        return []
+
+
+def _remove_dead(folder: Path) -> None:
+    """Remove a folder of this user, closed to others, whose lock nobody holds.
+
+    Raises:
+        OSError: it is gone, has no lock, or somebody holds that.
+    """
+    found = folder.lstat()
+    if (stat.S_ISDIR(found.st_mode), found.st_uid, stat.S_IMODE(found.st_mode)) != (True, os.getuid(), 0o700):
+        return
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    _remove(folder, lock)

@@ -6,7 +6,6 @@ import argparse
 import shlex
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -77,10 +76,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             candidates_csv.check(Path(args.profile_file), [*run_files(output), *sizes_file])
         plan = session.make_options(args, machine, roster.backends, protocol, output)
         if args.compare_wo_tuning or args.benchmark:
-            folder = plan.folder
-            if not args.keep:  # modules that a run kept have the same names
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tritongemm-")))
-            again = Revalidation(tools.evaluators[0], tools.pool, folder, reporter)
+            again = Revalidation(tools.evaluators[0], tools.pool, reporter)
             return _verify(again, rows, reporter) if args.compare_wo_tuning else _retime(again, rows, plan, reporter)
         problems = [row.problem for row in rows]
         store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, problems))

@@ -17,7 +17,7 @@ class CompileJob:
     Attributes:
         config: the candidate.
         identity: everything the binary depends on, JSON values only; its hash names the artifact.
-        payload: what the compiler process needs beside that, e.g. the path of the generated module.
+        payload: what the compiler process needs beside that, e.g. folders of headers.
     """
 
     config: Config

@@ -24,7 +24,7 @@ from queue import Empty, SimpleQueue
 
 from tritongemm.build.background import BackgroundBuilds
 from tritongemm.build.pool import BuildPool
-from tritongemm.build.prepare import CompileJobs
+from tritongemm.build.prepare import compile_job
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
@@ -34,7 +34,7 @@ from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure import choose
-from tritongemm.plugins.contracts import BuildInputs, Evaluator, Watcher
+from tritongemm.plugins.contracts import Evaluator, Watcher
 from tritongemm.results.store import Store
 from tritongemm.search.warm_start import WarmStart
 from tritongemm.tuning import roster
@@ -176,14 +176,13 @@ class TuningRun:
     def _jobs(self, task: Task) -> Iterator[tuple[Config, CompileJob]]:
         """What to compile of a batch; what is known to fail is not compiled again."""
         known = self.store.trials(task.problem)
-        compile_jobs = CompileJobs((), self._target, self.options.folder, BuildInputs(task.module))
         for config in [*task.batch, *(() if task.libraries_asked else self._candidates(task))]:
             trial = known.get((config.name, "screen"))
             if trial is not None:
                 task.add_trial(trial)
                 if trial.status != "ok" and not self.options.stop:
                     continue
-            job = compile_jobs.job(task.problem, config)
+            job = compile_job(task.problem, config, self._target)
             if isinstance(job, Support):
                 self._keep(task, [Trial(config, "compile_failed", job.reason)])
             else:

@@ -38,6 +38,7 @@ class Artifact:
         config: what was compiled.
         digest: content hash, under which the artifact lies in the cache.
         path: the code object (cubin, hsaco), empty where compiling failed.
+        sha256: of the code object, once it is in the cache.
         symbol: kernel symbol in it.
         registers: vector registers a thread uses (AMD: VGPRs including AGPRs).
         spills: bytes of scratch (AMD) or local memory (NVIDIA) a thread uses.
@@ -52,6 +53,7 @@ class Artifact:
     config: Config
     digest: str
     path: str = ""
+    sha256: str = ""
     symbol: str = ""
     registers: int = 0
     spills: int = 0

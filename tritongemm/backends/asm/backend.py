@@ -251,6 +251,7 @@ def _make_launch(built: Artifact, problem: Problem) -> Launch:
         buffers=tuple(Buffer(n, size) for n, size in sizes.items() if n in names and size),
         at=tuple(offsets),
         zeroed=(Buffer("c", problem.m * problem.n * problem.c.bytes),) if _adds_into_c(facts["layout"], config) else (),
+        sha256=built.sha256,
     )
 
 

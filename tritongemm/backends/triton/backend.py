@@ -355,4 +355,5 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
         cluster=built.launch["cluster"],
         at=tuple(built.launch["offsets"]),
         overlap=bool(target.overlap),
+        sha256=built.sha256,
     )

@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from tritongemm.core.artifact import Artifact
-from tritongemm.core.compiled_files import CompiledFiles, Entry
+from tritongemm.core.compiled_files import CompiledEntry, CompiledFiles
 from tritongemm.core.errors import InputError
 
 
@@ -53,7 +53,7 @@ class ArtifactCache:
         return replace(stored, path=str(entry.path / name) if code else "")
 
 
-def _artifact(entry: Entry) -> Artifact | None:
+def _artifact(entry: CompiledEntry) -> Artifact | None:
     """What an entry holds, or None where another version kept something else."""
     name = next(iter(entry.files), "")
     try:

@@ -29,7 +29,7 @@ _NO_LINKS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
-class Entry:
+class CompiledEntry:
     """What is kept under a key.
 
     Attributes:
@@ -62,7 +62,7 @@ class CompiledFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def find(self, key: str) -> Entry | None:
+    def find(self, key: str) -> CompiledEntry | None:
         """An entry, or None if there is none that is whole and of an owner who is trusted.
 
         Raises:
@@ -81,8 +81,8 @@ class CompiledFiles:
         key: str,
         files: Mapping[str, bytes],
         facts: dict[str, Any],
-        usable: Callable[[Entry], object] = lambda entry: entry,
-    ) -> Entry:
+        usable: Callable[[CompiledEntry], object] = lambda entry: entry,
+    ) -> CompiledEntry:
         """Keep files under a key; readers see all of them or nothing.
 
         Args:
@@ -101,7 +101,7 @@ class CompiledFiles:
                 return self._default.keep(key, files, facts, usable)
             place = _place(self._places.write or self.folder, key)
             self._write(place, key, files, facts, usable)
-            return Entry(place, facts, files)
+            return CompiledEntry(place, facts, files)
         except OSError as error:
             raise OutputError(
                 f"compiled kernels can't be kept in {self.folder}: {error.strerror}; make room, or name another folder "
@@ -167,7 +167,7 @@ class CompiledFiles:
         key: str,
         files: Mapping[str, bytes],
         facts: dict[str, Any],
-        usable: Callable[[Entry], object],
+        usable: Callable[[CompiledEntry], object],
     ) -> None:
         _make(place.parent, self._folder_mode)
         own = place.parents[1]
@@ -219,7 +219,7 @@ def _remove(place: Path) -> None:
         place.unlink(missing_ok=True)
 
 
-def _read(place: Path, key: str, trusted: Owners) -> Entry | None:
+def _read(place: Path, key: str, trusted: Owners) -> CompiledEntry | None:
     """An entry, if it is whole and of a trusted owner."""
     try:
         folder = os.open(place, _NO_LINKS | os.O_DIRECTORY)
@@ -234,7 +234,7 @@ def _read(place: Path, key: str, trusted: Owners) -> Entry | None:
             return None
         files = {name: _read_file(folder, name, trusted) for name in hashes}
         whole = all(_hash(content) == hashes[name] for name, content in files.items())
-        return Entry(place, facts, files) if whole else None
+        return CompiledEntry(place, facts, files) if whole else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     finally:

@@ -144,8 +144,8 @@ def _rows(manifests: Sequence[Path]) -> list[KernelRow]:
 
 def _config(row: KernelRow, target: Target, split: int) -> Config:
     warps, stages = (row.threads or _THREADS) // target.wave_size, row.prefetch or 2
-    group = row.others.get("group_m", "")
-    sizes = row.tile_m, row.tile_n, row.sub_k, int(group) if group.isdigit() else 1, split, warps, stages
+    group_m = manifest.whole_number(row.others.get("group_m", "")) or 1
+    sizes = row.tile_m, row.tile_n, row.sub_k, group_m, split, warps, stages
     return Config(row.symbol, *sizes, backend="asm")
 
 

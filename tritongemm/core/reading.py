@@ -1,0 +1,90 @@
+"""Files that users name, read whole: no device floods the memory, and nobody waits without end for a pipe's writer."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import time
+from pathlib import Path
+
+from tritongemm.core.errors import InputError
+
+MOST_BYTES = 256 << 20
+WRITER_SECONDS = 5.0  # A pipe to which nobody writes is given up after so long.
+SILENCE_SECONDS = 60.0  # One that somebody holds open for writing may be silent for so long.
+_PIECE_BYTES = 1 << 20
+_LOOK_SECONDS = 0.1  # between two looks whether a pipe has a writer
+
+
+def read_bytes(path: Path) -> bytes:
+    """Contents of a file, or what comes out of a pipe, such as ``<(command)`` or ``/dev/stdin``.
+
+    Args:
+        path: as the user wrote it.
+
+    Raises:
+        InputError: there is no such file, it can't be read or is a folder or a device, it has more than `MOST_BYTES`,
+            or nothing comes out of the pipe.
+    """
+    try:
+        status = os.stat(path)
+        mode = status.st_mode
+        _check_size(path, status.st_size)
+        if stat.S_ISDIR(mode):
+            raise InputError(f"{path} is a folder; name a file in it")
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):  # some devices do something when they are opened
+            raise InputError(f"{path} is a device or a socket; name a file")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            return _read_whole(path, descriptor, is_pipe=stat.S_ISFIFO(mode))
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror}") from None
+    except ValueError as error:  # a name that no file can have
+        raise InputError(f"{path} can't be read: {error}") from None
+
+
+def _read_whole(path: Path, descriptor: int, is_pipe: bool) -> bytes:
+    pieces, size = list[bytes](), 0
+    while piece := _next_piece(path, descriptor, may_wait=is_pipe and not pieces):
+        pieces.append(piece)
+        size += len(piece)
+        _check_size(path, size)
+    return b"".join(pieces)
+
+
+def _check_size(path: Path, size: int) -> None:
+    if size > MOST_BYTES:
+        raise InputError(f"{path} has more than {MOST_BYTES >> 20} MiB; name a file of sizes or results")
+
+
+def _next_piece(path: Path, descriptor: int, may_wait: bool) -> bytes:
+    """What can be read next; nothing at the end.
+
+    Args:
+        path: for messages.
+        descriptor: of a file, or of a pipe that does not block.
+        may_wait: whether an empty answer may mean that nobody has opened the pipe for writing yet.
+
+    Raises:
+        InputError: nothing comes out of the pipe.
+    """
+    started = time.monotonic()
+    while True:
+        try:
+            piece = os.read(descriptor, _PIECE_BYTES)
+            if piece or not may_wait:
+                return piece
+        except BlockingIOError:  # somebody holds the pipe open for writing
+            may_wait = False
+        limit = WRITER_SECONDS if may_wait else SILENCE_SECONDS
+        if time.monotonic() - started > limit:
+            raise InputError(f"{path} is a pipe, and nothing came out of it in {limit:g} s")
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        if any(event == select.POLLHUP for _, event in waiting.poll(_LOOK_SECONDS * 1000)):
+            return b""  # its writers came and went

@@ -371,7 +371,8 @@ class TuningRun:
     def _tell_what_was_compiled(self, tasks: Sequence[Task]) -> None:
         for task in (t for t in tasks if not any(a.status == "ok" for a in t.artifacts.values())):
             reasons = [f"{name}: {reason}" for name, reason in task.refused.items()]
-            failed = next((a for a in (*task.artifacts.values(), *task.trials.values()) if a.reason), None)
+            outcomes: list[Artifact | Trial] = [*task.artifacts.values(), *task.trials.values()]
+            failed = next((outcome for outcome in outcomes if outcome.reason), None)
             reasons += [f"the first, {failed.config.name}: {failed.reason}"] if failed else []
             hints = [] if task.artifacts else roster.suggest_backends(task.problem, self._target, self.options.backends)
             task.fail("; ".join(["no config could be compiled", *reasons, *hints]))

@@ -23,7 +23,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.problem import Problem
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import BuildInputs, SearchedBackend
+from tritongemm.plugins.contracts import SearchedBackend
 from tritongemm.runtime import machine
 from tritongemm.search import planner
 
@@ -42,7 +42,7 @@ def stages(folder: Path, here: machine.Machine) -> dict[str, float]:
     ):
         planned = planner.plan_search(problem, here.target, folder, backend.name)
         order = planned.order.configs[:1000]
-        jobs = [backend.compile_job(c, problem, here.target, BuildInputs(planned.module)) for c in order]
+        jobs = [backend.compile_job(c, problem, here.target) for c in order]
         started = time.perf_counter()
         by_digest = {b.digest: b for b in compiler.stream(jobs)}
         seconds = time.perf_counter() - started

@@ -1,9 +1,16 @@
-"""Stage: Problem, kept Configs → generated_kernel_<M>_<N>_<K>….py, a module a person can read, run and take away."""
+"""Stage: Problem, kept Configs → generated_kernel_<M>_<N>_<K>….py, a module a person can read, run and take away.
+
+Those files are for people. What is compiled or interpreted here is run from its text, which no file holds meanwhile.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import linecache
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 
 from tritongemm.codegen import render
 from tritongemm.core.config import Config
@@ -33,3 +40,19 @@ def write_winner(record: Record, target: Target, folder: Path) -> Path:
     path = folder / f"{render.module_name(record.problem).replace('generated_kernel', 'gemm')}.py"
     atomic_write(path, render.winner(record.problem, record.config, target, remark))
     return path
+
+
+@lru_cache(maxsize=256)
+def run_text(text: str, name: str) -> ModuleType:
+    """The module that a generated text makes.
+
+    Args:
+        text: the whole module.
+        name: of the module.
+    """
+    file = f"<{name} {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
+    # Triton asks `inspect` for a kernel's source, which finds it here; an entry without a time is never read anew.
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    module = ModuleType(name)
+    exec(compile(text, file, "exec"), vars(module))
+    return module

@@ -152,6 +152,14 @@ def kernel_source(problem: Problem, template: str, target: Target) -> str:
     return text.render(parameters=list(arguments(meta, problem)), **known).strip() + "\n"
 
 
+@cache
+def kernel_alone(problem: Problem, template: str, target: Target) -> str:
+    """Text of one kernel as a module of its own: all that is run to compile it, and nothing else."""
+    text = _environment().get_template("kernel_alone.py.j2")
+    known = {"x": kernel_facts(problem, target), "templates": {}, "p": problem}
+    return text.render(kernel=kernel_source(problem, template, target), **known)
+
+
 def module_name(problem: Problem) -> str:
     """File name of a problem's generated module, without ``.py``."""
     plain = Problem(problem.m, problem.n, problem.k)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from tritongemm.core import settings
+from tritongemm.core.compiled_files import CompiledFiles
 from tritongemm.core.errors import UnavailableError
 
 
@@ -29,6 +32,28 @@ def load(what: str, names: tuple[str, ...], folders: Iterable[Path] = ()) -> cty
             # a file that is there but does not open says more than one that is missing
             tried.append(f"{candidate} ({error})" if Path(candidate).is_file() else candidate)
     raise UnavailableError(f"{what}: no library found; looked for {', '.join(tried)}")
+
+
+def load_kept(path: str, sha256: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    """Open a library that was compiled and kept in the cache of compiled kernels: the very file that was verified.
+
+    Args:
+        path: of the library.
+        sha256: of its content, when it was kept.
+        mode: as of dlopen.
+
+    Raises:
+        UnavailableError: it does not open, or is of nobody who is trusted, or holds something else now.
+        OutputError: anybody could replace what is in the cache.
+        InputError: TRITONGEMM_CACHE_TRUST names nobody.
+    """
+    handle = CompiledFiles(settings.cache_folder()).open_verified(path, sha256)
+    try:
+        # The descriptor stays open: the loader knows a library by its name, and must not meet this one's again.
+        return ctypes.CDLL(f"/proc/self/fd/{handle}", mode=mode)
+    except OSError as error:
+        os.close(handle)
+        raise UnavailableError(f"{path} does not load: {error}") from None
 
 
 def mapped(stem: str) -> Path | None:

@@ -25,7 +25,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.core.trial import PREDICTED, Trial
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import NO_INPUTS, Backend, BuildInputs, KernelBackend, SearchedBackend
+from tritongemm.plugins.contracts import Backend, KernelBackend
 from tritongemm.workloads import sizes
 
 
@@ -129,14 +129,11 @@ def compiled(
         groups.setdefault((problem, config.backend), []).append(config)
     jobs = {}
     for (problem, name), configs in groups.items():
-        backend, inputs = registry.get(Backend, name), NO_INPUTS
+        backend = registry.get(Backend, name)
         if not isinstance(backend, KernelBackend):
             continue
-        if isinstance(backend, SearchedBackend):
-            # A compiler process reads a module once: all configs of a problem must be in it.
-            inputs = BuildInputs(backend.write_candidates(problem, configs, target, folder / "winners"))
         for config in configs:
-            jobs[problem, config] = backend.compile_job(config, problem, target, inputs)
+            jobs[problem, config] = backend.compile_job(config, problem, target)
     compiler = BuildPool(ArtifactCache(folder / "cache"))
     try:
         built = {b.digest: b for b in compiler.stream(jobs.values())}

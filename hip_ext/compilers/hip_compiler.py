@@ -7,14 +7,13 @@ the libraries; the rest are constants, and one header, that are made here.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from tritongemm.core import settings
+from tritongemm.core.compiled_files import CompiledFiles
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.hip_ext.compilers.assemble import find
@@ -58,10 +57,12 @@ class HipCompiler:
     Attributes:
         command: program and the options that make it one.
         version: its first line about itself.
+        glue: folder that the options name, where there has to be one; it is there as long as this is.
     """
 
     command: tuple[str, ...]
     version: str
+    glue: TemporaryFolder | None = None
 
     def library(self, source: str, options: tuple[str, ...], seconds: float) -> bytes:
         """The shared library of a source.
@@ -82,6 +83,7 @@ def compiler(arch: str) -> HipCompiler:
 
     Raises:
         UnavailableError: nothing does; says what was looked for.
+        OutputError: what it needs can't be kept in the cache of compiled kernels.
     """
     hipcc = shutil.which("hipcc") or (str(_ROCM / "bin/hipcc") if (_ROCM / "bin/hipcc").is_file() else None)
     if hipcc:
@@ -106,28 +108,36 @@ def compiler(arch: str) -> HipCompiler:
         "-x",
         "hip",
         f"--offload-arch={arch}",
-        f"--rocm-device-lib-path={glue}",
-        f"--rocm-path={glue}",
+        f"--rocm-device-lib-path={glue.path}",
+        f"--rocm-path={glue.path}",
         "-no-hip-rt",
     ]
-    command += [f"-I{glue}", "-isystem", str(headers[0]), "-D__HIP_PLATFORM_AMD__=1"]
-    return HipCompiler(tuple(command), version)
+    command += [f"-I{glue.path}", "-isystem", str(headers[0]), "-D__HIP_PLATFORM_AMD__=1"]
+    return HipCompiler(tuple(command), version, glue)
 
 
-def _glue(clang: str, arch: str, libraries: Path, version: str) -> Path:
-    """Folder of the device libraries and the header that a ROCm would have beside its compiler."""
-    key = hashlib.sha256(f"{version} {arch} {libraries} {_LAYOUT} {_VERSION} {_HALF}".encode()).hexdigest()[:16]
-    place = settings.cache_folder() / f"hip-{key}"
-    if place.is_dir():
-        return place
-    place.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
+def _glue(clang: str, arch: str, libraries: Path, version: str) -> TemporaryFolder:
+    """A folder of this process alone with what a ROCm would have beside its compiler: device libraries and a header."""
+    key = hashlib.sha256(f"{version} {arch} {_LAYOUT} {_FLAGS}".encode()).hexdigest()[:16]
+    kept = CompiledFiles(settings.cache_folder())
+    entry = kept.find(f"hip-{key}")
+    if entry is None:
+        entry = kept.keep(f"hip-{key}", _constants(clang, arch), {})
+    glue = TemporaryFolder()
+    folder = glue.path
     for name in ("ocml.bc", "ockl.bc"):
-        (fresh / name).symlink_to(libraries / name)
-    (fresh / "share/hip").mkdir(parents=True)
-    (fresh / "share/hip/version").write_text(_VERSION, encoding="utf-8")
-    (fresh / "hip").mkdir()
-    (fresh / "hip/hip_fp16.h").write_text(_HALF, encoding="utf-8")
+        (folder / name).symlink_to(libraries / name)
+    (folder / "share/hip").mkdir(parents=True)
+    (folder / "share/hip/version").write_text(_VERSION, encoding="utf-8")
+    (folder / "hip").mkdir()
+    (folder / "hip/hip_fp16.h").write_text(_HALF, encoding="utf-8")
+    for name, bitcode in entry.files.items():
+        (folder / name).write_bytes(bitcode)
+    return glue
+
+
+def _constants(clang: str, arch: str) -> dict[str, bytes]:
+    """The device libraries' control constants, compiled: bitcode by file name."""
     constants = {f"oclc_isa_version_{arch[3:]}": ("ISA_version", "i32", _ISA[arch])}
     constants |= {f"oclc_abi_version_{v}": ("ABI_version", "i32", v) for v in (400, 500, 600)}
     for file, name in _FLAGS.items():
@@ -138,21 +148,10 @@ def _glue(clang: str, arch: str, libraries: Path, version: str) -> Path:
         texts[file] = (
             f"{head}@__oclc_{name} = linkonce_odr protected local_unnamed_addr addrspace(4) constant {kind} {value}\n"
         )
-    for file, text in texts.items():
-        (fresh / f"{file}.ll").write_text(text, encoding="utf-8")
-        compile_ir = [
-            clang,
-            "-x",
-            "ir",
-            "-target",
-            "amdgcn-amd-amdhsa",
-            "-nogpulib",
-            "-emit-llvm",
-            "-Wno-override-module",
-        ]
-        run([*compile_ir, "-c", str(fresh / f"{file}.ll"), "-o", str(fresh / f"{file}.bc")], 60)
-    try:
-        os.rename(fresh, place)
-    except OSError:  # another process was first
-        shutil.rmtree(fresh)
-    return place
+    compile_ir = [clang, "-x", "ir", "-target", "amdgcn-amd-amdhsa", "-nogpulib", "-emit-llvm", "-Wno-override-module"]
+    with TemporaryFolder() as folder:
+        for file, text in texts.items():
+            source = folder / f"{file}.ll"
+            source.write_text(text, encoding="utf-8")
+            run([*compile_ir, "-c", str(source), "-o", str(source.with_suffix(".bc"))], 60)
+        return {f"{file}.bc": (folder / f"{file}.bc").read_bytes() for file in texts}

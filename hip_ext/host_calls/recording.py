@@ -11,6 +11,7 @@ from typing import Any
 from tritongemm.core.launch import HostLaunch
 from tritongemm.hip_ext.binaries import code_object, hidden_args, offload_bundle
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
+from tritongemm.hip_ext.libraries import load_kept
 
 _STEP = 1 << 44  # between the addresses that stand for buffers; no buffer is as long
 
@@ -40,13 +41,14 @@ class RecordedLaunch:
 class LaunchRecorder:
     """What the process of a recording does. It must be one of its own: its runtime takes the place of the real one."""
 
-    def __call__(self, request: tuple[HostLaunch, str, str]) -> Iterator[list[RecordedLaunch]]:
+    def __call__(self, request: tuple[HostLaunch, str, str, str]) -> Iterator[list[RecordedLaunch]]:
         """The kernels that a host call would launch, as one answer.
 
         Args:
-            request: the call, the architecture to read the kernels of, and the library of the runtime that listens.
+            request: the call, the architecture to read the kernels of, the library of the runtime that listens, and
+                the hash of that library.
         """
-        call, arch, runtime = request
+        call, arch, runtime, sha256 = request
         names = [str(p.value) for p in call.params if p.kind == "pointer" and p.value not in ("", "stream")]
         addresses = {name: _STEP * (i + 1) for i, name in enumerate(names)}
         by_address = {address: name for name, address in addresses.items()}
@@ -79,6 +81,6 @@ class LaunchRecorder:
         launch_type = ctypes.CFUNCTYPE(None, ctypes.c_char_p, sizes_type, ctypes.c_size_t, pointers_type)
         memset_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
         listeners = launch_type(on_launch), memset_type(on_memset)
-        ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL).listen(*listeners)
-        PreparedCall(replace(call, runtime=runtime), addresses).launch(0)
+        load_kept(runtime, sha256, ctypes.RTLD_GLOBAL).listen(*listeners)
+        PreparedCall(replace(call, runtime=""), addresses).launch(0)
         yield found

@@ -9,6 +9,7 @@ from typing import Any
 
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.core.launch import HostLaunch
+from tritongemm.hip_ext.libraries import load_kept
 
 _TYPES: dict[str, Any] = {
     "pointer": ctypes.c_void_p,
@@ -21,14 +22,14 @@ C_TYPES = {"pointer": "void*", "i32": "int32_t", "u32": "uint32_t", "i64": "int6
 
 
 @cache
-def _library(path: str, runtime: str) -> ctypes.CDLL:
+def _library(path: str, sha256: str, runtime: str) -> ctypes.CDLL:
     """An open library. It stays open: what it queued, and graphs of that, hold code of it."""
     try:
         if runtime:
             ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
-        return ctypes.CDLL(path)
     except OSError as error:
         raise UnavailableError(f"{path} does not load: {error}") from None
+    return load_kept(path, sha256)
 
 
 class PreparedCall:
@@ -39,12 +40,12 @@ class PreparedCall:
         addresses: device address of each buffer by name; one that is absent is null.
 
     Raises:
-        UnavailableError: the library or what it needs does not load.
+        UnavailableError: the library or what it needs does not load, or is not what was compiled.
         DriverError: it has no such function.
     """
 
     def __init__(self, call: HostLaunch, addresses: Mapping[str, int]) -> None:
-        library = _library(call.path, call.runtime)
+        library = _library(call.path, call.sha256, call.runtime)
         self._symbol = call.symbol
         try:
             self._function: Callable[..., int] = getattr(library, call.symbol)

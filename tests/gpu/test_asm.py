@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from tritongemm.backends.asm.manifest import read
-from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
 from tritongemm.codegen import modules
@@ -24,7 +23,7 @@ from tritongemm.export import kernel_manifest
 from tritongemm.hip_ext.compilers import assemble
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, BuildInputs, KernelBackend
+from tritongemm.plugins.contracts import Backend, KernelBackend
 from tritongemm.runtime.machine import Machine
 
 SIZE = Problem(250, 512, 1024, "bf16", "bf16", "bf16", row_major_b=False)
@@ -79,13 +78,8 @@ def test_ptx_runs(
     from triton.compiler import ASTSource
 
     facts, config = gpu_machine.target, CONFIGS[0]
-    module = modules.write_candidates(SIZE, [config], facts, tmp_path)
-    wanted = (
-        registry.get(KernelBackend, "triton")
-        .compile_job(config, SIZE, facts, BuildInputs(module=Path(module)))
-        .identity
-    )
-    kernel = getattr(triton_backend.import_module(module), config.template)
+    wanted = registry.get(KernelBackend, "triton").compile_job(config, SIZE, facts).identity
+    kernel = getattr(modules.run_text(wanted["source"], config.template), config.template)
     types = {**wanted["signature"], **dict.fromkeys(wanted["constants"], "constexpr")}
     known = {n: 16 for n, t in wanted["signature"].items() if t.startswith("*")} | wanted["divisors"]
     attributes = {(kernel.arg_names.index(n),): [["tt.divisibility", d]] for n, d in known.items()}

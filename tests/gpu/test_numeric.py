@@ -14,7 +14,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import BuildInputs, Family, SearchedBackend
+from tritongemm.plugins.contracts import Family, SearchedBackend
 from tritongemm.runtime.machine import Machine
 from tritongemm.search.space import space
 
@@ -80,9 +80,8 @@ def verify_all(
     for problem in problems:
         chosen = usable(problem, gpu.target, configs)
         assert chosen, problem.key
-        inputs = BuildInputs(triton().write_candidates(problem, chosen, gpu.target, folder))
         for config in chosen:
-            job = triton().compile_job(config, problem, gpu.target, inputs)
+            job = triton().compile_job(config, problem, gpu.target)
             wanted.setdefault(job.digest, []).append((problem, config))
             jobs.append(job)
     built = {b.digest: b for b in compiler.stream(jobs)}
@@ -182,8 +181,7 @@ def test_split_k_gives_the_same_bits_every_time(
         Config("gemv", 1, 16, 256, 1, 4, 4, 1, (("poll", 1),)),
     )
     configs = [Config("tile", 16, 16, 32, 1, 8, 4, 2), CONFIGS[6], *polled]
-    inputs = BuildInputs(triton().write_candidates(problem, configs, gpu.target, tmp_path))
-    jobs = [triton().compile_job(c, problem, gpu.target, inputs) for c in configs]
+    jobs = [triton().compile_job(c, problem, gpu.target) for c in configs]
     built = {b.config: b for b in compiler.stream(jobs)}
     device = driver.open_driver(gpu_machine.vendor).device(gpu_machine.devices[0])
     stream = torch.cuda.Stream(gpu_machine.devices[0])

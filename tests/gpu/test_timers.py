@@ -24,7 +24,7 @@ from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
 from tritongemm.measure.operand_sets import OperandSets, PreparedCandidate
 from tritongemm.measure.timers import rocprofv3
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import BuildInputs, Clock, LibraryBackend, SearchedBackend, Timer
+from tritongemm.plugins.contracts import Clock, LibraryBackend, SearchedBackend, Timer
 from tritongemm.runtime.machine import Machine
 from tritongemm.search import planner
 
@@ -64,9 +64,8 @@ def triton() -> SearchedBackend:
 def built(problem: Problem, machine: Machine, compiler: BuildPool, folder: Path, count: int) -> list[Artifact]:
     """The model's favourites, compiled."""
     plan = planner.plan_search(problem, machine.target, folder, "triton")
-    inputs = BuildInputs(plan.module)
     favourites = plan.order[: 3 * count : 3]
-    jobs = [triton().compile_job(p.config, problem, machine.target, inputs) for p in favourites]
+    jobs = [triton().compile_job(p.config, problem, machine.target) for p in favourites]
     return [b for b in compiler.stream(jobs) if b.status == "ok"]
 
 

@@ -236,8 +236,7 @@ class DamagedCaches(Campaign):
         cache = ArtifactCache(folder / "cache")
         built = Artifact(CONFIG, self._DIGEST, symbol="kernel", registers=32, threads=256, launch={"cluster": 1})
         kept = cache.put(built, self._CODE, "kernel.hsaco")
-        place = cache.path(self._DIGEST)
-        file = rng.choice(sorted(place.iterdir()))
+        file = rng.choice(sorted(Path(kept.path).parent.iterdir()))
         file.write_bytes(damaged(file.read_bytes(), rng))
         outcome = Outcome.HARMLESS
         for _ in range(2):

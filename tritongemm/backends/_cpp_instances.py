@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.launch import Buffer, HostLaunch, Param
 from tritongemm.core.problem import Problem
@@ -116,20 +117,19 @@ def signature(parameters: Sequence[tuple[str, str]]) -> str:
     return ", ".join(f"{C_TYPES[kind]} {name}" for name, kind in parameters)
 
 
-def host_call(
-    path: str, parameters: Sequence[tuple[str, str]], numbers: dict[str, int], runtime: str = ""
-) -> HostLaunch:
+def host_call(artifact: Artifact, numbers: dict[str, int], runtime: str = "") -> HostLaunch:
     """The call of the entry function.
 
     Args:
-        path: shared library.
-        parameters: (name, kind) in order, as it was compiled with.
+        artifact: the shared library, with the parameters (name, kind) in order, as it was compiled with.
         numbers: values of those that are no pointers; ``workspace_bytes`` sizes the workspace.
         runtime: library to load first.
     """
+    parameters = [(str(name), str(kind)) for name, kind in artifact.launch["parameters"]]
     params = tuple(Param(kind, name if kind == "pointer" else numbers[name]) for name, kind in parameters)
     size = numbers.get("workspace_bytes", 0)
-    return HostLaunch(path, "run", params, (Buffer("workspace", size),) if size else (), runtime)
+    buffers = (Buffer("workspace", size),) if size else ()
+    return HostLaunch(artifact.path, artifact.sha256, "run", params, buffers, runtime)
 
 
 def leading(problem: Problem) -> dict[str, int]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import tempfile
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from tritongemm.core.artifact import Artifact
+from tritongemm.core.compiled_files import CompiledEntry, CompiledFiles
 from tritongemm.core.errors import InputError
-
-_BUILT = "built.json"
 
 
 class ArtifactCache:
-    """Compiled kernels by content hash.
+    """Compiled kernels by content hash; whose are used is said in `core.compiled_files`.
 
     Args:
         folder: created on first use.
@@ -24,45 +20,43 @@ class ArtifactCache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._files = CompiledFiles(folder)
 
-    def path(self, digest: str) -> Path:
-        """The folder of one artifact."""
-        return self.folder / digest[:2] / digest
+    def check(self) -> None:
+        """Find out whether the folder can be used, before anything is compiled.
+
+        Raises:
+            OutputError: anybody could replace what is in the folder.
+            InputError: TRITONGEMM_CACHE_TRUST names nobody.
+        """
+        self._files.find("")
 
     def get(self, digest: str) -> Artifact | None:
-        """The artefact, or None if there is none or it is damaged."""
-        place = self.path(digest)
-        try:
-            data = json.loads((place / _BUILT).read_text(encoding="utf-8"))
-            built = Artifact.from_json({**data, "path": str(place / data["path"]) if data["path"] else ""})
-            size = data["launch"].get("bytes")
-            return built if not built.path or os.path.getsize(built.path) == size else None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError):
-            return None
+        """The artefact, or None if there is none, it is damaged, or its owner is nobody who is trusted.
+
+        Raises:
+            OutputError: anybody could replace what is in the folder.
+            InputError: TRITONGEMM_CACHE_TRUST names nobody.
+        """
+        entry = self._files.find(digest)
+        return _artifact(entry) if entry else None
 
     def put(self, built: Artifact, code: bytes, name: str) -> Artifact:
         """Store an artefact; readers see all of it or nothing.
 
         Raises:
-            OSError: the folder can't be written.
+            OutputError: it can't be kept in the folder, or anybody could replace it there.
+            InputError: TRITONGEMM_CACHE_TRUST names nobody.
         """
-        place = self.path(built.digest)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
-        stored = replace(built, path=name if code else "", launch={**built.launch, "bytes": len(code)})
-        try:
-            if code:
-                (fresh / name).write_bytes(code)
-            (fresh / _BUILT).write_text(json.dumps(stored.to_json()), encoding="utf-8")
-        except OSError:
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise
-        try:
-            os.rename(fresh, place)
-        except OSError:  # another process was first, or a damaged entry is in the way
-            if self.get(built.digest) is None:
-                shutil.rmtree(place, ignore_errors=True)
-                os.rename(fresh, place)
-            else:
-                shutil.rmtree(fresh)
-        return replace(built, path=str(place / name) if code else "")
+        stored = replace(built, path=name, sha256=sha256(code).hexdigest()) if code else replace(built, path="")
+        entry = self._files.keep(built.digest, {name: code} if code else {}, stored.to_json(), _artifact)
+        return replace(stored, path=str(entry.path / name) if code else "")
+
+
+def _artifact(entry: CompiledEntry) -> Artifact | None:
+    """What an entry holds, or None where another version kept something else."""
+    name = next(iter(entry.files), "")
+    try:
+        return replace(Artifact.from_json(entry.facts), path=str(entry.path / name) if name else "")
+    except (ValueError, KeyError, TypeError, AttributeError, InputError):
+        return None

@@ -79,11 +79,8 @@ class CompilerWorker:
             return
         try:
             yield ArtifactCache(Path(folder)).put(replace(built, seconds=time.perf_counter() - started), code, name)
-        except OSError as error:
-            yield OutputError(
-                f"compiled kernels can't be kept in {folder}: {error.strerror}; make room, or name another folder in "
-                "TRITONGEMM_CACHE, and run the same command again"
-            )
+        except OutputError as error:
+            yield error
 
     @staticmethod
     def _warm_up(request: WarmUp) -> None:

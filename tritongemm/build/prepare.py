@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.artifact import Artifact, CompileJob
@@ -16,56 +15,18 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
-from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import NO_INPUTS, Backend, BuildInputs, KernelBackend, SearchedBackend
+from tritongemm.plugins.contracts import NO_INPUTS, Backend, BuildInputs, KernelBackend
 
 
-class CompileJobs:
-    """The compile jobs of configs; generated modules are written when the first job needs them.
-
-    Args:
-        wanted: every config there may be a job for: a generated module holds all of its problem's, as a compiler
-            process reads a module once.
-        target: where they run.
-        folder: for generated modules.
-        inputs: files that there are already.
-        cache: compiled kernels; a config in it needs no module. None to write modules in any case.
-    """
-
-    def __init__(
-        self,
-        wanted: Sequence[tuple[Problem, Config]],
-        target: Target,
-        folder: Path,
-        inputs: BuildInputs = NO_INPUTS,
-        cache: ArtifactCache | None = None,
-    ) -> None:
-        self._wanted, self._target, self._folder = wanted, target, folder
-        self._inputs, self._cache = inputs, cache
-        self._modules: dict[tuple[Problem, str], Path] = {}
-
-    def job(self, problem: Problem, config: Config) -> CompileJob | Support:
-        """What to compile for one config on a problem, or why it can't be compiled."""
-        try:
-            backend = registry.get(KernelBackend, config.backend)
-            if not isinstance(backend, SearchedBackend) or self._inputs.module is not None:
-                return backend.compile_job(config, problem, self._target, self._inputs)
-            if self._cache is not None:
-                job = backend.compile_job(config, problem, self._target, self._inputs)
-                if self._cache.get(job.digest) is not None:
-                    return job
-            inputs = replace(self._inputs, module=self._module(backend, problem))
-            return backend.compile_job(config, problem, self._target, inputs)
-        except (TritonGemmError, OSError) as error:
-            return Support(str(error))
-
-    def _module(self, backend: SearchedBackend, problem: Problem) -> Path:
-        key = problem, backend.name
-        if key not in self._modules:
-            configs = dict.fromkeys(c for p, c in self._wanted if p == problem and c.backend == backend.name)
-            self._modules[key] = backend.write_candidates(problem, list(configs), self._target, self._folder)
-        return self._modules[key]
+def compile_job(
+    problem: Problem, config: Config, target: Target, inputs: BuildInputs = NO_INPUTS
+) -> CompileJob | Support:
+    """What to compile for one config on a problem, or why it can't be compiled."""
+    try:
+        return registry.get(KernelBackend, config.backend).compile_job(config, problem, target, inputs)
+    except (TritonGemmError, OSError) as error:
+        return Support(str(error))
 
 
 def brings_kernels(config: Config) -> bool:
@@ -87,25 +48,22 @@ def prepare_launches(
 
     launches: dict[Problem, Launch | HostLaunch | str] = {}
     waiting: list[tuple[Record, CompileJob]] = []
-    with TemporaryFolder() as folder:
-        wanted = [(record.problem, record.config) for record in records]
-        jobs = CompileJobs(wanted, target, folder, cache=cache)
-        for record in records:
-            job = jobs.job(record.problem, record.config)
-            if isinstance(job, Support):
-                launches[record.problem] = job.reason
-            elif (artifact := cache.get(job.digest)) is not None:
-                launches[record.problem] = _launch(record, artifact, target)
-            else:
-                waiting.append((record, job))
-        if waiting:
-            pool = BuildPool(cache, min(len(os.sched_getaffinity(0)), len(waiting)))
-            try:
-                by_digest = {artifact.digest: artifact for artifact in pool.stream(job for _, job in waiting)}
-            finally:
-                pool.close()
-            for record, job in waiting:
-                launches[record.problem] = _launch(record, by_digest[job.digest], target)
+    for record in records:
+        job = compile_job(record.problem, record.config, target)
+        if isinstance(job, Support):
+            launches[record.problem] = job.reason
+        elif (artifact := cache.get(job.digest)) is not None:
+            launches[record.problem] = _launch(record, artifact, target)
+        else:
+            waiting.append((record, job))
+    if waiting:
+        pool = BuildPool(cache, min(len(os.sched_getaffinity(0)), len(waiting)))
+        try:
+            by_digest = {artifact.digest: artifact for artifact in pool.stream(job for _, job in waiting)}
+        finally:
+            pool.close()
+        for record, job in waiting:
+            launches[record.problem] = _launch(record, by_digest[job.digest], target)
     return launches
 
 

@@ -52,6 +52,7 @@ def open_session(args: argparse.Namespace, machine: Machine, protocol: MeasurePr
             if not (args.generate_only or args.compile_only):
                 evaluator.start()
         cache = ArtifactCache(settings.cache_folder())
+        cache.check()
         pool = BuildPool(cache, args.num_threads, args.timeout, must_keep=True)
         stack.callback(pool.close)
         yield Session(evaluators, pool)

@@ -14,7 +14,6 @@ from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -56,10 +55,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             candidates_csv.check(Path(args.profile_file), [*run_files(output), *sizes_file])
         plan = session.make_options(args, machine, roster.backends, protocol, output)
         if args.compare_wo_tuning or args.benchmark:
-            folder = plan.folder
-            if not args.keep:  # modules that a run kept have the same names
-                folder = stack.enter_context(TemporaryFolder())
-            again = Revalidation(tools.evaluators[0], tools.pool, folder, reporter)
+            again = Revalidation(tools.evaluators[0], tools.pool, reporter)
             return _verify(again, rows, reporter) if args.compare_wo_tuning else _retime(again, rows, plan, reporter)
         problems = [row.problem for row in rows]
         store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, problems))

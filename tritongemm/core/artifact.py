@@ -18,7 +18,7 @@ class CompileJob:
     Attributes:
         config: the candidate.
         identity: everything the binary depends on, JSON values only; its hash names the artifact.
-        payload: what the compiler process needs beside that, e.g. the path of the generated module.
+        payload: what the compiler process needs beside that, e.g. folders of headers.
     """
 
     config: Config
@@ -39,6 +39,7 @@ class Artifact:
         config: what was compiled.
         digest: content hash, under which the artifact lies in the cache.
         path: the code object (cubin, hsaco), empty where compiling failed.
+        sha256: of the code object, once it is in the cache.
         symbol: kernel symbol in it.
         registers: vector registers a thread uses (AMD: VGPRs including AGPRs).
         spills: bytes of scratch (AMD) or local memory (NVIDIA) a thread uses.
@@ -55,6 +56,7 @@ class Artifact:
     config: Config
     digest: str
     path: str = ""
+    sha256: str = ""
     symbol: str = ""
     registers: int = 0
     spills: int = 0

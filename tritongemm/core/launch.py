@@ -7,7 +7,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
+
+from tritongemm.core.errors import InputError
 
 _PACK = {"pointer": ("Q", 8), "i32": ("i", 4), "u32": ("I", 4), "i64": ("q", 8), "f32": ("f", 4)}
 
@@ -78,6 +82,7 @@ class Launch:
             the constant bank, not in the parameter block.)
         overlap: it waits itself for the launch before it, and may be started while that one still runs.
         zeroed: memory that is set to zero before each launch, on the same stream; the kernel adds into it.
+        sha256: of the code object; "" where it is not known.
     """
 
     path: str
@@ -91,6 +96,19 @@ class Launch:
     at: tuple[int, ...] = ()
     overlap: bool = False
     zeroed: tuple[Buffer, ...] = ()
+    sha256: str = ""
+
+    def read_code(self) -> bytes:
+        """The code object, as it was compiled.
+
+        Raises:
+            OSError: it can't be read.
+            InputError: the file holds something else now.
+        """
+        code = Path(self.path).read_bytes()
+        if self.sha256 and sha256(code).hexdigest() != self.sha256:
+            raise InputError(f"{self.path} is not the file that was compiled; delete it, and it is compiled again")
+        return code
 
     def offsets(self) -> list[int]:
         """Byte offset of each parameter."""
@@ -146,6 +164,7 @@ class HostLaunch:
 
     Attributes:
         path: shared library.
+        sha256: of that library, which is loaded only while it has this content.
         symbol: the function.
         params: its parameters in order; the pointer called ``stream`` is the stream's handle.
         buffers: memory the parameters point to.
@@ -153,6 +172,7 @@ class HostLaunch:
     """
 
     path: str
+    sha256: str
     symbol: str
     params: tuple[Param, ...]
     buffers: tuple[Buffer, ...]

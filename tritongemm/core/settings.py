@@ -1,6 +1,8 @@
 """The environment, read here and nowhere else.
 
 TRITONGEMM_CACHE    folder of compiled kernels; default: ~/.cache/tritongemm
+TRITONGEMM_CACHE_TRUST   users whose compiled kernels are used too where a folder is shared, separated by ","; "group"
+                    for the folder's group; default: only root, and the owner of a folder that nobody else can write
 TRITONGEMM_CONFIG   tuned records that `tritongemm.mm` serves
 TRITONGEMM_ASM_MANIFESTS   manifests of assembly kernels that compete, separated by ":"
 CK_DIR              Composable Kernel: its sources or an installation; default: ROCm's, or that of the amd-aiter package
@@ -27,20 +29,40 @@ def cache_folder() -> Path:
         UnavailableError: none is named, and the user has no home; or there can be no folder of that name.
     """
     named = os.environ.get("TRITONGEMM_CACHE")  # set but empty means unset, here and below
+    if not named:
+        return default_cache_folder()
     try:
-        folder = Path(named or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tritongemm").expanduser()
+        folder = Path(named).expanduser()
+        with suppress(FileNotFoundError):  # it will be made
+            folder.stat()
+    except RuntimeError:  # "~name" of a user that is not known
+        raise UnavailableError(f"TRITONGEMM_CACHE names {named!r}: there is no such home folder") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UnavailableError(
+            f"compiled kernels can't be kept in {folder}: {why}; name another folder in TRITONGEMM_CACHE"
+        ) from None
+    return folder
+
+
+def default_cache_folder() -> Path:
+    """Folder of compiled kernels where none is named.
+
+    Raises:
+        UnavailableError: the user has no home.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tritongemm").expanduser()
     except RuntimeError:  # a container's user without an entry in its password file
         raise UnavailableError(
             "this user has no home folder to keep compiled kernels in: name one in TRITONGEMM_CACHE"
         ) from None
-    try:
-        with suppress(FileNotFoundError):  # it will be made
-            folder.stat()
-    except OSError as error:
-        raise UnavailableError(
-            f"compiled kernels can't be kept in {folder}: {error.strerror}; name another folder in TRITONGEMM_CACHE"
-        ) from None
-    return folder
+
+
+def cache_trust() -> tuple[str, ...]:
+    """Users whose compiled kernels are used too; ``group`` is the group of the folder."""
+    names = os.environ.get("TRITONGEMM_CACHE_TRUST", "").split(",")
+    return tuple(name.strip() for name in names if name.strip())
 
 
 def tuned_config() -> Path | None:

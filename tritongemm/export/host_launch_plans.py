@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tritongemm.codegen import cpp
 from tritongemm.core import settings
+from tritongemm.core.compiled_files import CompiledFiles
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import HostLaunch
 from tritongemm.core.target import Target
@@ -32,6 +31,7 @@ def record(call: HostLaunch, facts: Target) -> list[RecordedLaunch]:
     Raises:
         InputError: it is not HIP's, it refuses the sizes, or its library can't be run here.
         UnavailableError: no HIP compiler for the runtime that listens.
+        OutputError: that runtime can't be kept.
     """
     if facts.vendor != "amd":
         raise InputError(
@@ -40,7 +40,7 @@ def record(call: HostLaunch, facts: Target) -> list[RecordedLaunch]:
     # Its library holds code for one architecture only, whichever machine this is.
     child = WorkerProcess("tritongemm.hip_ext.host_calls.recording:LaunchRecorder")
     try:
-        (found,) = child.ask((call, facts.name, str(_runtime(facts))), _SECONDS)
+        (found,) = child.ask((call, facts.name, *_runtime(facts)), _SECONDS)
     except (WorkerDied, WorkerTimeout, WorkerError) as error:
         raise InputError(f"{Path(call.path).name}: its host code can't be run: {error}") from None
     finally:
@@ -49,19 +49,17 @@ def record(call: HostLaunch, facts: Target) -> list[RecordedLaunch]:
     return launches
 
 
-def _runtime(facts: Target) -> Path:
-    """The listening runtime's library."""
+def _runtime(facts: Target) -> tuple[str, str]:
+    """The listening runtime's library: its path and its hash."""
     values = {"arch": facts.name, "wave": facts.wave_size, "compute_units": facts.compute_units, "lds": facts.lds_bytes}
     source = cpp.render_cpp("ck/recorder.cpp.j2", **values)
     compiler = hip_compiler.compiler(facts.name)
     key = hashlib.sha256(f"{compiler.version}\n{source}".encode()).hexdigest()[:16]
-    place = settings.cache_folder() / f"recorder-{key}.so"
-    if not place.is_file():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".new-", delete=False) as fresh:
-            fresh.write(compiler.library(source, ("-std=c++17",), _SECONDS))
-        os.rename(fresh.name, place)
-    return place
+    kept, name = CompiledFiles(settings.cache_folder()), "recorder.so"
+    entry = kept.find(f"recorder-{key}")
+    if entry is None:
+        entry = kept.keep(f"recorder-{key}", {name: compiler.library(source, ("-std=c++17",), _SECONDS)}, {})
+    return str(entry.path / name), hashlib.sha256(entry.files[name]).hexdigest()
 
 
 def plans(

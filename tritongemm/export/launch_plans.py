@@ -32,8 +32,7 @@ def launch_plans(
     if isinstance(launch, HostLaunch):
         sizes = {"M": problem.m, "N": problem.n, "K": problem.k}
         return [(c, ".hsaco", p) for c, p in host_launch_plans.plans(launch, facts, _buffers(launch, problem), sizes)]
-    path = Path(launch.path)
-    return [(path.read_bytes(), path.suffix, plan(launch, problem, facts))]
+    return [(launch.read_code(), Path(launch.path).suffix, plan(launch, problem, facts))]
 
 
 def plan(launch: Launch, problem: Problem, facts: Target) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def plan(launch: Launch, problem: Problem, facts: Target) -> dict[str, Any]:
     """
     if any(p.kind == "tma" for p in launch.params):
         raise InputError(f"{launch.symbol} takes tensor maps, which only a driver can make: no plan can hold them")
-    kernel = next(k for k in code_object.read(Path(launch.path).read_bytes()) if k.symbol == launch.symbol)
+    kernel = next(k for k in code_object.read(launch.read_code()) if k.symbol == launch.symbol)
     known = _buffers(launch, problem)
     buffers = []
     for param, offset in zip(launch.params, launch.offsets(), strict=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm.build.pool import BuildPool
-from tritongemm.build.prepare import CompileJobs
+from tritongemm.build.prepare import compile_job
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError
@@ -15,7 +15,6 @@ from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
-from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, BuildInputs, KernelBackend
 
@@ -75,33 +74,33 @@ def launches(problem: Problem, facts: Target, compiler: BuildPool, which: Select
     else:
         candidates, wanted = rank_candidates(problem, facts, which.backend, inputs), which.count or 1
     count, templates, reasons = 0, set[str](), []
-    with TemporaryFolder() as folder:
-        jobs = CompileJobs([(problem, config) for config in candidates], facts, folder, inputs)
-        for config in candidates:
-            if count >= wanted and (not which.count or config.template in templates):
-                continue
-            backend = registry.get(KernelBackend, config.backend)
-            possible = backend.check(config, problem, facts, inputs)
-            artifact = _build(jobs, problem, config, compiler) if possible else possible
-            if isinstance(artifact, Support):
-                reasons.append(f"{config.name}: {artifact}")
-                continue
-            count += 1
-            templates.add(config.template)
-            yield backend.launch(artifact, problem, facts)
+    for config in candidates:
+        if count >= wanted and (not which.count or config.template in templates):
+            continue
+        backend = registry.get(KernelBackend, config.backend)
+        possible = backend.check(config, problem, facts, inputs)
+        artifact = _build(problem, config, facts, inputs, compiler) if possible else possible
+        if isinstance(artifact, Support):
+            reasons.append(f"{config.name}: {artifact}")
+            continue
+        count += 1
+        templates.add(config.template)
+        yield backend.launch(artifact, problem, facts)
     if not count:
         raise InputError(
             f"{problem.key}: no config can be built; the first: {reasons[0] if reasons else 'none is left'}"
         )
 
 
-def _build(jobs: CompileJobs, problem: Problem, config: Config, compiler: BuildPool) -> Artifact | Support:
+def _build(
+    problem: Problem, config: Config, facts: Target, inputs: BuildInputs, compiler: BuildPool
+) -> Artifact | Support:
     """A config compiled, or why it can't be.
 
     Raises:
         InputError: no job can be made of it, e.g. no manifest holds its kernel.
     """
-    job = jobs.job(problem, config)
+    job = compile_job(problem, config, facts, inputs)
     if isinstance(job, Support):
         raise InputError(str(job))
     artifact = compiler.build(job)

@@ -5,12 +5,11 @@ Times are predicted from the binaries, and results are verified by an interprete
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from tritongemm.codegen import modules
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -52,12 +51,12 @@ class InterpreterJob:
     Attributes:
         problem: what is computed.
         config: whose kernel runs.
-        path: the generated module that holds the kernel.
+        text: of the generated module that holds the kernel.
     """
 
     problem: Problem
     config: Config
-    path: str
+    text: str
 
 
 class Interpreter:
@@ -71,10 +70,7 @@ class Interpreter:
 
     def __call__(self, job: InterpreterJob) -> Iterator[tuple[float, float]]:
         """One answer: the error of the config's result, and the largest error that its family allows."""
-        spec = importlib.util.spec_from_file_location("generated", job.path)
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = modules.run_text(job.text, "generated")
         vars(module)["torch"] = self._torch  # The module imports torch only when it is run as a script.
         module.teach_interpreter()
         problem = job.problem
@@ -131,10 +127,10 @@ class OfflineEvaluator(Evaluator):
         for config, support in supports.items():
             if support:
                 runs.setdefault(config.backend, []).append(config)
-        paths = {backend: self._write_module(problem, backend, configs) for backend, configs in runs.items()}
+        texts = {backend: self._module_text(problem, backend, configs) for backend, configs in runs.items()}
         for config in (a.config for a in artifacts):
             if supports[config]:
-                yield self._interpret(problem, config, paths[config.backend])
+                yield self._interpret(problem, config, texts[config.backend])
             else:
                 yield Trial(config, "pruned", supports[config].reason, stage="final")
 
@@ -167,14 +163,14 @@ class OfflineEvaluator(Evaluator):
         """Predicted seconds of one launch, from the config and what its binary says."""
         return cost_model.predict(artifact.config, problem, self.target, artifact).seconds
 
-    def _write_module(self, problem: Problem, backend: str, configs: list[Config]) -> Path:
-        """The path of a generated module that holds the kernels of a searched backend."""
+    def _module_text(self, problem: Problem, backend: str, configs: list[Config]) -> str:
+        """Text of a generated module that holds the kernels of a searched backend."""
         searched: SearchedBackend = registry.get(SearchedBackend, backend)
-        return searched.write_candidates(problem, configs, self.target, self._folder.path)
+        return searched.write_candidates(problem, configs, self.target, self._folder.path).read_text("utf-8")
 
-    def _interpret(self, problem: Problem, config: Config, path: Path) -> Trial:
-        """The trial of one config of the generated module at `path`, on a reduced problem."""
-        job = InterpreterJob(reduced(problem, config), config, str(path))
+    def _interpret(self, problem: Problem, config: Config, text: str) -> Trial:
+        """The trial of one config of a generated module, on a reduced problem."""
+        job = InterpreterJob(reduced(problem, config), config, text)
         try:
             ((error, tolerance),) = self._answers(job)
         except WorkerTimeout as late:

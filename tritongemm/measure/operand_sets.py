@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.core.config import Config
@@ -226,7 +225,7 @@ class OperandSets:
         if isinstance(launch, HostLaunch):
             host_calls = [PreparedCall(launch, self._addresses(launch, copy)) for copy in range(copies)]
             return PreparedCandidate([partial(call.launch, self.stream) for call in host_calls])
-        module = self.device.load(Path(launch.path).read_bytes())
+        module = self.device.load(launch.read_code())
         try:
             function, makers = module.function(launch.symbol), tensor_map_makers(self.device, launch)
             prepared = [

@@ -136,11 +136,9 @@ class BuildInputs:
     """Files that compiling may need beside the config.
 
     Attributes:
-        module: generated module that holds the config's kernel; None where there is none (yet).
         manifests: files that list kernels; empty for those that the environment names.
     """
 
-    module: Path | None = None
     manifests: tuple[Path, ...] = ()
 
 

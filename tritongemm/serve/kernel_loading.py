@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -98,7 +97,7 @@ def _load_launch(device: ServingDevice, launch: Launch | HostLaunch | str) -> Lo
         if isinstance(launch, HostLaunch):
             PreparedCall(launch, {})
             return HostLaunchedKernel(launch)
-        function = device.driver_device.load(Path(launch.path).read_bytes()).function(launch.symbol)
+        function = device.driver_device.load(launch.read_code()).function(launch.symbol)
         _ = function.attributes  # The driver may load code late; a capture must not be the first to ask for it.
         return TunedKernel(launch, function)
     except (TritonGemmError, OSError) as error:

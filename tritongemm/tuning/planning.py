@@ -56,7 +56,6 @@ def plan_tasks(
 def _begin_search(
     task: Task, planned: PlannedProblem, options: TuningOptions, warm_start: WarmStart, watcher: Watcher, backend: str
 ) -> Search:
-    task.module = planned.module
     watcher.planned(task.problem, len(planned.space), planned.pruned)
     plan = SearchPlan(
         planned.space,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 from tritongemm.build.pool import BuildPool
-from tritongemm.build.prepare import CompileJobs, brings_kernels
+from tritongemm.build.prepare import brings_kernels, compile_job
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import FormatRow
@@ -36,12 +35,11 @@ class Revalidation:
     Args:
         evaluator: what verifies and times them.
         pool: compiles their kernels.
-        folder: for generated modules.
         watcher: told of the progress.
     """
 
-    def __init__(self, evaluator: Evaluator, pool: BuildPool, folder: Path, watcher: Watcher) -> None:
-        self.evaluator, self.pool, self.folder, self.watcher = evaluator, pool, folder, watcher
+    def __init__(self, evaluator: Evaluator, pool: BuildPool, watcher: Watcher) -> None:
+        self.evaluator, self.pool, self.watcher = evaluator, pool, watcher
 
     def verify(self, rows: Sequence[FormatRow]) -> list[VerifiedResult]:
         """Check every result; one that can't be run costs itself."""
@@ -67,10 +65,10 @@ class Revalidation:
     def _compiled(self, rows: Sequence[FormatRow]) -> Iterator[tuple[FormatRow, Artifact]]:
         """Each row with its config's artifact."""
         configs = [(row.problem, row.config) for row in rows if row.config is not None]
-        compile_jobs = CompileJobs(configs, self.evaluator.target, self.folder)
         jobs: list[CompileJob | Artifact] = []
         for problem, config in configs:
-            job = compile_jobs.job(problem, config) if brings_kernels(config) else Artifact(config, "")
+            made = compile_job(problem, config, self.evaluator.target) if brings_kernels(config) else None
+            job = Artifact(config, "") if made is None else made
             if isinstance(job, Support):  # e.g. no manifest has its kernel any more
                 job = Artifact(config, "", status="compile_failed", reason=job.reason)
             jobs.append(job)

@@ -25,7 +25,7 @@ from queue import Empty, SimpleQueue
 
 from tritongemm.build.background import BackgroundBuilds
 from tritongemm.build.pool import BuildPool
-from tritongemm.build.prepare import CompileJobs
+from tritongemm.build.prepare import compile_job
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
@@ -36,7 +36,7 @@ from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure import choose
-from tritongemm.plugins.contracts import BuildInputs, Evaluator, Watcher
+from tritongemm.plugins.contracts import Evaluator, Watcher
 from tritongemm.results.store import Store
 from tritongemm.search.warm_start import WarmStart
 from tritongemm.tuning import roster
@@ -181,14 +181,13 @@ class TuningRun:
     def _jobs(self, task: Task) -> Iterator[tuple[Config, CompileJob]]:
         """What to compile of a batch; what is known to fail is not compiled again."""
         known = self.store.trials(task.problem)
-        compile_jobs = CompileJobs((), self._target, self.options.folder, BuildInputs(task.module))
         for config in [*task.batch, *(() if task.libraries_asked else self._candidates(task))]:
             trial = known.get((config.name, "screen"))
             if trial is not None:
                 task.add_trial(trial)
                 if trial.status != "ok" and not self.options.stop:
                     continue
-            job = compile_jobs.job(task.problem, config)
+            job = compile_job(task.problem, config, self._target)
             if isinstance(job, Support):
                 self._keep(task, [Trial(config, "compile_failed", job.reason)])
             else:
@@ -375,6 +374,9 @@ class TuningRun:
     def _tell_what_was_compiled(self, tasks: Sequence[Task]) -> None:
         for task in (t for t in tasks if not any(a.status == "ok" for a in t.artifacts.values())):
             reasons = [f"{name}: {reason}" for name, reason in task.refused.items()]
+            outcomes: list[Artifact | Trial] = [*task.artifacts.values(), *task.trials.values()]
+            failed = next((outcome for outcome in outcomes if outcome.reason), None)
+            reasons += [f"the first, {failed.config.name}: {failed.reason}"] if failed else []
             hints = [] if task.artifacts else roster.suggest_backends(task.problem, self._target, self.options.backends)
             task.fail("; ".join(["no config could be compiled", *reasons, *hints]))
             self.watcher.failed(task.problem, task.failure)

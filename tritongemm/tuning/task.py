@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
-from pathlib import Path
 from statistics import median
 
 from tritongemm.core.artifact import Artifact
@@ -67,7 +66,6 @@ class Task:
         problem: what is tuned.
         state: where it is; `move_to` changes it.
         search: the strategy, which yields batches and is sent their trials; None until the problem has been planned.
-        module: generated module of the problem's kernels, where it has any.
         batch: what the strategy asked for last.
         trials: what became of every config so far, by config name.
         artifacts: what was compiled, by config name.
@@ -83,7 +81,6 @@ class Task:
     problem: Problem
     state: TaskState = TaskState.QUEUED
     search: Search | None = None
-    module: Path | None = None
     batch: list[Config] = field(default_factory=list)
     trials: dict[str, Trial] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)

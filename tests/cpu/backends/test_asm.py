@@ -16,7 +16,6 @@ from tests.support import emulated
 from tritongemm.backends.asm import backend as asm
 from tritongemm.backends.asm import manifest, param_layout
 from tritongemm.cli import launch_plan
-from tritongemm.codegen import modules
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
@@ -219,8 +218,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OwnKernel]:
     for name, options in (("gfx942", "__kpack1__matrix_instr_nonkdim16__waves_per_eu0"), ("sm90", "")):
         facts, folder = target_files.load_target(name), tmp_path_factory.mktemp(name)
         config = Config.parse(TILE + options)
-        inputs = BuildInputs(module=modules.write_candidates(SIZE, [config], facts, folder))
-        one, code, file = TRITON.compile(TRITON.compile_job(config, SIZE, facts, inputs))
+        one, code, file = TRITON.compile(TRITON.compile_job(config, SIZE, facts))
         (folder / file).write_bytes(code)
         launch = TRITON.launch(one, SIZE, facts)
         assert isinstance(launch, Launch)

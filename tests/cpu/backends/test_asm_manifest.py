@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.support import DATA
 from tritongemm.backends.asm import manifest, param_layout
+from tritongemm.core import reading
 from tritongemm.core.errors import InputError
 
 FIELD = DATA / "aiter/hsa"
@@ -47,6 +49,16 @@ def test_every_spelling_of_the_columns(
         ("knl_name,tileM,tileN\n", "no column coname"),
         (BF16 + f"{PLAIN},p.co,1,32\n", "line 2: 4 values for 10 columns"),
         (BF16 + f"{PLAIN},p.co,1,x,64,3,0,1,64,1\n", "line 2: column tilem is 'x'"),
+        (
+            BF16 + f"{PLAIN},p.co,1,²,64,3,0,1,64,1\n",
+            "line 2: column tilem is '²', not a whole number of at most 9 digits",
+        ),
+        (BF16 + f"{PLAIN},p.co,1,{'9' * 5000},64,3,0,1,64,1\n", "line 2: column tilem is '9{60}', not a whole number"),
+        (
+            BF16 + f"{PLAIN},/etc/passwd,1,32,64,3,0,1,64,1\n",
+            "line 2: column co_name is '/etc/passwd', which leads out",
+        ),
+        (BF16 + f"{PLAIN},a/../../p.co,1,32,64,3,0,1,64,1\n", "line 2: column co_name is 'a/../../p.co', which leads"),
         (BF16 + f"{PLAIN},p.co,1,0,64,3,0,1,64,1\n", "line 2: a tile of 0x64"),
         (BF16 + ",p.co,1,32,64,3,0,1,64,1\n", "line 2: a kernel needs a symbol"),
         (BF16 + f"{PLAIN},p.co,1,32,64,3,0,1,64,1\n" * 2, "line 3: .* is in line 2 already"),
@@ -55,6 +67,26 @@ def test_every_spelling_of_the_columns(
 def test_bad_manifests_are_named(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(InputError, match=named):
         manifest.read(write(tmp_path, text))
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    """As spreadsheets write CSV files."""
+    path = write(tmp_path, f"{I8}16,128,1,1,{PLAIN},p.co\n")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [row.tile_m for row in manifest.read(path)] == [16]
+    path.write_bytes(b"\xff" + path.read_bytes())
+    with pytest.raises(InputError, match=r"kernels\.csv: manifest can't be read: byte 0 is not UTF-8"):
+        manifest.read(path)
+
+
+def test_pipes_and_devices_are_no_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a writer, and nothing is read without end."""
+    monkeypatch.setattr(reading, "WRITER_SECONDS", 0.1)
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(InputError, match=r"pipe\.csv is a pipe, and nothing came out of it"):
+        manifest.read(tmp_path / "pipe.csv")
+    with pytest.raises(InputError, match="/dev/zero is a device or a socket; name a file"):
+        manifest.read(Path("/dev/zero"))
 
 
 @pytest.mark.skipif(not FIELD.is_dir(), reason="AITER's manifests are not at hand")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -214,7 +215,8 @@ def call(path: str, symbol: str = "run", runtime: str = "") -> HostLaunch:
         Param("pointer", "stream"),
         Param("f32", 0.25),
     )
-    return HostLaunch(path, symbol, params, (), runtime)
+    content = Path(path).read_bytes() if Path(path).exists() else b""
+    return HostLaunch(path, hashlib.sha256(content).hexdigest(), symbol, params, (), runtime)
 
 
 def test_host_calls_pass_their_arguments(library: str) -> None:
@@ -235,7 +237,7 @@ def test_what_a_host_call_refuses_is_named(library: str, tmp_path: Path) -> None
     assert (refused.value.name, refused.value.code) == ("REFUSED", -7)
     with pytest.raises(DriverError, match="SYMBOL_NOT_FOUND"):
         PreparedCall(call(library, "walk"), {})
-    with pytest.raises(UnavailableError, match=r"absent\.so does not load"):
+    with pytest.raises(UnavailableError, match=r"absent\.so can't be opened: No such file"):
         PreparedCall(call(str(tmp_path / "absent.so")), {})
     with pytest.raises(UnavailableError, match=r"does not load: libabsent\.so"):
         PreparedCall(call(library, runtime="libabsent.so"), {})

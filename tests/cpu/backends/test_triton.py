@@ -13,13 +13,11 @@ import pytest
 from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.codegen import modules
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import BuildInputs, KernelBackend
+from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.search_spaces import loader as target_files
 
 TRITON = registry.get(KernelBackend, "triton")
@@ -52,7 +50,6 @@ def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, Any]) -> Non
     target, config, problem = target_files.load_target("gfx942"), Config("tile", 16, 16, 16), Problem(16, 16, 16)
     digest = TRITON.compile_job(config, problem, target).digest
     assert TRITON.compile_job(config, replace(problem, **other), target).digest != digest
-    assert TRITON.compile_job(config, problem, target, BuildInputs(module=Path("/elsewhere"))).digest == digest
 
 
 def words(code: bytes) -> Iterable[int]:
@@ -71,25 +68,20 @@ def test_a_load_of_less_than_2_gib_is_masked_without_a_branch(tmp_path: Path) ->
     assert triton_backend.small(config, under, sm) == []
     branches = []
     for problem in (under, over):
-        module = modules.write_candidates(problem, [config], gfx, tmp_path)
-        code = TRITON.compile(TRITON.compile_job(config, problem, gfx, BuildInputs(module=module)))[1]
+        code = TRITON.compile(TRITON.compile_job(config, problem, gfx))[1]
         branches.append(sum(w >> 16 == 0xBF88 for w in words(code)))  # s_cbranch_execz
     assert branches[0] < branches[1]
 
 
-def test_a_module_that_another_run_replaced_is_not_compiled(tmp_path: Path) -> None:
-    """Its kernels have the same names; the binary would be kept under the wrong content's name."""
+def test_what_is_compiled_is_the_text_that_names_the_binary() -> None:
+    """A job has all of it: the same kernel for two targets differs, and one edited has another name and other code."""
     config, problem = Config("tile", 32, 32, 32, 1, 2, 4, 2), Problem(64, 64, 512)
-    gfx942, gfx90a = target_files.load_target("gfx942"), target_files.load_target("gfx90a")
-    module = modules.write_candidates(problem, [config], gfx942, tmp_path)
-    job = TRITON.compile_job(config, problem, gfx942, BuildInputs(module=module))
-    assert modules.write_candidates(problem, [config], gfx90a, tmp_path) == module
-    with pytest.raises(
-        InputError, match=r"no longer holds the kernel of tile.*another run writes there; give one another -o"
-    ):
-        TRITON.compile(job)
-    modules.write_candidates(problem, [config], gfx942, tmp_path)
-    assert TRITON.compile(job)[0].status == "ok"
+    job = TRITON.compile_job(config, problem, target_files.load_target("gfx942"))
+    assert job.payload == {"vendor": "amd"}
+    edited = replace(job, identity=job.identity | {"source": job.identity["source"].replace(".wt", ".cs")})
+    (one, code, _), (other, other_code, _) = TRITON.compile(job), TRITON.compile(edited)
+    assert one.digest != other.digest and code != other_code
+    assert TRITON.compile(job)[1] == code
 
 
 @pytest.mark.parametrize(("arch", "dtype"), [("gfx942", "fp8e5m2fnuz"), ("gfx950", "fp8e4m3fn")])
@@ -102,8 +94,7 @@ def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str, 
     )
     changes = []
     for how in (target, replace(target, narrow={})):
-        module = modules.write_candidates(problem, [config], how, tmp_path)
-        code = TRITON.compile(TRITON.compile_job(config, problem, how, BuildInputs(module=module)))[1]
+        code = TRITON.compile(TRITON.compile_job(config, problem, how))[1]
         changes.append(sum(w >> 23 == 0x174 for w in words(code)))  # s_setreg_imm32_b32
     assert changes[0] == 0 < changes[1]
 
@@ -121,8 +112,7 @@ def test_rows_that_start_at_16_bytes_are_read_so(tmp_path: Path) -> None:
     target, config, wide = target_files.load_target("gfx942"), Config("tile", 64, 64, 64), {}
     for k in (1024, 1000, 1001):
         problem = Problem(64, 64, k, row_major_b=False)
-        module = modules.write_candidates(problem, [config], target, tmp_path)
-        code = TRITON.compile(TRITON.compile_job(config, problem, target, BuildInputs(module=module)))[1]
+        code = TRITON.compile(TRITON.compile_job(config, problem, target))[1]
         wide[k] = sum(w >> 26 == 0x38 and w >> 18 & 0x7F == 0x17 for w in words(code))  # buffer_load_dwordx4
     assert wide[1000] == wide[1024] > 0 == wide[1001]
 
@@ -142,15 +132,9 @@ def test_triton_compiles_without_a_gpu_and_only_once(tmp_path: Path, session_cac
     """A real compile: another size finds the binary, what does not fit LDS says so, and nobody saw the sizes."""
     target, problem = target_files.load_target("gfx942"), Problem(24, 16, 32)
     good, large = Config("tile", 16, 16, 16, num_warps=1), Config("tile", 16, 16, 2048, num_warps=4)
-    module = modules.write_candidates(problem, [good, large], target, tmp_path)
     made = BuildPool(ArtifactCache(session_cache), jobs=1)
     try:
-        found = {
-            b.config: b
-            for b in made.stream(
-                TRITON.compile_job(c, problem, target, BuildInputs(module=module)) for c in (good, large)
-            )
-        }
+        found = {b.config: b for b in made.stream(TRITON.compile_job(c, problem, target) for c in (good, large))}
         assert found[good].status == "ok", found[good].reason
         assert (found[good].symbol, found[good].threads) == (good.kernel_name, 64)
         assert found[good].registers > 0 and os.path.getsize(found[good].path) > 1000

@@ -27,7 +27,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import BuildInputs, KernelBackend
+from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
@@ -235,15 +235,14 @@ def test_thousands_of_configs_import_quickly(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("target", [GFX942, SM90], ids=["gfx942", "sm90"])
-def test_every_config_has_its_own_kernel_name(target: target.Target, tmp_path: Path, session_cache: Path) -> None:
+def test_every_config_has_its_own_kernel_name(target: target.Target, session_cache: Path) -> None:
     """A profiler's trace tells binaries apart: the symbol is the config's name, less what is a run-time argument."""
     problem = Problem(64, 64, 64)
     configs = [PLAIN, replace(PLAIN, num_warps=8), TMA_SWAPPED if target.has("tma") else GEMV]
-    module = modules.write_candidates(problem, configs, target, tmp_path)
-    backend, inputs = registry.get(KernelBackend, "triton"), BuildInputs(module)
+    backend = registry.get(KernelBackend, "triton")
     compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
     try:
-        built = list(compiler.stream(backend.compile_job(c, problem, target, inputs) for c in configs))
+        built = list(compiler.stream(backend.compile_job(c, problem, target) for c in configs))
     finally:
         compiler.close()
     assert [b.status for b in built] == ["ok"] * 3, [b.reason for b in built]
@@ -252,7 +251,7 @@ def test_every_config_has_its_own_kernel_name(target: target.Target, tmp_path: P
         assert code_object.arch(code) == target.name
         assert [k.symbol for k in code_object.read(code)] == [one.config.kernel_name] == [one.symbol]
     other = replace(PLAIN, group_m=4)
-    jobs = [backend.compile_job(c, problem, target, inputs) for c in (PLAIN, other)]
+    jobs = [backend.compile_job(c, problem, target) for c in (PLAIN, other)]
     assert jobs[0].digest == jobs[1].digest
     launched = [backend.launch(replace(built[0], config=c), problem, target) for c in (PLAIN, other)]
     assert [launch.params[12].value for launch in launched] == [PLAIN.group_m, 4]

@@ -19,7 +19,7 @@ from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import BuildInputs, Family, KernelBackend, SearchPlan, Strategy
+from tritongemm.plugins.contracts import Family, KernelBackend, SearchPlan, Strategy
 from tritongemm.search import planner
 from tritongemm.search_spaces import loader as target_files
 
@@ -142,10 +142,9 @@ def test_the_toy_is_tuned_and_verified(tmp_path: Path, monkeypatch: pytest.Monke
         planned = planner.plan_search(problem, GFX942, tmp_path, backend.name)
         assert planned.order.configs and "scale_b" in planned.module.read_text()
         search = registry.get(Strategy, "exhaustive").search(SearchPlan(planned.space, planned.order), 3)
-        inputs = BuildInputs(planned.module)
         artifacts = []
         for config in next(search):
-            artifact, code, name = backend.compile(backend.compile_job(config, problem, GFX942, inputs))
+            artifact, code, name = backend.compile(backend.compile_job(config, problem, GFX942))
             (tmp_path / name).write_bytes(code)
             artifacts.append(replace(artifact, path=str(tmp_path / name)))
             launch = backend.launch(artifacts[-1], problem, GFX942)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ KILLED, FAULT = WorkerDied("signal SIGKILL", from_outside=True), WorkerDied("sig
     ids=["killed once", "killed again", "its own fault"],
 )
 def test_an_interpreter_that_others_kill_is_no_fault_of_the_candidate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: list[WorkerDied], status: str, try_again: bool
+    monkeypatch: pytest.MonkeyPatch, ends: list[WorkerDied], status: str, try_again: bool
 ) -> None:
     left = list(ends)
 
@@ -34,5 +33,5 @@ def test_an_interpreter_that_others_kill_is_no_fault_of_the_candidate(
 
     with closing(OfflineEvaluator(target_files.load_target("gfx942"), 5.0)) as evaluator:
         monkeypatch.setattr(evaluator._process, "ask", ask)
-        trial = evaluator._interpret(Problem(16, 16, 16), Config("tile", 16, 16, 16), tmp_path)
+        trial = evaluator._interpret(Problem(16, 16, 16), Config("tile", 16, 16, 16), "")
     assert (trial.status, trial.try_again, left) == (status, try_again, [])

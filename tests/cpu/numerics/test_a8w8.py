@@ -108,9 +108,9 @@ def test_every_template_applies_the_scales(interpreter: WorkerProcess, tmp_path:
         c.template for c in CONFIGS
     }
     assert not missing
-    path = modules.write_candidates(problem, CONFIGS, SM90, tmp_path)
+    text = modules.write_candidates(problem, CONFIGS, SM90, tmp_path).read_text()
     for config in CONFIGS:
-        ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, config, str(path)), 60)
+        ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, config, text), 60)
         assert error <= tolerance, config.name
 
 

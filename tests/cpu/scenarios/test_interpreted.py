@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.kernel_cases import DESCRIBED, GEMV, GEMV_ROW, GFX942, PLAIN, POINTERS, SM90, SPLIT
-from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.codegen import modules, render
 from tritongemm.core import target
 from tritongemm.core.config import Config
@@ -31,10 +30,10 @@ def errors(
     child: WorkerProcess, problem: Problem, configs: list[Config], target: target.Target, folder: Path
 ) -> dict[str, float]:
     """Each config's share of the error allowed, by Triton's interpreter."""
-    path = modules.write_candidates(problem, configs, target, folder)
+    text = modules.write_candidates(problem, configs, target, folder).read_text()
     found = {}
     for config in configs:
-        ((error, tolerance),) = child.ask(InterpreterJob(problem, config, str(path)), 60)
+        ((error, tolerance),) = child.ask(InterpreterJob(problem, config, text), 60)
         found[config.name] = error if tolerance == 0 else error / tolerance
     return found
 
@@ -104,9 +103,8 @@ def test_the_interpreter_is_mended_once(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(holder, name, getattr(holder, name))  # what it was afterwards
     monkeypatch.setattr(builder, "taught", True, raising=False)
     del builder.taught
-    module = triton_backend.import_module(
-        modules.write_candidates(Problem(8, 8, 8, "bf16", "bf16", "bf16"), [PLAIN], SM90, tmp_path)
-    )
+    written = modules.write_candidates(Problem(8, 8, 8, "bf16", "bf16", "bf16"), [PLAIN], SM90, tmp_path)
+    module = modules.run_text(written.read_text(), "generated")
     plain = builder.create_dot
     module.teach_interpreter()
     mended = builder.create_dot

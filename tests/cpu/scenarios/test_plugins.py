@@ -68,7 +68,7 @@ def test_it_is_compiled_with_the_others(tmp_path: Path, capsys: pytest.CaptureFi
     size = ["-m", "33", "-n", "48", "-k", "64", "--target", "gfx942", "--budget", "2", "--num_threads", "2"]
     out = ["-o", str(tmp_path / "out.yaml"), "--compile_only"]
     assert tune.main([*size, "--libtype", f"triton,{BACKEND}", *out]) == 0
-    compiled = {json.loads(path.read_text())["config"] for path in (tmp_path / "cache").rglob("*.json")}
+    compiled = {json.loads(path.read_text())["facts"]["config"] for path in (tmp_path / "cache").rglob("*.json")}
     assert any(BACKEND in name for name in compiled) and any(BACKEND not in name for name in compiled)
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.codegen import modules
 from tritongemm.codegen.template_facts import fault, tail
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
@@ -17,7 +16,7 @@ from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import BuildInputs, KernelBackend
+from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
@@ -34,18 +33,12 @@ GLUON = (WS, WS_SPLIT, WS_TWO_PARTS, WS_SWAPPED, WS_SWAPPED_SPLIT)
 
 
 @pytest.mark.parametrize(("row_a", "row_b", "bias"), [(True, False, "none"), (False, True, "n")])
-def test_warps_with_roles_compile_without_spills(
-    row_a: bool, row_b: bool, bias: str, tmp_path: Path, session_cache: Path
-) -> None:
+def test_warps_with_roles_compile_without_spills(row_a: bool, row_b: bool, bias: str, session_cache: Path) -> None:
     """One group multiplies in `WS_SPLIT`, two in `WS`; four more warps stand by for the one that fetches."""
     problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", row_a, row_b, bias)
-    module = modules.write_candidates(problem, list(GLUON), SM90, tmp_path)
     compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
     try:
-        jobs = {
-            c: registry.get(KernelBackend, "triton").compile_job(c, problem, SM90, BuildInputs(module=Path(module)))
-            for c in GLUON
-        }
+        jobs = {c: registry.get(KernelBackend, "triton").compile_job(c, problem, SM90) for c in GLUON}
         built = {b.config: b for b in compiler.stream(jobs.values())}
     finally:
         compiler.close()
@@ -74,16 +67,13 @@ def test_warps_with_roles_compile_without_spills(
     ],
 )
 def test_a_tile_of_two_powers_of_two_is_fetched_and_stored_in_two_parts(
-    config: Config, size: tuple[int, int, int], boxes: str, programs: int, tmp_path: Path, session_cache: Path
+    config: Config, size: tuple[int, int, int], boxes: str, programs: int, session_cache: Path
 ) -> None:
     """Columns of the matrix unit: those of B, or swapped the rows of A."""
     problem = Problem(*size, "bf16", "bf16", "bf16", True, False)
-    module = modules.write_candidates(problem, [config], SM90, tmp_path)
     compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
     try:
-        built = compiler.build(
-            registry.get(KernelBackend, "triton").compile_job(config, problem, SM90, BuildInputs(module=Path(module)))
-        )
+        built = compiler.build(registry.get(KernelBackend, "triton").compile_job(config, problem, SM90))
     finally:
         compiler.close()
     launch = registry.get(KernelBackend, "triton").launch(built, problem, SM90)

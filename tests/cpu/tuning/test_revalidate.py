@@ -85,7 +85,7 @@ def test_recorded_gains_are_timed_again(tmp_path: Path, capsys: pytest.CaptureFi
     compiler = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)
     gpu = FakeEvaluator(seconds=lambda config: 2e-6, baseline_seconds=3e-6, fits=lambda problem: problem.m != 5)
     with Reporter() as reporter:
-        again = Revalidation(gpu, compiler, tmp_path, reporter)
+        again = Revalidation(gpu, compiler, reporter)
         retimed = again.retime(rows, "torch")
         print_retimed(reporter, retimed)
         said = capsys.readouterr()

@@ -11,7 +11,6 @@ from tests.support.racing import CODE, SIZE, TOY, Drop, race
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import tune
-from tritongemm.codegen import modules
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
@@ -21,7 +20,7 @@ from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults
 from tritongemm.hip_ext.driver import driver
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, BuildInputs, Family, KernelBackend
+from tritongemm.plugins.contracts import Backend, Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning import roster
 from tritongemm.tuning.finalists import LIBRARY_PLACES, pick_finalists
@@ -149,10 +148,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     facts, folder = target_files.load_target("gfx942"), tmp_path_factory.mktemp("asm")
     config = Config.parse("tile__bm16__bn16__bk32__gm1__sk1__w1__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0")
     triton_backend = registry.get(KernelBackend, "triton")
-    module = modules.write_candidates(SIZE, [config], facts, folder)
-    built, code, name = triton_backend.compile(
-        triton_backend.compile_job(config, SIZE, facts, BuildInputs(module=module))
-    )
+    built, code, name = triton_backend.compile(triton_backend.compile_job(config, SIZE, facts))
     (folder / name).write_bytes(code)
     (folder / "short.co").write_bytes(code[: len(code) // 2])
     rest = f"mn,{built.launch['dynamic_shared']},{built.threads},fp16,TT"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.launch import HostLaunch, Launch
@@ -42,9 +40,7 @@ class WorkingToyBackend(KernelBackend):
         return _source().check(_theirs(config), problem, target, inputs)
 
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
-        folder = settings.cache_folder() / "toy_modules"
-        module: Path = _source().write_candidates(problem, [_theirs(config)], target, folder)
-        job = _source().compile_job(_theirs(config), problem, target, BuildInputs(module))
+        job = _source().compile_job(_theirs(config), problem, target)
         return CompileJob(config, job.identity | {"backend": self.name}, job.payload)
 
     def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:

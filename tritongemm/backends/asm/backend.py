@@ -144,8 +144,8 @@ def _rows(manifests: Sequence[Path]) -> list[KernelRow]:
 
 def _config(row: KernelRow, target: Target, split: int) -> Config:
     warps, stages = (row.threads or _THREADS) // target.wave_size, row.prefetch or 2
-    group = row.others.get("group_m", "")
-    sizes = row.tile_m, row.tile_n, row.sub_k, int(group) if group.isdigit() else 1, split, warps, stages
+    group_m = manifest.whole_number(row.others.get("group_m", "")) or 1
+    sizes = row.tile_m, row.tile_n, row.sub_k, group_m, split, warps, stages
     return Config(row.symbol, *sizes, backend="asm")
 
 
@@ -251,6 +251,7 @@ def _make_launch(built: Artifact, problem: Problem) -> Launch:
         buffers=tuple(Buffer(n, size) for n, size in sizes.items() if n in names and size),
         at=tuple(offsets),
         zeroed=(Buffer("c", problem.m * problem.n * problem.c.bytes),) if _adds_into_c(facts["layout"], config) else (),
+        sha256=built.sha256,
     )
 
 

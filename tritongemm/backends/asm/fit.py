@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from tritongemm.backends.asm import param_layout, scaled
-from tritongemm.backends.asm.manifest import KernelRow
+from tritongemm.backends.asm.manifest import KernelRow, whole_number
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.target import Target
@@ -87,7 +87,7 @@ def _own_refusal(row: KernelRow, problem: Problem) -> str | None:
         return f"it takes {takes or 'no scales'}, the problem has {given or 'none'}"
     if problem.bias != ("n" if row.bias else "none"):
         return f"it adds {'a bias along N' if row.bias else 'no bias'}, not {problem.bias}"
-    multiples = [int(v) if v.isdigit() else 0 for v in row.others.get("multiple", "1/1/1").split("/")]
+    multiples = [whole_number(v) or 0 for v in row.others.get("multiple", "1/1/1").split("/")]
     if len(multiples) != 3 or 0 in multiples:
         return f"column multiple is {row.others['multiple']!r}, not three numbers as in 1/16/64 for M, N and K"
     odd = [n for n, s, m in zip("MNK", (problem.m, problem.n, problem.k), multiples, strict=True) if s % m]
@@ -108,8 +108,7 @@ def _bytes(name: str, row: KernelRow, problem: Problem) -> int:
 
 def _fixed_split(row: KernelRow) -> int:
     """Splits along K that a kernel of ours was made for."""
-    fixed = row.others.get("split", "1")
-    return int(fixed) if fixed.isdigit() else 1
+    return whole_number(row.others.get("split", "")) or 1
 
 
 def splits(row: KernelRow, problem: Problem, target: Target) -> list[int]:

@@ -3,7 +3,7 @@
 Columns are known by these names, in any case and with or without underscores:
 
 knl_name                symbol of the kernel
-co_name, knl_file       its code object, or a source (``.s``, ``.ptx``) to assemble, relative to the manifest
+co_name, knl_file       its code object, or a source (``.s``, ``.ptx``) to assemble, in the manifest's folder or below
 tileM, tileN            tile of C one workgroup makes
 subK                    K of one step; no split may be shorter (64 where the column is absent)
 splitK                  1 if the kernel can share the K loop of a tile
@@ -21,9 +21,10 @@ from __future__ import annotations
 import csv
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.reading import read_bytes
 
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LINE_COMMENT = re.compile(r"//.*|#.*| ;.*")
@@ -39,6 +40,8 @@ _NUMBERS = {
     "lds": 0,
     "threads": 0,
 }
+_MOST_DIGITS = 9
+_SHOWN = 60  # characters of a value in a message
 _REQUIRED = ("knlname", "coname", "tilem", "tilen")
 
 
@@ -98,9 +101,9 @@ def read(path: Path) -> list[KernelRow]:
         InputError: can't be read, a column is missing, or a value is no number; names file, line and column.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: manifest can't be read: {error}") from error
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: manifest can't be read: byte {error.start} is not UTF-8") from None
     # Lines keep their numbers while comments go.
     text = _COMMENT.sub(lambda m: "\n" * m[0].count("\n"), text)
     lines = [_LINE_COMMENT.sub("", line).strip() for line in text.splitlines()]
@@ -123,6 +126,12 @@ def read(path: Path) -> list[KernelRow]:
     return rows
 
 
+def whole_number(text: str) -> int | None:
+    """The number that a cell holds, or None if it holds something else or more digits than any has here."""
+    plain = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    return int(text) if plain else None
+
+
 def _key(name: str) -> str:
     plain = name.lower().replace("_", "")
     return _SYNONYMS.get(plain, plain)
@@ -136,14 +145,23 @@ def _row(path: Path, number: int, line: str, columns: list[str], spelled: list[s
     numbers = {}
     for name, default in _NUMBERS.items():
         cell = values.pop(name, "")
-        if cell and not cell.isdigit():
-            raise InputError(f"{path}: line {number}: column {name} is {cell!r}, not a whole number")
-        numbers[name] = int(cell) if cell else default
+        value = whole_number(cell) if cell else default
+        if value is None:
+            raise InputError(
+                f"{path}: line {number}: column {name} is {cell[:_SHOWN]!r}, not a whole number of at most "
+                f"{_MOST_DIGITS} digits"
+            )
+        numbers[name] = value
     if not (numbers["tilem"] and numbers["tilen"] and numbers["subk"]):
         raise InputError(f"{path}: line {number}: a tile of {numbers['tilem']}x{numbers['tilen']} is none")
     symbol, name = values.pop("knlname"), values.pop("coname")
     if not symbol or not name:
         raise InputError(f"{path}: line {number}: a kernel needs a symbol and a code object")
+    if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+        column = spelled[columns.index("coname")]
+        raise InputError(
+            f"{path}: line {number}: column {column} is {name[:_SHOWN]!r}, which leads out of the manifest's folder"
+        )
     layout, grid = values.pop("layout", ""), values.pop("grid", "")
     return KernelRow(
         manifest=str(path),

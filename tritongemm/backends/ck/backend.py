@@ -126,8 +126,7 @@ class CkBackend(KernelBackend):
 
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> HostLaunch:
         numbers = _cpp_instances.leading(problem) | {"splits": artifact.config.split_k, "time_kernel": 0}
-        parameters = [(str(n), str(k)) for n, k in artifact.launch["parameters"]]
-        return _cpp_instances.host_call(artifact.path, parameters, numbers, "libamdhip64.so")
+        return _cpp_instances.host_call(artifact, numbers, "libamdhip64.so")
 
 
 def _headers() -> tuple[Path, ...]:

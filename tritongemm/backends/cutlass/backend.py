@@ -149,8 +149,7 @@ class CutlassBackend(KernelBackend):
             "swizzle": config.group_m,
             "raster": config.option("raster"),
         }
-        parameters = [(str(n), str(k)) for n, k in artifact.launch["parameters"]]
-        return _cpp_instances.host_call(artifact.path, parameters, numbers)
+        return _cpp_instances.host_call(artifact, numbers)
 
 
 def _shares_tiles(config: Config) -> bool:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from math import gcd, lcm
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from tritongemm.backends._code_files import CODE_FILES
@@ -126,14 +121,14 @@ class TritonBackend(SearchedBackend):
             "arch": target.name,
             "wave": target.wave_size,
             "lds": target.lds_bytes,
-            "source": render.kernel_source(problem, config.template, target),
+            "source": render.kernel_alone(problem, config.template, target),
             "constants": geometry_module.constants(config, problem),
             "options": template_facts.compiler_options(config),
             "signature": signature(config, problem),
             "divisors": divisors(problem),
             "small": small(config, problem, target),
         }
-        return CompileJob(config, identity, {"module": str(inputs.module or ""), "vendor": target.vendor})
+        return CompileJob(config, identity, {"vendor": target.vendor})
 
     def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:
         return _compile_with_triton(job)
@@ -236,27 +231,6 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
     return result | dict.fromkeys(NUMBERS, "i32")
 
 
-def import_module(path: Path) -> ModuleType:
-    """A generated module, as its file is now.
-
-    Raises:
-        InputError: it is no Python file.
-    """
-    return _import(str(path), path.read_bytes())
-
-
-@lru_cache(maxsize=256)
-def _import(path: str, text: bytes) -> ModuleType:
-    """A generated module; `text` tells one from another that lay there before it."""
-    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path} is not a Python module")
-    module = importlib.util.module_from_spec(spec)
-    sys.dont_write_bytecode = True
-    spec.loader.exec_module(module)
-    return module
-
-
 def _gluon_source(kernel: Any, types: dict[str, str], constants: dict[str, Any], attributes: dict[Any, Any]) -> Any:
     """Source of a kernel in Gluon, where a descriptor's type says how its block lies in shared memory."""
     from triton.experimental.gluon import language as gl
@@ -290,12 +264,8 @@ def _compile_with_triton(job: CompileJob) -> tuple[Artifact, bytes, str]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    wanted, module = job.identity, Path(job.payload["module"])
-    if wanted["source"] not in module.read_text(encoding="utf-8"):
-        raise InputError(
-            f"{module} no longer holds the kernel of {job.config.name}: another run writes there; give one another -o"
-        )
-    kernel = getattr(import_module(module), job.config.template)
+    wanted = job.identity
+    kernel = getattr(modules.run_text(wanted["source"], job.config.template), job.config.template)
     constants = wanted["constants"]
     types = {**wanted["signature"], **dict.fromkeys(constants, "constexpr")}
     pointers = [n for n, t in wanted["signature"].items() if t.startswith("*")]
@@ -380,4 +350,5 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
         cluster=built.launch["cluster"],
         at=tuple(built.launch["offsets"]),
         overlap=bool(target.overlap),
+        sha256=built.sha256,
     )

@@ -1,0 +1,274 @@
+"""Compiled files on disk, in a folder that users may share: what is found is what somebody trusted kept, whole.
+
+A folder that its owner alone can write holds the entries of all. In one that others can write too, which must have the
+sticky bit, each user has a folder of its own, `user-<number>`, and reads those of trusted users. What a user can't keep
+in the folder, e.g. because an administrator filled it for others to read, goes to the user's default folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tritongemm.core import settings
+from tritongemm.core.errors import OutputError, UnavailableError
+from tritongemm.core.ownership import Owners, others_write, owners
+
+_BUILT = "built.json"
+_PRIVATE, _READABLE = 0o700, 0o755  # of folders; never more, whatever the umask allows, for writable ones are not used
+_NO_LINKS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class CompiledEntry:
+    """What is kept under a key.
+
+    Attributes:
+        path: folder of the files.
+        facts: JSON values that were kept with them.
+        files: content by name.
+    """
+
+    path: Path
+    facts: dict[str, Any]
+    files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where entries are looked for, of which owners, and where new ones go; None where this user can't keep any."""
+
+    read: tuple[Path, ...]
+    write: Path | None
+    owners: Owners
+
+
+class CompiledFiles:
+    """Entries by key, each a folder of files that is written once.
+
+    Args:
+        folder: made when something is kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find(self, key: str) -> CompiledEntry | None:
+        """An entry, or None if there is none that is whole and of an owner who is trusted.
+
+        Raises:
+            OutputError: anybody could replace what is in the folder.
+            InputError: TRITONGEMM_CACHE_TRUST names nobody.
+        """
+        try:
+            places = self._places
+        except OSError:  # there is no folder yet, or it can't be one
+            return None
+        found = next((e for e in (_read(_place(p, key), key, places.owners) for p in places.read) if e), None)
+        return self._default.find(key) if found is None and places.write is None and self._default else found
+
+    def keep(
+        self,
+        key: str,
+        files: Mapping[str, bytes],
+        facts: dict[str, Any],
+        usable: Callable[[CompiledEntry], object] = lambda entry: entry,
+    ) -> CompiledEntry:
+        """Keep files under a key; readers see all of them or nothing.
+
+        Args:
+            key: of the entry; one that is damaged or not usable is replaced, any other stays.
+            files: content by plain name.
+            facts: JSON values to keep with them.
+            usable: whether an entry that is there can be used, if it is whole.
+
+        Raises:
+            OutputError: they can't be kept, or anybody could replace them.
+            InputError: TRITONGEMM_CACHE_TRUST names nobody.
+        """
+        try:
+            _make(self.folder, self._folder_mode)
+            if self._places.write is None and self._default is not None:
+                return self._default.keep(key, files, facts, usable)
+            place = _place(self._places.write or self.folder, key)
+            self._write(place, key, files, facts, usable)
+            return CompiledEntry(place, facts, files)
+        except OSError as error:
+            raise OutputError(
+                f"compiled kernels can't be kept in {self.folder}: {error.strerror}; make room, or name another folder "
+                "in TRITONGEMM_CACHE, and run the same command again"
+            ) from error
+
+    def open_verified(self, path: str, sha256: str) -> int:
+        """A descriptor of a kept file, whose owner, mode and content were verified after it was opened.
+
+        Raises:
+            UnavailableError: it can't be opened, is of nobody who is trusted, or is not what was kept.
+            OutputError: anybody could replace what is in the folder.
+            InputError: TRITONGEMM_CACHE_TRUST names nobody.
+        """
+        try:
+            handle = os.open(path, _NO_LINKS)
+            if _is_trusted_file(handle, self._places.owners) and _hash(_content(handle)) == sha256:
+                return handle
+        except OSError as error:
+            raise UnavailableError(f"{path} can't be opened: {error.strerror}") from None
+        os.close(handle)
+        raise UnavailableError(f"{path} is not the file that was compiled; delete it, and it is compiled again")
+
+    @cached_property
+    def _places(self) -> _Places:
+        status = os.stat(self.folder)
+        shared = others_write(status)
+        if shared and not status.st_mode & stat.S_ISVTX:
+            raise OutputError(
+                f"{self.folder} can be written by others, who could replace compiled kernels: run chmod g-w,o-w on it, "
+                "or chmod +t if it is shared on purpose, or name another folder in TRITONGEMM_CACHE"
+            )
+        trusted = owners(self.folder, status, settings.cache_trust())
+        own = self.folder / _user(os.geteuid()) if shared else self.folder
+        writable = (shared or status.st_uid in trusted) and os.access(self.folder, os.W_OK | os.X_OK)
+        write = own if writable or self._default is None else None
+        return _Places((self.folder, *self._folders_of(trusted)), write, trusted)
+
+    def _folders_of(self, trusted: Owners) -> Iterator[Path]:
+        """The folders that trusted users have in this one."""
+        users = set(trusted.uids)
+        if trusted.group is not None:
+            names = (p.name.partition("-") for p in self.folder.glob(_user("*")))
+            users |= {int(n) for _, _, n in names if n.isascii() and n.isdigit() and int(n) in trusted}
+        return (place for place in (self.folder / _user(uid) for uid in sorted(users)) if place.is_dir())
+
+    @cached_property
+    def _default(self) -> CompiledFiles | None:
+        """The user's default folder, where this is another one."""
+        try:
+            folder = settings.default_cache_folder()
+        except UnavailableError:
+            return None
+        return None if folder == self.folder else CompiledFiles(folder)
+
+    @property
+    def _folder_mode(self) -> int:
+        return _READABLE if self._default else _PRIVATE
+
+    def _write(
+        self,
+        place: Path,
+        key: str,
+        files: Mapping[str, bytes],
+        facts: dict[str, Any],
+        usable: Callable[[CompiledEntry], object],
+    ) -> None:
+        _make(place.parent, self._folder_mode)
+        own = place.parents[1]
+        if own != self.folder and not Owners(frozenset([os.geteuid()])).may_use(os.lstat(own)):
+            raise OutputError(f"{own} is not this user's folder alone: remove it, or name another in TRITONGEMM_CACHE")
+        built = {"key": key, "files": {name: _hash(content) for name, content in files.items()}, "facts": facts}
+        text = json.dumps({**built, "sha256": _hash_of_facts(built)})
+        fresh = place.parent / f".new-{secrets.token_hex(8)}"
+        os.mkdir(fresh, self._folder_mode)
+        try:
+            for name, content in {**files, _BUILT: text.encode()}.items():
+                with os.fdopen(os.open(fresh / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as out:
+                    out.write(content)
+            try:
+                os.rename(fresh, place)
+            except OSError:  # another process was first, or what can't be used is in the way
+                entry = _read(place, key, self._places.owners)
+                if entry is None or not usable(entry):
+                    _remove(place)
+                    os.rename(fresh, place)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _user(uid: int | str) -> str:
+    return f"user-{uid}"
+
+
+def _place(folder: Path, key: str) -> Path:
+    return folder / key[:2] / key
+
+
+def _make(folder: Path, mode: int) -> None:
+    """Make a folder and those above it where they are missing."""
+    for one in reversed([folder, *folder.parents]):
+        if not one.is_dir():
+            try:
+                os.mkdir(one, mode)
+            except FileExistsError:
+                if not one.is_dir():
+                    raise NotADirectoryError(20, "Not a directory", str(one)) from None
+
+
+def _remove(place: Path) -> None:
+    """Remove what is in the way of an entry, as far as it goes."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        place.unlink(missing_ok=True)
+
+
+def _read(place: Path, key: str, trusted: Owners) -> CompiledEntry | None:
+    """An entry, if it is whole and of a trusted owner."""
+    try:
+        folder = os.open(place, _NO_LINKS | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        if not trusted.may_use(os.fstat(folder)):
+            return None
+        built = json.loads(_read_file(folder, _BUILT, trusted))
+        said, hashes, facts = built.pop("sha256"), built["files"], built["facts"]
+        if built["key"] != key or said != _hash_of_facts(built) or any("/" in name for name in hashes):
+            return None
+        files = {name: _read_file(folder, name, trusted) for name in hashes}
+        whole = all(_hash(content) == hashes[name] for name, content in files.items())
+        return CompiledEntry(place, facts, files) if whole else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    finally:
+        os.close(folder)
+
+
+def _read_file(folder: int, name: str, trusted: Owners) -> bytes:
+    """A file of an entry.
+
+    Raises:
+        OSError: it can't be read, is a link or no file, or is of somebody else.
+    """
+    handle = os.open(name, _NO_LINKS, dir_fd=folder)
+    try:
+        if not _is_trusted_file(handle, trusted):
+            raise PermissionError(f"{name} is no file of a trusted owner")
+        return _content(handle)
+    finally:
+        os.close(handle)
+
+
+def _is_trusted_file(handle: int, trusted: Owners) -> bool:
+    status = os.fstat(handle)
+    return stat.S_ISREG(status.st_mode) and trusted.may_use(status)
+
+
+def _content(handle: int) -> bytes:
+    with open(handle, "rb", closefd=False) as file:
+        return file.read()
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _hash_of_facts(built: dict[str, Any]) -> str:
+    return _hash(json.dumps(built, sort_keys=True).encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from tritongemm.formats import Defaults
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, Plugin, Strategy, Timer
-from tritongemm.results.store import check_output_name
+from tritongemm.results.run_files import check_output_name
 from tritongemm.search_spaces import loader as target_files
 
 EXAMPLES = """\
@@ -143,7 +144,10 @@ def parser() -> argparse.ArgumentParser:
     g = p.add_argument_group("what to tune")
     problem_options(g)
     g.add_argument(
-        "--gemm-size-file", metavar="FILE", help="a file of sizes or of stored results; YAML: a list of {M, N, K, …}"
+        "--gemm-size-file",
+        type=os.path.expanduser,
+        metavar="FILE",
+        help="a file of sizes or of stored results; YAML: a list of {M, N, K, …}",
     )
     _add_actions(p)
     _add_places(p)
@@ -282,11 +286,13 @@ def _add_results(p: argparse.ArgumentParser) -> None:
         "--o",
         "--tuning-results-file",
         dest="output",
+        type=os.path.expanduser,
         metavar="FILE",
         help="write results into this YAML file (default output/tuning_results_<target>.yaml)",
     )
     g.add_argument(
         "--profile-file",
+        type=os.path.expanduser,
         metavar="FILE",
         help="write a CSV with every candidate of every backend: kernel, status, reason, times, error",
     )

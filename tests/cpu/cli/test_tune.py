@@ -96,7 +96,7 @@ def test_it_says_what_it_does(tuned: Tuned) -> None:
 
 def test_it_keeps_modules(tuned: Tuned) -> None:
     """A winner for each size, and with --keep the module of all candidates, not only of those checked."""
-    names = {p.name for p in (tuned.folder / "out_kernels").iterdir()}
+    names = {p.name for p in (tuned.folder / "out_kernels").glob("*.py")}
     sizes_ = ("16_16_16", "8_16_16", "5_16_16")
     assert names == {f"{kind}_{s}.py" for s in sizes_ for kind in ("gemm", "generated_kernel")}
     text = (tuned.folder / "out_kernels" / "generated_kernel_8_16_16.py").read_text()
@@ -212,7 +212,7 @@ def test_one_size_by_default(
     assert tune.main(["-m", "16", "-n", "16", "-k", "16", "--budget", "1"]) == 0
     (row,) = yaml.safe_load(Path("output/tuning_results_gfx942.yaml").read_text())
     assert (row["M"], row["target"], row["timer"]) == (16, "gfx942", "model")
-    assert [p.name for p in Path("output/tuning_results_gfx942_kernels").iterdir()] == ["gemm_16_16_16.py"]
+    assert [p.name for p in Path("output/tuning_results_gfx942_kernels").glob("*.py")] == ["gemm_16_16_16.py"]
     assert "16x16x16_fp16_TT" in capsys.readouterr().out
 
 
@@ -291,7 +291,7 @@ def test_outputs_that_can_not_be(tuned: Tuned, tmp_path: Path, capsys: pytest.Ca
         for path, complaint in (
             (tmp_path / "file" / "out.yaml", "can't be written"),
             (Path("/proc/out.yaml"), "/proc/out.yaml can't be written: No such file or directory; choose another file"),
-            (tmp_path, "is a folder; name a file with -o"),
+            (tmp_path, "is a folder, not a file that can be replaced; choose another file with -o"),
             (held, f"held by another run (process {os.getpid()})"),
             (copy, "another toolchain (triton 0."),
             (tuned.folder / "sizes.yaml", "line 2 is not a result; name another file with -o"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -47,12 +48,11 @@ def test_what_is_no_file_of_ours_is_not_replaced(
     path = Path("out")
     make(path)
     before = path.lstat()
-    for write in (
-        lambda: files.check_place(path, lambda start: True, "mine", "choose another"),
-        lambda: files.atomic_write(path, "new", "choose another"),
-    ):
-        with pytest.raises(OutputError, match=rf"^out is {what}.*; choose another$"):
-            write()
+    complaint = rf"^out is {what}.*; choose another$"
+    with pytest.raises(OutputError, match=complaint):
+        files.check_place(path, lambda start: True, "mine", "choose another")
+    with pytest.raises(OutputError, match=complaint):
+        files.atomic_write(path, "new", "choose another")
     assert path.lstat() == before and len(list(tmp_path.iterdir())) <= 2, "no debris"
     if stat.S_ISLNK(before.st_mode):
         assert Path("real").read_text() == "mine"
@@ -65,6 +65,17 @@ def test_places_that_can_not_be_written_are_found_before_work_starts(tmp_path: P
     with pytest.raises(OutputError, match=r"can't be written: .*; choose another$"):
         files.check_place(tmp_path / name, lambda start: True, "mine", "choose another")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_that_can_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one without the right to be searched, which stops nobody who may do everything."""
+
+    def refuse(path: Path) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "lstat", refuse)
+    with pytest.raises(OutputError, match=r"out can't be written: Permission denied; choose another$"):
+        files.check_place(tmp_path / "out", lambda start: True, "mine", "choose another")
 
 
 def test_a_file_of_another_kind_is_told_by_its_beginning(tmp_path: Path) -> None:

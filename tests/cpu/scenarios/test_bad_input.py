@@ -187,6 +187,16 @@ def test_underscores_and_dashes() -> None:
     assert options.parse([*SIZE, "--no_warmup"]).warmup == 0 and not options.parse([*SIZE, "--no_resume"]).resume
 
 
+def test_the_home_folder_is_named_as_in_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the shell leaves it to the command, as in --tuning_results_file=~/tuned.yaml."""
+    monkeypatch.setenv("HOME", "/home/nobody")
+    one = options.parse(["--gemm_size_file=~/s.yaml", "--tuning_results_file=~/t.yaml", "--profile_file=~/p.csv"])
+    assert (one.gemm_size_file, one.output, one.profile_file) == (
+        "/home/nobody/s.yaml", "/home/nobody/t.yaml", "/home/nobody/p.csv",
+    )  # fmt: skip
+    assert options.parse([*SIZE, "-o", "a~b"]).output == "a~b"
+
+
 def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         tune.main(["--help"])

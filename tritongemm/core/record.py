@@ -122,8 +122,12 @@ class Record:
         return {**data, "problem": self.problem.to_json(), "config": self.config.name, **self.extra}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Record:
+    def from_json(cls, data: Mapping[str, Any], problem: Problem | None = None) -> Record:
         """The record that `to_json` made; keys that are no field are kept in `extra`.
+
+        Args:
+            data: the fields.
+            problem: what it is of; None for what the data say.
 
         Raises:
             InputError: a value is not of its field's kind, or out of range.
@@ -131,5 +135,5 @@ class Record:
         """
         known = {f.name for f in fields(cls)} - {"extra"}
         held = {k: v for k, v in data.items() if k in known}
-        held |= {"problem": Problem.from_json(data["problem"]), "config": read_config(data["config"])}
+        held |= {"problem": problem or Problem.from_json(data["problem"]), "config": read_config(data["config"])}
         return cls(**held, extra={k: v for k, v in data.items() if k not in known})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from zlib import crc32
 
 from tritongemm.core import files
 from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.problem import Problem
 from tritongemm.results import schema
 from tritongemm.results.schema import Line
 
@@ -132,13 +133,14 @@ def read(path: Path) -> JournalLines:
 def _parsed(lines: Iterable[bytes]) -> Iterator[Line | str]:
     """What each line says, or why it can't be read."""
     number_of_schema, summed = 1, False
+    problems: dict[Hashable, Problem] = {}
     for line in lines:
         body, is_sound = _checked(line)
         summed = summed or is_sound
         try:
             if not is_sound and (summed or _CHECKSUM in line):
                 raise InputError("its checksum does not agree")
-            found = schema.read_line(json.loads(body), number_of_schema)
+            found = schema.read_line(json.loads(body), number_of_schema, problems)
             if found.kind == "header":
                 number_of_schema = schema.schema_of(found.value)
             yield found

@@ -12,7 +12,7 @@ is 1. Every line is read by itself, because a journal of schema 1 that is contin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -80,12 +80,13 @@ def schema_of(header: Mapping[str, Any]) -> int:
     return number
 
 
-def read_line(entry: Any, schema: int) -> Line:
+def read_line(entry: Any, schema: int, problems: dict[Hashable, Problem]) -> Line:
     """What a line says; a kind of line is told from others by its first key here.
 
     Args:
         entry: the line's JSON.
         schema: of the journal.
+        problems: those of the lines before, by their JSON; most lines are about a problem of another one.
 
     Raises:
         InputError, KeyError, TypeError, ValueError, AttributeError: the line is damaged.
@@ -98,7 +99,7 @@ def read_line(entry: Any, schema: int) -> Line:
         if "record" in entry:
             return Line("record", read_record(entry["record"]))
         if "trial" in entry:
-            return Line("trial", (read_problem(entry["problem"]), read_trial(entry["trial"])))
+            return Line("trial", (_known_problem(entry["problem"], problems), read_trial(entry["trial"])))
         if "merged" in entry:
             return Line("merged", _read_problems(entry["merged"]))
         if schema > SCHEMA:
@@ -125,6 +126,18 @@ def _read_header(data: Any) -> dict[str, Any]:
         raise InputError(f"header has no {', '.join(missing)}")
     schema_of(data)
     return dict(data)
+
+
+def _known_problem(data: Any, problems: dict[Hashable, Problem]) -> Problem:
+    """As `read_problem`, from the problems that are known where it is one of them."""
+    _require_map(data, "problem")
+    key = tuple(data.items())
+    try:
+        if key not in problems:
+            problems[key] = read_problem(data)
+        return problems[key]
+    except TypeError:  # scales are maps, which are no keys
+        return read_problem(data)
 
 
 def _require_map(data: Any, field: str) -> None:
@@ -191,5 +204,4 @@ def read_record(data: Mapping[str, Any]) -> Record:
         InputError, KeyError, TypeError: it can't be.
     """
     _require_map(data, "record")
-    problem = read_problem(data["problem"])
-    return Record.from_json({**data, "problem": problem.to_json()})
+    return Record.from_json(data, read_problem(data["problem"]))

@@ -219,6 +219,26 @@ def test_a_kind_of_line_of_tomorrow(tmp_path: Path) -> None:
     assert journal_lines(path)[1] == {"uplift": 1.5}
 
 
+def test_values_of_tomorrow_are_no_damage(tmp_path: Path) -> None:
+    """A status, a stage or a result that only a newer version knows: its line is kept, and the others are used."""
+    path = tmp_path / "out.yaml"
+    with take(path):
+        pass
+    rewrite_header(path, {**journal_lines(path)[0]["header"], "schema": SCHEMA + 1})
+    lines = [
+        {"problem": ONE.to_json(), "trial": {**trial(0).to_json(), "status": "paused"}},
+        {"problem": ONE.to_json(), "trial": {**trial(1).to_json(), "samples": [[1e-6, 2e-6]]}},
+        {"record": {**record(ONE).to_json(), "seconds": {"hot": 1e-6}}},
+        {"problem": ONE.to_json(), "trial": {**trial(2).to_json(), "watts": 700}},
+    ]
+    append(path, *lines)
+    with pytest.warns(NewerVersionWarning, match="3 of the lines of .* a newer version wrote it: status must be"):
+        store = take(path)
+    with store:
+        assert list(store.trials(ONE).values()) == [trial(2)] and store.record(ONE) is None
+    assert journal_lines(path)[1:] == lines
+
+
 def test_rows_of_a_newer_version_keep_their_places(tmp_path: Path) -> None:
     path = tmp_path / "out.yaml"
     with take(path) as store:

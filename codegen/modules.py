@@ -23,10 +23,20 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 
 
+def candidates_path(problem: Problem, folder: Path) -> Path:
+    """Where the module of all candidates lies."""
+    return folder / f"{render.module_name(problem)}.py"
+
+
+def winner_path(problem: Problem, folder: Path) -> Path:
+    """Where the module of the winner lies."""
+    return folder / f"{render.module_name(problem).replace('generated_kernel', 'gemm')}.py"
+
+
 def write_candidates(problem: Problem, configs: Sequence[Config], target: Target, folder: Path) -> Path:
     """Write the module of all candidates; its path."""
     family = registry.get(Family, problem.family)
-    path = folder / f"{render.module_name(problem)}.py"
+    path = candidates_path(problem, folder)
     library = registry.baseline().torch_function(problem)
     numbers = family.tolerance(problem), family.input_deviation(problem), family.typical_scale(problem)
     atomic_write(path, render.module(problem, list(configs), target, *numbers, library))
@@ -37,7 +47,7 @@ def write_winner(record: Record, target: Target, folder: Path) -> Path:
     """Write the winner as a module to paste into a project; its path."""
     how = "predicted" if record.timer == PREDICTED else "measured"
     remark = f"Config {record.config.name}: {record.seconds * 1e6:.2f} us {how} ({record.timer})."
-    path = folder / f"{render.module_name(record.problem).replace('generated_kernel', 'gemm')}.py"
+    path = winner_path(record.problem, folder)
     atomic_write(path, render.winner(record.problem, record.config, target, remark))
     return path
 

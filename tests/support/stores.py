@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults
+from tritongemm.results import journal
 from tritongemm.results.store import Store
 from tritongemm.workloads import sizes
 
@@ -46,6 +48,29 @@ def record(problem: Problem, seconds: float = 1e-5, **other: Any) -> Record:
         **other,
     }
     return Record(problem, config=CONFIG, seconds=seconds, **facts)
+
+
+def journal_of(path: Path) -> Path:
+    """The journal of an output."""
+    return path.with_name(path.name + ".journal")
+
+
+def append(path: Path, *entries: dict[str, Any]) -> None:
+    """Write lines at the end of an output's journal, as a run does."""
+    with journal_of(path).open("ab") as file:
+        file.writelines(map(journal.encode, entries))
+
+
+def journal_lines(path: Path) -> list[dict[str, Any]]:
+    """What the lines of an output's journal hold, without their checksums."""
+    lines = map(json.loads, journal_of(path).read_text().splitlines())
+    return [{key: value for key, value in line.items() if key != "crc32"} for line in lines]
+
+
+def rewrite_header(path: Path, header: Any) -> None:
+    """Replace the header of an output's journal, with the checksum that belongs to it."""
+    _, *rest = journal_of(path).read_bytes().splitlines(keepends=True)
+    journal_of(path).write_bytes(journal.encode({"header": header}) + b"".join(rest))
 
 
 def known(store: Store) -> list[tuple[str, str]]:

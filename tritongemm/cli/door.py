@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
-from tritongemm.core import files
+from tritongemm.core import temporary_folder
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.printable import printable
 
@@ -113,7 +113,7 @@ def _described(error: OSError) -> str:
         return "the current folder is not there any more; change into another one"
     path = error.filename if isinstance(error.filename, str) else ""
     try:
-        advice = f"; {files.TEMPORARY_ADVICE}" if files.is_temporary(Path(path)) else ""
+        advice = f"; {temporary_folder.TEMPORARY_ADVICE}" if temporary_folder.is_temporary(Path(path)) else ""
     except OSError as none:  # no folder for temporary files at all
         return f"{none.strerror}; name one in TMPDIR"
     return (f"{path}: " if path else "") + (error.strerror or str(error)) + advice

@@ -14,7 +14,7 @@ from tritongemm.formats import Defaults
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, Plugin, Strategy, Timer
-from tritongemm.results.store import check_output_name
+from tritongemm.results.run_files import check_output_name
 from tritongemm.search_spaces import loader as target_files
 
 EXAMPLES = """\

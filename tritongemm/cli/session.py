@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
+from tritongemm.codegen.modules import winner_path
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
@@ -22,8 +23,11 @@ from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Evaluator, ExternalTimer, Timer
+from tritongemm.results.run_files import module_folder
 from tritongemm.results.store import Store
 from tritongemm.runtime.machine import Machine, toolchain
+from tritongemm.tuning.final_race import write_best_kernel
+from tritongemm.tuning.run import TuningRun
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def make_options(
     """
     stop = "generate" if args.generate_only else "compile" if args.compile_only else ""
     return TuningOptions(
-        folder=output.parent / f"{output.stem}_kernels",
+        folder=module_folder(output),
         strategy=args.strategy or ("guided" if machine.devices and not stop else "exhaustive"),
         budget=args.budget[0],
         seconds=args.budget[1],
@@ -127,6 +131,17 @@ def open_store(
         problems=problems,
         compute_units=machine.target.compute_units,
     )
+
+
+def write_missing_winners(problems: Sequence[Problem], run: TuningRun) -> None:
+    """Write the modules of winners that are not there, e.g. because their folder was deleted before the run went on."""
+    for problem in problems:
+        record = run.store.record(problem)
+        if record is None or winner_path(problem, run.options.folder).exists():
+            continue
+        raced = [t for (_, stage), t in run.store.trials(problem).items() if stage == "final"]
+        with suppress(InputError):  # a template of an older version that is there no more
+            write_best_kernel(record, raced, run.evaluators[0].target, run.options)
 
 
 def _identity(protocol: MeasureProtocol) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tritongemm.cli import door, options, session
+from tritongemm.codegen.modules import candidates_path, winner_path
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
@@ -20,7 +21,8 @@ from tritongemm.plugins.contracts import Family
 from tritongemm.report import candidates_csv
 from tritongemm.report.console import Reporter
 from tritongemm.report.revalidation import print_retimed, print_verified
-from tritongemm.results.store import Store, run_files
+from tritongemm.results.run_files import RunFiles, holding_module_folder
+from tritongemm.results.store import Store
 from tritongemm.runtime.machine import Machine, find_machine
 from tritongemm.tuning.revalidate import Revalidation, require_results
 from tritongemm.tuning.roster import choose_roster
@@ -52,13 +54,14 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         output = Path(args.output or f"output/tuning_results_{machine.target.name}.yaml")
         if args.profile_file is not None:
             sizes_file = [] if args.gemm_size_file is None else [Path(args.gemm_size_file)]
-            candidates_csv.check(Path(args.profile_file), [*run_files(output), *sizes_file])
+            candidates_csv.check(Path(args.profile_file), [*RunFiles(output).every(), *sizes_file])
         plan = session.make_options(args, machine, roster.backends, protocol, output)
         if args.compare_wo_tuning or args.benchmark:
             again = Revalidation(tools.evaluators[0], tools.pool, reporter)
             return _verify(again, rows, reporter) if args.compare_wo_tuning else _retime(again, rows, plan, reporter)
         problems = [row.problem for row in rows]
         store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, problems))
+        stack.enter_context(holding_module_folder(plan.folder, output))
         return _tune(problems, TuningRun(tools.evaluators, tools.pool, store, plan, reporter), args, command)
 
 
@@ -132,10 +135,11 @@ def _merging(
 def _tune(problems: list[Problem], run: TuningRun, args: argparse.Namespace, command: str) -> int:
     store, reporter, folder = run.store, run.watcher, run.options.folder
     assert isinstance(reporter, Reporter)
-    done_before = sum(store.record(p) is not None for p in problems)
-    if done_before:
+    wanted = [p for p in problems if store.record(p) is None]
+    if len(wanted) < len(problems):
         reporter.say(
-            f"{done_before} of {len(problems)} sizes are in {store.path} already (--no-resume measures them anew)"
+            f"{len(problems) - len(wanted)} of {len(problems)} sizes are in {store.path} already (--no-resume measures "
+            "them anew)"
         )
 
     def write_profile() -> None:
@@ -145,6 +149,8 @@ def _tune(problems: list[Problem], run: TuningRun, args: argparse.Namespace, com
 
     with _merging(store, problems, command, write_profile):
         failures = run.tune(problems)
+        if not run.options.stop:
+            session.write_missing_winners(problems, run)
     counts = ", ".join(f"{n} {s}" for s, n in sorted(reporter.statuses.items()))
     if run.options.stop:
         reporter.say(f"modules: {folder}" + (f"; compiled: {counts}" if counts else ""))
@@ -153,9 +159,10 @@ def _tune(problems: list[Problem], run: TuningRun, args: argparse.Namespace, com
         if counts:
             reporter.say(f"trials: {counts}")
         if any(store.record(p) for p in problems):
-            reporter.say(f"results: {store.path}; winners as modules: {folder}")
-        for module in () if args.keep else folder.glob("generated_kernel_*.py"):
-            module.unlink()
+            modules = any(winner_path(p, folder).exists() for p in problems)
+            reporter.say(f"results: {store.path}" + (f"; winners as modules: {folder}" if modules else ""))
+        for problem in () if args.keep else wanted:
+            candidates_path(problem, folder).unlink(missing_ok=True)
         for problem, reason in failures.items():
             door.tell(f"failed: {problem.key}: {reason}")
     return door.WRONG if failures else door.DONE

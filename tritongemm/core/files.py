@@ -1,28 +1,117 @@
-"""Text files that are replaced as a whole: a reader sees the old text or the new, never a part."""
+"""Files that are written: each replaced as a whole, and only where a file of the same kind may stand.
+
+A reader of a text that is replaced sees the old text or the new, never a part. What is no regular file (a link, a
+device, a pipe, a folder) is neither replaced nor opened.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
-import shutil
-import tempfile
+import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from tritongemm.core.errors import OutputError
+from tritongemm.core.temporary_folder import TEMPORARY_ADVICE, is_temporary
 
 _RANDOM_BYTES = 4  # in the name of a text that is being written
+_UNFINISHED = rf"\.\d+\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}"
+_START_BYTES = 1 << 12  # of a file are read to see of what kind it is
 
 ADVICE = "make room and run the same command again, or choose another file with -o"
-TEMPORARY = "tritongemm-"  # what the names of temporary folders begin with
-TEMPORARY_ADVICE = "make room there, or name another folder for temporary files in TMPDIR"
+
+_OTHER_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a link"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
-def is_temporary(path: Path) -> bool:
-    """Whether a path is a temporary folder of ours, or lies in one."""
-    folder = Path(tempfile.gettempdir())
-    return any(each.parent == folder and each.name.startswith(TEMPORARY) for each in (path, *path.parents))
+def _mode(path: Path) -> int | None:
+    """The mode of a file, whose kind it tells as well; None where there is none. A link is not followed."""
+    try:
+        return path.lstat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _fault(mode: int) -> str:
+    """Why a file of this mode is not replaced; "" where it may be."""
+    other = next((words for holds, words in _OTHER_KINDS if holds(mode)), "")
+    if other:
+        return f"is {other}, not a file that can be replaced"
+    return "" if mode & 0o222 else "is read-only: make it writable"
+
+
+def _unfinished(path: Path) -> Path:
+    """Where a file's new text is written before it takes the file's place.
+
+    The name is unique, so that two processes that write the same file do not write into each other's text.
+    """
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(_RANDOM_BYTES)}")
+
+
+def _create(path: Path) -> int:
+    """Make a file that nobody has made yet, not even as a link; its descriptor."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """Open a regular file, without following a link and without waiting for another process; its descriptor.
+
+    Raises:
+        OSError: it can't be opened, or is no regular file.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file")
+
+
+def read_regular(path: Path, size: int = -1) -> bytes:
+    """The first bytes of a regular file, all of them where no size is given.
+
+    Raises:
+        OSError: it can't be read, or is no regular file.
+    """
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        return file.read(size)
+
+
+def check_place(path: Path, is_ours: Callable[[bytes], bool], what: str, advice: str) -> None:
+    """Refuse a place where no file of ours can be written, or that holds something else, before work starts.
+
+    Args:
+        path: the file, there or not; its folder is made where it is missing.
+        is_ours: whether a file that begins so is of the kind that is to be written.
+        what: that kind in words, e.g. ``a journal of tritongemm``.
+        advice: what an error tells the user to do.
+
+    Raises:
+        OutputError: says why.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = _mode(path)
+        fault = "" if mode is None else _fault(mode)
+        if mode is not None and not fault and not is_ours(read_regular(path, _START_BYTES)):
+            fault = f"is not {what}"
+        if not fault:
+            fresh = _unfinished(path)
+            os.close(_create(fresh))
+            fresh.unlink()
+    except OSError as error:
+        raise OutputError(f"{path} can't be written: {error.strerror}; {advice}") from error
+    if fault:
+        raise OutputError(f"{path} {fault}; {advice}")
 
 
 def atomic_write(path: Path, text: str, advice: str = ADVICE) -> None:
@@ -34,18 +123,21 @@ def atomic_write(path: Path, text: str, advice: str = ADVICE) -> None:
         advice: what an error tells the user to do.
 
     Raises:
-        OutputError: the file can't be written, e.g. because the disk is full; the old text is still there.
+        OutputError: the file can't be written, e.g. because the disk is full or it is a link or read-only; what was
+            there before still is.
     """
-    # The name is unique, so that two processes that write the same file do not write into each other's text.
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(_RANDOM_BYTES)}")
+    fresh = _unfinished(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w", encoding="utf-8") as out:
+        mode = _mode(path)
+        if mode is not None and (fault := _fault(mode)):
+            raise OutputError(f"{path} {fault}; {advice}")
+        with os.fdopen(_create(fresh), "w", encoding="utf-8") as out:
             out.write(text)
             out.flush()
             os.fsync(out.fileno())
-        if path.exists():
-            shutil.copymode(path, fresh)
+        if mode is not None:
+            fresh.chmod(stat.S_IMODE(mode))
         os.replace(fresh, path)
     except OSError as error:
         with suppress(OSError):
@@ -60,14 +152,36 @@ def atomic_write(path: Path, text: str, advice: str = ADVICE) -> None:
             os.close(folder)
 
 
-def sweep(path: Path) -> None:
-    """Delete the unfinished texts of a file that processes left when they were killed while they replaced it.
+def keep_beside(path: Path, suffix: str, data: bytes) -> Path:
+    """Write bytes into a new file beside another one; its path, which has a number where the name is taken.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    kept, number = path.with_name(path.name + suffix), 1
+    while True:
+        try:
+            descriptor = _create(kept)
+            break
+        except FileExistsError:
+            number += 1
+            kept = path.with_name(f"{path.name}{suffix}.{number}")
+    with os.fdopen(descriptor, "wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    return kept
+
+
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Delete the unfinished texts that processes left in a folder when they were killed while they replaced a file.
 
     Args:
-        path: the file; the caller holds its lock, so that nobody else is writing it now.
+        folder: where they lie; the caller holds the lock of what is swept, so that nobody else is writing it now.
+        name: of the file that was replaced; None for every file of the folder.
     """
-    unfinished = re.compile(rf"\.{re.escape(path.name)}\.\d+\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}")
+    unfinished = re.compile((r"\..+" if name is None else rf"\.{re.escape(name)}") + _UNFINISHED)
     with suppress(OSError):
-        for found in path.parent.iterdir():
+        for found in folder.iterdir():
             if unfinished.fullmatch(found.name):
                 found.unlink(missing_ok=True)

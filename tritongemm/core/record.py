@@ -9,10 +9,42 @@ from typing import Any
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.trial import PREDICTED
+from tritongemm.core.values import (
+    DEVIATION,
+    FINITE,
+    FINITE_OR_NONE,
+    FLAG,
+    MAP,
+    POSITIVE,
+    POSITIVE_OR_NONE,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    read_config,
+    require,
+)
 
 # Number of the form in which journals and results files are written. It rises where a reader that ignores a new key
 # would take a result for another one; a key that only adds to what is known does not raise it.
 SCHEMA = 2
+
+_FIELD_KINDS = {
+    "target": TEXT,
+    "winner": TEXT,
+    "seconds": POSITIVE,
+    "spread": FINITE,
+    "timer": TEXT,
+    "error": DEVIATION,
+    "tolerance": FINITE_OR_NONE,
+    "library_seconds": POSITIVE_OR_NONE,
+    "library": TEXT,
+    "tie": FLAG,
+    "verified": TEXT,
+    "toolchain": TEXTS,
+    "cold": FLAG,
+    "compute_units": WHOLE,
+    "extra": MAP,
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +70,9 @@ class Record:
             files, and the result then serves any device of its target.
         extra: keys that a newer version wrote and this one does not know, as JSON values; they are written back, and
             do not count when records are compared.
+
+    Raises:
+        InputError: a value is not of its field's kind, or out of range.
     """
 
     problem: Problem
@@ -57,6 +92,9 @@ class Record:
     cold: bool = True
     compute_units: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        require(self.__dict__, _FIELD_KINDS)
 
     @property
     def predicted(self) -> bool:
@@ -84,9 +122,18 @@ class Record:
         return {**data, "problem": self.problem.to_json(), "config": self.config.name, **self.extra}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Record:
-        """The record that `to_json` made; keys that are no field are kept in `extra`."""
+    def from_json(cls, data: Mapping[str, Any], problem: Problem | None = None) -> Record:
+        """The record that `to_json` made; keys that are no field are kept in `extra`.
+
+        Args:
+            data: the fields.
+            problem: what it is of; None for what the data say.
+
+        Raises:
+            InputError: a value is not of its field's kind, or out of range.
+            KeyError, TypeError: a field is missing.
+        """
         known = {f.name for f in fields(cls)} - {"extra"}
         held = {k: v for k, v in data.items() if k in known}
-        held |= {"problem": Problem.from_json(data["problem"]), "config": Config.parse(data["config"])}
+        held |= {"problem": problem or Problem.from_json(data["problem"]), "config": read_config(data["config"])}
         return cls(**held, extra={k: v for k, v in data.items() if k not in known})

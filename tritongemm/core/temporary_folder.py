@@ -20,6 +20,7 @@ from typing import Any
 from tritongemm.core.errors import OutputError
 
 MEMORY = "/dev/shm"  # where Linux keeps files in memory
+TEMPORARY_ADVICE = "make room there, or name another folder for temporary files in TMPDIR"
 _PREFIX = "tritongemm-"
 _OURS = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")  # as tempfile names folders
 _LOCK, _FILES = "lock", "files"  # what is in a folder
@@ -58,6 +59,12 @@ class TemporaryFolder:
     def close(self) -> None:
         """Remove the folder with all that is in it."""
         self._remove()
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a path is a temporary folder of ours, or lies in one."""
+    place = Path(tempfile.gettempdir())
+    return any(each.parent == place and each.name.startswith(_PREFIX) for each in (path, *path.parents))
 
 
 def sweep() -> None:

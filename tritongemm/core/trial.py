@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.values import DEVIATION, FINITE_OR_NONE, TEXT, TIMES, one_of, read_config, require
 
 PREDICTED = "model"  # The timer of a trial or record whose time was predicted, not measured.
 BASELINE_ENTRY = "the baseline"  # The baseline's name among a race's samples; no config's name has a blank.
 STATUSES = ("ok", "pruned", "compile_failed", "out_of_resources", "timeout", "crashed", "wrong")
+STAGES = ("screen", "final")
+_FIELD_KINDS = {
+    "status": one_of(*STATUSES),
+    "reason": TEXT,
+    "samples": TIMES,
+    "timer": TEXT,
+    "stage": one_of(*STAGES),
+    "error": DEVIATION,
+    "tolerance": FINITE_OR_NONE,
+    "outside": FINITE_OR_NONE,
+}
 
 
 @dataclass(frozen=True)
@@ -23,7 +37,7 @@ class Trial:
         reason: why the status is not ``ok``, with its numbers.
         samples: seconds of one launch each, in the order taken.
         timer: label of the clock that took them, or `PREDICTED`.
-        stage: ``screen`` (cheap) or ``final`` (interleaved, verified).
+        stage: one of `STAGES`: ``screen`` (cheap) or ``final`` (interleaved, verified).
         error: deviation from the reference as the family measures it; None when not checked.
         tolerance: largest error the family allows.
         outside: share of the elements beyond it, where some were allowed to be; None where none were.
@@ -65,6 +79,17 @@ class Trial:
         return kept
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Trial:
-        """The trial that `to_json` wrote."""
-        return cls(**{**data, "config": Config.parse(data["config"]), "samples": tuple(data["samples"])})
+    def from_json(cls, data: Mapping[str, Any]) -> Trial:
+        """The trial that `to_json` wrote.
+
+        Raises:
+            InputError: a value is not of its field's kind, or out of range.
+            KeyError, TypeError: a field is missing, or there is one more.
+        """
+        require(data, _FIELD_KINDS)
+        trial = cls(**{**data, "config": read_config(data["config"]), "samples": tuple(data["samples"])})
+        if trial.samples and trial.status != "ok":
+            raise InputError(f"samples must be an empty list where the status is {trial.status}")
+        if not trial.samples and trial.status == "ok" and trial.stage == "screen":
+            raise InputError("samples must not be empty where a screened config is ok")
+        return trial

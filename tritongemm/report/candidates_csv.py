@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,22 +38,16 @@ def check(path: Path, others: Iterable[Path] = ()) -> None:
     Raises:
         OutputError: says why.
     """
-    if path.is_dir():
-        raise OutputError(f"--profile_file {path} is a folder; name a file")
-    if path.resolve() in {other.resolve() for other in others}:
+    if os.path.realpath(path) in map(os.path.realpath, others):
         raise OutputError(f"--profile_file {path} is a file of sizes or results of this run; choose another file")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink() or (path.exists() and not (path.is_file() and _is_ours(path))):
-            raise OutputError(f"--profile_file {path} is there and no CSV of candidates; choose another file")
-    except OSError as error:
-        raise OutputError(f"--profile_file {path} can't be written: {error.strerror}; choose another file") from error
+        files.check_place(path, _is_ours, "a CSV of candidates", "choose another file")
+    except OutputError as error:
+        raise OutputError(f"--profile_file {error}") from error
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether a file is empty, or begins as the CSV of candidates does."""
-    with path.open("rb") as file:
-        start = file.readline(1 << 12)
+def _is_ours(start: bytes) -> bool:
+    """Whether a file that begins so is empty, or a CSV of candidates."""
     return not start or start.startswith(",".join(COLUMNS[:4]).encode())
 
 

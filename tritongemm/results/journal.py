@@ -1,20 +1,30 @@
-"""A file of JSON lines that keeps what it took, through kill -9 and a full disk."""
+"""A file of JSON lines that keeps what it took, through kill -9, a full disk and damage to the file.
+
+Each line ends with a checksum of its own bytes: ``{"record": {…}, "crc32": 1234567890}``. A line that is not as it was
+written is passed over and costs what it held. Journals of older versions have no checksums: their lines are read as
+they are, until the first one that has one.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
+from tritongemm.core import files
 from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.problem import Problem
 from tritongemm.results import schema
 from tritongemm.results.schema import Line
 
 HEADER = b'{"header": '  # what the first line begins with
+_CHECKSUM = b', "crc32": '  # what stands between the bytes that are summed and their sum
 
 
 class Journal:
@@ -31,7 +41,7 @@ class Journal:
     def __init__(self, path: Path, size: int) -> None:
         self.path, self._size, self._fd = path, size, -1
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            self._fd = files.open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             os.ftruncate(self._fd, size)
         except OSError as error:
             self.close()
@@ -43,7 +53,7 @@ class Journal:
         Raises:
             OutputError: the disk has them not; the journal is as it was before.
         """
-        data = "".join(json.dumps(e) + "\n" for e in entries).encode()
+        data = b"".join(map(encode, entries))
         if not data:
             return
         try:
@@ -69,46 +79,77 @@ class Journal:
             self._fd = -1
 
 
-def read(path: Path) -> tuple[list[bytes], int]:
-    """The whole lines of a journal, without their ends, and their size in bytes; an absent journal has none.
+def encode(entry: dict[str, Any]) -> bytes:
+    """The line of an entry, with its checksum and its end."""
+    summed = json.dumps(entry).encode().removesuffix(b"}")
+    return summed + _CHECKSUM + b"%d}\n" % crc32(summed)
+
+
+def is_journal(start: bytes) -> bool:
+    """Whether a file that begins so is a journal, or the beginning of one."""
+    return start.startswith(HEADER[: len(start)])
+
+
+@dataclass(frozen=True)
+class JournalLines:
+    """What a journal says.
+
+    Attributes:
+        lines: what can be used, by number of the line, from 1.
+        damaged: why other lines can't be read, by number.
+        size: bytes of the whole lines; the rest is a line that a kill tore.
+    """
+
+    lines: dict[int, Line]
+    damaged: dict[int, str]
+    size: int
+
+
+def read(path: Path) -> JournalLines:
+    """What the whole lines of a journal say; an absent journal has none.
 
     Raises:
         OutputError: the journal can't be read, or the file is another program's.
     """
     try:
-        data = path.read_bytes()
+        data = files.read_regular(path)
     except FileNotFoundError:
-        return [], 0
+        data = b""
     except OSError as error:
         raise OutputError(f"{path} can't be read: {error.strerror}; choose another file with -o") from error
-    if not data.startswith(HEADER[: len(data)]):
+    if not is_journal(data):
         raise OutputError(f"{path} is not a journal of tritongemm; move it away, or choose another file with -o")
     size = data.rfind(b"\n") + 1
-    return data[:size].split(b"\n")[:-1], size
+    found: dict[int, Line] = {}
+    damaged: dict[int, str] = {}
+    for number, line in enumerate(_parsed(data[:size].split(b"\n")[:-1]), start=1):
+        if isinstance(line, Line):
+            found[number] = line
+        else:
+            damaged[number] = line
+    return JournalLines(found, damaged, size)
 
 
-def parsed(path: Path, lines: Iterable[bytes], strict: bool) -> Iterator[Line]:
-    """What the lines say.
-
-    Args:
-        path: for messages.
-        lines: of `read`.
-        strict: complain about a damaged line rather than pass over it.
-
-    Raises:
-        OutputError: a line is damaged; says which.
-    """
-    number_of_schema = 1
-    for number, line in enumerate(lines, start=1):
+def _parsed(lines: Iterable[bytes]) -> Iterator[Line | str]:
+    """What each line says, or why it can't be read."""
+    number_of_schema, summed = 1, False
+    problems: dict[Hashable, Problem] = {}
+    for line in lines:
+        body, is_sound = _checked(line)
+        summed = summed or is_sound
         try:
-            found = schema.read_line(json.loads(line), number_of_schema)
+            if not is_sound and (summed or _CHECKSUM in line):
+                raise InputError("its checksum does not agree")
+            found = schema.read_line(json.loads(body), number_of_schema, problems)
             if found.kind == "header":
                 number_of_schema = schema.schema_of(found.value)
-        except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
-            if strict:
-                what = str(error) or "of no known kind"
-                raise OutputError(
-                    f"{path}: line {number} is damaged ({what}); delete that line, or use --no-resume"
-                ) from error
-            continue
-        yield found
+            yield found
+        # Damage makes values of any type out of any other, and JSON that is nested deeper than Python reads.
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InputError) as error:
+            yield f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _checked(line: bytes) -> tuple[bytes, bool]:
+    """A line's JSON without the checksum, and whether it has one that agrees."""
+    summed, _, number = line.rpartition(_CHECKSUM)
+    return (summed + b"}", True) if summed and number == b"%d}" % crc32(summed) else (line, False)

@@ -6,20 +6,23 @@ is 1. Every line is read by itself, because a journal of schema 1 that is contin
 - A key of a trial or a record that is not known here is passed over; a record keeps it in `Record.extra`.
 - A key of a problem that is not known here makes it another problem, so the line is kept and not used.
 - A problem of schema 1 says what scales it has, and in which order its B lies, by the name of its family alone.
-- A line that is not JSON, lacks a key or has a value that can't be is damaged.
+- In a journal of a newer schema a line that can't be read is kept and not used.
+- Otherwise a line that is not JSON, lacks a key or has a value that can't be is damaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.trial import Trial
+from tritongemm.core.values import FLAG, MAP, TEXT, TEXTS, WHOLE, FieldKind, one_of, require
 from tritongemm.plugins import registry
 
 __all__ = ["SCHEMA", "Line", "NewerLineError", "read_line", "read_problem", "read_record", "read_trial", "schema_of"]
@@ -27,6 +30,22 @@ __all__ = ["SCHEMA", "Line", "NewerLineError", "read_line", "read_problem", "rea
 _PROBLEM_KEYS = frozenset(f.name for f in fields(Problem))
 _SCALING_KEYS = frozenset(f.name for f in fields(Scaling))
 _TRIAL_KEYS = frozenset(f.name for f in fields(Trial))
+_HEADER_KINDS = {"target": TEXT, "toolchain": TEXTS, "protocol": MAP, "compute_units": WHOLE}
+_MAP_OR_NONE = FieldKind("a map or null", lambda v: v is None or MAP.holds(v))
+# What `Problem` itself does not check; it knows the range of a size and the names of dtypes and biases.
+_PROBLEM_KINDS = {
+    **dict.fromkeys(("dtype_a", "dtype_b", "dtype_c", "bias", "family", "order_b"), TEXT),
+    **dict.fromkeys(("row_major_a", "row_major_b"), FLAG),
+    **dict.fromkeys(("scale_a", "scale_b"), _MAP_OR_NONE),
+}
+_SCALING_KINDS = {
+    "dtype": one_of(*DTYPES),
+    "layout": TEXT,
+    **dict.fromkeys(("rows", "depth"), WHOLE),
+    "pad": FieldKind(
+        "two whole numbers", lambda v: isinstance(v, list) and len(v) == 2 and all(WHOLE.holds(n) and n for n in v)
+    ),
+}
 
 
 class NewerLineError(Exception):
@@ -61,30 +80,68 @@ def schema_of(header: Mapping[str, Any]) -> int:
     return number
 
 
-def read_line(entry: Any, schema: int) -> Line:
+def read_line(entry: Any, schema: int, problems: dict[Hashable, Problem]) -> Line:
     """What a line says; a kind of line is told from others by its first key here.
 
     Args:
         entry: the line's JSON.
         schema: of the journal.
+        problems: those of the lines before, by their JSON; most lines are about a problem of another one.
 
     Raises:
         InputError, KeyError, TypeError, ValueError, AttributeError: the line is damaged.
     """
+    if not isinstance(entry, dict):
+        raise InputError("it is no map")
+    if "header" in entry:
+        return Line("header", _read_header(entry["header"]))
     try:
-        if "header" in entry:
-            return Line("header", dict(entry["header"]))
         if "record" in entry:
             return Line("record", read_record(entry["record"]))
         if "trial" in entry:
-            return Line("trial", (read_problem(entry["problem"]), read_trial(entry["trial"])))
+            return Line("trial", (_known_problem(entry["problem"], problems), read_trial(entry["trial"])))
         if "merged" in entry:
             return Line("merged", _read_problems(entry["merged"]))
-        if schema > SCHEMA and isinstance(entry, dict):
-            raise NewerLineError(f"its kind is not known here ({', '.join(map(str, entry))})")
+        if schema > SCHEMA:
+            raise NewerLineError(f"its kind is not known here ({', '.join(entry)})")
     except NewerLineError as error:
         return Line("newer", entry, str(error))
+    except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
+        if schema > SCHEMA:
+            return Line("newer", entry, f"a newer version wrote it: {error}")
+        raise
     raise InputError("it is of no known kind")
+
+
+def _read_header(data: Any) -> dict[str, Any]:
+    """What a journal's header says.
+
+    Raises:
+        InputError, KeyError: it can't be.
+    """
+    _require_map(data, "header")
+    require(data, _HEADER_KINDS)
+    missing = [key for key in ("target", "toolchain", "protocol") if key not in data]
+    if missing:
+        raise InputError(f"header has no {', '.join(missing)}")
+    schema_of(data)
+    return dict(data)
+
+
+def _known_problem(data: Any, problems: dict[Hashable, Problem]) -> Problem:
+    """As `read_problem`, from the problems that are known where it is one of them."""
+    _require_map(data, "problem")
+    key = tuple(data.items())
+    try:
+        if key not in problems:
+            problems[key] = read_problem(data)
+        return problems[key]
+    except TypeError:  # scales are maps, which are no keys
+        return read_problem(data)
+
+
+def _require_map(data: Any, field: str) -> None:
+    require({field: data}, {field: MAP})
 
 
 def read_problem(data: Mapping[str, Any]) -> Problem:
@@ -92,8 +149,12 @@ def read_problem(data: Mapping[str, Any]) -> Problem:
 
     Raises:
         NewerLineError: it has a key that is not known here.
-        InputError, KeyError, TypeError: it can't be.
+        InputError, TypeError: it can't be.
     """
+    _require_map(data, "problem")
+    require(data, _PROBLEM_KINDS)
+    for side in ("scale_a", "scale_b"):
+        require(data.get(side) or {}, _SCALING_KINDS)
     unknown = [name for name in data if name not in _PROBLEM_KEYS]
     unknown += [name for side in ("scale_a", "scale_b") for name in data.get(side) or () if name not in _SCALING_KEYS]
     if unknown:
@@ -131,6 +192,7 @@ def read_trial(data: Mapping[str, Any]) -> Trial:
     Raises:
         InputError, KeyError, TypeError, ValueError: it can't be.
     """
+    _require_map(data, "trial")
     return Trial.from_json({k: v for k, v in data.items() if k in _TRIAL_KEYS})
 
 
@@ -141,5 +203,5 @@ def read_record(data: Mapping[str, Any]) -> Record:
         NewerLineError: its problem has a key that is not known here.
         InputError, KeyError, TypeError: it can't be.
     """
-    problem = read_problem(data["problem"])
-    return Record.from_json({**data, "problem": problem.to_json()})
+    _require_map(data, "record")
+    return Record.from_json(data, read_problem(data["problem"]))

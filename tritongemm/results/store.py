@@ -13,54 +13,35 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from tritongemm.core import files
-from tritongemm.core.errors import InputError, NewerVersionWarning, OutputError
+from tritongemm.core.errors import DamagedFileWarning, InputError, NewerVersionWarning, OutputError, TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.formats import ResultsFile, read_text, results_format
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format
 from tritongemm.results import journal
+from tritongemm.results.identity import RunIdentity
 from tritongemm.results.journal import Journal
-from tritongemm.results.schema import SCHEMA
+from tritongemm.results.run_files import RunFiles
+from tritongemm.results.schema import Line
 
-# Names that end so are other kinds of files, and a user who writes one expects that kind.
-_OTHER_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".html", ".md", ".py", ".so", ".co", ".hsaco", ".cubin")
-
-
-def check_output_name(path: Path) -> None:
-    """Refuse a name that says another kind of file than results are.
-
-    Raises:
-        OutputError: says what to write instead.
-    """
-    ours = results_format()
-    others = {suffix for f in registry.every(Format) for suffix in f.suffixes} - set(ours.suffixes)
-    suffix = path.suffix.lower()
-    if suffix in others or suffix in _OTHER_SUFFIXES:
-        also = "; a CSV of every candidate is written by --profile_file" if suffix == ".csv" else ""
-        raise OutputError(
-            f"-o {path}: results are written as YAML, not as {suffix}; write -o {path.with_suffix('.yaml')}{also}"
-        )
+_MOST_NAMED = 20  # numbers of damaged lines in a message
 
 
 class Store:
     """The results of one output file, held by one run at a time; `open` makes it. Threads may share it."""
 
-    def __init__(self, path: Path, header: dict[str, Any], lock: FileLock, resumed: bool) -> None:
-        self.path, self.header, self._resumed = path, header, resumed
-        self._file = _file(path)
-        self.journal = _beside(path, ".journal")
-        self._lock, self._guard = lock, threading.RLock()
+    def __init__(self, run_files: RunFiles, identity: RunIdentity) -> None:
+        self.path, self.journal = run_files.output, run_files.journal
+        self._run_files, self._identity = run_files, identity
+        self._file = run_files.results
+        self._guard = threading.RLock()
+        self._seen = b""  # the text of the results file that this run read or wrote last
         self._kept: dict[Problem, list[Record]] = {}  # rows of the results file, in its order
         self._newer = ResultsFile()  # rows of it that only a newer version can use
         self._newer_lines: list[dict[str, Any]] = []  # lines of the journal that only it can use, and has not merged
@@ -94,122 +75,116 @@ class Store:
             compute_units: of the device of this run; 0 where that is not said.
 
         Raises:
-            OutputError: not writable, held by another run, made for another target, GPU, toolchain or protocol, or its
-                name says that it is no YAML.
+            OutputError: not writable, held by another run, made for another target, GPU, toolchain or protocol, its
+                name says that it is no YAML, or a file that the run keeps beside it is another program's.
             InputError: the results file that is there can't be read.
         """
-        check_output_name(path)
-        if path.is_dir():
-            raise OutputError(f"{path} is a folder; name a file with -o")
-        if path.exists() and not path.is_file():
-            raise OutputError(f"{path} is not a file that can be replaced; name another with -o")
-        lock = FileLock(_beside(path, ".lock"), thread_local=False)
+        run_files = RunFiles(path)
+        run_files.hold()
+        store = cls(run_files, RunIdentity(target, toolchain, protocol, compute_units, resume))
         try:
-            _file(path).parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(lock.lock_file, os.O_RDWR | os.O_CREAT, 0o666))  # says why not; the lock itself does not
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise OutputError(
-                f"{path} is held by another run ({_holder(path)}); wait for it, or choose another -o"
-            ) from None
-        except OSError as error:
-            raise OutputError(f"{path} can't be written: {error.strerror}; choose another file with -o") from error
-        header: dict[str, Any] = {"target": target, "toolchain": toolchain, "protocol": protocol}
-        header |= {"compute_units": compute_units} if compute_units else {}
-        store = cls(path, {**header, "schema": SCHEMA}, lock, resume)
-        try:
-            files.sweep(store._file)
             store._read_results(problems)
             store._read_journal()
-            with suppress(OSError):  # it only serves the message to a second run
-                _beside(path, ".pid").write_text(str(os.getpid()), encoding="utf-8")
         except BaseException:
             store.close()
             raise
         return store
 
     def _read_results(self, problems: Collection[Problem] | None) -> None:
-        if not self._file.exists() or not self._file.stat().st_size:
+        self._seen = self._text_of_results()
+        if not self._seen:
             return
+        self._kept, self._newer = self._rows_of_results(problems)
+        if self._newer.newer:
+            what = f"{len(self._newer.newer)} of the rows of {self.path}"
+            _warn_of_newer(what, self._newer.newer[0].reason)
+
+    def _text_of_results(self) -> bytes:
+        """The results file as it is now; b"" where there is none."""
+        try:
+            return files.read_regular(self._file)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise InputError(f"{self.path} can't be read: {error.strerror}") from error
+
+    def _rows_of_results(self, problems: Collection[Problem] | None) -> tuple[dict[Problem, list[Record]], ResultsFile]:
+        """The rows of the results file: those of each problem, and all with those of a newer version.
+
+        Args:
+            problems: as in `open`.
+
+        Raises:
+            InputError: it can't be read.
+            OutputError: a row is no result, or may not stand beside those of this run.
+        """
+        kept: dict[Problem, list[Record]] = {}
         results = results_format().read_results(self.path, read_text(self._file))
         if not results.rows and not results.newer:
             raise InputError(f"{self.path} holds an empty list; name another file with -o")
+        tuned = None if problems is None else frozenset(problems)
         for row in results.rows:
             what = f"line {row.line} of {self.path}"
             if row.record is None:
                 raise OutputError(f"{self.path}: line {row.line} is not a result; name another file with -o")
-            self._belongs(what, row.record.target, row.record.toolchain, row.record.compute_units)
-            if problems is None or row.problem in problems:
-                self._agrees(what, row.record.toolchain)
-            self._kept.setdefault(row.problem, []).append(row.record)
-        self._newer = results
-        if results.newer:
-            _warn_of_newer(f"{len(results.newer)} of the rows of {self.path}", results.newer[0].reason)
-
-    def _belongs(self, what: str, target: str, toolchain: dict[str, str], compute_units: int) -> None:
-        """Refuse to add to results of another GPU, which --no-resume would mix or replace."""
-        if target != self.header["target"]:
-            raise OutputError(
-                f"{what} is for {target or 'an unnamed target'}, this run for {self.header['target']}: choose "
-                "another -o"
-            )
-        theirs, ours = toolchain.get("device"), self.header["toolchain"].get("device", "no GPU")
-        if theirs and theirs != ours:
-            raise OutputError(f"{what} was measured on {theirs}, this run has {ours}: choose another -o")
-        here = self.header.get("compute_units", 0)
-        if compute_units and here and compute_units != here:
-            raise OutputError(
-                f"{what} is for a device of {compute_units} compute units, this run has {here}: choose another -o"
-            )
-
-    def _agrees(self, what: str, toolchain: dict[str, str]) -> None:
-        """Refuse to go on from results of another toolchain."""
-        moved = _moved(toolchain, self.header["toolchain"], "unknown")
-        if moved and self._resumed:
-            raise OutputError(
-                f"{what} was made by another toolchain ({moved}): choose another -o, or measure these sizes anew with "
-                "--no-resume"
-            )
+            self._identity.require_belongs(what, row.record.target, row.record.toolchain, row.record.compute_units)
+            if tuned is None or row.problem in tuned:
+                self._identity.require_toolchain(what, row.record.toolchain)
+            kept.setdefault(row.problem, []).append(row.record)
+        return kept, results
 
     def _read_journal(self) -> None:
-        lines, size = journal.read(self.journal)
-        reasons: list[str] = []
-        for line in journal.parsed(self.journal, lines, strict=self._resumed):
-            if line.kind == "header":
-                self._continues(line.value)
-            elif line.kind == "record":
-                self._records[line.value.problem], self._unmerged = line.value, True
-            elif line.kind == "trial":
-                problem, trial = line.value
-                self._trials.setdefault(problem, {})[trial.config.name, trial.stage] = trial
-            elif line.kind == "newer":
-                reasons.append(line.reason)
-                if "record" in line.value:
-                    self._newer_lines.append(line.value)
-            else:
-                self._order.update(dict.fromkeys(line.value))
-                self._unmerged = False
-                if self._file.exists() or not self._resumed:
-                    self._records.clear()
-                    self._newer_lines.clear()
-        if reasons:
-            _warn_of_newer(f"{len(reasons)} of the lines of {self.journal}", reasons[0])
-        if lines and not self._resumed:
-            self._set_aside()
-            size = 0
-        self._lines = Journal(self.journal, size)
-        if not size:
-            self._append([{"header": self.header}, *self._newer_lines])
-
-    def _continues(self, header: dict[str, Any]) -> None:
-        what = str(self.journal)
-        self._belongs(what, header["target"], header["toolchain"], header.get("compute_units", 0))
-        self._agrees(what, header["toolchain"])
-        changed = _moved(header["protocol"], self.header["protocol"], "None")
-        if changed and self._resumed:
+        read = journal.read(self.journal)
+        if self._identity.resumed and 1 in read.damaged:
             raise OutputError(
-                f"{what} was measured otherwise ({changed}): use the same options, another -o, or --no-resume"
+                f"{self.journal}: line 1, the header, is damaged ({read.damaged[1]}), and it alone tells how the rest "
+                "was measured: use --no-resume, which sets the journal aside, or choose another -o"
             )
+        damaged, newer = dict(read.damaged), [line.reason for line in read.lines.values() if line.kind == "newer"]
+        numbers: dict[Problem, int] = {}  # of the lines that hold the results
+        for number, line in read.lines.items():
+            if line.kind == "record":
+                numbers[line.value.problem] = number
+            fault = self._take_line(line)
+            if fault:
+                damaged[number] = fault
+        for problem, fault in _unwritable(self._records.values()).items():
+            damaged[numbers[problem]] = fault
+            del self._records[problem]
+        if newer:
+            _warn_of_newer(f"{len(newer)} of the lines of {self.journal}", newer[0])
+        if damaged:
+            _warn_of_damage(self.journal, damaged)
+        if read.size and not self._identity.resumed:
+            self._set_aside()
+        begins = not read.size or not self._identity.resumed
+        self._lines = Journal(self.journal, 0 if begins else read.size)
+        if begins:
+            self._append([{"header": self._identity.header()}, *self._newer_lines])
+
+    def _take_line(self, line: Line) -> str:
+        """Take note of what a line of the journal says; why it can't be, or ""."""
+        if line.kind == "header":
+            self._identity.require_continues(str(self.journal), line.value)
+        elif line.kind == "record":
+            record: Record = line.value
+            foreign = self._identity.foreign(record.target, record.toolchain, record.compute_units)
+            if foreign:
+                return f"its result {foreign}"
+            self._records[record.problem], self._unmerged = record, True
+        elif line.kind == "trial":
+            problem, trial = line.value
+            self._trials.setdefault(problem, {})[trial.config.name, trial.stage] = trial
+        elif line.kind == "newer":
+            if "record" in line.value:
+                self._newer_lines.append(line.value)
+        else:
+            self._order.update(dict.fromkeys(line.value))
+            self._unmerged = False
+            if self._file.exists() or not self._identity.resumed:
+                self._records.clear()
+                self._newer_lines.clear()
+        return ""
 
     def _set_aside(self) -> None:
         """Begin a new journal. Results that only the old one holds are merged first: there is but one .old."""
@@ -217,7 +192,7 @@ class Store:
             self._replace(self._ordered(()))
         self._records, self._trials, self._order, self._unmerged = {}, {}, {}, False
         try:
-            os.replace(self.journal, _beside(self.path, ".journal.old"))
+            os.replace(self.journal, self._run_files.old_journal)
         except OSError as error:
             raise OutputError(f"{self.journal} can't be set aside: {error.strerror}; choose another -o") from error
 
@@ -253,12 +228,12 @@ class Store:
         with self._guard:
             if problem in self._records:
                 return self._records[problem]
-            rows = self._kept.get(problem, []) if self._resumed else []
+            rows = self._kept.get(problem, []) if self._identity.resumed else []
             place = self._place(rows)
-            if rows and not self.header.get("compute_units", 0):
+            if rows and not self._identity.compute_units:
                 place = min(place, len(rows) - 1)  # a run that does not say how large its device is takes any
             row = rows[place] if place < len(rows) else None
-        return row if row and row.toolchain == self.header["toolchain"] else None
+        return row if row and row.toolchain == self._identity.toolchain else None
 
     def records(self) -> list[Record]:
         """Every result of this file, the run's own and those that were there."""
@@ -272,6 +247,11 @@ class Store:
             OutputError: it can't be written; the old one and the journal are as they were.
         """
         with self._guard:  # held to the end: a record that comes now must not be marked as merged
+            text = self._text_of_results()
+            if text not in (b"", self._seen):
+                if not self._unmerged:
+                    return
+                self._take_edits(text)
             rows = self._ordered(order)
             sequence = dict.fromkeys([*self._order, *self._kept, *order, *rows])
             new = [p for p in sequence if p not in self._order]
@@ -283,9 +263,30 @@ class Store:
             self._append([{"merged": [p.to_json() for p in new]}, *self._newer_lines])
             self._order, self._unmerged = sequence, False
 
+    def _take_edits(self, text: bytes) -> None:
+        """Take over what somebody did to the results file while this run held it.
+
+        Rows that were added, changed or taken out stay so, but for problems that this run has results of. A text that
+        can't be read is kept in a file beside, as this run is about to replace it.
+        """
+        try:
+            self._kept, self._newer = self._rows_of_results(())
+        except (InputError, OutputError) as error:
+            try:
+                kept = files.keep_beside(self._file, ".edited", text)
+            except OSError as fault:
+                raise OutputError(
+                    f"{self.path} was edited meanwhile and can't be read ({error}), nor can the edited text be kept "
+                    f"beside it: {fault.strerror}; the journal {self.journal} is safe. Mend or move {self.path} and "
+                    "run the same command again"
+                ) from error
+            what = f"{self.path} was edited while this run held it, and can't be read: {error}"
+            warnings.warn(f"{what}; the edited text is kept in {kept}", DamagedFileWarning, stacklevel=3)
+        self._seen = text
+
     def _place(self, rows: Sequence[Record]) -> int:
         """Where this run's result belongs among a problem's rows, which may be of devices of several sizes."""
-        here = self.header.get("compute_units", 0)
+        here = self._identity.compute_units
         sizes = [record.compute_units for record in rows]
         return next((sizes.index(size) for size in (here, 0) if size in sizes), len(rows))
 
@@ -308,7 +309,7 @@ class Store:
         text = results_format().write_results(records, self._newer.schema, self._newer.newer)
         advice = f"its journal {self.journal} is safe. Make room and run the same command again"
         files.atomic_write(self._file, text, advice)
-        self._kept = rows
+        self._kept, self._seen = rows, text.encode()
 
     def close(self) -> None:
         """Give the output file back; a second call does nothing."""
@@ -316,10 +317,7 @@ class Store:
             if self._lines is not None:
                 self._lines.close()
                 self._lines = None
-        if self._lock.is_locked:
-            with suppress(OSError):
-                _beside(self.path, ".pid").unlink(missing_ok=True)
-            self._lock.release()
+        self._run_files.release()
 
     def __enter__(self) -> Store:
         return self
@@ -330,19 +328,21 @@ class Store:
         self.close()
 
 
-def _file(path: Path) -> Path:
-    """Where links lead: a link to the results stays one, and two links to one file share its lock."""
-    return Path(os.path.realpath(path))
+def _unwritable(records: Collection[Record]) -> dict[Problem, str]:
+    """Why some results can't be rows of a results file, by problem: what is merged must be readable ever after."""
+    try:
+        _write_and_read(records)
+        return {}
+    except TritonGemmError as error:
+        if len(records) == 1:
+            return {record.problem: f"its result can't be a row: {error}" for record in records}
+        return {p: fault for record in records for p, fault in _unwritable([record]).items()}
 
 
-def run_files(path: Path) -> list[Path]:
-    """The files that a run keeps for an output: results, journal and lock."""
-    return [_file(path), _beside(path, ".journal"), _beside(path, ".lock")]
-
-
-def _beside(path: Path, suffix: str) -> Path:
-    file = _file(path)
-    return file.with_name(file.name + suffix)
+def _write_and_read(records: Collection[Record]) -> None:
+    if records:
+        ours = results_format()
+        ours.read_results(Path("the results"), ours.write_results(records))
 
 
 def _warn_of_newer(what: str, reason: str) -> None:
@@ -351,14 +351,13 @@ def _warn_of_newer(what: str, reason: str) -> None:
     warnings.warn(text, NewerVersionWarning, stacklevel=5)
 
 
-def _moved(theirs: dict[str, Any], ours: dict[str, Any], absent: str) -> str:
-    """What differs, in words."""
-    keys = [k for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)]
-    return ", ".join(f"{k} {theirs.get(k, absent)} → {ours.get(k, absent)}" for k in keys)
-
-
-def _holder(path: Path) -> str:
-    try:
-        return f"process {_beside(path, '.pid').read_text(encoding='utf-8')}"
-    except OSError:
-        return "process unknown"
+def _warn_of_damage(path: Path, damaged: Mapping[int, str]) -> None:
+    """Say once which lines of a journal were passed over."""
+    numbers = sorted(damaged)
+    named = ", ".join(map(str, numbers[:_MOST_NAMED])) + (", …" if len(numbers) > _MOST_NAMED else "")
+    warnings.warn(
+        f"{path}: damaged lines ({named}) are passed over, and what they held is measured again. Line {numbers[0]}: "
+        f"{damaged[numbers[0]]}",
+        DamagedFileWarning,
+        stacklevel=5,
+    )

@@ -24,6 +24,7 @@ from tritongemm.cli import tune
 from tritongemm.formats import Defaults
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
+from tritongemm.results.run_files import holding_module_folder
 from tritongemm.results.store import Store
 from tritongemm.workers import child_process
 from tritongemm.workloads import sizes
@@ -96,7 +97,7 @@ def test_it_says_what_it_does(tuned: Tuned) -> None:
 
 def test_it_keeps_modules(tuned: Tuned) -> None:
     """A winner for each size, and with --keep the module of all candidates, not only of those checked."""
-    names = {p.name for p in (tuned.folder / "out_kernels").iterdir()}
+    names = {p.name for p in (tuned.folder / "out_kernels").glob("*.py")}
     sizes_ = ("16_16_16", "8_16_16", "5_16_16")
     assert names == {f"{kind}_{s}.py" for s in sizes_ for kind in ("gemm", "generated_kernel")}
     text = (tuned.folder / "out_kernels" / "generated_kernel_8_16_16.py").read_text()
@@ -111,6 +112,33 @@ def test_running_it_again_is_quick_and_changes_nothing(tuned: Tuned, capsys: pyt
     assert time.monotonic() - started < 3
     assert "3 of 3 sizes are in" in capsys.readouterr().err
     assert (tuned.results.read_bytes(), journal.read_bytes()) == (before, lines)
+
+
+def test_winners_modules_are_written_again(tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that finds everything done makes them from the journal; without it, it names no folder of modules."""
+    folder = tmp_path / "again"
+    shutil.copytree(tuned.folder, folder)
+    before = {p.name: p.read_text() for p in (folder / "out_kernels").glob("gemm_*.py")}
+    argv = [arg.replace(str(tuned.folder), str(folder)) for arg in tuned.argv]
+    shutil.rmtree(folder / "out_kernels")
+    assert tune.main(argv) == 0
+    assert {p.name: p.read_text() for p in (folder / "out_kernels").glob("*.py")} == before and len(before) == 3
+    assert f"results: {folder / 'out.yaml'}; winners as modules: {folder / 'out_kernels'}" in capsys.readouterr().err
+    shutil.rmtree(folder / "out_kernels")
+    (folder / "out.yaml.journal").unlink()
+    assert tune.main(argv) == 0
+    assert f"results: {folder / 'out.yaml'}\n" in capsys.readouterr().err
+
+
+def test_modules_that_another_run_kept_stay(tuned: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without --keep deletes the modules of all candidates that it wrote, and no others."""
+    folder = tmp_path / "again"
+    shutil.copytree(tuned.folder, folder)
+    monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
+    modules = {p.name for p in (folder / "out_kernels").glob("*.py")}
+    size = ["-m", "16", "-n", "16", "-k", "32", "-o", str(folder / "out.yaml")]
+    assert tune.main([*size, "--target", "gfx1100", "--budget", "1"]) == 0
+    assert {p.name for p in (folder / "out_kernels").glob("*.py")} == modules | {"gemm_16_16_32.py"}
 
 
 def journal_of(folder: Path) -> list[dict[str, Any]]:
@@ -212,7 +240,7 @@ def test_one_size_by_default(
     assert tune.main(["-m", "16", "-n", "16", "-k", "16", "--budget", "1"]) == 0
     (row,) = yaml.safe_load(Path("output/tuning_results_gfx942.yaml").read_text())
     assert (row["M"], row["target"], row["timer"]) == (16, "gfx942", "model")
-    assert [p.name for p in Path("output/tuning_results_gfx942_kernels").iterdir()] == ["gemm_16_16_16.py"]
+    assert [p.name for p in Path("output/tuning_results_gfx942_kernels").glob("*.py")] == ["gemm_16_16_16.py"]
     assert "16x16x16_fp16_TT" in capsys.readouterr().out
 
 
@@ -301,17 +329,24 @@ def test_outputs_that_can_not_be(tuned: Tuned, tmp_path: Path, capsys: pytest.Ca
     copy.write_text(copy.read_text().replace("'triton': '", "'triton': '0."))
     held = tmp_path / "held.yaml"
     (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "pipe")
+    with holding_module_folder(tmp_path / "other_kernels", tmp_path / "other.yaml"):
+        pass
     with Store.open(held, "gfx1100", {}, {}):
         for path, complaint in (
             (tmp_path / "file" / "out.yaml", "can't be written"),
             (Path("/proc/out.yaml"), "/proc/out.yaml can't be written: No such file or directory; choose another file"),
-            (tmp_path, "is a folder; name a file with -o"),
+            (tmp_path, "is a folder, not a file that can be replaced; choose another file with -o"),
             (held, f"held by another run (process {os.getpid()})"),
             (copy, "another toolchain (triton 0."),
+            (tmp_path / ("n" * 251 + ".yaml"), "can't be written: File name too long; choose another file with -o"),
+            (tmp_path / "pipe", "is a pipe, not a file that can be replaced; choose another file with -o"),
+            (tmp_path / "other", "other_kernels holds the modules of other.yaml, which this run would replace"),
             (tuned.folder / "sizes.yaml", "line 2 is not a result; name another file with -o"),
         ):
             assert tune.main([*SIZE, "--target", "gfx1100", "-o", str(path)]) == 2
             err = capsys.readouterr().err
             assert "error: " in err and complaint in err and "Traceback" not in err
+            assert err.count("\n") == 2, "one line beside the target's"
     assert tune.main([*SIZE, "--target", "gfx950", "-o", str(tuned.results)]) == 2
     assert "is for gfx1100, this run for gfx950: choose another -o" in capsys.readouterr().err

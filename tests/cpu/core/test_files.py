@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tritongemm.core import files
+from tritongemm.core import files, temporary_folder
 from tritongemm.core.errors import OutputError
 
 
-@pytest.mark.parametrize(("name", "advice"), [("tritongemm-x", files.TEMPORARY_ADVICE), ("mine", files.ADVICE)])
+@pytest.mark.parametrize(
+    ("name", "advice"), [("tritongemm-x", temporary_folder.TEMPORARY_ADVICE), ("mine", files.ADVICE)]
+)
 def test_a_full_folder_of_temporary_files_is_told_to_be_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, advice: str
 ) -> None:

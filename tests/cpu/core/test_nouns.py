@@ -17,7 +17,7 @@ from tritongemm.core.errors import InputError, TargetError, TritonGemmError
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import MAX_DIM, Problem
 from tritongemm.core.record import Record
-from tritongemm.core.trial import STATUSES, Trial
+from tritongemm.core.trial import STAGES, STATUSES, Trial
 from tritongemm.search_spaces import loader as target_files
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -44,17 +44,25 @@ PROBLEMS = st.builds(
     *[st.sampled_from(sorted(DTYPES))] * 3,
     st.booleans(), st.booleans(), st.sampled_from(["none", "m", "n"]), SIZES,
 )  # fmt: skip
-TRIALS = st.builds(
-    Trial,
-    config=CONFIGS,
-    status=st.sampled_from(STATUSES),
-    reason=WORDS,
-    samples=st.lists(SECONDS, max_size=5).map(tuple),
-    timer=WORDS,
-    stage=st.sampled_from(["screen", "final"]),
-    error=st.none() | st.floats(0, math.inf),
-    tolerance=st.none() | st.floats(0, 1),
-)
+
+
+def trials(statuses: tuple[str, ...], stages: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[Trial]:
+    """Trials of so many samples."""
+    return st.builds(
+        Trial,
+        config=CONFIGS,
+        status=st.sampled_from(statuses),
+        reason=WORDS,
+        samples=st.lists(SECONDS, min_size=least, max_size=most).map(tuple),
+        timer=WORDS,
+        stage=st.sampled_from(stages),
+        error=st.none() | st.floats(0, math.inf),
+        tolerance=st.none() | st.floats(0, 1),
+    )
+
+
+# Where nothing is timed, a config that is right has no samples.
+TRIALS = trials(("ok",), STAGES, 1, 5) | trials(("ok",), ("final",), 0, 0) | trials(STATUSES[1:], STAGES, 0, 0)
 BUILTS = st.builds(
     Artifact,
     config=CONFIGS,
@@ -200,6 +208,62 @@ def test_trials_say_what_became_of_them() -> None:
     assert (trial.seconds, trial.spread) == (3.0, (4.0 - 2.0) / 2 / 3.0)
     with pytest.raises(ValueError, match="'fine' is not a status"):
         Trial(config, "fine")
+
+
+TRIAL = {"config": "tile__bm16__bn16__bk16__gm1__sk1__w4__s2", "status": "ok", "samples": [1e-6], "stage": "screen"}
+RECORD = Record(Problem(16, 16, 16), "gfx942", Config("tile", 16, 16, 16), "triton", 1e-5, 0.0, "events").to_json()
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("config", (None, 5, "x", "tile__bm17", f"tile__bm{2**31}__bn16__bk16__gm1__sk1__w4__s2", "t" * 5000)),
+        ("status", ("fine", None, 0, [])),
+        ("samples", ([], None, "x", ["a"], {}, [0], [-1.0], [math.nan], [math.inf], [True], [10**400])),
+        ("stage", ("third", None)),
+        ("timer", (5, None)),
+        ("reason", ([], "\ud800")),
+        ("error", (math.nan, -1, "x", True)),
+        ("tolerance", (math.inf, "x")),
+        ("outside", ("x", -0.5)),
+    ],
+)
+def test_a_trial_of_a_file_has_values_that_can_be(field: str, values: tuple[Any, ...]) -> None:
+    """Of the right kind and in range; the message names the field and does not repeat what is long."""
+    assert Trial.from_json(TRIAL).seconds == 1e-6
+    for value in values:
+        with pytest.raises(InputError, match=f"^{field} |is not a config name") as said:
+            Trial.from_json({**TRIAL, field: value})
+        assert len(str(said.value)) < 200
+    with pytest.raises(InputError, match="samples must be an empty list where the status is wrong"):
+        Trial.from_json({**TRIAL, "status": "wrong"})
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("config", (None, "x", "triton.bm17")),
+        ("seconds", (0, -1.0, math.nan, math.inf, "1", None, True, 10**400)),
+        ("library_seconds", (0, "x", -1e-6, math.nan)),
+        ("spread", ("x", -0.1, math.nan, math.inf, None)),
+        ("winner", ([1], None)),
+        ("target", (90, None)),
+        ("timer", (5,)),
+        ("library", (None,)),
+        ("verified", ([],)),
+        ("tie", (1, "yes")),
+        ("cold", (None, 0)),
+        ("toolchain", (None, [], {"triton": 3}, {"triton": "\ud800"})),
+        ("compute_units", (-1, 1.5, True, "x", 2**40)),
+        ("error", (math.nan, "x")),
+        ("tolerance", (math.inf, -1)),
+    ],
+)
+def test_a_record_has_values_that_can_be(field: str, values: tuple[Any, ...]) -> None:
+    assert Record.from_json(RECORD).to_json() == RECORD
+    for value in values:
+        with pytest.raises(InputError, match=f"^{field} must be |is not a config name"):
+            Record.from_json({**RECORD, field: value})
 
 
 def test_records_have_rates() -> None:

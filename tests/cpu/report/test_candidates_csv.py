@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,24 @@ def test_a_row_for_each_candidate(tmp_path: Path) -> None:
 
 
 def test_places_that_can_not_be(tmp_path: Path) -> None:
+    """Each is found before anything is tuned."""
     (tmp_path / "file").write_text("")
-    for path in (tmp_path, tmp_path / "file" / "x.csv"):
-        with pytest.raises(OutputError, match="--profile_file"):
+    os.mkfifo(tmp_path / "pipe")
+    for path, complaint in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "file" / "x.csv", "can't be written: "),
+        (Path("/proc/x.csv"), "can't be written: "),
+        (tmp_path / ("n" * 252 + ".csv"), "can't be written: "),
+        (tmp_path / "pipe", "is a pipe"),
+        (Path("/dev/null"), "is a device"),
+    ):
+        with pytest.raises(OutputError, match=f"^--profile_file {path} {complaint}.*; choose another file$"):
             candidates_csv.check(path)
 
 
-@pytest.mark.parametrize("named", ["notes.txt", "link.csv", "out.yaml", "out.yaml.journal", "sizes.yaml"])
+@pytest.mark.parametrize(
+    "named", ["notes.txt", "link.csv", "out.yaml", "out.yaml.journal", "out.yaml.pid", "sizes.yaml"]
+)
 def test_nothing_else_is_replaced(named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not a file of the user's, a link, or what the run itself reads or writes; it is said before anything is tried."""
     texts = {"notes.txt": "mine\n", "real.csv": "", "sizes.yaml": "- {M: 16, N: 16, K: 16}\n"}

@@ -10,14 +10,31 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support import ROOT
-from tests.support.stores import ONE, THREE, TWO, known, record, rows, take, trial, written
-from tritongemm.core.errors import OutputError
+from tests.support.stores import (
+    ONE,
+    THREE,
+    TWO,
+    append,
+    journal_lines,
+    journal_of,
+    known,
+    record,
+    rewrite_header,
+    rows,
+    take,
+    trial,
+    written,
+)  # fmt: skip
+from tritongemm.core.errors import DamagedFileWarning, OutputError
+from tritongemm.core.problem import Problem
+from tritongemm.results import journal
 
 
 def test_a_line_is_on_disk_when_the_call_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +52,7 @@ def test_a_line_is_on_disk_when_the_call_returns(tmp_path: Path, monkeypatch: py
         store.add_record(record(ONE))
         assert len(synced) == before + 2
         lines = [json.loads(x) for x in store.journal.read_text().splitlines()]
-    assert [next(iter(sorted(x))) for x in lines] == ["header", "problem", "record"]
+    assert [next(iter(x)) for x in lines] == ["header", "problem", "record"]
 
 
 WRITER = """
@@ -92,33 +109,98 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @example(share=1.0)
 def test_torn_at_any_byte_loses_one_line_at_most(tmp_path: Path, whole: bytes, share: float) -> None:
     path = tmp_path / "out.yaml"
-    journal = path.with_name("out.yaml.journal")
     cut = round(share * len(whole))
-    journal.write_bytes(whole[:cut])
+    journal_of(path).write_bytes(whole[:cut])
     complete = whole[:cut].count(b"\n")
     with take(path) as store:
         held = len(known(store)) + len(store.records())
         assert held == max(0, complete - 1), "every line but the header and the torn one"
         store.add_trials(ONE, [trial(99)])
-    lines = journal.read_bytes().splitlines()
+    lines = journal_of(path).read_bytes().splitlines()
     assert len(lines) == max(1, complete) + 1 and all(json.loads(x) for x in lines)
-    journal.unlink()
+    journal_of(path).unlink()
 
 
-def test_a_damaged_line_is_named(tmp_path: Path, whole: bytes) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"{",
+        b'"text"',
+        b'{"problem": {"m": 0, "n": 1, "k": 1}, "trial": {}}',
+        b"\0\0\0",
+        b"\xff\xfe",
+        b"[]",
+        b"[" * 200_000,
+    ],
+    ids=lambda damage: repr(damage[:8]),
+)
+@pytest.mark.parametrize("checked", [True, False], ids=["checksums", "none, as in older journals"])
+def test_a_damaged_line_costs_itself(tmp_path: Path, whole: bytes, damage: bytes, checked: bool) -> None:
+    """One warning names the file and the line; everything else is there, and the run goes on."""
+    path = tmp_path / "out.yaml"
+    lines = whole.splitlines() if checked else [unsummed(line) for line in whole.splitlines()]
+    journal_of(path).write_bytes(b"\n".join([*lines[:3], damage, *lines[3:], b""]))
+    with pytest.warns(DamagedFileWarning, match=r"out\.yaml\.journal: damaged lines \(4\) are passed over") as said:
+        store = take(path)
+    with store:
+        assert len(said) == 1 and len(known(store)) == 6 and len(store.records()) == 3
+        store.merge((ONE, TWO, THREE))
+    assert rows(path) == [record(ONE), record(TWO), record(THREE)]
+
+
+def unsummed(line: bytes) -> bytes:
+    """A line as older versions wrote it."""
+    return line.partition(b', "crc32": ')[0] + b"}"
+
+
+def test_a_changed_byte_of_a_line_is_noticed(tmp_path: Path, whole: bytes) -> None:
+    """Also one that leaves values which can be: a time, a tile. Every byte of a line counts, the checksum's as well."""
     path = tmp_path / "out.yaml"
     lines = whole.splitlines(keepends=True)
-    for damage in (
-        b"{\n",
-        b'"text"\n',
-        b'{"problem": {"m": 0, "n": 1, "k": 1}, "trial": {}}\n',
-        b"\0\0\0\n",
-        b"\xff\xfe\n",
-        b"[]\n",
-    ):
-        path.with_name("out.yaml.journal").write_bytes(b"".join([*lines[:3], damage, *lines[3:]]))
-        with pytest.raises(OutputError, match=r"journal: line 4 is damaged .*--no-resume"):
-            take(path)
+    number = next(n for n, line in enumerate(lines) if b'"record"' in line)
+    for place in range(0, len(lines[number]) - 1, 7):
+        changed = bytearray(lines[number])
+        changed[place] ^= 1
+        if changed[place] == ord("\n"):
+            continue
+        journal_of(path).write_bytes(b"".join([*lines[:number], bytes(changed), *lines[number + 1 :]]))
+        read = journal.read(journal_of(path))
+        assert list(read.damaged) == [number + 1] and len(read.lines) == len(lines) - 1, place
+
+
+def test_a_line_that_lost_its_checksum_is_damaged(tmp_path: Path, whole: bytes) -> None:
+    """In an older journal that this version goes on with, the older lines count and the newer ones must agree."""
+    path = tmp_path / "out.yaml"
+    lines = whole.splitlines()
+    journal_of(path).write_bytes(b"\n".join([*map(unsummed, lines[:4]), *lines[4:6], unsummed(lines[6]), b""]))
+    read = journal.read(journal_of(path))
+    assert list(read.lines) == [1, 2, 3, 4, 5, 6] and read.damaged == {7: "its checksum does not agree"}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {}, None, [], "x", {"toolchain": {}, "protocol": {}}, {"target": "gfx942", "protocol": {}},
+        {"target": "gfx942", "toolchain": None, "protocol": {}},
+        {"target": "gfx942", "toolchain": {}, "protocol": None},
+        {"target": 5, "toolchain": {}, "protocol": {}}, {"target": "gfx942", "toolchain": {"a": 1}, "protocol": {}},
+        {"target": "gfx942", "toolchain": {}, "protocol": {}, "compute_units": -1},
+    ],
+)  # fmt: skip
+def test_a_header_that_can_not_be_is_refused_or_set_aside(tmp_path: Path, whole: bytes, header: Any) -> None:
+    """Nothing else tells under which toolchain the rest was measured. What is merged first fits this run."""
+    path = tmp_path / "out.yaml"
+    journal_of(path).write_bytes(whole)
+    append(path, {"record": record(Problem(9, 9, 9), target="sm90").to_json()})
+    rewrite_header(path, header)
+    before = journal_of(path).read_bytes()
+    with pytest.raises(OutputError, match=r"journal: line 1, the header, is damaged \(.*use --no-resume") as said:
+        take(path)
+    assert "\n" not in str(said.value) and journal_of(path).read_bytes() == before and not path.exists()
+    with pytest.warns(DamagedFileWarning):
+        take(path, resume=False).close()
+    assert path.with_name("out.yaml.journal.old").read_bytes() == before
+    assert rows(path) == [record(ONE), record(TWO), record(THREE)] and len(journal_lines(path)) == 1
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +262,8 @@ def test_a_damaged_journal_can_be_set_aside(tmp_path: Path, whole: bytes) -> Non
     path = tmp_path / "out.yaml"
     lines = whole.splitlines(keepends=True)
     path.with_name("out.yaml.journal").write_bytes(b"".join([*lines[:2], b"{\n", *lines[2:]]))
-    take(path, resume=False).close()
+    with pytest.warns(DamagedFileWarning):
+        take(path, resume=False).close()
     assert rows(path) == [record(ONE), record(TWO), record(THREE)]
     take(path).close()
 

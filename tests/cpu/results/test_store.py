@@ -134,7 +134,7 @@ def test_files_that_can_not_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"file/out\.yaml can't be written: .*choose another file with -o"):
         take(tmp_path / "file" / "out.yaml")
-    with pytest.raises(OutputError, match="is a folder; name a file with -o"):
+    with pytest.raises(OutputError, match="is a folder, not a file that can be replaced; choose another file with -o"):
         take(tmp_path)
 
 
@@ -277,7 +277,7 @@ def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match="is not a journal of tritongemm; move it away"):
             take(tmp_path / "out.yaml")
         assert journal.read_bytes() == text
-    with pytest.raises(OutputError, match="is not a file that can be replaced"):
+    with pytest.raises(OutputError, match="is a device, not a file that can be replaced; choose another file with -o"):
         take(Path("/dev/null"))
 
 

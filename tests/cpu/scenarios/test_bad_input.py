@@ -148,7 +148,7 @@ def test_folders_that_can_not_be(
     argv = [*SIZE, "--target", "gfx1100", "--budget=1", "-o", str(tmp_path / "out.yaml")]
     assert tune.main(argv) == 2
     err = capsys.readouterr().err
-    assert "out_kernels/generated_kernel_16_16_16.py can't be written: " in err and "choose another file with -o" in err
+    assert "out_kernels, the folder of modules, can't be made: File exists; move it away, or choose another" in err
     (tmp_path / "out_kernels").unlink()
     (tmp_path / "cache").write_text("")
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
@@ -206,6 +206,16 @@ def test_underscores_and_dashes() -> None:
         "m",
     )
     assert options.parse([*SIZE, "--no_warmup"]).warmup == 0 and not options.parse([*SIZE, "--no_resume"]).resume
+
+
+def test_the_home_folder_is_named_as_in_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the shell leaves it to the command, as in --tuning_results_file=~/tuned.yaml."""
+    monkeypatch.setenv("HOME", "/home/nobody")
+    one = options.parse(["--gemm_size_file=~/s.yaml", "--tuning_results_file=~/t.yaml", "--profile_file=~/p.csv"])
+    assert (one.gemm_size_file, one.output, one.profile_file) == (
+        "/home/nobody/s.yaml", "/home/nobody/t.yaml", "/home/nobody/p.csv",
+    )  # fmt: skip
+    assert options.parse([*SIZE, "-o", "a~b"]).output == "a~b"
 
 
 def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:

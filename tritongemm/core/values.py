@@ -1,0 +1,105 @@
+"""Kinds of values that a noun's fields may hold, and the check of values that were read from a file."""
+
+from __future__ import annotations
+
+import reprlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from tritongemm.core.config import AXES, Config
+from tritongemm.core.errors import InputError
+
+MOST = 2**31 - 1  # A whole number of a config is handed to kernels in 32 bits.
+MOST_OF_OPTION = 2**63 - 1  # Libraries number their algorithms in up to 64 bits.
+_LARGEST = sys.float_info.max
+# Enough for a template that is a mangled name of C++; Python reads no number of more than 4300 digits.
+_LONGEST_CONFIG_NAME = 4096  # characters
+
+
+@dataclass(frozen=True)
+class FieldKind:
+    """What a field may hold.
+
+    Attributes:
+        words: the kind as a message says it, e.g. ``a positive number``.
+        holds: whether a value is of the kind.
+    """
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and 0 < value <= _LARGEST
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is text that can be written: JSON and YAML can name halves of characters, which no file can hold."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+TEXT = FieldKind("text", _is_text)
+FLAG = FieldKind("true or false", lambda v: isinstance(v, bool))
+POSITIVE = FieldKind("a positive number", _is_positive)
+POSITIVE_OR_NONE = FieldKind("a positive number or null", lambda v: v is None or _is_positive(v))
+# A result with NaN is infinitely wrong.
+DEVIATION = FieldKind("a number from 0 on, or null", lambda v: v is None or (_is_number(v) and 0 <= v <= inf))
+FINITE = FieldKind("a finite number from 0 on", lambda v: _is_number(v) and 0 <= v <= _LARGEST)
+FINITE_OR_NONE = FieldKind("a finite number from 0 on, or null", lambda v: v is None or FINITE.holds(v))
+WHOLE = FieldKind(f"a whole number from 0 to {MOST}", lambda v: _is_whole(v, 0, MOST))
+TIMES = FieldKind("a list of positive numbers", lambda v: isinstance(v, list) and all(map(_is_positive, v)))
+TEXTS = FieldKind(
+    "a map of text",
+    lambda v: isinstance(v, Mapping) and all(_is_text(one) for pair in v.items() for one in pair),
+)
+MAP = FieldKind("a map", lambda v: isinstance(v, Mapping))
+
+
+def one_of(*choices: str) -> FieldKind:
+    """The kind of a field that holds one of a few words."""
+    return FieldKind(f"one of {', '.join(choices)}", lambda v: isinstance(v, str) and v in choices)
+
+
+def require(values: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:
+    """Refuse values that are not of their fields' kinds; a field without a value is passed over.
+
+    Args:
+        values: by field.
+        kinds: by field.
+
+    Raises:
+        InputError: names the field, what it may hold, and the beginning of what it holds.
+    """
+    for field, kind in kinds.items():
+        if field in values and not kind.holds(values[field]):
+            raise InputError(f"{field} must be {kind.words}, not {reprlib.repr(values[field])}")
+
+
+def read_config(name: object) -> Config:
+    """The config that a file names.
+
+    Raises:
+        InputError: it is not the name of one, or a number in it is out of range.
+    """
+    if not isinstance(name, str) or len(name) > _LONGEST_CONFIG_NAME:
+        raise InputError(f"config must be the name of a config, not {reprlib.repr(name)}")
+    config = Config.parse(name)
+    numbers = [(axis, getattr(config, axis), MOST) for axis in AXES]
+    for field, value, most in [*numbers, *((option, value, MOST_OF_OPTION) for option, value in config.options)]:
+        if value > most:
+            raise InputError(f"config must have {field} up to {most}, not {value}")
+    return config

@@ -1,0 +1,88 @@
+"""The noun `RunIdentity`: what must agree between a run and the results that it goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tritongemm.core.errors import OutputError
+from tritongemm.core.record import SCHEMA
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a run is for and how it measures.
+
+    Attributes:
+        target: name of its target.
+        toolchain: versions; ``device`` names the GPU that it measures on.
+        protocol: how it measures.
+        compute_units: of its device; 0 where that is not said.
+        resumed: whether it goes on from what is there, or measures anew.
+    """
+
+    target: str
+    toolchain: Mapping[str, str]
+    protocol: Mapping[str, Any]
+    compute_units: int
+    resumed: bool
+
+    def header(self) -> dict[str, Any]:
+        """What the first line of a journal says."""
+        header = {"target": self.target, "toolchain": self.toolchain, "protocol": self.protocol}
+        return {**header, **({"compute_units": self.compute_units} if self.compute_units else {}), "schema": SCHEMA}
+
+    def foreign(self, target: str, toolchain: Mapping[str, str], compute_units: int) -> str:
+        """Why results of another target or device do not belong to those of this run; "" where they do."""
+        if target != self.target:
+            return f"is for {target or 'an unnamed target'}, this run for {self.target}"
+        theirs, ours = toolchain.get("device"), self.toolchain.get("device", "no GPU")
+        if theirs and theirs != ours:
+            return f"was measured on {theirs}, this run has {ours}"
+        if compute_units and self.compute_units and compute_units != self.compute_units:
+            return f"is for a device of {compute_units} compute units, this run has {self.compute_units}"
+        return ""
+
+    def require_belongs(self, what: str, target: str, toolchain: Mapping[str, str], compute_units: int) -> None:
+        """Refuse to add to results of another target or device, which --no-resume would mix or replace.
+
+        Raises:
+            OutputError: says why `what` does not belong here.
+        """
+        reason = self.foreign(target, toolchain, compute_units)
+        if reason:
+            raise OutputError(f"{what} {reason}: choose another -o")
+
+    def require_toolchain(self, what: str, toolchain: Mapping[str, str]) -> None:
+        """Refuse to go on from results of another toolchain.
+
+        Raises:
+            OutputError: says what has changed.
+        """
+        moved = _moved(toolchain, self.toolchain, "unknown")
+        if moved and self.resumed:
+            raise OutputError(
+                f"{what} was made by another toolchain ({moved}): choose another -o, or measure these sizes anew with "
+                "--no-resume"
+            )
+
+    def require_continues(self, what: str, header: Mapping[str, Any]) -> None:
+        """Refuse to go on from a journal with this header, if its trials can't be compared with those of this run.
+
+        Raises:
+            OutputError: says why.
+        """
+        self.require_belongs(what, header["target"], header["toolchain"], header.get("compute_units", 0))
+        self.require_toolchain(what, header["toolchain"])
+        changed = _moved(header["protocol"], self.protocol, "None")
+        if changed and self.resumed:
+            raise OutputError(
+                f"{what} was measured otherwise ({changed}): use the same options, another -o, or --no-resume"
+            )
+
+
+def _moved(theirs: Mapping[str, Any], ours: Mapping[str, Any], absent: str) -> str:
+    """What differs, in words."""
+    keys = [k for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)]
+    return ", ".join(f"{k} {theirs.get(k, absent)} → {ours.get(k, absent)}" for k in keys)

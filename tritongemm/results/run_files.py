@@ -1,0 +1,200 @@
+"""The files that a run keeps for an output, what may stand there already, and who holds them.
+
+Beside the results lie their journal, the one before it, a lock and the number of the process that holds it. Modules lie
+in a folder of their own, which has a lock and the name of its output, so that two outputs never share one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from tritongemm.core import files
+from tritongemm.core.errors import OutputError
+from tritongemm.formats import results_format
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Format
+from tritongemm.results.journal import is_journal
+
+# Names that end so are other kinds of files, and a user who writes one expects that kind.
+_OTHER_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".html", ".md", ".py", ".so", ".co", ".hsaco", ".cubin")
+_ADVICE = "choose another file with -o"
+_OWNER = ".output"  # the file of a folder of modules that names the output that they belong to
+
+
+def check_output_name(path: Path) -> None:
+    """Refuse a name that says another kind of file than results are.
+
+    Raises:
+        OutputError: says what to write instead.
+    """
+    ours = results_format()
+    others = {suffix for f in registry.every(Format) for suffix in f.suffixes} - set(ours.suffixes)
+    suffix = path.suffix.lower()
+    if suffix in others or suffix in _OTHER_SUFFIXES:
+        also = "; a CSV of every candidate is written by --profile_file" if suffix == ".csv" else ""
+        raise OutputError(
+            f"-o {path}: results are written as YAML, not as {suffix}; write -o {path.with_suffix('.yaml')}{also}"
+        )
+
+
+class RunFiles:
+    """Paths of what a run keeps for an output, and their lock.
+
+    Args:
+        output: the results file as the user names it. A link to the results stays one, and two links to one file share
+            its lock.
+
+    Attributes:
+        results, journal, old_journal, lock_file, pid: the files; `old_journal` is what --no-resume sets aside.
+
+    Raises:
+        OutputError: where the output lies can't be told.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        try:
+            self.results = Path(os.path.realpath(output))
+        except OSError as error:  # the current folder was deleted
+            raise OutputError(f"{output} can't be written: {error.strerror}; {_ADVICE}") from error
+        name = self.results.name
+        suffixes = (".journal", ".journal.old", ".lock", ".pid")
+        self.journal, self.old_journal, self.lock_file, self.pid = (
+            self.results.with_name(name + suffix) for suffix in suffixes
+        )
+        self._lock: FileLock | None = None
+
+    def every(self) -> list[Path]:
+        """All of them."""
+        return [self.results, self.journal, self.old_journal, self.lock_file, self.pid]
+
+    def hold(self) -> None:
+        """Take the output for this process, and sweep what a killed one left half-written.
+
+        Raises:
+            OutputError: a file can't be written, is another program's, or another run holds the output.
+        """
+        check_output_name(self.output)
+        files.check_place(self.results, _is_any, "results", _ADVICE)
+        for path, is_ours, what in (
+            (self.journal, is_journal, "a journal of tritongemm"),
+            (self.old_journal, is_journal, "a journal of tritongemm"),
+            (self.lock_file, _is_empty, "a lock of tritongemm"),
+            (self.pid, _is_process_number, "the number of a process"),
+        ):
+            files.check_place(path, is_ours, what, f"move it away, or {_ADVICE}")
+        self._lock = _take_lock(
+            self.lock_file,
+            f"{self.output} is held by another run (process {self._holder()}); wait for it, or choose another -o",
+        )
+        for path in (self.results, self.pid):
+            files.sweep(path.parent, path.name)
+        with suppress(OutputError):  # it only serves the message to a second run
+            files.atomic_write(self.pid, str(os.getpid()))
+
+    def _holder(self) -> str:
+        """Number of the process that holds the output, as far as is known."""
+        try:
+            return files.read_regular(self.pid, 20).decode("ascii", "replace") or "unknown"
+        except OSError:
+            return "unknown"
+
+    def release(self) -> None:
+        """Give the output back; a second call does nothing."""
+        if self._lock is not None:
+            with suppress(OSError):
+                self.pid.unlink(missing_ok=True)
+            self._lock.release()
+            self._lock = None
+
+
+def _is_any(start: bytes) -> bool:
+    """The reader of the file tells more of it than its beginning does."""
+    return True
+
+
+def _is_empty(start: bytes) -> bool:
+    return not start
+
+
+def _is_process_number(start: bytes) -> bool:
+    """Whether a file holds what a run writes there; that of another program's process ends its line."""
+    return re.fullmatch(rb"\d{0,10}", start) is not None
+
+
+def _take_lock(path: Path, refusal: str) -> FileLock:
+    """A lock that is held until it is released or the process ends.
+
+    Raises:
+        OutputError: another process holds it, which `refusal` says; or it can't be taken.
+    """
+    lock = FileLock(path, thread_local=False)
+    try:
+        os.close(files.open_regular(path, os.O_RDWR | os.O_CREAT))  # says why not; the lock itself does not
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise OutputError(refusal) from None
+    except OSError as error:
+        raise OutputError(f"{path} can't be written: {error.strerror}; {_ADVICE}") from error
+    return lock
+
+
+def module_folder(output: Path) -> Path:
+    """Where the modules of an output lie: beside it, in ``results_kernels`` for ``results.yaml``.
+
+    Another output's folder has the whole of its name: what stands behind the last dot of ``tuned.gfx942`` is no suffix.
+    """
+    name = output.stem if output.suffix == ".yaml" else output.name
+    return output.with_name(f"{name}_kernels")
+
+
+@contextmanager
+def holding_module_folder(folder: Path, output: Path) -> Iterator[None]:
+    """Keep other runs out of a folder of modules: who compiles one must find the text that was written for it.
+
+    Args:
+        folder: made where it is missing; what a killed run left half-written in it is swept.
+        output: whose modules it holds; another output's are refused.
+
+    Raises:
+        OutputError: another run writes there, it holds another output's modules, or it can't be written.
+    """
+    advice = f"move it away, or {_ADVICE}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}, the folder of modules, can't be made: {error.strerror}; {advice}") from error
+    for path, is_ours, what in (
+        (folder / ".lock", _is_empty, "a lock of tritongemm"),
+        (folder / _OWNER, _is_any, "the name of an output"),
+    ):
+        files.check_place(path, is_ours, what, advice)
+    lock = _take_lock(folder / ".lock", f"another run writes its modules into {folder}; wait for it, or {_ADVICE}")
+    try:
+        name, owner = os.fsencode(output.name).decode(errors="backslashreplace"), _owner(folder)
+        if owner not in ("", name):
+            raise OutputError(
+                f"{folder} holds the modules of {owner}, which this run would replace; {_ADVICE}, or delete that folder"
+            )
+        if not owner:
+            files.atomic_write(folder / _OWNER, name)
+        files.sweep(folder)
+        yield
+    finally:
+        lock.release()
+
+
+def _owner(folder: Path) -> str:
+    """Name of the output that a folder's modules belong to; "" where that is not said, as older versions did not."""
+    try:
+        return files.read_regular(folder / _OWNER).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise OutputError(f"{folder / _OWNER} can't be read: {error.strerror}; {_ADVICE}") from error

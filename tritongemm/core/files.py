@@ -102,12 +102,13 @@ def check_place(path: Path, is_ours: Callable[[bytes], bool], what: str, advice:
         path.parent.mkdir(parents=True, exist_ok=True)
         mode = _mode(path)
         fault = "" if mode is None else _fault(mode)
-        if mode is not None and not fault and not is_ours(read_regular(path, _START_BYTES)):
-            fault = f"is not {what}"
+        if mode is not None and not fault:
+            with suppress(FileNotFoundError):  # whoever holds it may have taken it away just now
+                fault = "" if is_ours(read_regular(path, _START_BYTES)) else f"is not {what}"
         if not fault:
             fresh = _unfinished(path)
             os.close(_create(fresh))
-            fresh.unlink()
+            fresh.unlink(missing_ok=True)  # it may have been swept already
     except OSError as error:
         raise OutputError(f"{path} can't be written: {error.strerror}; {advice}") from error
     if fault:

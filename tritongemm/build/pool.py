@@ -95,7 +95,7 @@ class BuildPool:
 
     Args:
         cache: where artefacts go.
-        jobs: processes at a time, at most `JOBS_A_CORE` for each core that this process may use; 0 for one each.
+        jobs: processes at a time; 0 for one for each core that this process may use.
         timeout: seconds one compile may take; a backend's `compile_limit_s` where that is more.
         must_keep: a cache that can't be written is an error, rather than a failed config.
 
@@ -107,12 +107,10 @@ class BuildPool:
     """
 
     ROLE = "tritongemm.build.pool:CompilerWorker"
-    JOBS_A_CORE = 4  # More compilers than this only take each other's memory.
 
     def __init__(self, cache: ArtifactCache, jobs: int = 0, timeout: float = 60.0, must_keep: bool = False) -> None:
         self.cache, self.timeout, self.must_keep = cache, timeout, must_keep
-        cores = len(os.sched_getaffinity(0))
-        self.jobs = min(jobs or cores, self.JOBS_A_CORE * cores)
+        self.jobs = jobs or len(os.sched_getaffinity(0))
         self._turns = threading.Semaphore(self.jobs)
         self._children: list[WorkerProcess] = []
         # The last one used goes first: a process that has compiled is quicker than one that has not.

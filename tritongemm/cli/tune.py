@@ -47,8 +47,6 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         _require_families(rows, machine, args.gemm_size_file)
         roster = choose_roster(args.libtype, bool(machine.devices), args.compile_only)
         reporter.say(machine.why)
-        if args.num_threads > tools.pool.jobs:
-            reporter.say(f"--num_threads {args.num_threads}: {tools.pool.jobs} processes at the most compile here")
         for name, reason in roster.left_out.items() if args.verbose or args.libtype == "all" else ():
             reporter.say(f"{name} does not race: {reason}")
         output = Path(args.output or f"output/tuning_results_{machine.target.name}.yaml")

@@ -166,7 +166,8 @@ class OfflineEvaluator(Evaluator):
     def _module_text(self, problem: Problem, backend: str, configs: list[Config]) -> str:
         """Text of a generated module that holds the kernels of a searched backend."""
         searched: SearchedBackend = registry.get(SearchedBackend, backend)
-        return searched.write_candidates(problem, configs, self.target, self._folder.path).read_text("utf-8")
+        path = searched.write_candidates(problem, configs, self.target, self._folder.path)
+        return path.read_text(encoding="utf-8")
 
     def _interpret(self, problem: Problem, config: Config, text: str) -> Trial:
         """The trial of one config of a generated module, on a reduced problem."""

@@ -25,11 +25,8 @@ BENCHMARKS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if not p
 TEXTS = (".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".c", ".cpp", ".sh", "")  # suffixes of files that people read
 
 # Modules that make temporary folders, each with the reason.
-_RENAMED = "the folder is made where it is kept in the end"
 TEMPORARY = {
-    "tritongemm.build.cache": _RENAMED,
     "tritongemm.core.temporary_folder": "all others use it",
-    "tritongemm.hip_ext.compilers.hip_compiler": _RENAMED,
 }
 
 # getattr and hasattr with a constant name that ask no plug-in, each with the reason.

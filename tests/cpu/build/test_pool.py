@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import sys
 import time
@@ -132,9 +131,8 @@ def test_a_compiler_that_died_by_chance_gets_a_second_one(tmp_path: Path) -> Non
 
 
 def test_no_process_starts_before_there_is_a_job_for_it(tmp_path: Path) -> None:
-    """However many are allowed; and no more are than the cores can bear."""
-    with closing(compiler(tmp_path / "cache", jobs=10**8)) as made:
-        assert made.jobs == BuildPool.JOBS_A_CORE * len(os.sched_getaffinity(0))
+    """However many are allowed."""
+    with closing(compiler(tmp_path / "cache", jobs=10**6)) as made:
         assert made._children == []
         assert [built.status for built in made.stream([job(1)])] == ["ok"]
         assert len(made._children) == 1

@@ -300,17 +300,6 @@ def test_stages_to_stop_after(
     assert not module.exists(), "modules of all candidates go unless kept"
 
 
-def test_more_processes_than_the_machine_can_bear(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As many are allowed as it can; the command says so, and makes none of the others."""
-    size = ["-m", "1", "-n", "2", "-k", "3", "--target", "gfx1100", "--budget=1", "-o", str(tmp_path / "out.yaml")]
-    most = 4 * len(os.sched_getaffinity(0))
-    assert tune.main([*size, "--generate-only", "--num_threads", "100000000"]) == 0
-    said = capsys.readouterr()
-    assert f"--num_threads 100000000: {most} processes at the most compile here" in " ".join(
-        (said.out + said.err).split()
-    )
-
-
 def test_another_target(tmp_path: Path, session_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["-m", "16", "-n", "16", "-k", "16", "--target", "gfx950", "--budget=1", "-o", str(tmp_path / "out.yaml")]
     assert tune.main([*argv, "--compile-only"]) == 0

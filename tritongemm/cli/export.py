@@ -16,15 +16,17 @@ from tritongemm.workloads import sizes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 0, or 2 for bad input."""
+    """Run the command; the exit status is 0, 1 if rows are damaged and left out, 2 for bad input."""
     p = argparse.ArgumentParser(prog="python -m tritongemm.export", description="Write tuned kernels as a manifest.")
     p.add_argument("results", metavar="FILE", help="results of python -m tritongemm.tune")
     p.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for kernels.csv and the code objects")
     p.add_argument("--target", metavar="ARCH", help="only results for it; default: this machine's GPU, or gfx942")
     args = p.parse_args(options.normalised(sys.argv[1:] if argv is None else argv))
     try:
-        rows = sizes.from_file(Path(args.results), Defaults())
-        records = [r.record for r in rows if r.record is not None]
+        found = sizes.from_results(Path(args.results), Defaults())
+        records = [r.record for r in found.rows if r.record is not None]
+        if not found.rows:
+            found.require_undamaged()
         paths, refused = export(records, Path(args.output), machine.find_machine(args.target))
     except OSError as error:
         print(f"error: -o {args.output} can't be written: {error.strerror}; choose another folder", file=sys.stderr)
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TritonGemmError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for reason in refused:
+    for reason in [*(row.reason for row in found.damaged), *refused]:
         print(f"left out: {reason}", file=sys.stderr)
     print("export TRITONGEMM_ASM_MANIFESTS=" + ":".join(str(p.resolve()) for p in paths))
-    return 0
+    return int(bool(found.damaged))

@@ -8,7 +8,8 @@ TritonGemmError            everything below; the CLI prints it without a traceba
 ├── UnavailableError       an optional library, tool or plug-in is missing: says which and where it was looked for
 └── DriverError            a GPU driver call failed: carries the vendor's error name and text
 
-NewerVersionWarning is no error: a file holds what only a newer version can use, and the rest of it is used.
+Two warnings are no errors, as the rest of a file is used: NewerVersionWarning tells that it holds what only a newer
+version can use, DamagedRowWarning that rows of it are wrong.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ class UnavailableError(TritonGemmError):
 
 class NewerVersionWarning(UserWarning):
     """A file holds what only a newer version of tritongemm can use."""
+
+
+class DamagedRowWarning(UserWarning):
+    """Rows of a file can't be used; the others are."""
 
 
 class DriverError(TritonGemmError):

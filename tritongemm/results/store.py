@@ -134,12 +134,13 @@ class Store:
         results = results_format().read_results(self.path, read_text(self._file))
         if not results.rows and not results.newer:
             raise InputError(f"{self.path} holds an empty list; name another file with -o")
+        tuned = None if problems is None else frozenset(problems)
         for row in results.rows:
             what = f"line {row.line} of {self.path}"
             if row.record is None:
                 raise OutputError(f"{self.path}: line {row.line} is not a result; name another file with -o")
             self._belongs(what, row.record.target, row.record.toolchain, row.record.compute_units)
-            if problems is None or row.problem in problems:
+            if tuned is None or row.problem in tuned:
                 self._agrees(what, row.record.toolchain)
             self._kept.setdefault(row.problem, []).append(row.record)
         self._newer = results

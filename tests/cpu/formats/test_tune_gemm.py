@@ -129,7 +129,7 @@ TILE = SIZE + ", BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16"
         (f"{{{TILE}, options: {{Kpack9: 2}}}}", "that no config name can hold"),
         (f"{{{TILE}, options: 3}}", "options must be a map"),
         (f"{{{TILE}, time(us): 1, toolchain: [a]}}", "toolchain must be a map"),
-        (f"{{{TILE}, time(us): 1, toolchain: {{a: '1', a: '2'}}}}", "toolchain has a key twice"),
+        (f"{{{TILE}, time(us): 1, toolchain: {{a: '1', a: '2'}}}}", "has toolchain: a twice; keep one of them"),
         (f"{{{TILE}, time(us): 0}}", "time(us) must be a positive number, not '0'"),
         (f"{{{TILE}, time(us): fast}}", "time(us) must be a positive number"),
         (f"{{{TILE}, TFLOPS: .nan}}", "TFLOPS must be a positive number"),
@@ -153,10 +153,13 @@ def test_wrong_row_is_named(row: str, complaint: str) -> None:
         ("just words", "must be a list of maps"),
         ("# nothing but this\n", "rows.yaml holds no rows"),
         ("[]", "rows.yaml holds an empty list"),
-        ("- {M: 1\n- {M: 2}\n", "rows.yaml, line 2, column "),
-        ("- {M: *unknown}\n", "rows.yaml, line 1, column "),
-        ("- {M: 1}\n---\n- {M: 2}\n", "rows.yaml, line 2, column "),
-        ("- {M: \x01}\n", "rows.yaml: not YAML"),
+        (
+            "- {M: 1\n- {M: 2}\n",
+            "rows.yaml: row 1 (line 1) is not YAML: did not find expected ',' or '}' (line 2, column 1)",
+        ),
+        ("- {M: *unknown}\n", "rows.yaml: row 1 (line 1) has *unknown, but nothing before it is called &unknown"),
+        ("- {M: 1}\n---\n- {M: 2}\n", "rows.yaml holds more than one document (line 2, column 1)"),
+        ("- {M: \x01}\n", "rows.yaml: row 1 (line 1) is not YAML: unacceptable character"),
     ],
 )
 def test_wrong_file_is_named(text: str, complaint: str) -> None:

@@ -201,10 +201,14 @@ def _plain(value: Value) -> Any:
         return [_plain(one) for one in value]
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, Whole | Real):
+    if not isinstance(value, Whole | Real):
+        return str(value) if isinstance(value, str) else value
+    try:
         kind = "int" if isinstance(value, Whole) else "float"
-        return yaml.SafeLoader("").construct_object(yaml.ScalarNode(f"tag:yaml.org,2002:{kind}", str(value)))
-    return str(value) if isinstance(value, str) else value
+        number = yaml.SafeLoader("").construct_object(yaml.ScalarNode(f"tag:yaml.org,2002:{kind}", str(value)))
+        return number if math.isfinite(number) else str(value)
+    except (ValueError, OverflowError):  # thousands of digits
+        return str(value)
 
 
 def flow(value: object) -> str:

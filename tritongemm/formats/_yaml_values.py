@@ -114,7 +114,8 @@ def describe(value: Value) -> str:
 def _has_a_row_a_line(text: str, lines: list[str]) -> bool:
     """Whether every line is a remark, empty, or begins a map in flow style as a row.
 
-    Such a line that is YAML by itself means the same in the file: it ends its map, and the next line begins a row.
+    Such a line that is YAML by itself means the same in the file: it ends its map, and the next line begins a row. One
+    that is none, as its text in quotes goes on in lines that look like rows and remarks, is taken for damaged.
     """
     if len(lines) != text.count("\n") + (not text.endswith("\n")):  # YAML ends lines at fewer characters than Python
         return False
@@ -328,12 +329,14 @@ class _RowBuilder:
 
 
 def _scalar(event: yaml.ScalarEvent) -> Value:
-    tag = event.tag
-    if tag is None or tag == "!":
-        tag = _RESOLVER.resolve(yaml.ScalarNode, event.value, event.implicit) if event.implicit[0] else f"{_TAG}str"
-    if tag == f"{_TAG}bool":
-        return event.value.lower() in ("true", "yes", "on")
-    if tag == f"{_TAG}null":
-        return None
-    kind: type[str] = _KINDS.get(tag, Other)
-    return kind(event.value)
+    text, tag = event.value, event.tag
+    quoted = bool(event.style)
+    meant = f"{_TAG}str" if quoted else _RESOLVER.resolve(yaml.ScalarNode, text, (True, False))
+    if tag == f"{_TAG}str":
+        return str(text)
+    if tag not in (None, "!", meant):
+        raise _RowFault(f"has {shown(text)} with the tag {shown(tag)}; leave the tag out")
+    if meant == f"{_TAG}bool":
+        return text.lower() in ("true", "yes", "on")
+    kind: type[str] = _KINDS.get(meant, Other)
+    return None if meant == f"{_TAG}null" else kind(text)

@@ -34,6 +34,7 @@ from tritongemm.search.space import space
 TARGET = "gfx942"
 TRIALS = 12  # Trials of a size in the journal; its record is one more line.
 WEIGHTS = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1280, 8192), (8192, 1024), (7168, 8192)]
+COMMAND = ["--gemm_size_file=sizes.yaml", "-o=done.yaml", f"--target={TARGET}", "-dtype_a=bf16", "-dtype_c=bf16"]
 
 READ = "from tritongemm.workloads.sizes import Defaults, from_file; act = lambda: from_file(Path(argv[1]), Defaults())"
 LOAD = "import tritongemm; from tritongemm.serve import api; act = lambda: api.load(argv[1])"
@@ -109,8 +110,7 @@ def measure(folder: Path, count: int) -> dict[str, float]:
     figures = {}
     for name, what in (("read", READ), ("load", LOAD)):
         figures[name] = float(cpu_seconds(folder, "-c", TIMED.format(what), "done.yaml")[1])
-    command = ("--gemm_size_file", "sizes.yaml", "-o", "done.yaml", "--target", TARGET, "-dtype_a", "bf16")
-    figures["command"], said = cpu_seconds(folder, "-m", "tritongemm.tune", *command, "-dtype_c", "bf16")
+    figures["command"], said = cpu_seconds(folder, "-m", "tritongemm.tune", *COMMAND)
     if said.count("\n") < count:
         raise SystemExit(f"the finished run printed {said.count(chr(10))} lines for {count} sizes")
     return figures

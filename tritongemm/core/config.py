@@ -24,6 +24,7 @@ _NAME = re.compile(
     + rf"(?P<options>(?:__[a-z_]+{_NUMBER})*)"
 )
 _SHOWN = 100  # characters of a text that a message repeats
+_LONGEST_NAME = 4096  # characters; a template may be a library's mangled name of some hundred
 _MOST_PARSED = 1 << 14  # configs kept by name; a journal of thousands of sizes names the same few thousand
 
 
@@ -123,7 +124,7 @@ class Config:
 @lru_cache(maxsize=_MOST_PARSED)
 def _parse(name: str) -> Config:
     """As `Config.parse`."""
-    match = _NAME.fullmatch(name)
+    match = _NAME.fullmatch(name) if len(name) <= _LONGEST_NAME else None
     if not match:
         shown = repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}…"
         raise InputError(f"{shown} is not a config name, e.g. tile__bm64__bn64__bk32__gm8__sk1__w4__s2")

@@ -34,7 +34,8 @@ from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, NewerRow
 from tritongemm.core.problem import BIASES, PLAIN, Problem
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.formats._rows import make_problem
-from tritongemm.formats._yaml_rows import Entry, read_entries, shown
+from tritongemm.formats._yaml_rows import Entry, read_entries
+from tritongemm.formats._yaml_values import shown
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, WeightLayout
 
@@ -129,14 +130,15 @@ class RowReader:
             if key in entry.values:
                 given[name] = entry.text(key, choices=("T", "N")) == "T"
         given |= {"batch": entry.whole("batch", 1, 1), "groups": entry.whole("groups", 1, 1)}
-        given["family"] = family = entry.text("family", self._defaults.family, self._families)
+        if "family" in entry.values:
+            given["family"] = entry.text("family", choices=self._families)
         if "order_b" in entry.values:
             given["order_b"] = entry.text("order_b", choices=self._orders)
-        elif "family" in entry.values:
-            given["order_b"] = registry.family_of(family)[1].order_b
         kind = tuple(given.items())
         try:
             if kind not in self._kinds:
+                if "family" in given:
+                    given.setdefault("order_b", registry.family_of(given["family"])[1].order_b)
                 model = make_problem(self._defaults, m, n, k, given)
                 self._kinds[kind] = tuple(getattr(model, name) for name in _AFTER_SIZES)
             return Problem(m, n, k, *self._kinds[kind])
@@ -160,10 +162,10 @@ class RowReader:
         options = {name: entry.whole(key, 0, 0) for key, name in _OPTIONS.items() if key in entry.values}
         options |= entry.wholes("options")
         template = entry.text("template", "stream_k" if "NUM_SMS" in entry.values else "tile")
-        fields = (template, *numbers.values(), tuple(options.items()), backend)
-        if fields not in self._configs:
-            self._configs[fields] = _nameable(entry, Config(*fields))
-        return self._configs[fields]
+        values: tuple[Any, ...] = (template, *numbers.values(), tuple(options.items()), backend)
+        if values not in self._configs:
+            self._configs[values] = _nameable(entry, Config(*values))
+        return self._configs[values]
 
 
 def _nameable(entry: Entry, config: Config) -> Config:

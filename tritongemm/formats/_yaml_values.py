@@ -42,6 +42,8 @@ class Other(str):
 
 
 Value: TypeAlias = "str | bool | list[Any] | dict[str, Any] | None"  # A plain str is text.
+_Event: TypeAlias = Any  # One of yaml.events.
+_Mark: TypeAlias = Any  # A place in a text, with a line and a column from 0; there are PyYAML's and libyaml's.
 _Anchors: TypeAlias = "dict[str, tuple[Value, int]]"  # Values that have names, and how many values each holds.
 
 
@@ -64,21 +66,14 @@ class YamlRow(NamedTuple):
 class YamlFault(Exception):
     """Text can't be read as a list of rows; says why in words that go on from the name of the file or row.
 
-    Args:
-        what: is wrong.
-        mark: where.
-
     Attributes:
-        where: the column, after the line where there are several; "" where that is not known.
+        what: is wrong.
+        mark: where; None where that is not known.
     """
 
-    def __init__(self, what: str, mark: yaml.Mark | None = None) -> None:
-        super().__init__(what)
-        line = f"line {mark.line + 1}, " if mark and mark.line else ""
-        self.where = f" ({line}column {mark.column + 1})" if mark else ""
-
-    def __str__(self) -> str:
-        return f"{self.args[0]}{self.where}"
+    def __init__(self, what: str, mark: _Mark | None = None) -> None:
+        self.what, self.mark = what, mark
+        super().__init__(f"{what} (line {mark.line + 1}, column {mark.column + 1})" if mark else what)
 
 
 def read_rows(text: str) -> Iterator[YamlRow]:
@@ -180,7 +175,7 @@ def _read_own_line(number: int, line: str) -> YamlRow | None:
 
 # --- all other YAML ---------------------------------------------------------------------------------------------------
 
-_RESOLVER = yaml.resolver.Resolver()
+_RESOLVER: Any = yaml.resolver.Resolver()
 _KINDS = {f"{_TAG}{name}": kind for name, kind in (("str", str), ("int", Whole), ("float", Real))}
 
 
@@ -189,7 +184,10 @@ def _read_line(number: int, line: str, anchors: _Anchors) -> YamlRow:
     try:
         (row,) = _read_events(line, [line], anchors)
     except YamlFault as fault:
-        return YamlRow(number, None, fault=str(fault))
+        at = (
+            "" if fault.mark is None else f" (column {fault.mark.column + 1})" if not fault.mark.line else " at its end"
+        )
+        return YamlRow(number, None, fault=fault.what + at)
     return row._replace(line=number)
 
 
@@ -211,7 +209,7 @@ def _read_events(text: str, lines: list[str], anchors: _Anchors) -> Iterator[Yam
             raise YamlFault("holds more than one document", event.start_mark)
 
 
-def _events(text: str) -> Iterator[yaml.Event]:
+def _events(text: str) -> Iterator[_Event]:
     try:
         yield from yaml.parse(text, Loader=_LOADER)
     except yaml.YAMLError as error:
@@ -219,7 +217,7 @@ def _events(text: str) -> Iterator[yaml.Event]:
         raise YamlFault(f"is not YAML: {what}", getattr(error, "problem_mark", None)) from None
 
 
-def _read_row(first: yaml.Event, events: Iterator[yaml.Event], lines: list[str], anchors: _Anchors) -> YamlRow:
+def _read_row(first: _Event, events: Iterator[_Event], lines: list[str], anchors: _Anchors) -> YamlRow:
     """The row that begins with an event; takes its other events."""
     row, last = _RowBuilder(anchors), first
     while not row.take(last):
@@ -269,7 +267,7 @@ class _RowBuilder:
         self._open: list[_Open] = []
         self._depth = 0
 
-    def take(self, event: yaml.Event) -> bool:
+    def take(self, event: _Event) -> bool:
         """Take the row's next event; whether it was its last.
 
         Raises:
@@ -285,10 +283,10 @@ class _RowBuilder:
                 self.fault = str(fault)
         return not self._depth
 
-    def _add(self, event: yaml.Event) -> None:
+    def _add(self, event: _Event) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
-            value = [] if isinstance(event, yaml.SequenceStartEvent) else dict[str, Any]()
-            self._open.append(_Open(value, event.anchor))
+            is_list = isinstance(event, yaml.SequenceStartEvent)
+            self._open.append(_Open([] if is_list else {}, event.anchor))
             return
         value, count, anchor = self._finished(event)
         if anchor is not None:
@@ -298,7 +296,7 @@ class _RowBuilder:
             return
         self._put(value, count, event.value if isinstance(event, yaml.ScalarEvent) else value)
 
-    def _finished(self, event: yaml.Event) -> tuple[Value, int, str | None]:
+    def _finished(self, event: _Event) -> tuple[Value, int, str | None]:
         """The value that an event ends, how many values it holds, and its name."""
         if isinstance(event, yaml.CollectionEndEvent):
             done = self._open.pop()
@@ -328,7 +326,7 @@ class _RowBuilder:
             parent.key = str(key)
 
 
-def _scalar(event: yaml.ScalarEvent) -> Value:
+def _scalar(event: _Event) -> Value:
     text, tag = event.value, event.tag
     quoted = bool(event.style)
     meant = f"{_TAG}str" if quoted else _RESOLVER.resolve(yaml.ScalarNode, text, (True, False))

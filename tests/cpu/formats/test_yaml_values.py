@@ -104,9 +104,9 @@ ROW = "{M: 1, N: 1, K: 1}"
         (f"- {ROW}\n- {{M: {'[' * 300_000}\n", "row 2 (line 2) has lists and maps nested more than 100 deep (column "),
         (f"- {ROW}\n- {{M: {'{a: ' * 300_000}\n", "row 2 (line 2) has lists and maps nested more than 100 deep (colu"),
         (f"- {ROW}\n- {'[' * 1_000_000}\n", "rows.yaml has lists and maps nested more than 100 deep (line 2, column "),
-        (f"- {'- ' * 300_000}1\n", "rows.yaml has lists and maps nested more than 100 deep (column "),
+        (f"- {'- ' * 300_000}1\n", "rows.yaml has lists and maps nested more than 100 deep (line 1, column "),
         (f"-\n  M: {'[' * 300_000}\n", "rows.yaml has lists and maps nested more than 100 deep (line 2, column "),
-        ("[" * 300_000, "rows.yaml has lists and maps nested more than 100 deep (column "),
+        ("[" * 300_000, "rows.yaml has lists and maps nested more than 100 deep (line 1, column "),
     ],
     ids=["lists", "maps", "a-row", "in-blocks", "a-value-in-blocks", "the-file"],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("without_gpu")
 GOOD = [dataclasses.replace(record(p), config=dataclasses.replace(CONFIG, num_warps=1)) for p in (ONE, TWO, THREE)]
 
 # What happens to the second of three rows, and what is told of it.
-DAMAGE = {
+DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
     "torn": (lambda row: row[:100], "is not YAML"),
     "a quote lost": (lambda row: row.replace("'M': 32", "'M: 32"), "is not YAML"),
     "a letter changed": (lambda row: row.replace("'K': 16", "'J': 16"), "has no K"),

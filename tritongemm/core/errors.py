@@ -8,8 +8,10 @@ TritonGemmError            everything below; the CLI prints it without a traceba
 ├── UnavailableError       an optional library, tool or plug-in is missing: says which and where it was looked for
 └── DriverError            a GPU driver call failed: carries the vendor's error name and text
 
-Two warnings are no errors, as the rest of a file is used: NewerVersionWarning tells that it holds what only a newer
-version can use, DamagedRowWarning that rows of it are wrong.
+Two warnings are no errors: the rest of the file is used.
+
+NewerVersionWarning        a file holds what only a newer version can use
+DamagedFileWarning         a file holds what nobody can use any more
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class NewerVersionWarning(UserWarning):
     """A file holds what only a newer version of tritongemm can use."""
 
 
-class DamagedRowWarning(UserWarning):
-    """Rows of a file can't be used; the others are."""
+class DamagedFileWarning(UserWarning):
+    """A file holds what can't be read: a damaged line, or an edit that makes no sense."""
 
 
 class DriverError(TritonGemmError):

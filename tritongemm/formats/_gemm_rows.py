@@ -245,25 +245,27 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
         return None
     if not math.isfinite(seconds):
         entry.fail(f"takes {seconds} seconds by its TFLOPS; correct or remove them")
-    return Record(
-        problem=problem,
-        target=entry.text("target"),
-        config=config,
-        winner=entry.text("winner", config.backend),
-        seconds=seconds,
-        spread=entry.number("spread") or 0.0,
-        timer=entry.text("timer", "tune_gemm"),
-        error=entry.number("error", may_be_infinite=True),
-        tolerance=entry.number("tolerance"),
-        library_seconds=entry.shifted("library_us", -6),
-        library=entry.text("library"),
-        tie=entry.flag("tie"),
-        verified=entry.text("verified"),
-        toolchain=entry.texts("toolchain"),
-        cold=entry.flag("cold"),
-        compute_units=entry.whole("compute_units", 0, 0),
-        extra=entry.unknown_values(),
-    )
+    fields: dict[str, Any] = {
+        "target": entry.text("target"),
+        "winner": entry.text("winner", config.backend),
+        "seconds": seconds,
+        "spread": entry.number("spread") or 0.0,
+        "timer": entry.text("timer", "tune_gemm"),
+        "error": entry.number("error", may_be_infinite=True),
+        "tolerance": entry.number("tolerance"),
+        "library_seconds": entry.shifted("library_us", -6),
+        "library": entry.text("library"),
+        "tie": entry.flag("tie"),
+        "verified": entry.text("verified"),
+        "toolchain": entry.texts("toolchain"),
+        "cold": entry.flag("cold"),
+        "compute_units": entry.whole("compute_units", 0, 0),
+        "extra": entry.unknown_values(),
+    }
+    try:
+        return Record(problem=problem, config=config, **fields)
+    except InputError as error:
+        entry.fail(f"can't be: {error}")
 
 
 def make_row(record: Record) -> dict[str, Any]:

@@ -98,10 +98,10 @@ def parsed(path: Path, lines: Iterable[bytes], strict: bool) -> Iterator[Line]:
     Raises:
         OutputError: a line is damaged; says which.
     """
-    number_of_schema, problems = 1, schema.ProblemReader()
+    number_of_schema = 1
     for number, line in enumerate(lines, start=1):
         try:
-            found = schema.read_line(json.loads(line), number_of_schema, problems)
+            found = schema.read_line(json.loads(line), number_of_schema)
             if found.kind == "header":
                 number_of_schema = schema.schema_of(found.value)
         except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:

@@ -61,28 +61,12 @@ def schema_of(header: Mapping[str, Any]) -> int:
     return number
 
 
-class ProblemReader:
-    """Reads the problems of lines. Those of one problem follow each other, so it is made once for all of them."""
-
-    def __init__(self) -> None:
-        self._data: Any = None
-        self._problem: Problem | None = None
-
-    def read(self, data: Mapping[str, Any]) -> Problem:
-        """As `read_problem`."""
-        if self._problem is None or data != self._data:
-            self._problem = read_problem(data)
-            self._data = data
-        return self._problem
-
-
-def read_line(entry: Any, schema: int, problems: ProblemReader) -> Line:
+def read_line(entry: Any, schema: int) -> Line:
     """What a line says; a kind of line is told from others by its first key here.
 
     Args:
         entry: the line's JSON.
         schema: of the journal.
-        problems: of the lines before it.
 
     Raises:
         InputError, KeyError, TypeError, ValueError, AttributeError: the line is damaged.
@@ -93,7 +77,7 @@ def read_line(entry: Any, schema: int, problems: ProblemReader) -> Line:
         if "record" in entry:
             return Line("record", read_record(entry["record"]))
         if "trial" in entry:
-            return Line("trial", (problems.read(entry["problem"]), read_trial(entry["trial"])))
+            return Line("trial", (read_problem(entry["problem"]), read_trial(entry["trial"])))
         if "merged" in entry:
             return Line("merged", _read_problems(entry["merged"]))
         if schema > SCHEMA and isinstance(entry, dict):

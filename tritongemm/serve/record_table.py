@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-from tritongemm.core.errors import DamagedRowWarning, InputError
+from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
@@ -76,5 +76,5 @@ def read_records(source: str | os.PathLike[str] | Iterable[Record]) -> list[Reco
         found.require_undamaged()
         raise InputError(f"{source}: holds sizes but no tuned result; tune it first")
     if found.damaged:
-        warnings.warn(found.tell_damaged(), DamagedRowWarning, stacklevel=4)  # at the call of `load`
+        warnings.warn(found.tell_damaged(), DamagedFileWarning, stacklevel=4)  # at the call of `load`
     return records

@@ -13,7 +13,6 @@ from tests.support.stores import ONE, record, take, trial
 from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults, _gemm_rows
 from tritongemm.plugins import registry
-from tritongemm.results import schema
 from tritongemm.workloads import sizes
 
 MANY = [dataclasses.replace(ONE, m=m) for m in range(1, 101)]
@@ -45,7 +44,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, counted)
 
     count(Problem, "__eq__")
-    count(schema, "read_problem")
     count(_gemm_rows, "make_problem")
     count(registry, "family_of")
     return counts
@@ -55,14 +53,6 @@ def test_no_row_is_compared_with_every_problem(done: Path, calls: Counter[str]) 
     with take(done, problems=MANY) as store:
         assert all(store.record(problem) for problem in MANY)
     assert calls["__eq__"] < 20 * len(MANY)
-
-
-def test_a_problem_is_made_once_for_its_lines(done: Path, calls: Counter[str]) -> None:
-    """It was made for every trial of a journal."""
-    with take(done) as store:
-        assert {len(store.trials(problem)) for problem in MANY} == {3}
-    # For its trials, for its result, and as one of those that are merged.
-    assert calls["read_problem"] <= 3 * len(MANY)
 
 
 def test_what_rows_have_in_common_is_looked_up_once(done: Path, calls: Counter[str]) -> None:

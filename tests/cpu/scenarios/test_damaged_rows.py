@@ -12,7 +12,7 @@ from tests.support.formats import write_text
 from tests.support.stores import CONFIG, ONE, THREE, TWO, record
 from tritongemm.cli import export as export_command
 from tritongemm.cli import tune
-from tritongemm.core.errors import DamagedRowWarning, InputError
+from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, FormatRow
 from tritongemm.results.revalidation import VerifiedResult
@@ -61,7 +61,7 @@ def test_the_others_are_read(damaged: tuple[Path, str]) -> None:
 
 def test_the_others_serve_with_one_warning(damaged: tuple[Path, str]) -> None:
     path, complaint = damaged
-    with pytest.warns(DamagedRowWarning) as warned:
+    with pytest.warns(DamagedFileWarning) as warned:
         assert read_records(path) == [GOOD[0], GOOD[2]]
         Dispatcher().load(path)
     assert len(warned) == 2, "one for each reading"
@@ -143,5 +143,5 @@ def test_a_file_without_a_right_row_is_refused(
 def test_many_damaged_rows_are_told_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "tuned.yaml"
     path.write_text(write_text(*GOOD) + "- {M: 0, N: 1, K: 1}\n" * 30)
-    with pytest.warns(DamagedRowWarning, match=r"row 4 \(line 5\) .*; rows 4, 5, .*, 13 and 20 others are not used$"):
+    with pytest.warns(DamagedFileWarning, match=r"row 4 \(line 5\) .*; rows 4, 5, .*, 13 and 20 others are not used$"):
         assert len(read_records(path)) == 3

@@ -120,8 +120,8 @@ def _has_a_row_a_line(text: str, lines: list[str]) -> bool:
 
 # --- lines that we wrote ----------------------------------------------------------------------------------------------
 
-# What is a number in JSON and in YAML; 1e5 and 1.5e5 are text in YAML.
-_REAL = re.compile(r"-?\d+\.\d+(?:e[+-]\d+)?", re.IGNORECASE)
+# A number with an exponent in JSON and in YAML; 1e5 and 1.5e5 are text in YAML.
+_WITH_EXPONENT = re.compile(r"-?\d+\.\d+e[+-]\d+", re.IGNORECASE)
 # A key or a value without quotes that YAML takes for text.
 _WORD = re.compile(r"(?<=[{ ])(?!(?:true|false|null|yes|no|on|off)\b)([a-z_]\w*)(?=: |[,}])", re.ASCII | re.IGNORECASE)
 
@@ -129,7 +129,7 @@ _BEHIND = re.compile(r" *| +#.*")  # what may stand behind a row
 
 
 def _real(text: str) -> Real:
-    if not _REAL.fullmatch(text):
+    if "e" in text.lower() and not _WITH_EXPONENT.fullmatch(text):
         raise ValueError(text)
     return Real(text)
 

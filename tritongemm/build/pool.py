@@ -227,7 +227,9 @@ class BuildPool:
             else:
                 yield replace(cached, config=job.config, seconds=0.0)
         if waiting:
-            pool = joblib.Parallel(n_jobs=self.jobs, backend="threading", return_as="generator_unordered", batch_size=1)
+            pool = joblib.Parallel(
+                n_jobs=min(self.jobs, len(waiting)), backend="threading", return_as="generator_unordered", batch_size=1
+            )
             in_time = itertools.takewhile(lambda job: time.monotonic() <= until, waiting)
             yield from pool(joblib.delayed(self.build)(job) for job in in_time)
 

@@ -22,13 +22,15 @@ def main(argv: Sequence[str]) -> int:
                    help="folder for kernels.csv and the code objects")  # fmt: skip
     p.add_argument("--target", metavar="ARCH", help="only results for it; default: this machine's GPU, or gfx942")
     args = p.parse_args(options.normalised(argv))
-    rows = sizes.from_file(Path(args.results), Defaults())
-    records = [r.record for r in rows if r.record is not None]
+    found = sizes.from_results(Path(args.results), Defaults())
+    records = [r.record for r in found.rows if r.record is not None]
+    if not found.rows:
+        found.require_undamaged()
     try:
         paths, refused = export(records, Path(args.output), machine.find_machine(args.target))
     except OSError as error:
         raise OutputError(f"-o {args.output} can't be written: {error.strerror}; choose another folder") from error
-    for reason in refused:
+    for reason in [*(row.reason for row in found.damaged), *refused]:
         door.tell(f"left out: {reason}")
     print("export TRITONGEMM_ASM_MANIFESTS=" + ":".join(str(p.resolve()) for p in paths))
-    return door.DONE
+    return door.WRONG if found.damaged else door.DONE

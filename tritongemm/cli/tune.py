@@ -12,7 +12,7 @@ from pathlib import Path
 from tritongemm.cli import door, options, session
 from tritongemm.codegen.modules import candidates_path, winner_path
 from tritongemm.core.errors import InputError, TritonGemmError
-from tritongemm.core.format_row import FormatRow
+from tritongemm.core.format_row import DamagedRow, FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.tuning_options import TuningOptions
@@ -43,7 +43,9 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
     protocol = session.make_protocol(args, machine)
     with ExitStack() as stack:
         tools = stack.enter_context(session.open_session(args, machine, protocol))
-        rows = _rows(args, machine)
+        rows, damaged = _rows(args, machine)
+        for row in damaged:
+            reporter.say(f"left out: {row.reason}")
         _require_families(rows, machine, args.gemm_size_file)
         roster = choose_roster(args.libtype, bool(machine.devices), args.compile_only)
         reporter.say(machine.why)
@@ -56,21 +58,26 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         plan = session.make_options(args, machine, roster.backends, protocol, output)
         if args.compare_wo_tuning or args.benchmark:
             again = Revalidation(tools.evaluators[0], tools.pool, reporter)
-            return _verify(again, rows, reporter) if args.compare_wo_tuning else _retime(again, rows, plan, reporter)
+            status = _verify(again, rows, reporter) if args.compare_wo_tuning else _retime(again, rows, plan, reporter)
+            return max(status, door.WRONG if damaged else door.DONE)
         problems = [row.problem for row in rows]
         store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, problems))
         stack.enter_context(holding_module_folder(plan.folder, output))
         return _tune(problems, TuningRun(tools.evaluators, tools.pool, store, plan, reporter), args, command)
 
 
-def _rows(args: argparse.Namespace, machine: Machine) -> list[FormatRow]:
-    """What the command line asks for."""
+def _rows(args: argparse.Namespace, machine: Machine) -> tuple[Sequence[FormatRow], Sequence[DamagedRow]]:
+    """What the command line asks for, and the rows of stored results that can't be used; of sizes all must be right."""
     defaults = options.defaults(args, machine.target.fp8)
-    if args.gemm_size_file is not None:
-        rows = sizes.from_file(Path(args.gemm_size_file), defaults)
-        only = args.compare_wo_tuning or args.benchmark
-        return [*require_results(rows, args.gemm_size_file)] if only else rows
-    return sizes.from_options(args.m, args.n, args.k, defaults)
+    if args.gemm_size_file is None:
+        return sizes.from_options(args.m, args.n, args.k, defaults), ()
+    path = Path(args.gemm_size_file)
+    if not (args.compare_wo_tuning or args.benchmark):
+        return sizes.from_file(path, defaults), ()
+    found = sizes.from_results(path, defaults)
+    if not found.rows:
+        found.require_undamaged()
+    return require_results(found.rows, args.gemm_size_file), found.damaged
 
 
 def _require_families(rows: Sequence[FormatRow], machine: Machine, path: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from tritongemm.core.errors import InputError
@@ -11,11 +12,20 @@ from tritongemm.core.errors import InputError
 DEFAULT_BACKEND = "triton"  # The backend of a config whose name has none.
 
 # The template comes first so that names sort by kernel; options hold whole numbers only. An exported kernel's own name
-# may be a template, so of two tiles in a name the last one counts.
+# may be a template, so of two tiles in a name the last one counts. No number has more digits than one of 64 bits.
+_NUMBER = r"[0-9]{1,19}"
+_FIXED = (
+    ("block_m", "bm"), ("block_n", "bn"), ("block_k", "bk"), ("group_m", "gm"), ("split_k", "sk"), ("num_warps", "w"),
+    ("num_stages", "s"),
+)  # fmt: skip
 _NAME = re.compile(
-    r"^(?:(?P<backend>[a-z][a-z0-9_]*)\.)?(?P<template>.+)__bm(?P<block_m>\d+)__bn(?P<block_n>\d+)__bk(?P<block_k>\d+)"
-    r"__gm(?P<group_m>\d+)__sk(?P<split_k>\d+)__w(?P<num_warps>\d+)__s(?P<num_stages>\d+)(?P<options>(?:__[a-z_]+\d+)*)$"
+    r"(?:(?P<backend>[a-z][a-z0-9_]*)\.)?(?P<template>.+)"
+    + "".join(f"__{short}(?P<{name}>{_NUMBER})" for name, short in _FIXED)
+    + rf"(?P<options>(?:__[a-z_]+{_NUMBER})*)"
 )
+_SHOWN = 100  # characters of a text that a message repeats
+_LONGEST_NAME = 4096  # characters; a template may be a library's mangled name of some hundred
+_MOST_PARSED = 1 << 14  # configs kept by name; a journal of thousands of sizes names the same few thousand
 
 
 @dataclass(frozen=True, order=True)
@@ -99,14 +109,7 @@ class Config:
         Raises:
             InputError: not a config name.
         """
-        match = _NAME.match(name)
-        if not match:
-            raise InputError(f"{name!r} is not a config name, e.g. tile__bm64__bn64__bk32__gm8__sk1__w4__s2")
-        fields = match.groupdict()
-        options = re.findall(r"__([a-z_]+?)(\d+)(?=__|$)", fields.pop("options"))
-        backend, template = fields.pop("backend") or DEFAULT_BACKEND, fields.pop("template")
-        numbers = {k: int(v) for k, v in fields.items()}
-        return cls(template=template, options=tuple((k, int(v)) for k, v in options), backend=backend, **numbers)
+        return _parse(name)
 
     def to_json(self) -> dict[str, Any]:
         """The name alone: it says everything."""
@@ -116,6 +119,20 @@ class Config:
     def from_json(cls, data: dict[str, Any]) -> Config:
         """What `to_json` gave."""
         return cls.parse(data["name"])
+
+
+@lru_cache(maxsize=_MOST_PARSED)
+def _parse(name: str) -> Config:
+    """As `Config.parse`."""
+    match = _NAME.fullmatch(name) if len(name) <= _LONGEST_NAME else None
+    if not match:
+        shown = repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}…"
+        raise InputError(f"{shown} is not a config name, e.g. tile__bm64__bn64__bk32__gm8__sk1__w4__s2")
+    fields = match.groupdict()
+    options = re.findall(r"__([a-z_]+?)([0-9]+)(?=__|$)", fields.pop("options"))
+    backend, template = fields.pop("backend") or DEFAULT_BACKEND, fields.pop("template")
+    numbers = {k: int(v) for k, v in fields.items()}
+    return Config(template=template, options=tuple((k, int(v)) for k, v in options), backend=backend, **numbers)
 
 
 AXES = ("block_m", "block_n", "block_k", "group_m", "split_k", "num_warps", "num_stages")

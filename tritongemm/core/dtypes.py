@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 
 from tritongemm.core.errors import InputError
@@ -89,5 +90,5 @@ def dtype(name: str, fp8_encoding: str = "fn") -> DType:
     key = str(name).lower().removeprefix("torch.")
     key = BY_ENCODING.get(key, {}).get(fp8_encoding, ALIASES.get(key, key))
     if key not in DTYPES:
-        raise InputError(f"unknown dtype {name!r}; there are: {', '.join([*DTYPES, *BY_ENCODING])}")
+        raise InputError(f"unknown dtype {reprlib.repr(name)}; there are: {', '.join([*DTYPES, *BY_ENCODING])}")
     return DTYPES[key]

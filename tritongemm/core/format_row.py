@@ -1,16 +1,18 @@
-"""The nouns `FormatRow` (one row of a file of sizes or results), `NewerRow` and `ResultsFile` (all that our own results
+"""The nouns `FormatRow` (one row of a file of sizes or results), `NewerRow`, `DamagedRow` and `ResultsFile` (all that a
 file holds), and `Defaults` (what holds for a row that does not say).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import BY_ENCODING, dtype
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.record import SCHEMA, Record
+
+_MOST_TOLD = 10  # Damaged rows of a file that one line names.
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,22 @@ class FormatRow:
         config: how to run it; None for a bare size.
         record: the result, where the row has a time.
         line: where the row starts, from 1; None for the command line.
+        number: its place among the rows of the file, from 1; None where that is not said.
+        target: name of the target that the config is for; "" where that is not said.
     """
 
     problem: Problem
     config: Config | None = None
     record: Record | None = None
     line: int | None = None
+    number: int | None = field(default=None, compare=False)
+    target: str = field(default="", compare=False)
+
+    def where(self, path: str) -> str:
+        """The file at `path`, and the row and line in it, for messages."""
+        if self.line is None:
+            return path
+        return f"{path}: row {self.number} (line {self.line})" if self.number else f"{path}: line {self.line}"
 
 
 @dataclass(frozen=True)
@@ -48,18 +60,52 @@ class NewerRow:
 
 
 @dataclass(frozen=True)
+class DamagedRow:
+    """A row that can't be used, as it is wrong, double or can't be read.
+
+    Attributes:
+        row: its number, from 1.
+        line: where it starts, from 1; None where that is not known.
+        reason: file, row, line, field and what is wrong.
+    """
+
+    row: int
+    line: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
 class ResultsFile:
-    """What our own results file holds.
+    """What a file of results holds.
 
     Attributes:
         schema: number of the form in which it is written.
         rows: those that this version can use, in the order of the file.
         newer: those that it keeps only.
+        damaged: those that nobody can use.
     """
 
     schema: int = SCHEMA
     rows: tuple[FormatRow, ...] = ()
     newer: tuple[NewerRow, ...] = ()
+    damaged: tuple[DamagedRow, ...] = ()
+
+    def tell_damaged(self) -> str:
+        """What is wrong with the first damaged row, and which ones there are, in a line; there must be one."""
+        numbers = [str(row.row) for row in self.damaged]
+        others = f" and {len(numbers) - _MOST_TOLD} others" if len(numbers) > _MOST_TOLD else ""
+        which = f"rows {', '.join(numbers[:_MOST_TOLD])}{others} are" if len(numbers) > 1 else "the row is"
+        return f"{self.damaged[0].reason}; {which} not used"
+
+    def require_undamaged(self) -> ResultsFile:
+        """This, where no row is damaged.
+
+        Raises:
+            InputError: one is; says what is wrong with the first.
+        """
+        if self.damaged:
+            raise InputError(self.damaged[0].reason)
+        return self
 
 
 @dataclass(frozen=True)

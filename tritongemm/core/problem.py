@@ -156,7 +156,7 @@ class Problem:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; those that came after schema 1 only where they are not at their defaults."""
-        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        data = {name: getattr(self, name) for name in _FIELDS}
         for name in ("scale_a", "scale_b"):
             data[name] = data[name].to_json() if data[name] else None
         later = {"order_b": PLAIN, "scale_a": None, "scale_b": None, "groups": 1}
@@ -165,8 +165,11 @@ class Problem:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Problem:
         """What `to_json` was called on; fields that came later are at their defaults where the data has none."""
-        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        known = {name: data[name] for name in _FIELDS if name in data}
         for name in ("scale_a", "scale_b"):
             if known.get(name):
                 known[name] = Scaling.from_json(known[name])
         return cls(**known)
+
+
+_FIELDS = tuple(f.name for f in fields(Problem))

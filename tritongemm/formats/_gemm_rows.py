@@ -21,18 +21,21 @@ so that what is written is read back equal.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterable
+from dataclasses import fields
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from tritongemm.core.config import DEFAULT_BACKEND, Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults, FormatRow
+from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, NewerRow, ResultsFile
 from tritongemm.core.problem import BIASES, PLAIN, Problem
-from tritongemm.core.record import Record
+from tritongemm.core.record import SCHEMA, Record
 from tritongemm.formats._rows import make_problem
-from tritongemm.formats._yaml_rows import Entry
+from tritongemm.formats._yaml_rows import Entry, read_entries
+from tritongemm.formats._yaml_values import shown
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, WeightLayout
 
@@ -56,6 +59,8 @@ OUR_KEYS = (*_OUR_CONFIG, *_OUR_PROBLEM, *_OUR_RESULT)
 KEYS = (*THEIR_KEYS[:5], *_THEIR_CONFIG, *_OUR_CONFIG, *_TIMES, *_OUR_PROBLEM, *_OUR_RESULT)
 AXIS_KEYS = {name: key for key, name in (*_BLOCKS.items(), *_COUNTS.items())}
 
+_CONFIG_KEYS = dict.fromkeys((*_THEIR_CONFIG, *_OUR_CONFIG, *_OUR_RESULT))
+_AFTER_SIZES = tuple(f.name for f in fields(Problem))[3:]
 _HELD = ("dtype_a", "dtype_b", "dtype_c", "bias", "batch", "family")  # of a problem, in the order of a written row
 _REMARK = re.compile(r"#.*?\bTFLOPS:\s*(?P<tflops>\d[\d.]*)(?:.*?\btime\(us\):\s*(?P<us>\d[\d.]*))?")
 
@@ -78,29 +83,145 @@ def read_schema(text: str) -> int:
     return max(1, int(head["number"] or 1)) if head else 1
 
 
-def read_rows(entries: Iterable[Entry], defaults: Defaults) -> list[FormatRow]:
-    """The row of each entry, in their order.
+class RowReader:
+    """Reads the rows of one file. What rows have in common, their kinds of problems and their configs, is checked once.
 
     Args:
-        entries: of one file.
+        defaults: what holds for a row that does not say.
+    """
+
+    def __init__(self, defaults: Defaults) -> None:
+        self._defaults = defaults
+        self._families = [*registry.names(Family), *(name for f in registry.every(Family) for name in f.variants)]
+        self._orders, self._backends = (PLAIN, *registry.names(WeightLayout)), registry.names(Backend)
+        self._kinds: dict[tuple[object, ...], tuple[Any, ...]] = {}  # a problem's fields after its sizes
+        self._configs: dict[tuple[Any, ...], Config] = {}
+        self._seen: dict[tuple[Problem, str, int], tuple[int, int]] = {}  # row and line of each result
+
+    def read(self, entry: Entry) -> FormatRow:
+        """What an entry says.
+
+        Raises:
+            InputError: it is wrong; names file, row, line and field.
+        """
+        problem, config = self._problem(entry), self._config(entry)
+        record = _record(entry, problem, config) if config else None
+        return FormatRow(problem, config, record, entry.line, entry.row, entry.text("target"))
+
+    def refuse_twin(self, entry: Entry, row: FormatRow) -> None:
+        """Complain about a row that an earlier one of the file repeats.
+
+        One file may hold a problem's results on several targets, and on devices of several sizes.
+        """
+        where = (row.record.target, row.record.compute_units) if row.record else ("", 0)
+        number, line = self._seen.setdefault((row.problem, *where), (entry.row, entry.line))
+        if number != entry.row:
+            entry.fail(f"repeats row {number} (line {line}), {row.problem.key}; keep one of them")
+
+    def _problem(self, entry: Entry) -> Problem:
+        missing = [k for k in _SIZES if k not in entry.values]
+        if missing:
+            entry.fail(f"has no {', '.join(missing)}; a row needs at least M, N and K")
+        m, n, k = (entry.whole(key, 1, 0) for key in _SIZES)
+        given: dict[str, Any] = {k: entry.text(k) for k in _TYPED if k in entry.values}
+        if "bias" in given:
+            entry.text("bias", choices=BIASES)
+        for key, name in _LAYOUTS.items():
+            if key in entry.values:
+                given[name] = entry.text(key, choices=("T", "N")) == "T"
+        given |= {"batch": entry.whole("batch", 1, 1), "groups": entry.whole("groups", 1, 1)}
+        if "family" in entry.values:
+            given["family"] = entry.text("family", choices=self._families)
+        if "order_b" in entry.values:
+            given["order_b"] = entry.text("order_b", choices=self._orders)
+        kind = tuple(given.items())
+        try:
+            if kind not in self._kinds:
+                if "family" in given:
+                    given.setdefault("order_b", registry.family_of(given["family"])[1].order_b)
+                model = make_problem(self._defaults, m, n, k, given)
+                self._kinds[kind] = tuple(getattr(model, name) for name in _AFTER_SIZES)
+            return Problem(m, n, k, *self._kinds[kind])
+        except InputError as error:
+            entry.fail(f"can't be: {error}")
+
+    def _config(self, entry: Entry) -> Config | None:
+        """The row's config, or None for a bare size."""
+        if entry.values.keys().isdisjoint(_CONFIG_KEYS):
+            return None
+        missing = [k for k in _BLOCKS if k not in entry.values]
+        if missing:
+            given = next(k for k in _CONFIG_KEYS if k in entry.values)
+            entry.fail(f"has {given} but no {', '.join(missing)}; a result needs its tile, a size only M, N and K")
+        backend = entry.text("backend", DEFAULT_BACKEND, self._backends)
+        numbers = {name: entry.whole(key, 0, 0) for key, name in _BLOCKS.items()}
+        for (key, name), default in zip(_COUNTS.items(), (1, 1, 4, 2), strict=True):
+            numbers[name] = entry.whole(key, 0, default)
+        if "backend" not in entry.values:
+            numbers["num_stages"] = numbers["num_stages"] or 2
+        options = {name: entry.whole(key, 0, 0) for key, name in _OPTIONS.items() if key in entry.values}
+        options |= entry.wholes("options")
+        template = entry.text("template", "stream_k" if "NUM_SMS" in entry.values else "tile")
+        values: tuple[Any, ...] = (template, *numbers.values(), tuple(options.items()), backend)
+        if values not in self._configs:
+            self._configs[values] = _nameable(entry, Config(*values))
+        return self._configs[values]
+
+
+def _nameable(entry: Entry, config: Config) -> Config:
+    """The config, which its name must tell whole."""
+    try:
+        if Config.parse(config.name) == config:
+            return config
+    except InputError:
+        pass
+    options = ", ".join(name for name, _ in config.options)
+    entry.fail(
+        f"has a template {shown(config.template)} or options ({shown(options)[1:-1]}) that no config name can hold"
+    )
+
+
+def read_rows(path: Path, text: str, defaults: Defaults) -> ResultsFile:
+    """All that a file holds; rows that are wrong or double are among the damaged ones.
+
+    Args:
+        path: for messages.
+        text: contents.
         defaults: what holds for a row that does not say.
 
     Raises:
-        InputError: a row is wrong or double; names file, row, line and field.
+        InputError: the file as a whole can't be read.
     """
-    families, backends = _family_names(), registry.names(Backend)
+    schema, reader = read_schema(text), RowReader(defaults)
     rows: list[FormatRow] = []
-    seen: dict[tuple[Problem, str, int], Entry] = {}
-    for entry in entries:
-        problem, config = _problem(entry, defaults, families), _config(entry, backends)
-        row = FormatRow(problem, config, _record(entry, problem, config) if config else None, entry.line)
-        # One file may hold a problem's results on several targets, and on devices of several sizes.
-        where = (row.record.target, row.record.compute_units) if row.record else ("", 0)
-        twin = seen.setdefault((problem, *where), entry)
-        if twin is not entry:
-            entry.fail(f"repeats row {twin.row} (line {twin.line}), {problem.key}; keep one of them")
-        rows.append(row)
-    return rows
+    newer: list[NewerRow] = []
+    damaged: list[DamagedRow] = []
+    for index, entry in enumerate(read_entries(path, text, KEYS)):
+        try:
+            entry.require_map()
+            reason = _unusable(entry, reader) if schema > SCHEMA else ""
+            if reason:
+                newer.append(NewerRow(index, entry.line, entry.line_of_text(), reason))
+                continue
+            if entry.unknown and not is_result(entry):
+                entry.refuse_unknown_keys()
+            row = reader.read(entry)
+            reader.refuse_twin(entry, row)
+            rows.append(row)
+        except InputError as error:
+            damaged.append(DamagedRow(entry.row, entry.line, str(error)))
+    return ResultsFile(schema, tuple(rows), tuple(newer), tuple(damaged))
+
+
+def _unusable(entry: Entry, reader: RowReader) -> str:
+    """What this version does not know in a row of a newer schema; "" where it can use the row."""
+    if entry.unknown:
+        return f"a newer version wrote its key {shown(entry.unknown[0])}"
+    try:
+        reader.read(entry)
+    except InputError as error:
+        return f"a newer version wrote it: {error}"
+    return ""
 
 
 def is_result(entry: Entry) -> bool:
@@ -108,81 +229,29 @@ def is_result(entry: Entry) -> bool:
     return "target" in entry and "time(us)" in entry
 
 
-def _problem(entry: Entry, defaults: Defaults, families: Collection[str]) -> Problem:
-    missing = [k for k in _SIZES if k not in entry]
-    if missing:
-        entry.fail(f"has no {', '.join(missing)}; a row needs at least M, N and K")
-    m, n, k = (entry.whole(key, 1, 0) for key in _SIZES)
-    given: dict[str, Any] = {k: entry.text(k) for k in _TYPED if k in entry}
-    if "bias" in given:
-        entry.text("bias", choices=BIASES)
-    for key, name in _LAYOUTS.items():
-        if key in entry:
-            given[name] = entry.text(key, choices=("T", "N")) == "T"
-    given |= {"batch": entry.whole("batch", 1, 1), "groups": entry.whole("groups", 1, 1)}
-    given["family"] = family = entry.text("family", defaults.family, families)
-    if "order_b" in entry:
-        given["order_b"] = entry.text("order_b", choices=(PLAIN, *registry.names(WeightLayout)))
-    elif "family" in entry:
-        given["order_b"] = registry.family_of(family)[1].order_b
-    try:
-        return make_problem(defaults, m, n, k, given)
-    except InputError as error:
-        entry.fail(f"can't be: {error}")
-
-
-def _family_names() -> list[str]:
-    """Names that a row's family may have: families, and their variants."""
-    return [*registry.names(Family), *(name for f in registry.every(Family) for name in f.variants)]
-
-
-def _config(entry: Entry, backends: Collection[str]) -> Config | None:
-    """The row's config, or None for a bare size."""
-    missing = [k for k in _BLOCKS if k not in entry]
-    given = [k for k in (*_THEIR_CONFIG, *_OUR_CONFIG, *_OUR_RESULT) if k in entry]
-    if not given:
-        return None
-    if missing:
-        entry.fail(f"has {given[0]} but no {', '.join(missing)}; a result needs its tile, a size only M, N and K")
-    backend = entry.text("backend", DEFAULT_BACKEND, backends)
-    numbers = {name: entry.whole(key, 0, 0) for key, name in _BLOCKS.items()}
-    for (key, name), default in zip(_COUNTS.items(), (1, 1, 4, 2), strict=True):
-        numbers[name] = entry.whole(key, 0, default)
-    if "backend" not in entry:
-        numbers["num_stages"] = numbers["num_stages"] or 2
-    options = {name: entry.whole(key, 0, 0) for key, name in _OPTIONS.items() if key in entry}
-    options |= entry.wholes("options")
-    template = entry.text("template", "stream_k" if "NUM_SMS" in entry else "tile")
-    config = Config(template=template, options=tuple(options.items()), backend=backend, **numbers)
-    try:
-        if Config.parse(config.name) == config:
-            return config
-    except InputError:
-        pass
-    entry.fail(f"has a template {template!r} or options ({', '.join(options)}) that no config name can hold")
-
-
 def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
     """The row's result, or None where it has no time."""
     seconds, flops = entry.shifted("time(us)", -6), entry.shifted("TFLOPS", 12)
-    remark = _REMARK.match(entry.remark)
+    remark = _REMARK.match(entry.remark) if entry.remark else None
     if seconds is None and flops is None and remark:
         try:
             flops, us = float(remark["tflops"]) * 1e12, remark["us"]
             seconds = float(us) / 1e6 if us else None
         except ValueError:
-            entry.fail(f"has a remark that can't be read: {entry.remark}")
+            entry.fail(f"has a remark that can't be read: {shown(entry.remark)}")
     if seconds is None and flops:
         seconds = problem.flops / flops
     if not seconds:
         return None
+    if not math.isfinite(seconds):
+        entry.fail(f"takes {seconds} seconds by its TFLOPS; correct or remove them")
     fields: dict[str, Any] = {
         "target": entry.text("target"),
         "winner": entry.text("winner", config.backend),
         "seconds": seconds,
         "spread": entry.number("spread") or 0.0,
         "timer": entry.text("timer", "tune_gemm"),
-        "error": entry.number("error"),
+        "error": entry.number("error", may_be_infinite=True),
         "tolerance": entry.number("tolerance"),
         "library_seconds": entry.shifted("library_us", -6),
         "library": entry.text("library"),

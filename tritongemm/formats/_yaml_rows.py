@@ -1,12 +1,13 @@
-"""Rows of a YAML list of maps, read by node, so that every complaint names file, row, line and field; and written."""
+"""Rows of a YAML list of maps, so that every complaint names file, row, line and field; and written."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import re
-from collections.abc import Collection
-from decimal import Decimal, InvalidOperation
+from collections.abc import Collection, Iterator
+from decimal import Decimal
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,20 +15,24 @@ import yaml
 
 from tritongemm.core.errors import InputError
 from tritongemm.formats._rows import EXAMPLE
+from tritongemm.formats._yaml_values import Other, Real, Value, Whole, YamlFault, YamlRow, describe, read_rows, shown
 
-_WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,17})")  # no octal 010, nothing that int() refuses for its length
-# libyaml, where PyYAML has it, reads a thousand rows in a tenth of the time.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)", re.ASCII)  # no octal 010
+_MOST = 2**63 - 1  # Whole numbers go to drivers and compilers, which have 64 bits for them.
+_LONGEST_NAME = 100  # Characters of a key for which a similar one is looked for.
+_DIGITS = 21  # Characters of which a whole number has more than 64 bits, whatever its sign.
 
 
 def is_row_list(path: Path, text: str) -> bool:
     """Whether a file is YAML by its name, or begins with a list item."""
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return True
     first = next((line for line in text.splitlines() if line.strip() and not line.startswith(("#", "---"))), "")
-    return path.suffix.lower() in (".yaml", ".yml") or first.lstrip().startswith("-")
+    return first.lstrip().startswith("-")
 
 
-def read_entries(path: Path, text: str, keys: Collection[str]) -> list[Entry]:
-    """The rows of a file.
+def read_entries(path: Path, text: str, keys: Collection[str]) -> Iterator[Entry]:
+    """The rows of a file, which may be damaged: `Entry.require_map` says so.
 
     Args:
         path: for messages.
@@ -35,27 +40,14 @@ def read_entries(path: Path, text: str, keys: Collection[str]) -> list[Entry]:
         keys: those that a row may have.
 
     Raises:
-        InputError: not YAML, not a list of maps, or a row with a repeated key.
+        InputError: not YAML, or not a list.
     """
+    known = frozenset(keys)
     try:
-        root = yaml.compose(text, Loader=_LOADER)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        what = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise InputError(f"{path}{where}: not YAML: {what}") from None
-    if root is None:
-        raise InputError(f"{path} holds no rows; write one line a size, such as {EXAMPLE}")
-    if not isinstance(root, yaml.SequenceNode):
-        raise InputError(f"{path} must be a list of maps, one a size, such as {EXAMPLE}; it is {_kind(root)}")
-    lines = text.splitlines()
-    return [Entry(path, number, node, keys, lines) for number, node in enumerate(root.value, start=1)]
-
-
-def _kind(node: yaml.Node) -> str:
-    if isinstance(node, yaml.ScalarNode):
-        return f"{node.value!r}" if node.value else "nothing"
-    return "a list" if isinstance(node, yaml.SequenceNode) else "a map"
+        for number, row in enumerate(read_rows(text), start=1):
+            yield Entry(path, number, row, keys, known)
+    except YamlFault as fault:
+        raise InputError(f"{path} {fault}") from None
 
 
 class Entry:
@@ -65,140 +57,158 @@ class Entry:
         row: its number, from 1.
         line: where it starts, from 1.
         remark: what stands behind it on its last line.
+        values: what it holds, by key; nothing where it is damaged.
         unknown: its keys that a row may not have.
     """
 
-    def __init__(self, path: Path, row: int, node: yaml.Node, keys: Collection[str], lines: list[str]) -> None:
-        self.row, self.line = row, node.start_mark.line + 1
-        self.where = f"{path}: row {row} (line {self.line})"
-        if not isinstance(node, yaml.MappingNode):
-            self.fail(f"must be a map, such as {EXAMPLE[2:]}; it is {_kind(node)}")
-        # A map in block style ends where the next row starts, so nothing can stand behind it.
-        end = node.end_mark
-        self.remark = lines[end.line][end.column :].strip() if node.flow_style and end.line < len(lines) else ""
-        self._nodes: dict[str, yaml.Node] = {}
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                self.fail(f"has {_kind(key)} as a key; a key is a name, such as M")
-            name = str(key.value)
-            if name in self._nodes:
-                self.fail(f"has {name} twice; keep one of them")
-            self._nodes[name] = value
-        self._keys, self.unknown = keys, [name for name in self._nodes if name not in keys]
+    def __init__(self, path: Path, number: int, row: YamlRow, keys: Collection[str], known: frozenset[str]) -> None:
+        self.row, self.line, self.remark = number, row.line, row.remark
+        self._path, self._found, self._keys = path, row, keys
+        self.values: dict[str, Any] = row.value if isinstance(row.value, dict) else {}
+        self.unknown = [] if self.values.keys() <= known else [name for name in self.values if name not in known]
 
     def __contains__(self, key: str) -> bool:
-        return key in self._nodes
+        return key in self.values
+
+    @property
+    def where(self) -> str:
+        """File, row and line."""
+        return f"{self._path}: row {self.row} (line {self.line})"
 
     def fail(self, what: str) -> NoReturn:
         """Raise the complaint `what` about this row."""
         raise InputError(f"{self.where} {what}")
 
+    def require_map(self) -> None:
+        """Complain where the row can't be read, or is no map."""
+        if self._found.fault:
+            self.fail(self._found.fault)
+        if not isinstance(self._found.value, dict):
+            self.fail(f"must be a map, such as {EXAMPLE[2:]}; it is {describe(self._found.value)}")
+
     def refuse_unknown_keys(self) -> None:
         """Complain about the first key that a row may not have."""
         for name in self.unknown:
-            self.fail(f"has an unknown key {name!r}; {_nearest(name, self._keys)}")
+            self.fail(f"has an unknown key {shown(name)}; {_nearest(name, self._keys)}")
 
     def unknown_values(self) -> dict[str, Any]:
         """What the unknown keys say, as JSON values."""
-        return {name: _plain(self._nodes[name]) for name in self.unknown}
+        return {name: _plain(self.values[name]) for name in self.unknown}
 
     def line_of_text(self) -> str:
         """The row as one line of a file, every value as it is written."""
-        return "- {" + ", ".join(f"{flow(k)}: {_flow_node(v)}" for k, v in self._nodes.items()) + "}"
+        return "- " + flow(self.values)
 
     def whole(self, key: str, least: int, default: int) -> int:
         """A whole number of at least `least`."""
-        return _whole(self, key, self._nodes[key], least) if key in self else default
+        return _whole(self, key, self.values[key], least) if key in self.values else default
 
     def text(self, key: str, default: str = "", choices: Collection[str] = ()) -> str:
         """Text; one of `choices`, if there are any."""
-        node = self._nodes.get(key)
-        if node is None:
+        if key not in self.values:
             return default
-        if not (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":str")):
-            self.fail(f"{key} must be text, not {_kind(node)}; put it in quotes")
-        if choices and node.value not in choices:
-            self.fail(f"{key} must be one of {', '.join(choices)}, not {node.value!r}")
-        return str(node.value)
+        value = self.values[key]
+        if type(value) is not str:
+            self.fail(f"{key} must be text, not {describe(value)}; put it in quotes")
+        if choices and value not in choices:
+            self.fail(f"{key} must be one of {', '.join(choices)}, not {shown(value)}")
+        return value
 
     def flag(self, key: str, default: bool = False) -> bool:
         """True or false."""
-        node = self._nodes.get(key)
-        if node is None:
-            return default
-        if not node.tag.endswith(":bool"):
-            self.fail(f"{key} must be true or false, not {_kind(node)}")
-        return str(node.value).lower() in ("true", "yes", "on")
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            self.fail(f"{key} must be true or false, not {describe(value)}")
+        return value
 
-    def number(self, key: str) -> float | None:
-        """A number; also one in quotes, and what YAML takes for text, such as 1e-5."""
-        node = self._nodes.get(key)
-        if node is None:
+    def number(self, key: str, may_be_infinite: bool = False) -> float | None:
+        """A number of at least 0; also one in quotes, and what YAML takes for text, such as 1e-5."""
+        if key not in self.values:
             return None
         try:
-            value = float(str(node.value).lower().replace(".inf", "inf"))
+            value = float(str(self.values[key]).lower().replace(".inf", "inf"))
         except ValueError:
             value = math.nan
-        if math.isnan(value):
-            self.fail(f"{key} must be a number, not {_kind(node)}")
+        if not (0 <= value < math.inf or (value == math.inf and may_be_infinite)):
+            self.fail(f"{key} must be a number of at least 0, and finite, not {describe(self.values[key])}")
         return value
 
     def shifted(self, key: str, places: int) -> float | None:
         """A positive number times ten to the power of `places`, without the rounding of a product."""
-        node = self._nodes.get(key)
-        if node is None:
+        if key not in self.values:
             return None
         try:
-            value = float(Decimal(str(node.value)).scaleb(places))
-        except InvalidOperation:
+            value = float(Decimal(str(self.values[key])).scaleb(places))
+        except ArithmeticError:
             value = math.nan
         if not 0 < value < math.inf:
-            self.fail(f"{key} must be a positive number, not {_kind(node)}")
+            self.fail(f"{key} must be a positive number, not {describe(self.values[key])}")
         return value
 
     def texts(self, key: str) -> dict[str, str]:
         """A map of plain values, as they are written."""
-        return {k: str(v.value) for k, v in self._table(key).items()}
+        return {k: _as_written(v) for k, v in self._table(key).items()}
 
     def wholes(self, key: str) -> dict[str, int]:
         """A map of whole numbers, none negative."""
         return {k: _whole(self, f"{key}: {k}", v, 0) for k, v in self._table(key).items()}
 
-    def _table(self, key: str) -> dict[str, yaml.Node]:
-        node = self._nodes.get(key)
-        if node is None:
+    def _table(self, key: str) -> dict[str, Value]:
+        if key not in self.values:
             return {}
-        if not isinstance(node, yaml.MappingNode) or any(not isinstance(v, yaml.ScalarNode) for _, v in node.value):
-            self.fail(f"{key} must be a map of plain values, not {_kind(node)}")
-        table = {str(k.value): v for k, v in node.value}
-        if len(table) < len(node.value):
-            self.fail(f"{key} has a key twice; keep one of them")
+        table = self.values[key]
+        if not isinstance(table, dict) or any(isinstance(v, list | dict) for v in table.values()):
+            self.fail(f"{key} must be a map of plain values, not {describe(table)}")
         return table
 
 
-def _whole(entry: Entry, key: str, node: yaml.Node, least: int) -> int:
-    if not (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and _WHOLE.fullmatch(node.value)):
-        quoted = isinstance(node, yaml.ScalarNode) and node.style in ("'", '"') and _WHOLE.fullmatch(node.value)
-        entry.fail(f"{key} must be a whole number, not {_kind(node)}" + ("; remove the quotes" if quoted else ""))
-    if int(node.value) < least:
-        entry.fail(f"{key} must be at least {least}, not {node.value}")
-    return int(node.value)
+def _whole(entry: Entry, key: str, value: Value, least: int) -> int:
+    number = _decimal(value) if isinstance(value, Whole) else None
+    if number is None or not least <= number <= _MOST:
+        _refuse_whole(entry, key, value, least)
+    return number
+
+
+def _refuse_whole(entry: Entry, key: str, value: Value, least: int) -> NoReturn:
+    number = _decimal(value) if isinstance(value, str) else None
+    if number is None:
+        entry.fail(f"{key} must be a whole number, not {describe(value)}")
+    if not isinstance(value, Whole):
+        entry.fail(f"{key} must be a whole number, not {describe(value)}; remove the quotes")
+    bound = f"least {least}" if number < least else f"most {_MOST}"
+    entry.fail(f"{key} must be at {bound}, not {shown(value)[1:-1]}")
+
+
+@lru_cache(maxsize=1 << 14)
+def _decimal(text: str) -> int | None:
+    """The whole number that a text means, or one of the same sign that is as much too large; None if it means none."""
+    return int(text[:_DIGITS]) if _WHOLE.fullmatch(text) else None
+
+
+def _as_written(value: Value) -> str:
+    return flow(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _nearest(name: str, keys: Collection[str]) -> str:
     lower = {k.lower(): k for k in keys}
-    near = difflib.get_close_matches(name.lower(), lower, n=1)
+    near = difflib.get_close_matches(name.lower(), lower, n=1) if len(name) <= _LONGEST_NAME else []
     return f"did you mean {lower[near[0]]!r}?" if near else f"there are: {', '.join(keys)}"
 
 
-def _plain(node: yaml.Node) -> Any:
+def _plain(value: Value) -> Any:
     """A value as JSON has it; what JSON has not, such as a date, is text."""
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(one) for one in node.value]
-    if isinstance(node, yaml.MappingNode):
-        return {str(key.value): _plain(value) for key, value in node.value}
-    value = yaml.SafeLoader("").construct_object(node)
-    return value if value is None or isinstance(value, str | bool | int | float) else str(node.value)
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if not isinstance(value, Whole | Real):
+        return str(value) if isinstance(value, str) else value
+    try:
+        kind = "int" if isinstance(value, Whole) else "float"
+        number = yaml.SafeLoader("").construct_object(yaml.ScalarNode(f"tag:yaml.org,2002:{kind}", str(value)))
+        return number if math.isfinite(number) else str(value)
+    except (ValueError, OverflowError):  # thousands of digits
+        return str(value)
 
 
 def flow(value: object) -> str:
@@ -211,6 +221,8 @@ def flow(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, Whole | Real | Other):
+        return str(value)
     if isinstance(value, str) and value.isprintable():
         return "'" + value.replace("'", "''") + "'"
     if isinstance(value, Decimal):
@@ -220,13 +232,3 @@ def flow(value: object) -> str:
         style = '"' if isinstance(value, str) else None
         return yaml.safe_dump(value, default_style=style, width=math.inf, allow_unicode=True).splitlines()[0]
     return str(value)
-
-
-def _flow_node(node: yaml.Node) -> str:
-    """A node in flow style, with numbers as they are written."""
-    if isinstance(node, yaml.MappingNode):
-        return "{" + ", ".join(f"{_flow_node(k)}: {_flow_node(v)}" for k, v in node.value) + "}"
-    if isinstance(node, yaml.SequenceNode):
-        return "[" + ", ".join(map(_flow_node, node.value)) + "]"
-    text = str(node.value)
-    return flow(text) if node.tag.endswith(":str") else text

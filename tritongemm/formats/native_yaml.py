@@ -15,16 +15,8 @@ from pathlib import Path
 from tritongemm.core.errors import InputError, NewerVersionWarning
 from tritongemm.core.format_row import Defaults, FormatRow, NewerRow, ResultsFile
 from tritongemm.core.record import SCHEMA, Record
-from tritongemm.formats._gemm_rows import (
-    AXIS_KEYS,
-    KEYS,
-    has_our_keys,
-    is_result,
-    make_row,
-    read_rows,
-    read_schema,
-)
-from tritongemm.formats._yaml_rows import Entry, flow, is_row_list, read_entries
+from tritongemm.formats._gemm_rows import AXIS_KEYS, has_our_keys, make_row, read_rows
+from tritongemm.formats._yaml_rows import flow, is_row_list
 from tritongemm.plugins.contracts import ResultsFormat
 
 _HEAD = (
@@ -46,7 +38,11 @@ class NativeYaml(ResultsFormat):
 
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
         """The rows of a file, in its order, without those that only a newer version can use."""
-        results = self.read_results(path, text, defaults)
+        return list(self.read_usable(path, text, defaults).require_undamaged().rows)
+
+    def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
+        """As `read`, with the damaged rows apart."""
+        results = read_rows(path, text, defaults)
         if results.newer:
             first, count = results.newer[0], len(results.newer)
             others = f", and {count - 1} others," if count > 1 else ""
@@ -55,25 +51,13 @@ class NativeYaml(ResultsFormat):
                 NewerVersionWarning,
                 stacklevel=2,
             )
-        if not results.rows and not results.newer:
+        if not (results.rows or results.newer or results.damaged):
             raise InputError(f"{path} holds an empty list")
-        return list(results.rows)
+        return results
 
     def read_results(self, path: Path, text: str, defaults: Defaults | None = None) -> ResultsFile:
         """All that a file holds, with the rows that only a newer version can use."""
-        defaults = defaults or Defaults()
-        schema = read_schema(text)
-        usable: list[Entry] = []
-        newer: list[NewerRow] = []
-        for index, entry in enumerate(read_entries(path, text, KEYS)):
-            reason = _unusable(entry, defaults) if schema > SCHEMA else ""
-            if reason:
-                newer.append(NewerRow(index, entry.line, entry.line_of_text(), reason))
-                continue
-            if not is_result(entry):
-                entry.refuse_unknown_keys()
-            usable.append(entry)
-        return ResultsFile(schema, tuple(read_rows(usable, defaults)), tuple(newer))
+        return read_rows(path, text, defaults or Defaults()).require_undamaged()
 
     def write(self, records: Iterable[Record]) -> str:
         """The records as a file, one line each, in the order given."""
@@ -85,14 +69,3 @@ class NativeYaml(ResultsFormat):
         for row in sorted(newer, key=lambda r: r.index):
             lines.insert(row.index, row.text + "\n")
         return _HEAD.format(max(schema, SCHEMA)) + "".join(lines)
-
-
-def _unusable(entry: Entry, defaults: Defaults) -> str:
-    """What this version does not know in a row of a newer schema; "" where it can use the row."""
-    if entry.unknown:
-        return f"a newer version wrote its key {entry.unknown[0]!r}"
-    try:
-        read_rows([entry], defaults)
-    except InputError as error:
-        return f"a newer version wrote it: {error}"
-    return ""

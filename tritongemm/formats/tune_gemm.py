@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults, FormatRow
-from tritongemm.formats._gemm_rows import AXIS_KEYS, KEYS, has_our_keys, read_rows
-from tritongemm.formats._yaml_rows import is_row_list, read_entries
+from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile
+from tritongemm.formats._gemm_rows import AXIS_KEYS, has_our_keys, read_rows
+from tritongemm.formats._yaml_rows import is_row_list
 from tritongemm.plugins.contracts import Format
 
 
@@ -27,9 +27,11 @@ class TuneGemmYaml(Format):
 
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
         """The rows of a file, in its order; the keys that a user may add to a row are known here too."""
-        found = read_entries(path, text, KEYS)
-        for entry in found:
-            entry.refuse_unknown_keys()
-        if not found:
+        return list(self.read_usable(path, text, defaults).require_undamaged().rows)
+
+    def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
+        """As `read`, with the damaged rows apart."""
+        found = read_rows(path, text, defaults)
+        if not (found.rows or found.damaged):
             raise InputError(f"{path} holds an empty list")
-        return read_rows(found, defaults)
+        return found

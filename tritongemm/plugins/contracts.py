@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, final
 
@@ -750,6 +750,15 @@ class Format(Plugin, abstract=True):
         Raises:
             InputError: a row is wrong; names file, row, line and field.
         """
+
+    def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
+        """As `read`, with the damaged rows apart; a format that can't tell them apart refuses the file.
+
+        Raises:
+            InputError: the file as a whole can't be read.
+        """
+        rows = self.read(path, text, defaults)
+        return ResultsFile(rows=tuple(replace(row, number=number) for number, row in enumerate(rows, start=1)))
 
     def write(self, records: Iterable[Record]) -> str:
         """The records as a file's text; `read` gives equal records back.

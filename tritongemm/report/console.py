@@ -11,8 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median
 from threading import Lock
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +25,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.search_results import Pruned
 from tritongemm.core.target import Target
 from tritongemm.core.trial import PREDICTED, Trial
+from tritongemm.report.plain_table import align
 
 # Columns of words; the others hold numbers. In a narrow terminal these are folded, but for the first, a size's name.
 _WORDS = ("size", "config", "winner", "status", "checked", "why", "timer")
@@ -132,8 +135,14 @@ class Reporter:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table; columns of numbers are aligned on the right."""
-        heading = Text(printable(title), style="table.title") if title else None
-        table = Table(title=heading, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        head, *lines = align(columns, rows, _WORDS)
+        if all(line.isprintable() and cell_len(line) <= self.console.width for line in (title, head, *lines)):
+            heading = [Text(title, style="table.title")] if title else []
+            body = Segments([Segment(f"{line}\n") for line in lines])
+            self.console.print(*heading, Text(head, style="bold"), body, sep="\n", soft_wrap=True)
+            return
+        shown = Text(printable(title), style="table.title") if title else None
+        table = Table(title=shown, title_justify="left", box=None, pad_edge=False, header_style="bold")
         table.collapse_padding = True  # one blank between columns, so that usual rows fit into 120
         for index, column in enumerate(columns):
             words = column in _WORDS

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-from tritongemm.core.errors import InputError
+from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
@@ -59,17 +60,21 @@ class RecordTable:
 
 
 def read_records(source: str | os.PathLike[str] | Iterable[Record]) -> list[Record]:
-    """The records in a file of any known format, or those given.
+    """The records in a file of any known format, or those given. A warning tells of damaged rows, which do not serve.
 
     Raises:
-        InputError: the file can't be read, or holds no tuned result.
+        InputError: the file can't be read as a whole, or holds no tuned result.
     """
     if not isinstance(source, str | os.PathLike):
         return list(source)
     from tritongemm.formats import Defaults
-    from tritongemm.workloads.sizes import from_file
+    from tritongemm.workloads.sizes import from_results
 
-    records = [row.record for row in from_file(Path(source), Defaults()) if row.record is not None]
+    found = from_results(Path(source), Defaults())
+    records = [row.record for row in found.rows if row.record is not None]
     if not records:
+        found.require_undamaged()
         raise InputError(f"{source}: holds sizes but no tuned result; tune it first")
+    if found.damaged:
+        warnings.warn(found.tell_damaged(), DamagedFileWarning, stacklevel=4)  # at the call of `load`
     return records

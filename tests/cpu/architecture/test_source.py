@@ -36,8 +36,8 @@ PROBES = {
     "backends.triton.backend: getattr(meta, 'global_scratch_size', 0)": _OLDER,
     "backends.triton.backend: getattr(meta, 'num_ctas', 1)": _OLDER,
     "backends.triton.backend: getattr(meta, 'tensordesc_meta', None)": _OLDER,
-    "formats._yaml_rows: getattr(error, 'problem', None)": "only some of PyYAML's errors say what is wrong",
-    "formats._yaml_rows: getattr(error, 'problem_mark', None)": "only some of PyYAML's errors know the line",
+    "formats._yaml_values: getattr(error, 'problem', None)": "only some of PyYAML's errors say what is wrong",
+    "formats._yaml_values: getattr(error, 'problem_mark', None)": "only some of PyYAML's errors know the line",
     "plugins.contracts: getattr(member, '__isabstractmethod__', False)": "abc marks abstract methods so, and no others",
     "plugins.registry: hasattr(module, '__path__')": "Python tells a package from a module by it",
 }

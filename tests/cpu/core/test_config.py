@@ -1,8 +1,11 @@
-"""The short name by which tables call a config."""
+"""The short name by which tables call a config, and its whole name, which is read back."""
 
 from __future__ import annotations
 
+import pytest
+
 from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
 
 
 def test_short_names() -> None:
@@ -12,3 +15,21 @@ def test_short_names() -> None:
     assert Config("tile", 16, 16, 16).short_name == "tile 16x16x16 w4 s2"
     assert long.short_name == "asm._ZN5aiter42..x64_splitkE 64x64x64 sk3"
     assert Config("heuristic", 0, 0, 0, 1, 1, 0, 0, (("index", 7),), "blaslt").short_name == "blaslt.heuristic +1"
+
+
+NAME = "tile__bm16__bn16__bk16__gm1__sk1__w4__s2"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "x" * 100_000, f"{NAME}\n", NAME.replace("16", "9" * 5000), NAME.replace("16", "\u0661"), f"{NAME}__a"]
+)
+def test_what_is_no_name_is_refused_in_a_line(name: str) -> None:
+    """Python refuses numbers of thousands of digits; `\\d` takes digits of every script."""
+    with pytest.raises(InputError, match="is not a config name") as error:
+        Config.parse(name)
+    assert len(str(error.value)) < 200
+
+
+def test_a_name_is_read_once() -> None:
+    """A journal of thousands of sizes names the same configs again and again."""
+    assert Config.parse(NAME) is Config.parse(NAME) and Config.parse(NAME).name == NAME

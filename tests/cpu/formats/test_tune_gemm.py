@@ -129,12 +129,31 @@ TILE = SIZE + ", BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16"
         (f"{{{TILE}, options: {{Kpack9: 2}}}}", "that no config name can hold"),
         (f"{{{TILE}, options: 3}}", "options must be a map"),
         (f"{{{TILE}, time(us): 1, toolchain: [a]}}", "toolchain must be a map"),
-        (f"{{{TILE}, time(us): 1, toolchain: {{a: '1', a: '2'}}}}", "toolchain has a key twice"),
+        (f"{{{TILE}, time(us): 1, toolchain: {{a: '1', a: '2'}}}}", "has toolchain: a twice; keep one of them"),
         (f"{{{TILE}, time(us): 0}}", "time(us) must be a positive number, not '0'"),
         (f"{{{TILE}, time(us): fast}}", "time(us) must be a positive number"),
         (f"{{{TILE}, TFLOPS: .nan}}", "TFLOPS must be a positive number"),
         (f"{{{TILE}, time(us): 1, spread: [1]}}", "spread must be a number"),
         (f"{{{TILE}, time(us): 1, tie: maybe}}", "tie must be true or false"),
+        (f"{{{TILE}, time(us): 1e999}}", "time(us) must be a positive number, not '1e999'"),
+        (f"{{{TILE}, time(us): 1e9999999}}", "time(us) must be a positive number"),
+        (f"{{{TILE}, time(us): 1e{'9' * 5000}}}", "time(us) must be a positive number"),
+        (f"{{{TILE}, TFLOPS: 1e-320}}", "takes inf seconds by its TFLOPS; correct or remove them"),
+        (f"{{{TILE}, time(us): 1, library_us: -1}}", "library_us must be a positive number, not '-1'"),
+        (f"{{{TILE}, time(us): 1, spread: -0.1}}", "spread must be a number of at least 0, and finite, not '-0.1'"),
+        (f"{{{TILE}, time(us): 1, spread: .inf}}", "spread must be a number of at least 0, and finite, not '.inf'"),
+        (f"{{{TILE}, time(us): 1, spread: 1e999}}", "spread must be a number"),
+        (f"{{{TILE}, time(us): 1, error: .nan}}", "error must be a number"),
+        (f"{{{TILE}, time(us): 1, error: -1}}", "error must be a number"),
+        (f"{{{TILE}, time(us): 1, tolerance: .inf}}", "tolerance must be a number"),
+        (
+            f"{{{TILE}, time(us): 1, compute_units: 9223372036854775808}}",
+            "compute_units must be at most 92233",
+        ),
+        (f"{{{TILE}, GROUP_SIZE_M: {'9' * 5000}}}", "GROUP_SIZE_M must be at most 9223372036854775807, not 9999"),
+        (f"{{{TILE}, GROUP_SIZE_M: -{'9' * 5000}}}", "GROUP_SIZE_M must be at least 0, not -9999"),
+        (f"{{{TILE}, options: {{kpack: 9223372036854775808}}}}", "options: kpack must be at most 9223372036854775807"),
+        (f"{{M: 1, N: 1, K: {'9' * 5000}}}", "K must be at most"),
         ("5", "must be a map"),
         ("[1, 2]", "must be a map, such as {'M': 4096, 'N': 4096, 'K': 8192}; it is a list"),
     ],
@@ -147,16 +166,33 @@ def test_wrong_row_is_named(row: str, complaint: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "row",
+    [
+        "{M: 1, N: 1, K: %s}", "{M: 1, N: 1, K: '%s'}", "{M: 1, N: 1, %s: 1}", "{M: 1, N: 1, K: 1, dtype_a: %s}",
+        "{M: 1, N: 1, K: 1, family: %s}", f"{{{TILE}, template: '%s {{'}}", f"{{{TILE}, options: {{%s: 1, A: 1}}}}",
+        f"{{{TILE}, time(us): %s}}", f"{{{TILE}, time(us): 1, cold: %s}}", "{M: 1, N: 1, K: 1, K: %s, K: 1}", "%s",
+        "{M: 1, '%s': 1, '%s': 1}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("text", ["x" * 100_000, "9" * 100_000])
+def test_a_message_does_not_repeat_a_long_value(row: str, text: str) -> None:
+    with pytest.raises(InputError) as error:
+        rows(f"- {row.replace('%s', text)}\n")
+    assert len(str(error.value)) < 900
+
+
+@pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("M: 16\nN: 16\n", "rows.yaml must be a list of maps, one a size, such as - {'M': 4096"),
         ("just words", "must be a list of maps"),
         ("# nothing but this\n", "rows.yaml holds no rows"),
         ("[]", "rows.yaml holds an empty list"),
-        ("- {M: 1\n- {M: 2}\n", "rows.yaml, line 2, column "),
-        ("- {M: *unknown}\n", "rows.yaml, line 1, column "),
-        ("- {M: 1}\n---\n- {M: 2}\n", "rows.yaml, line 2, column "),
-        ("- {M: \x01}\n", "rows.yaml: not YAML"),
+        ("- {M: 1\n- {M: 2}\n", "rows.yaml: row 1 (line 1) is not YAML: did not find expected ',' or '}' at its end"),
+        ("- {M: 1, N: 1, K: 1}\n- {M: }2}\n", "rows.yaml: row 2 (line 2) is not YAML: did not find expected"),
+        ("- {M: *unknown}\n", "rows.yaml: row 1 (line 1) has *unknown, but nothing before it is called &unknown"),
+        ("- {M: 1}\n---\n- {M: 2}\n", "rows.yaml holds more than one document (line 2, column 1)"),
+        ("- {M: \x01}\n", "rows.yaml: row 1 (line 1) is not YAML: unacceptable character"),
     ],
 )
 def test_wrong_file_is_named(text: str, complaint: str) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from importlib import util
 from pathlib import Path
 
-from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.errors import UnavailableError
 from tritongemm.core.temporary_folder import TemporaryFolder
+from tritongemm.hip_ext.compilers import toolchain
 
 _VERSIONS = ("", *(f"-{v}" for v in range(25, 16, -1)))
 _PTX_TARGET = re.compile(r"^\s*\.target\s+(sm_\w+)", re.MULTILINE)
 SUFFIXES = (".s", ".ptx")
+_SECONDS = 60.0  # that assembling one file may take
 
 
 def assemble(source: Path, arch: str) -> bytes:
@@ -31,7 +32,7 @@ def assemble(source: Path, arch: str) -> bytes:
         out = folder / "kernel.bin"
         if source.suffix == ".ptx":
             target = _PTX_TARGET.search(source.read_text(encoding="utf-8", errors="replace"))
-            _run(
+            toolchain.run(
                 [
                     _ptxas(),
                     "--gpu-name",
@@ -39,13 +40,14 @@ def assemble(source: Path, arch: str) -> bytes:
                     str(source),
                     "-o",
                     str(out),
-                ]
+                ],
+                _SECONDS,
             )
         else:
             middle = str(folder / "kernel.o")
             clang = [find("clang"), "-x", "assembler", "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}"]
-            _run([*clang, "-c", str(source), "-o", middle])
-            _run([find("ld.lld"), "-shared", middle, "-o", str(out)])
+            toolchain.run([*clang, "-c", str(source), "-o", middle], _SECONDS)
+            toolchain.run([find("ld.lld"), "-shared", middle, "-o", str(out)], _SECONDS)
         return out.read_bytes()
 
 
@@ -71,10 +73,3 @@ def _ptxas() -> str:
         if path is not None and path.is_file():
             return str(path)
     raise UnavailableError("ptxas is needed to assemble PTX; neither the PATH nor the triton package has it")
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
-    if done.returncode:
-        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
-        raise InputError(f"{Path(command[0]).name} refuses the source: {first}")

@@ -1,11 +1,21 @@
-"""Running compilers: their time is limited, and what they say becomes the message of an error."""
+"""Running compilers: their time is limited, and what they say becomes the message of an error.
+
+One that the system ends (it does so where memory is short) is run once more; its source is not to blame.
+"""
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 from pathlib import Path
 
-from tritongemm.core.errors import InputError
+from tritongemm.core.errors import InputError, ToolKilledError
+
+_ATTEMPTS = 2
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+# What clang and nvcc say where a program that they started was ended so.
+_PART_KILLED = re.compile(r"unable to execute command: (Killed|Terminated)|died due to signal (9|15)\b")
 
 
 def run(command: list[str], seconds: float) -> str:
@@ -13,20 +23,35 @@ def run(command: list[str], seconds: float) -> str:
 
     Raises:
         InputError: it fails or takes longer than `seconds`.
+        ToolKilledError: it was killed, twice.
     """
-    name = Path(command[0]).name
-    try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds)
-    except subprocess.TimeoutExpired:
-        raise InputError(f"{name} took more than {seconds:g} s") from None
+    done = _completed(command, seconds)
     if done.returncode:
         lines = done.stderr.splitlines()
         first = next((line for line in lines if "error" in line), done.stderr.strip()[-300:])
-        raise InputError(f"{name} refuses the source: {first}")
+        raise InputError(f"{Path(command[0]).name} refuses the source: {first}")
     return done.stderr
 
 
-def first_line(command: list[str]) -> str:
-    """What a program says about itself, all in one line."""
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
+def first_line(command: list[str], seconds: float = 60.0) -> str:
+    """What a program says about itself, all in one line.
+
+    Raises:
+        InputError: it takes longer than `seconds`.
+        ToolKilledError: it was killed, twice.
+    """
+    done = _completed(command, seconds)
     return " ".join((done.stdout or done.stderr).split())
+
+
+def _completed(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """A program that has ended by itself; errors are those of `run`."""
+    name = Path(command[0]).name
+    for _ in range(_ATTEMPTS):
+        try:
+            done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise InputError(f"{name} took more than {seconds:g} s") from None
+        if done.returncode not in _FROM_OUTSIDE and not (done.returncode and _PART_KILLED.search(done.stderr)):
+            return done
+    raise ToolKilledError(f"{name} was killed {_ATTEMPTS} times; is there enough memory?")

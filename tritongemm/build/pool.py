@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.errors import OutputError
+from tritongemm.core.errors import OutputError, ToolKilledError
 from tritongemm.core.target import Target
 from tritongemm.core.temporary_folder import MEMORY, TemporaryFolder, sweep
 from tritongemm.plugins import registry
@@ -70,7 +70,7 @@ class CompilerWorker:
         started = time.perf_counter()
         try:
             built, code, name = backend.compile(job)
-        except (OSError, MemoryError) as error:  # a full disk or too little memory, which no config is to blame for
+        except (OSError, MemoryError, ToolKilledError) as error:  # what no config is to blame for
             reason = f"{type(error).__name__}: {error}"
             yield Artifact(job.config, job.digest, status="compile_failed", reason=reason, try_again=True)
             return

@@ -6,6 +6,7 @@ TritonGemmError            everything below; the CLI prints it without a traceba
 ├── OutputError            the output can't be written, or another run holds it
 ├── WorkspaceError         no memory for what the programs of a kernel share; where `mm` meets it, PyTorch computes
 ├── UnavailableError       an optional library, tool or plug-in is missing: says which and where it was looked for
+│   └── ToolKilledError    a compiler was killed from outside over and over: it may go well the next time
 └── DriverError            a GPU driver call failed: carries the vendor's error name and text
 
 Two warnings are no errors: the rest of the file is used.
@@ -39,6 +40,10 @@ class WorkspaceError(TritonGemmError):
 
 class UnavailableError(TritonGemmError):
     """A plug-in, library or tool this machine does not have."""
+
+
+class ToolKilledError(UnavailableError):
+    """A compiler that something else killed, as the system does where memory is short."""
 
 
 class NewerVersionWarning(UserWarning):

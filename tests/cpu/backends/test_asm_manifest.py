@@ -59,6 +59,7 @@ def test_every_spelling_of_the_columns(
             "line 2: column co_name is '/etc/passwd', which leads out",
         ),
         (BF16 + f"{PLAIN},a/../../p.co,1,32,64,3,0,1,64,1\n", "line 2: column co_name is 'a/../../p.co', which leads"),
+        (BF16 + "x" * 140_000 + "\n", "line 2 is no CSV: field larger than field limit"),
         (BF16 + f"{PLAIN},p.co,1,0,64,3,0,1,64,1\n", "line 2: a tile of 0x64"),
         (BF16 + ",p.co,1,32,64,3,0,1,64,1\n", "line 2: a kernel needs a symbol"),
         (BF16 + f"{PLAIN},p.co,1,32,64,3,0,1,64,1\n" * 2, "line 3: .* is in line 2 already"),

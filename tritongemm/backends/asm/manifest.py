@@ -42,6 +42,7 @@ _NUMBERS = {
 }
 _MOST_DIGITS = 9
 _SHOWN = 60  # characters of a value in a message
+_SHOWN_COLUMNS = 1000  # characters of the names of columns
 _REQUIRED = ("knlname", "coname", "tilem", "tilen")
 
 
@@ -112,11 +113,13 @@ def read(path: Path) -> list[KernelRow]:
         raise InputError(
             f"{path}: manifest is empty; its first line names the columns, e.g. knl_name,co_name,tileM,tileN"
         )
-    spelled = [name.strip() for name in next(csv.reader([filled[0][1]]))]
+    spelled = _cells(path, *filled[0])
     columns = [_key(name) for name in spelled]
     missing = [name for name in _REQUIRED if name not in columns]
     if missing:
-        raise InputError(f"{path}: manifest has no column {', '.join(missing)}; it has {', '.join(spelled)}")
+        has = ", ".join(spelled)
+        shown = has if len(has) <= _SHOWN_COLUMNS else f"{has[:_SHOWN_COLUMNS]}…"
+        raise InputError(f"{path}: manifest has no column {', '.join(missing)}; it has {shown}")
     rows = [_row(path, number, line, columns, spelled) for number, line in filled[1:]]
     seen: dict[str, int] = {}
     for row in rows:
@@ -137,8 +140,20 @@ def _key(name: str) -> str:
     return _SYNONYMS.get(plain, plain)
 
 
+def _cells(path: Path, number: int, line: str) -> list[str]:
+    """The cells of a line, without the blanks around them.
+
+    Raises:
+        InputError: the line is no CSV, e.g. because a cell is too long for any.
+    """
+    try:
+        return [cell.strip() for cell in next(csv.reader([line]))]
+    except csv.Error as error:
+        raise InputError(f"{path}: line {number} is no CSV: {error}") from None
+
+
 def _row(path: Path, number: int, line: str, columns: list[str], spelled: list[str]) -> KernelRow:
-    cells = [cell.strip() for cell in next(csv.reader([line]))]
+    cells = _cells(path, number, line)
     if len(cells) != len(columns):
         raise InputError(f"{path}: line {number}: {len(cells)} values for {len(columns)} columns")
     values = dict(zip(columns, cells, strict=True))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.artifact import Artifact, CompileJob
@@ -19,6 +20,9 @@ from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import NO_INPUTS, Backend, BuildInputs, KernelBackend, SearchedBackend
+from tritongemm.plugins.validity import check_config
+
+Made = TypeVar("Made")
 
 
 class CompileJobs:
@@ -47,25 +51,35 @@ class CompileJobs:
 
     def job(self, problem: Problem, config: Config) -> CompileJob | Support:
         """What to compile for one config on a problem, or why it can't be compiled."""
-        try:
-            backend = registry.get(KernelBackend, config.backend)
-            if not isinstance(backend, SearchedBackend) or self._inputs.module is not None:
-                return backend.compile_job(config, problem, self._target, self._inputs)
-            if self._cache is not None:
-                job = backend.compile_job(config, problem, self._target, self._inputs)
-                if self._cache.get(job.digest) is not None:
-                    return job
-            inputs = replace(self._inputs, module=self._module(backend, problem))
-            return backend.compile_job(config, problem, self._target, inputs)
-        except (TritonGemmError, OSError) as error:
-            return Support(str(error))
+        return or_refusal(lambda: self._make_job(problem, config))
+
+    def _make_job(self, problem: Problem, config: Config) -> CompileJob:
+        backend = registry.get(KernelBackend, config.backend)
+        job = backend.compile_job(config, problem, self._target, self._inputs)
+        if not isinstance(backend, SearchedBackend) or self._inputs.module is not None:
+            return job
+        if self._cache is not None and self._cache.get(job.digest) is not None:
+            return job
+        inputs = replace(self._inputs, module=self._module(backend, problem))
+        return backend.compile_job(config, problem, self._target, inputs)
 
     def _module(self, backend: SearchedBackend, problem: Problem) -> Path:
         key = problem, backend.name
         if key not in self._modules:
-            configs = dict.fromkeys(c for p, c in self._wanted if p == problem and c.backend == backend.name)
-            self._modules[key] = backend.write_candidates(problem, list(configs), self._target, self._folder)
+            own = dict.fromkeys(c for p, c in self._wanted if p == problem and c.backend == backend.name)
+            configs = [c for c in own if backend.check(c, problem, self._target, self._inputs)]
+            self._modules[key] = backend.write_candidates(problem, configs, self._target, self._folder)
         return self._modules[key]
+
+
+def or_refusal(make: Callable[[], Made]) -> Made | Support:
+    """What a call gives, or why it gives nothing: whatever is wrong with one config or record costs no other."""
+    try:
+        return make()
+    except (TritonGemmError, OSError) as error:
+        return Support(str(error))
+    except Exception as error:
+        return Support(f"{type(error).__name__}: {error}")
 
 
 def brings_kernels(config: Config) -> bool:
@@ -91,7 +105,8 @@ def prepare_launches(
         wanted = [(record.problem, record.config) for record in records]
         jobs = CompileJobs(wanted, target, Path(folder), cache=cache)
         for record in records:
-            job = jobs.job(record.problem, record.config)
+            possible = check_config(record.config, record.problem, target, record.target)
+            job = jobs.job(record.problem, record.config) if possible else possible
             if isinstance(job, Support):
                 launches[record.problem] = job.reason
             elif (artifact := cache.get(job.digest)) is not None:
@@ -113,9 +128,7 @@ def _launch(record: Record, artifact: Artifact, target: Target) -> Launch | Host
     """The launch of a record's kernel, or why there is none."""
     if artifact.status != "ok":
         return f"{artifact.status}: {artifact.reason}"
-    try:
-        # Configs that differ in their arguments alone share a binary.
-        own = replace(artifact, config=record.config)
-        return registry.get(KernelBackend, record.config.backend).launch(own, record.problem, target)
-    except TritonGemmError as error:
-        return str(error)
+    own = replace(artifact, config=record.config)  # configs that differ in their arguments alone share a binary
+    backend = registry.get(KernelBackend, record.config.backend)
+    launch = or_refusal(lambda: backend.launch(own, record.problem, target))
+    return str(launch) if isinstance(launch, Support) else launch

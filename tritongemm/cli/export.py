@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = p.parse_args(options.normalised(sys.argv[1:] if argv is None else argv))
     try:
         rows = sizes.from_file(Path(args.results), Defaults())
+        held = {id(r.record): r for r in rows}
         records = [r.record for r in rows if r.record is not None]
         paths, refused = export(records, Path(args.output), machine.find_machine(args.target))
     except OSError as error:
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TritonGemmError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for reason in refused:
-        print(f"left out: {reason}", file=sys.stderr)
+    for record, reason in refused:
+        print(f"left out: {held[id(record)].where(args.results)}: {record.problem.key}: {reason}", file=sys.stderr)
     print("export TRITONGEMM_ASM_MANIFESTS=" + ":".join(str(p.resolve()) for p in paths))
     return 0

@@ -11,11 +11,18 @@ from tritongemm.core.errors import InputError
 DEFAULT_BACKEND = "triton"  # The backend of a config whose name has none.
 
 # The template comes first so that names sort by kernel; options hold whole numbers only. An exported kernel's own name
-# may be a template, so of two tiles in a name the last one counts.
+# may be a template, so of two tiles in a name the last one counts. No number has more digits than one of 64 bits.
+_NUMBER = r"[0-9]{1,19}"
+_FIXED = (
+    ("block_m", "bm"), ("block_n", "bn"), ("block_k", "bk"), ("group_m", "gm"), ("split_k", "sk"), ("num_warps", "w"),
+    ("num_stages", "s"),
+)  # fmt: skip
 _NAME = re.compile(
-    r"^(?:(?P<backend>[a-z][a-z0-9_]*)\.)?(?P<template>.+)__bm(?P<block_m>\d+)__bn(?P<block_n>\d+)__bk(?P<block_k>\d+)"
-    r"__gm(?P<group_m>\d+)__sk(?P<split_k>\d+)__w(?P<num_warps>\d+)__s(?P<num_stages>\d+)(?P<options>(?:__[a-z_]+\d+)*)$"
+    r"(?:(?P<backend>[a-z][a-z0-9_]*)\.)?(?P<template>.+)"
+    + "".join(f"__{short}(?P<{name}>{_NUMBER})" for name, short in _FIXED)
+    + rf"(?P<options>(?:__[a-z_]+{_NUMBER})*)"
 )
+_SHOWN = 100  # characters of a text that a message repeats
 
 
 @dataclass(frozen=True, order=True)
@@ -99,11 +106,12 @@ class Config:
         Raises:
             InputError: not a config name.
         """
-        match = _NAME.match(name)
+        match = _NAME.fullmatch(name)
         if not match:
-            raise InputError(f"{name!r} is not a config name, e.g. tile__bm64__bn64__bk32__gm8__sk1__w4__s2")
+            shown = repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}…"
+            raise InputError(f"{shown} is not a config name, e.g. tile__bm64__bn64__bk32__gm8__sk1__w4__s2")
         fields = match.groupdict()
-        options = re.findall(r"__([a-z_]+?)(\d+)(?=__|$)", fields.pop("options"))
+        options = re.findall(r"__([a-z_]+?)([0-9]+)(?=__|$)", fields.pop("options"))
         backend, template = fields.pop("backend") or DEFAULT_BACKEND, fields.pop("template")
         numbers = {k: int(v) for k, v in fields.items()}
         return cls(template=template, options=tuple((k, int(v)) for k, v in options), backend=backend, **numbers)

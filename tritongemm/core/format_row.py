@@ -4,7 +4,7 @@ file holds), and `Defaults` (what holds for a row that does not say).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import BY_ENCODING, dtype
@@ -22,12 +22,22 @@ class FormatRow:
         config: how to run it; None for a bare size.
         record: the result, where the row has a time.
         line: where the row starts, from 1; None for the command line.
+        number: its place among the rows of the file, from 1; None where that is not said.
+        target: name of the target that the config is for; "" where that is not said.
     """
 
     problem: Problem
     config: Config | None = None
     record: Record | None = None
     line: int | None = None
+    number: int | None = field(default=None, compare=False)
+    target: str = field(default="", compare=False)
+
+    def where(self, path: str) -> str:
+        """The file at `path`, and the row and line in it, for messages."""
+        if self.line is None:
+            return path
+        return f"{path}: row {self.number} (line {self.line})" if self.number else f"{path}: line {self.line}"
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,6 @@ _OUR_RESULT = (
 THEIR_KEYS = (*_SIZES, *_LAYOUTS, *_THEIR_CONFIG, *_TIMES)  # those of tune_gemm and tune_streamk
 OUR_KEYS = (*_OUR_CONFIG, *_OUR_PROBLEM, *_OUR_RESULT)
 KEYS = (*THEIR_KEYS[:5], *_THEIR_CONFIG, *_OUR_CONFIG, *_TIMES, *_OUR_PROBLEM, *_OUR_RESULT)
-AXIS_KEYS = {name: key for key, name in (*_BLOCKS.items(), *_COUNTS.items())}
 
 _HELD = ("dtype_a", "dtype_b", "dtype_c", "bias", "batch", "family")  # of a problem, in the order of a written row
 _REMARK = re.compile(r"#.*?\bTFLOPS:\s*(?P<tflops>\d[\d.]*)(?:.*?\btime\(us\):\s*(?P<us>\d[\d.]*))?")
@@ -93,7 +92,8 @@ def read_rows(entries: Iterable[Entry], defaults: Defaults) -> list[FormatRow]:
     seen: dict[tuple[Problem, str, int], Entry] = {}
     for entry in entries:
         problem, config = _problem(entry, defaults, families), _config(entry, backends)
-        row = FormatRow(problem, config, _record(entry, problem, config) if config else None, entry.line)
+        record = _record(entry, problem, config) if config else None
+        row = FormatRow(problem, config, record, entry.line, entry.row, entry.text("target"))
         # One file may hold a problem's results on several targets, and on devices of several sizes.
         where = (row.record.target, row.record.compute_units) if row.record else ("", 0)
         twin = seen.setdefault((problem, *where), entry)

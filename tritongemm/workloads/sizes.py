@@ -5,7 +5,6 @@ Each plug-in of formats/ reads one format and says which files are its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from tritongemm.core.errors import InputError, UnavailableError
@@ -13,7 +12,7 @@ from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.formats import make_problem, read_text
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Format
+from tritongemm.plugins.contracts import Format
 
 __all__ = ["Defaults", "FormatRow", "from_file", "from_options"]
 
@@ -32,15 +31,12 @@ def from_file(path: Path, defaults: Defaults) -> list[FormatRow]:
 
     Raises:
         InputError: no such file, no format claims it, or a row is wrong; names file, row, line and field.
-        UnavailableError: the backend of one of its configs needs a package that is missing.
     """
     text = read_text(path)
     formats = registry.every(Format)
     for format_ in formats:
         if format_.recognises(path, text):
-            rows = format_.read(path, text, defaults)
-            _check_axes(path, format_, rows)
-            return rows
+            return format_.read(path, text, defaults)
     missing = [str(why) for name in registry.names(Format) if not (why := _loads(name))]
     known = "; ".join([*(f.title for f in formats), *missing])
     raise InputError(f"{path} is in no known format; there are: {known}")
@@ -53,19 +49,3 @@ def _loads(name: str) -> Support:
     except UnavailableError as error:
         return Support(str(error))
     return SUPPORTED
-
-
-def _check_axes(path: Path, format_: Format, rows: Iterable[FormatRow]) -> None:
-    """Refuse a config that no kernel of its backend can have, in the words of the file.
-
-    Raises:
-        InputError: names file, row, line and field.
-    """
-    for number, row in enumerate(rows, start=1):
-        if row.config is None:
-            continue
-        answer = registry.get(Backend, row.config.backend).check_axes(row.config)
-        if not answer:
-            axis, _, rest = answer.reason.partition(" ")
-            line = f" (line {row.line})" if row.line else ""
-            raise InputError(f"{path}: row {number}{line} {format_.axis_keys.get(axis, axis)} {rest}")

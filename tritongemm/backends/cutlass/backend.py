@@ -101,9 +101,6 @@ class CutlassBackend(KernelBackend):
         return _cpp_instances.check_rules(needed, config, problem, target)
 
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
-        possible = self.check(config, problem, target)
-        if not possible:
-            raise InputError(f"{config.name} can't compute {problem.key} on {target.name}: {possible}")
         include = _headers()
         identity = {
             "backend": "cutlass",

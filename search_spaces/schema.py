@@ -32,7 +32,10 @@ _KINDS: dict[str, tuple[str, Any]] = {
         f"a map of names to texts of {_SIGNS}",
         lambda v: _map(v) and all(_name(k) and _text(x) for k, x in v.items()),
     ),
-    "Mapping[str, float]": ("a map of numbers", lambda v: _map(v) and all(_name(k) and _number(x) for k, x in v.items())),
+    "Mapping[str, float]": (
+        "a map of numbers",
+        lambda v: _map(v) and all(_name(k) and _number(x) for k, x in v.items()),
+    ),
     "frozenset[str]": ("a list of names", lambda v: isinstance(v, list) and all(map(_name, v))),
 }  # fmt: skip
 _SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "results"}

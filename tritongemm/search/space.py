@@ -16,10 +16,9 @@ ROW_ALIGN_BYTES = 16
 
 
 def _usable(section: dict[str, Any], problem: Problem, target: Target) -> bool:
-    """Whether the target can run a template and the problem has the sizes and alignment it is for."""
+    """Whether the target can run a template and the problem has the operands and alignment it is for."""
     if problem.order_b != PLAIN:
         return False  # no template reads such a B
-    low, high = section.get("m", (1, problem.m))
     rows = {
         "a": (problem.k if problem.row_major_a else problem.m) * problem.a.bytes,
         "b": (problem.n if problem.row_major_b else problem.k) * problem.b.bytes,
@@ -30,11 +29,22 @@ def _usable(section: dict[str, Any], problem: Problem, target: Target) -> bool:
         return False
     if "results" in section and problem.c.name not in section["results"]:
         return False
-    return aligned and low <= problem.m <= high and all(target.has(f) for f in section["requires"])
+    return aligned and all(target.has(f) for f in section["requires"])
+
+
+def _promising(section: dict[str, Any], problem: Problem) -> bool:
+    """Whether the problem has the number of rows that a template is for."""
+    low, high = section.get("m", (1, problem.m))
+    return bool(low <= problem.m <= high)
 
 
 def space(
-    problem: Problem, target: Target, file: str = "", templates: tuple[str, ...] = (), backend: str = ""
+    problem: Problem,
+    target: Target,
+    file: str = "",
+    templates: tuple[str, ...] = (),
+    backend: str = "",
+    any_rows: bool = False,
 ) -> Space:
     """The space of one problem.
 
@@ -45,6 +55,7 @@ def space(
         templates: only these; empty for all the target can run.
         backend: whose templates: those in the file's section of that name; "" for our own templates, whose epilogues
             apply scales.
+        any_rows: also templates that are for other numbers of rows, which are right but slow.
 
     Raises:
         InputError: the file's section of a template is wrong; says what.
@@ -60,7 +71,7 @@ def space(
         if templates and template not in templates:
             continue
         space_schema.check_template(f"{where}.{template}", section, AXES)
-        if _usable(section, problem, target):
+        if _usable(section, problem, target) and (any_rows or _promising(section, problem)):
             named = [(a, tuple(section["axes"][a])) for a in AXES]
             named += [(o, tuple(v)) for o, v in section.get("options", {}).items()]
             usable.append(TemplateSpace(template, tuple(named), *([backend] if backend else [])))

@@ -64,6 +64,7 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
     if (
         type(x) not in _PLAIN
         or type(w) not in _PLAIN
+        or (bias is not None and type(bias) not in _PLAIN)
         or (_grad() and _requires(x, w, bias))
         or _modes()
         or _autocast()
@@ -76,8 +77,6 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
         if bias is None:
             key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision)
         else:
-            if type(bias) not in _PLAIN:
-                return _unusual(x, w, bias, out_dtype)
             key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision, bias.shape, bias.dtype)
     except RuntimeError:  # nested tensors have no shape; to ask each operand first would cost every call
         return _unusual(x, w, bias, out_dtype)
@@ -150,10 +149,9 @@ def _require_tensors(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
     Raises:
         TypeError: names the operand and its type.
     """
-    for name, value in (("x", x), ("w", w), ("bias", bias)):
-        if not (
-            isinstance(value, Tensor) or hasattr(value, "__torch_function__") or (name == "bias" and value is None)
-        ):
+    operands = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
+    for name, value in operands.items():
+        if not (isinstance(value, Tensor) or hasattr(value, "__torch_function__")):
             raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
 
 

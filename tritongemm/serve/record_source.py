@@ -28,9 +28,7 @@ def read_source(source: str | os.PathLike[str] | Iterable[Record]) -> list[Recor
         raise TypeError(f"load takes the path of a results file, or records, not {type(source).__name__}")
     records = list(source)
     if strangers := [r for r in records if not isinstance(r, Record)]:
-        raise TypeError(
-            f"load takes records; one of those given is {type(strangers[0]).__name__}: {strangers[0]!r:.100}"
-        )
+        raise TypeError(f"load takes records; one of those given is a {type(strangers[0]).__name__}")
     return records
 
 
@@ -40,9 +38,7 @@ def _require_regular(path: str) -> None:
     Raises:
         InputError: it is no regular file.
     """
-    try:
-        special = os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
-    except ValueError as error:  # a name with a NUL
-        raise InputError(f"{path!r:.100} can't be the name of a file: {error}") from None
-    if special:
+    if "\0" in path:
+        raise InputError(f"{path!r:.100} can't be the name of a file")
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise InputError(f"{Path(path)} is a pipe, a socket or a device; name a results file")

@@ -62,6 +62,11 @@ class AsmBackend(KernelBackend):
 
     def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
         configs, refused = survey(problem, target, inputs.manifests, config.template)
+        # The grid follows from the config, so it must have the tile that the kernel has.
+        made_for = {(c.tile, c.group_m) for c in configs}
+        if made_for and (config.tile, config.group_m) not in made_for:
+            tiles = " or ".join(f"{'x'.join(map(str, tile))} in groups of {group}" for tile, group in sorted(made_for))
+            return Support(f"its tile is {tiles}, not {'x'.join(map(str, config.tile))} in groups of {config.group_m}")
         offered = [c.split_k for c in configs]
         if offered and config.split_k not in offered:
             splits_text = ", ".join(map(str, offered))

@@ -25,8 +25,8 @@ COMPILER_OPTION_LIMIT = 8  # of an option that the compiler takes, where no sear
 
 @lru_cache(maxsize=64)
 def usable_templates(problem: Problem, target: Target) -> tuple[TemplateSpace, ...]:
-    """The templates that a problem can be computed with on a target, with the axes of their search spaces."""
-    return search_space.space(problem, target).axes
+    """The templates that can compute a problem on a target, fast or not, with the axes of their search spaces."""
+    return search_space.space(problem, target, any_rows=True).axes
 
 
 def check_problem(problem: Problem, target: Target) -> Support:
@@ -50,7 +50,8 @@ def check_config(config: Config, problem: Problem, target: Target) -> Support:
     template_facts.kernel_template(config.template)
     templates = {t.template: t for t in usable_templates(problem, target)}
     if config.template not in templates:
-        return Support(f"{target.name} does not run template {config.template}; only {', '.join(templates)}")
+        only = ", ".join(templates)
+        return Support(f"{target.name} does not run template {config.template} on such operands; only {only}")
     options = {name for t in templates.values() for name, _ in t.values[len(AXES) :]}
     return Support(
         template_facts.fault(config, options)

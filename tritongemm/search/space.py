@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tritongemm.core.config import AXES
@@ -15,8 +16,14 @@ from tritongemm.search_spaces import schema as space_schema
 ROW_ALIGN_BYTES = 16
 
 
-def _usable(section: dict[str, Any], problem: Problem, target: Target) -> bool:
-    """Whether the target can run a template and the problem has the operands and alignment it is for."""
+def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) -> bool:
+    """Whether a template is right for a problem on a target: its features, the operands' types and alignment.
+
+    Args:
+        section: what a file of search spaces says of the template.
+        problem: what is computed.
+        target: where.
+    """
     if problem.order_b != PLAIN:
         return False  # no template reads such a B
     rows = {
@@ -32,19 +39,14 @@ def _usable(section: dict[str, Any], problem: Problem, target: Target) -> bool:
     return aligned and all(target.has(f) for f in section["requires"])
 
 
-def _promising(section: dict[str, Any], problem: Problem) -> bool:
-    """Whether the problem has the number of rows that a template is for."""
+def _promising(section: Mapping[str, Any], problem: Problem) -> bool:
+    """Whether a problem has the number of rows that a template is for; with others it is right, but slow."""
     low, high = section.get("m", (1, problem.m))
     return bool(low <= problem.m <= high)
 
 
 def space(
-    problem: Problem,
-    target: Target,
-    file: str = "",
-    templates: tuple[str, ...] = (),
-    backend: str = "",
-    any_rows: bool = False,
+    problem: Problem, target: Target, file: str = "", templates: tuple[str, ...] = (), backend: str = ""
 ) -> Space:
     """The space of one problem.
 
@@ -55,7 +57,6 @@ def space(
         templates: only these; empty for all the target can run.
         backend: whose templates: those in the file's section of that name; "" for our own templates, whose epilogues
             apply scales.
-        any_rows: also templates that are for other numbers of rows, which are right but slow.
 
     Raises:
         InputError: the file's section of a template is wrong; says what.
@@ -71,7 +72,7 @@ def space(
         if templates and template not in templates:
             continue
         space_schema.check_template(f"{where}.{template}", section, AXES)
-        if _usable(section, problem, target) and (any_rows or _promising(section, problem)):
+        if can_compute(section, problem, target) and _promising(section, problem):
             named = [(a, tuple(section["axes"][a])) for a in AXES]
             named += [(o, tuple(v)) for o, v in section.get("options", {}).items()]
             usable.append(TemplateSpace(template, tuple(named), *([backend] if backend else [])))

@@ -151,7 +151,7 @@ def _require_tensors(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
     """
     operands = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
     for name, value in operands.items():
-        if not (isinstance(value, Tensor) or hasattr(value, "__torch_function__")):
+        if not torch.overrides.is_tensor_like(value):
             raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
 
 

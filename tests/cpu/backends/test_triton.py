@@ -29,7 +29,7 @@ def test_sizes_are_run_time_arguments() -> None:
     """48 sizes of one alignment have one binary for each config: M, N and K are in none of them."""
     target = target_files.load_target("gfx942")
     configs = [Config("tile", 16, 16, 16), Config("tile", 32, 16, 16, 1, 2), Config("stream_k", 16, 16, 16)]
-    sizes = [Problem(m, 16 * n, 16 * k) for m in (1, 7, 16, 100) for n in (1, 5, 9, 300) for k in (2, 3, 77)]
+    sizes = [Problem(m, 16 * n, 16 * k) for m in (1, 7, 16, 100) for n in (1, 5, 9, 300) for k in (1, 2, 77)]
     assert len(sizes) == 48
     digests = {TRITON.compile_job(c, p, target).digest for c in configs for p in sizes}
     assert len(digests) == len(configs)

@@ -20,11 +20,11 @@ RIGHT = ROW.format(m=16, target="gfx942", warps=1, more="")
 BAD = {  # what is wrong with a row: its warps and further keys, its target, and the reason that is told
     "warps": ("1048576", "", "67108864 threads in a workgroup, which has 1 to 1024"),
     "group": ("1", ", GROUP_SIZE_M: 99999999999", "99999999999 is beyond the 32 bits in which kernels count"),
-    "template": ("4", ", template: tma", "gfx942 does not run template tma on such operands; only tile, "),
+    "template": ("4", ", template: tma", "gfx942 does not run template tma on such operands; only "),
     "unknown": ("1", ", template: nonesuch", "no kernel template is called 'nonesuch'; there are: gemv, "),
     "option": ("1", ", options: {frob: 1}", "nothing reads frob; its options can be "),
     "large_option": ("1", ", options: {xcds: 1000000000}", "xcds must be 1 to 8, not 1000000000"),
-    "split": ("1", ", SPLIT_K: 1000000000", "split_k must be at most the 4 blocks along K, not 1000000000"),
+    "split": ("1", ", SPLIT_K: 1000000000", "split_k must be at most 64, not 1000000000"),
     "stages": ("1", ", num_stages: 1000000000", "num_stages must be at most 16, not 1000000000"),
     "tile": ("3", "", "num_warps must be a power of two, not 3"),
     "batch": ("1", ", batch: 1000", "batched ones (batch 1000, groups 1) are not computed yet"),

@@ -68,7 +68,7 @@ def test_wrong_shapes_are_refused_as_pytorch_does() -> None:
 @pytest.mark.parametrize("operand", [[1.0], 3, None, "x"])
 def test_what_is_no_tensor_is_refused_as_pytorch_does(operand: Any, grad: bool) -> None:
     x, w = torch.randn(2, 8), torch.randn(4, 8)
-    calls = [((operand, w), "x"), ((x, operand), "w")]
+    calls: list[tuple[tuple[Any, ...], str]] = [((operand, w), "x"), ((x, operand), "w")]
     calls += [((x, w, operand), "bias")] if operand is not None else []
     with torch.set_grad_enabled(grad):
         for arguments, name in calls:

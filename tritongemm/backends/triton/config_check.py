@@ -5,39 +5,40 @@ A config may come from anywhere: our search, a results file, a journal, another 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from tritongemm.codegen import geometry as geometry_module
 from tritongemm.codegen import template_facts
-from tritongemm.core.config import AXES, Config
+from tritongemm.core.config import AXES, BLOCKS, Config
+from tritongemm.core.errors import InputError
 from tritongemm.core.launch import shape_fault
 from tritongemm.core.problem import Problem
-from tritongemm.core.space import TemplateSpace
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.search import space as search_space
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.search_spaces import schema as space_schema
 
 LARGEST_INDEX = 2**31 - 1  # kernels count rows, columns and tiles in 32 bits
 TILE_ELEMENTS_LIMIT = 2**20  # of one operand's block, which is Triton's own limit
+SPLITS_LIMIT = 64  # or the blocks along K, where those are more: splits that have none are right, and do nothing
 STAGES_LIMIT = 16  # deeper pipelines only keep a compiler busy
 COMPILER_OPTION_LIMIT = 8  # of an option that the compiler takes, where no search space lists more
 
 
-@lru_cache(maxsize=64)
-def usable_templates(problem: Problem, target: Target) -> tuple[TemplateSpace, ...]:
-    """The templates that can compute a problem on a target, fast or not, with the axes of their search spaces."""
-    return search_space.space(problem, target, any_rows=True).axes
-
-
 def check_problem(problem: Problem, target: Target) -> Support:
     """Whether any config can compute a problem."""
-    templates = usable_templates(problem, target)
-    if not templates:
+    templates = [t for t in _templates(target.name, target_files.SPACES).values() if t.listed_here]
+    blocks = [t.blocks for t in templates if t.can_compute(problem, target)]
+    if not blocks:
         return Support(f"no kernel template that {target.name} runs has such operands")
-    for axis, size in (("block_m", problem.m), ("block_n", problem.n), ("block_k", problem.k)):
-        least = min(min(dict(t.values)[axis]) for t in templates)
-        if size + least - 1 > LARGEST_INDEX:
-            return Support(f"a size of {size} in blocks of {least} is beyond the 32 bits in which kernels count")
+    for size, leasts in zip((problem.m, problem.n, problem.k), zip(*blocks, strict=True), strict=True):
+        if size + min(leasts) - 1 > LARGEST_INDEX:
+            return Support(f"a size of {size} in blocks of {min(leasts)} is beyond the 32 bits in which kernels count")
     return SUPPORTED
 
 
@@ -48,14 +49,15 @@ def check_config(config: Config, problem: Problem, target: Target) -> Support:
         InputError: no template has its name.
     """
     template_facts.kernel_template(config.template)
-    templates = {t.template: t for t in usable_templates(problem, target)}
-    if config.template not in templates:
-        only = ", ".join(templates)
+    templates = _templates(target.name, target_files.SPACES)
+    found = templates.get(config.template)
+    if found is None or not found.can_compute(problem, target):
+        only = ", ".join(name for name, t in templates.items() if t.can_compute(problem, target))
         return Support(f"{target.name} does not run template {config.template} on such operands; only {only}")
-    options = {name for t in templates.values() for name, _ in t.values[len(AXES) :]}
+    compiler_options = {name for t in templates.values() if t.listed_here for name in t.options}
     return Support(
-        template_facts.fault(config, options)
-        or _option_fault(config, templates[config.template])
+        template_facts.fault(config, compiler_options)
+        or _option_fault(config, found)
         or _count_fault(config, problem)
         or geometry_module.unmet_need(config, problem, target.compute_units)
         or _launch_fault(config, problem, target)
@@ -63,13 +65,67 @@ def check_config(config: Config, problem: Problem, target: Target) -> Support:
     )
 
 
-def _option_fault(config: Config, listed: TemplateSpace) -> str | None:
-    """An option beyond what the search space lists, its default, and what a compiler may be told besides."""
-    template, lists = template_facts.kernel_template(config.template), dict(listed.values)
+@dataclass(frozen=True)
+class ListedTemplate:
+    """What the search spaces say of a template.
+
+    Attributes:
+        sections: of the files that list it, the asking target's first.
+        listed_here: whether the asking target's file does.
+        blocks: the smallest block along M, N and K.
+        options: the least and the greatest value of each option.
+    """
+
+    sections: tuple[Mapping[str, Any], ...]
+    listed_here: bool
+    blocks: tuple[int, int, int]
+    options: Mapping[str, tuple[int, int]]
+
+    def can_compute(self, problem: Problem, target: Target) -> bool:
+        """Whether its kernel is right for a problem on a target, be it slow."""
+        return any(search_space.can_compute(section, problem, target) for section in self.sections)
+
+
+@cache
+def _templates(target: str, folder: Path) -> dict[str, ListedTemplate]:
+    """The templates of all files of search spaces: a kernel that one target's file lists may be right on another too.
+
+    Args:
+        target: name of the target that asks, whose own file must be right.
+        folder: where the files lie.
+    """
+    sections: dict[str, list[Mapping[str, Any]]] = {}
+    own = target_files.space_file(target)["templates"]
+    for name in [target, *(n for n in target_files.target_names() if n != target)]:
+        try:
+            listed = target_files.space_file(name)["templates"]
+            for template, section in listed.items():
+                space_schema.check_template(f"search_spaces/{name}.yaml: templates.{template}", section, AXES)
+        except InputError:
+            if name == target:
+                raise
+            continue  # what is wrong with another target's file is told when that target is asked for
+        for template, section in listed.items():
+            sections.setdefault(template, []).append(section)
+    return {t: _listed_template(found, t in own) for t, found in sections.items() if t in template_facts.names()}
+
+
+def _listed_template(sections: list[Mapping[str, Any]], listed_here: bool) -> ListedTemplate:
+    m, n, k = (min(min(s["axes"][axis]) for s in sections) for axis in BLOCKS)
+    values: dict[str, list[int]] = {}
+    for section in sections:
+        for option, listed in section.get("options", {}).items():
+            values.setdefault(option, []).extend(listed)
+    ranges = {option: (min(listed), max(listed)) for option, listed in values.items()}
+    return ListedTemplate(tuple(sections), listed_here, (m, n, k), ranges)
+
+
+def _option_fault(config: Config, listed: ListedTemplate) -> str | None:
+    """An option beyond what search spaces list, its default, and what a compiler may be told besides."""
+    template = template_facts.kernel_template(config.template)
     for name, value in config.options:
-        own = name in template.constexprs
-        usual = (*lists.get(name, ()), template.defaults.get(name, 0))
-        low, high = min(usual), max(*usual, 1 if own else COMPILER_OPTION_LIMIT)
+        usual = (*listed.options.get(name, ()), template.defaults.get(name, 0))
+        low, high = min(usual), max(*usual, 1 if name in template.constexprs else COMPILER_OPTION_LIMIT)
         if not low <= value <= high:
             return f"{name} must be {low} to {high}, not {value}"
     return None
@@ -79,9 +135,9 @@ def _count_fault(config: Config, problem: Problem) -> str | None:
     """Numbers without sense, or beyond the 32 bits in which kernels count."""
     if config.num_stages > STAGES_LIMIT:
         return f"num_stages must be at most {STAGES_LIMIT}, not {config.num_stages}"
-    blocks = -(-problem.k // config.block_k)
-    if config.split_k > blocks:
-        return f"split_k must be at most the {blocks} blocks along K, not {config.split_k}"
+    most = max(SPLITS_LIMIT, -(-problem.k // config.block_k))
+    if config.split_k > most:
+        return f"split_k must be at most {most}, not {config.split_k}"
     m, n, k = config.tile
     largest = max(m * n, m * k, k * n)
     if largest > TILE_ELEMENTS_LIMIT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,6 +92,17 @@ def test_offsets_reach_what_the_compiler_was_told(tmp_path: Path, monkeypatch: p
         (replace(SIZE, m=2**21, n=512), "c and workspace must"),
     ):
         assert f"{what} be less than 2 GiB" in ASM.has_candidates(large, gfx942.target).reason
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_results_of_one_size_the_devices_own_is_exported(tmp_path: Path, order: int) -> None:
+    """A row tells the tile of the very kernel that it launches."""
+    own = replace(record(SIZE), compute_units=132)
+    other = replace(record(SIZE, replace(TILE, block_m=32)), compute_units=114)
+    (path,), left_out = kernel_manifest.export([own, other][::order], tmp_path, SM90)
+    (row,) = csv.DictReader(path.read_text().splitlines())
+    assert (row["tile_m"], row["knl_name"]) == ("16", TILE.kernel_name)
+    assert left_out == [(other, "the result of 132 compute units is taken")]
 
 
 def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

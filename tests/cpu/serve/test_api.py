@@ -87,7 +87,7 @@ def test_nested_tensors_are_pytorchs() -> None:
     for out_dtype in (None, torch.float64):
         result = tritongemm.mm(nested, w, out_dtype=out_dtype)
         for part, one in zip(parts, result.unbind(), strict=True):
-            torch.testing.assert_close(one, functional.linear(part, w).to(one.dtype))
+            torch.testing.assert_close(one, functional.linear(part.to(one.dtype), w.to(one.dtype)))
     assert tritongemm.explain(nested, w) == "fallback: x is on cpu; tuned kernels run on a GPU"
 
 

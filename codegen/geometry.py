@@ -45,9 +45,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
         problem: its size.
         compute_units: CUs or SMs, for templates whose grid fills the device once.
     """
-    template = kernel_template(config.template)
-    scope = {**constants(config, problem), "GROUP_M": config.group_m, "M": problem.m, "N": problem.n, "K": problem.k}
-    scope |= {"cdiv": lambda a, b: -(-a // b), "min": min, "max": max, "COMPUTE_UNITS": compute_units}
+    template, scope = kernel_template(config.template), _scope(config, problem, compute_units)
 
     def value(expression: str) -> int:
         return int(eval(_code(expression), {"__builtins__": {}}, scope))
@@ -63,6 +61,19 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
             for k, (r, c) in template.descriptors.items()
         },
     )
+
+
+def _scope(config: Config, problem: Problem, compute_units: int) -> dict[str, Any]:
+    """What the expressions of a template's facts may name."""
+    sizes = {"GROUP_M": config.group_m, "M": problem.m, "N": problem.n, "K": problem.k, "COMPUTE_UNITS": compute_units}
+    return {**constants(config, problem), **sizes, "cdiv": lambda a, b: -(-a // b), "min": min, "max": max}
+
+
+def unmet_need(config: Config, problem: Problem, compute_units: int) -> str | None:
+    """The first of its template's needs that a config does not meet, in words, or None."""
+    scope = _scope(config, problem, compute_units)
+    needs = kernel_template(config.template).needs.items()
+    return next((words for words, holds in needs if not eval(_code(holds), {"__builtins__": {}}, scope)), None)
 
 
 def programs(config: Config, problem: Problem, compute_units: int) -> int:

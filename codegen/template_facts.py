@@ -80,6 +80,7 @@ class KernelTemplate:
         describe: function of the module that makes one, from a tensor and its block.
         compiler: expressions of options that go to the compiler whatever the config says.
         interpreted: whether Triton's interpreter can run it, without a GPU.
+        needs: what must hold for its configs beside what holds for all: words, and the expression that says it.
         search: what the search must know of it.
     """
 
@@ -97,6 +98,7 @@ class KernelTemplate:
     describe: str
     compiler: dict[str, str]
     interpreted: bool
+    needs: dict[str, str]
     search: SearchFacts
 
     def value(self, config: Config, option: str) -> int:
@@ -177,6 +179,7 @@ def kernel_template(name: str) -> KernelTemplate:
         describe=facts.get("describe", "TensorDescriptor.from_tensor"),
         compiler=dict(facts.get("compiler", {})),
         interpreted=bool(facts.get("interpreted", True)),
+        needs={str(words): str(expression) for words, expression in facts.get("needs", {}).items()},
         search=_search_facts(path.name, facts.get("search", {})),
     )
 
@@ -196,18 +199,14 @@ def search_facts(template: str) -> SearchFacts:
     return kernel_template(template).search if template in names() else _UNKNOWN
 
 
-def odd_block(config: Config) -> tuple[str, str] | None:
-    """The first field of a tile that no kernel of its template can have, and what it must be; None if there is none.
-
-    A template that is not here is taken for one of powers of two.
-    """
-    template = kernel_template(config.template) if config.template in names() else None
-    two_parts = template is not None and "tail" in template.constexprs
-    swapped = template is not None and template.value(config, "swap_ab") == 1
-    for field, wide in (("block_m", swapped), ("block_n", not swapped), ("block_k", False)):
-        value, parts = getattr(config, field), 1 + (two_parts and wide)
+def odd_block(config: Config) -> str | None:
+    """The first side of a tile that no kernel of its template can have, and what it must be; None if there is none."""
+    template = kernel_template(config.template)
+    swapped = template.value(config, "swap_ab") == 1
+    for axis, wide in (("block_m", swapped), ("block_n", not swapped), ("block_k", False)):
+        value, parts = getattr(config, axis), 1 + ("tail" in template.constexprs and wide)
         if value < 1 or value.bit_count() > parts:
-            return field, f"must be a power of two{' or the sum of two' if parts > 1 else ''}, not {value}"
+            return f"{axis} must be a power of two{' or the sum of two' if parts > 1 else ''}, not {value}"
     return None
 
 
@@ -220,12 +219,12 @@ def fault(config: Config, known: Collection[str] = ()) -> str | None:
     """
     template = kernel_template(config.template)
     if odd := odd_block(config):
-        return f"{odd[0].replace('block_', 'b')} {odd[1]}"
+        return odd
     if config.num_warps < 1 or config.num_warps.bit_count() > 1:
-        return f"w must be a power of two, not {config.num_warps}"
-    for letter, value in (("gm", config.group_m), ("sk", config.split_k), ("s", config.num_stages)):
-        if value < 1:
-            return f"{letter} must be at least 1, not {value}"
+        return f"num_warps must be a power of two, not {config.num_warps}"
+    for axis in ("group_m", "split_k", "num_stages"):
+        if getattr(config, axis) < 1:
+            return f"{axis} must be at least 1, not {getattr(config, axis)}"
     usable = {*template.constexprs, *known}
     unknown = [name for name, _ in config.options if name not in usable]
     if unknown:

@@ -16,9 +16,16 @@ from tritongemm.search_spaces import schema as space_schema
 SPACES = Path(__file__).parent
 
 
+_NO_TARGETS = ("base", "tune_gemm")  # what others inherit, and a space that is kept to compare with
+
+
 def target_names() -> list[str]:
-    """Architectures that have a search space."""
-    return sorted(p.stem for p in SPACES.glob("*.yaml") if p.stem not in ("base", "tune_gemm"))
+    """Architectures that have a search space; no other name is a target, and none is ever taken for a path."""
+    return [name for name in _file_names() if name not in _NO_TARGETS]
+
+
+def _file_names() -> list[str]:
+    return sorted(p.stem for p in SPACES.glob("*.yaml"))
 
 
 @cache
@@ -29,9 +36,9 @@ def space_file(name: str) -> dict[str, Any]:
         TargetError: no such file.
         InputError: it is not YAML, or not a map with the sections target and templates.
     """
+    if name not in _file_names():
+        raise _unknown(name)
     path = SPACES / f"{name}.yaml"
-    if not path.is_file():
-        raise TargetError(f"unknown target {name!r}; there are: {', '.join(target_names())}")
     try:
         data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -43,13 +50,17 @@ def space_file(name: str) -> dict[str, Any]:
     if not isinstance(devices, dict) or not all(isinstance(d, dict) for d in devices.values()):
         raise InputError(f"search_spaces/{path.name}: devices must be a map of maps of facts, by the name of the chip")
     parent = data.pop("inherit", None)
-    if parent and not (SPACES / f"{parent}.yaml").is_file():
+    if parent and parent not in _file_names():
         raise InputError(f"search_spaces/{path.name} inherits {parent!r}, which is not there")
     merged = _merge(space_file(parent), data) if parent else data
     for section in sections:
         if section not in merged:
             raise InputError(f"search_spaces/{path.name} has no section {section}, nor has what it inherits")
     return merged
+
+
+def _unknown(name: str) -> TargetError:
+    return TargetError(f"unknown target {name[:100]!r}; there are: {', '.join(target_names())}")
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -73,6 +84,8 @@ def load_target(name: str, device_name: str = "", **measured: int) -> Target:
         TargetError: unknown architecture.
         InputError: its file lacks a fact, or has one of another kind; says which.
     """
+    if name not in target_names():
+        raise _unknown(name)
     data = space_file(name)
     facts: dict[str, Any] = dict(data["target"])
     for sibling, corrections in data.get("devices", {}).items():

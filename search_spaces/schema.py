@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 
+# Texts of a file stand in generated modules, in quotes or behind a #, so they hold nothing that ends either.
+_TEXT = re.compile(r"[\w .,:;$()\[\]/+-]*", re.ASCII)
+_SIGNS = "letters, digits, blanks and . , : ; $ ( ) [ ] / + -"
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and _TEXT.fullmatch(value) is not None
+
+
+def _name(value: Any) -> bool:
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
 # What a fact must be, by the annotation of its field in `Target`.
 _KINDS: dict[str, tuple[str, Any]] = {
     "int": ("a whole number, not negative", lambda v: _whole(v, 0)),
     "float": ("a positive number", lambda v: _number(v) and v > 0),
-    "str": ("text", lambda v: isinstance(v, str)),
-    "Mapping[str, str]": ("a map of texts", lambda v: _map(v) and all(isinstance(x, str) for x in v.values())),
-    "Mapping[str, float]": ("a map of numbers", lambda v: _map(v) and all(_number(x) for x in v.values())),
-    "frozenset[str]": ("a list of names", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)),
+    "str": (f"text of {_SIGNS}", _text),
+    "Mapping[str, str]": (
+        f"a map of names to texts of {_SIGNS}",
+        lambda v: _map(v) and all(_name(k) and _text(x) for k, x in v.items()),
+    ),
+    "Mapping[str, float]": (
+        "a map of numbers",
+        lambda v: _map(v) and all(_name(k) and _number(x) for k, x in v.items()),
+    ),
+    "frozenset[str]": ("a list of names", lambda v: isinstance(v, list) and all(map(_name, v))),
 }  # fmt: skip
 _SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "results"}
 
@@ -82,6 +103,8 @@ def check_template(where: str, section: Any, axes: Iterable[str]) -> None:
     _keys(f"{where}.axes", section["axes"], axes, axes)
     for kind, least in (("axes", 1), ("options", 0)):
         for name, values in section.get(kind, {}).items():
+            if not _name(name):
+                raise InputError(f"{where}.{kind}: {name!r} can't be a name; it has small letters, digits and _")
             if not isinstance(values, list) or not values or not all(_whole(v, least) for v in values):
                 raise InputError(
                     f"{where}.{kind}: {name} must be a list of whole numbers from {least} on, not {values!r}"

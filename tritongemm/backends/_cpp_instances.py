@@ -21,6 +21,7 @@ from tritongemm.search.pruning import prune, rules
 from tritongemm.search.pruning.rules import Rule
 from tritongemm.search_spaces import loader as target_files
 
+_FAR = 8  # times the largest value of an axis, beyond which no rule is asked
 # Of the rules for our own kernels, those that hold for any.
 SHARED_RULES = tuple(r for r in rules.RULES if r.name in ("split_k", "fits_m", "fits_n", "fits_k"))
 
@@ -47,6 +48,33 @@ def check_dtypes(problem: Problem, outputs: Collection[str]) -> Support:
         return Support(
             f"{problem.dtype_a} operands give {' or '.join(outputs) or 'nothing'} here, not {problem.dtype_c}"
         )
+    return SUPPORTED
+
+
+def check_ranges(backend: str, config: Config, problem: Problem, target: Target) -> Support:
+    """Whether a config has the options that the target's file lists for its template, and numbers of their size.
+
+    What the rules of an instance say of a number near those is more to the point, so axes may be some times as large.
+
+    Args:
+        backend: names the section of the target's file.
+        config: the config.
+        problem: what is computed.
+        target: where.
+    """
+    section: dict[str, Any] = target_files.space_file(target.name).get(backend) or {}
+    space = space_module.space(problem, target, backend=backend) if section else None
+    listed = {axes.template: dict(axes.values) for axes in (space.axes if space else ())}
+    if config.template not in listed:
+        return Support(f"{target.name} has no template {config.template} on such operands; only {', '.join(listed)}")
+    lists = listed[config.template]
+    values = {name: getattr(config, name) for name in AXES} | dict(config.options)
+    for name, value in values.items():
+        if name not in lists:
+            return Support(f"nothing reads {name}; its options can be {', '.join(lists)}")
+        most = max(lists[name]) * (_FAR if name in AXES else 1)
+        if not min(1, *lists[name]) <= value <= most:
+            return Support(f"{name} must be {min(1, *lists[name])} to {most}, not {value}")
     return SUPPORTED
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.artifact import Artifact, CompileJob
@@ -17,16 +19,27 @@ from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import NO_INPUTS, Backend, BuildInputs, KernelBackend
+from tritongemm.plugins.validity import check_config
+
+Made = TypeVar("Made")
 
 
 def compile_job(
     problem: Problem, config: Config, target: Target, inputs: BuildInputs = NO_INPUTS
 ) -> CompileJob | Support:
     """What to compile for one config on a problem, or why it can't be compiled."""
+    backend = registry.get(KernelBackend, config.backend)
+    return or_refusal(partial(backend.compile_job, config, problem, target, inputs))
+
+
+def or_refusal(make: Callable[[], Made]) -> Made | Support:
+    """What a call gives, or why it gives nothing: whatever is wrong with one config or record costs no other."""
     try:
-        return registry.get(KernelBackend, config.backend).compile_job(config, problem, target, inputs)
+        return make()
     except (TritonGemmError, OSError) as error:
         return Support(str(error))
+    except Exception as error:
+        return Support(f"{type(error).__name__}: {error}")
 
 
 def brings_kernels(config: Config) -> bool:
@@ -49,7 +62,8 @@ def prepare_launches(
     launches: dict[Problem, Launch | HostLaunch | str] = {}
     waiting: list[tuple[Record, CompileJob]] = []
     for record in records:
-        job = compile_job(record.problem, record.config, target)
+        possible = check_config(record.config, record.problem, target, record.target)
+        job = compile_job(record.problem, record.config, target) if possible else possible
         if isinstance(job, Support):
             launches[record.problem] = job.reason
         elif (artifact := cache.get(job.digest)) is not None:
@@ -71,9 +85,7 @@ def _launch(record: Record, artifact: Artifact, target: Target) -> Launch | Host
     """The launch of a record's kernel, or why there is none."""
     if artifact.status != "ok":
         return f"{artifact.status}: {artifact.reason}"
-    try:
-        # Configs that differ in their arguments alone share a binary.
-        own = replace(artifact, config=record.config)
-        return registry.get(KernelBackend, record.config.backend).launch(own, record.problem, target)
-    except TritonGemmError as error:
-        return str(error)
+    own = replace(artifact, config=record.config)  # configs that differ in their arguments alone share a binary
+    backend = registry.get(KernelBackend, record.config.backend)
+    launch = or_refusal(lambda: backend.launch(own, record.problem, target))
+    return str(launch) if isinstance(launch, Support) else launch

@@ -27,10 +27,13 @@ def main(argv: Sequence[str]) -> int:
     if not found.rows:
         found.require_undamaged()
     try:
+        held = {id(row.record): row for row in found.rows}
         paths, refused = export(records, Path(args.output), machine.find_machine(args.target))
     except OSError as error:
         raise OutputError(f"-o {args.output} can't be written: {error.strerror}; choose another folder") from error
-    for reason in [*(row.reason for row in found.damaged), *refused]:
-        door.tell(f"left out: {reason}")
+    for damaged in found.damaged:
+        door.tell(f"left out: {damaged.reason}")
+    for record, reason in refused:
+        door.tell(f"left out: {held[id(record)].where(args.results)}: {record.problem.key}: {reason}")
     print("export TRITONGEMM_ASM_MANIFESTS=" + ":".join(str(p.resolve()) for p in paths))
     return door.WRONG if found.damaged else door.DONE

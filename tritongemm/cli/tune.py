@@ -15,7 +15,7 @@ from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import DamagedRow, FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.tuning_options import TuningOptions
+from tritongemm.core.trial import Trial
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.report import candidates_csv
@@ -46,7 +46,8 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         rows, damaged = _rows(args, machine)
         for row in damaged:
             reporter.say(f"left out: {row.reason}")
-        _require_families(rows, machine, args.gemm_size_file)
+        if not (args.compare_wo_tuning or args.benchmark):  # there a row that can't be computed costs itself alone
+            _require_families(rows, machine, args.gemm_size_file)
         roster = choose_roster(args.libtype, bool(machine.devices), args.compile_only)
         reporter.say(machine.why)
         for name, reason in roster.left_out.items() if args.verbose or args.libtype == "all" else ():
@@ -57,8 +58,12 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             candidates_csv.check(Path(args.profile_file), [*RunFiles(output).every(), *sizes_file])
         plan = session.make_options(args, machine, roster.backends, protocol, output)
         if args.compare_wo_tuning or args.benchmark:
-            again = Revalidation(tools.evaluators[0], tools.pool, reporter)
-            status = _verify(again, rows, reporter) if args.compare_wo_tuning else _retime(again, rows, plan, reporter)
+            again, file = Revalidation(tools.evaluators[0], tools.pool, reporter), args.gemm_size_file
+            status = (
+                _verify(again, rows, file, reporter)
+                if args.compare_wo_tuning
+                else _retime(again, rows, file, plan.library, reporter)
+            )
             return max(status, door.WRONG if damaged else door.DONE)
         problems = [row.problem for row in rows]
         store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, problems))
@@ -86,26 +91,35 @@ def _require_families(rows: Sequence[FormatRow], machine: Machine, path: str | N
     Raises:
         InputError: says which, where in the file of sizes, and why.
     """
-    for number, row in enumerate(rows, start=1):
+    for row in rows:
         problem = row.problem
         supported = registry.get(Family, problem.family).supports(problem, machine.target)
         if not supported:
-            where = "" if path is None else f"{path}: row {number}" + (f" (line {row.line})" if row.line else "") + ": "
+            where = "" if path is None else f"{row.where(path)}: "
             raise InputError(f"{where}{problem.key}: {supported}")
 
 
-def _verify(again: Revalidation, rows: Sequence[FormatRow], reporter: Reporter) -> int:
+def _verify(again: Revalidation, rows: Sequence[FormatRow], path: str, reporter: Reporter) -> int:
     """Check stored results; 1 if any is wrong, or can't be run or checked."""
     results = again.verify(rows)
     print_verified(reporter, results)
-    return door.WRONG if any(r.wrong or r.unchecked for r in results) else door.DONE
-
-
-def _retime(again: Revalidation, rows: Sequence[FormatRow], plan: TuningOptions, reporter: Reporter) -> int:
-    """Time stored results beside the baseline; 1 if any can't be timed."""
-    results = again.retime(rows, plan.library)
-    print_retimed(reporter, results)
+    _print_refused(rows, [r.trial for r in results], path)
     return door.WRONG if any(r.trial.status != "ok" for r in results) else door.DONE
+
+
+def _retime(again: Revalidation, rows: Sequence[FormatRow], path: str, baseline: str, reporter: Reporter) -> int:
+    """Time stored results beside the baseline; 1 if any can't be timed."""
+    results = again.retime(rows, baseline)
+    print_retimed(reporter, results)
+    _print_refused(rows, [r.trial for r in results], path)
+    return door.WRONG if any(r.trial.status != "ok" for r in results) else door.DONE
+
+
+def _print_refused(rows: Sequence[FormatRow], trials: Sequence[Trial], path: str) -> None:
+    """Say of each result that was not run where it stands in the file and why."""
+    for row, trial in zip(rows, trials, strict=True):
+        if trial.status == "refused":
+            door.tell(f"refused: {row.where(path)}: {row.problem.key}: {trial.reason}")
 
 
 @contextmanager

@@ -8,12 +8,16 @@ import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.target import Target
 
 _PACK = {"pointer": ("Q", 8), "i32": ("i", 4), "u32": ("I", 4), "i64": ("q", 8), "f32": ("f", 4)}
+_WHOLE = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1), "i64": (-(2**63), 2**63 - 1)}  # what each can hold
+MOST_PROGRAMS = (2**31 - 1, 65535, 65535)  # of one launch along x, y and z, by any driver
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,17 @@ class Param:
     elem_type: int = 0
     elem_size: int = 0
     swizzle: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a number that its type can't hold.
+
+        Raises:
+            InputError: names the number and the type.
+        """
+        if self.kind in _WHOLE:
+            low, high = _WHOLE[self.kind]
+            if not low <= int(self.value) <= high:
+                raise InputError(f"a parameter of type {self.kind} can't be {self.value}: it holds {low} to {high}")
 
     @property
     def size(self) -> int:
@@ -121,6 +136,12 @@ class Launch:
             end += param.size
         return offsets
 
+    def fault(self, target: Target) -> str:
+        """Why a GPU can't start it: workgroups, threads or shared memory beyond what it has; "" where it can."""
+        if self.shared > target.lds_bytes:
+            return f"{self.shared} bytes of shared memory, of which a workgroup has {target.lds_bytes}"
+        return shape_fault(self.grid, self.block, target)
+
     def pack(self, addresses: Mapping[str, int], tensor_maps: Mapping[int, bytes] | None = None) -> bytes:
         """The parameter block.
 
@@ -152,6 +173,26 @@ class Launch:
         shapes = {name: tuple(data[name]) for name in ("grid", "block", "at")}
         zeroed = tuple(Buffer(**b) for b in data.get("zeroed", ()))
         return cls(**{**data, **shapes, "params": _params(data), "buffers": _buffers(data), "zeroed": zeroed})
+
+
+def shape_fault(grid: tuple[int, int, int], block: tuple[int, int, int], target: Target) -> str:
+    """Why a GPU can't start so many workgroups of so many threads; "" where it can.
+
+    Args:
+        grid: workgroups along x, y, z.
+        block: threads of each along x, y, z.
+        target: the GPU.
+    """
+    for axis, count, most in zip("xyz", grid, MOST_PROGRAMS, strict=True):
+        if not 1 <= count <= most:
+            return f"{count} workgroups along {axis}, of which a launch has 1 to {most}"
+    threads = prod(block)
+    if not 1 <= threads <= target.max_threads:
+        return f"{threads} threads in a workgroup, which has 1 to {target.max_threads}"
+    along_x = grid[0] * block[0]
+    if target.launch_threads and along_x > target.launch_threads:
+        return f"{along_x} threads along x, of which a launch has at most {target.launch_threads}"
+    return ""
 
 
 @dataclass(frozen=True)

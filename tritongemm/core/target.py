@@ -24,6 +24,8 @@ class Target:
         registers_per_cu: 32-bit vector registers of a compute unit.
         max_registers: most of them one thread may use.
         max_threads_per_cu: threads resident on a compute unit.
+        max_threads: most threads of one workgroup.
+        launch_threads: most threads of a launch along one axis; 0 where only the number of workgroups is limited.
         xcds: dies with an L2 of their own.
         l2_bytes: size of one such L2.
         llc_bytes: size of the last-level cache; timing rotates through more than this.
@@ -57,6 +59,8 @@ class Target:
     registers_per_cu: int
     max_registers: int
     max_threads_per_cu: int
+    max_threads: int
+    launch_threads: int
     xcds: int
     l2_bytes: int
     llc_bytes: int

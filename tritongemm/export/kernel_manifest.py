@@ -22,6 +22,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.core import files, settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
@@ -35,29 +36,32 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def export(records: Sequence[Record], folder: Path, here: machine.Machine) -> tuple[list[Path], list[str]]:
+def export(
+    records: Sequence[Record], folder: Path, here: machine.Machine
+) -> tuple[list[Path], list[tuple[Record, str]]]:
     """Write the code objects and manifests of tuned kernels.
 
     Args:
-        records: those for the machine's target whose backend tells its kernels in manifests are taken.
+        records: those whose backend tells its kernels in manifests are taken.
         folder: made where it is missing.
         here: the target, and the compute units its grids are made for.
 
     Returns:
-        The manifests, and why a result was left out.
+        The manifests, and each result that was left out with the reason, other targets' among them.
 
     Raises:
         InputError: no result can be written.
     """
-    mine = [r for r in records if r.target == here.target.name and _has_manifest_rows(r)]
+    mine, left_out = _choose(records, here.target)
     ready = prepare.prepare_launches(mine, here.target, ArtifactCache(settings.cache_folder()))
-    refused, manifests = list[str](), list[dict[str, dict[str, Any]]]()
+    manifests = list[dict[str, dict[str, Any]]]()
+    refused = list[tuple[Record, str]]()
     folder.mkdir(parents=True, exist_ok=True)
     for record in mine:
         launch = ready[record.problem]
         row = _manifest_row(record, launch, here.target)
         if isinstance(row, Support) or not isinstance(launch, Launch):
-            refused.append(f"{record.problem.key}: {record.config.name}: {row}")
+            refused.append((record, f"{record.config.name}: {row}"))
             continue
         code = Path(launch.path)
         name = f"{hashlib.sha256(code.read_bytes()).hexdigest()[:16]}{code.suffix}"
@@ -69,9 +73,8 @@ def export(records: Sequence[Record], folder: Path, here: machine.Machine) -> tu
             held[launch.symbol] = row
         shutil.copyfile(code, folder / name)
     if not manifests:
-        raise InputError(
-            f"no kernel to export for {here.target.name}: {refused[0] if refused else 'no result is for it'}"
-        )
+        why = [f"{record.problem.key}: {reason}" for record, reason in refused]
+        raise InputError(f"no kernel to export for {here.target.name}: {why[0] if why else 'no result is for it'}")
     paths = []
     for index, rows in enumerate(manifests, 1):
         out = io.StringIO()
@@ -80,7 +83,27 @@ def export(records: Sequence[Record], folder: Path, here: machine.Machine) -> tu
         writer.writerows(rows.values())
         paths.append(folder / ("kernels.csv" if index == 1 else f"kernels_{index}.csv"))
         files.atomic_write(paths[-1], out.getvalue())
-    return paths, refused
+    return paths, refused + left_out
+
+
+def _choose(records: Sequence[Record], target: Target) -> tuple[list[Record], list[tuple[Record, str]]]:
+    """The records to export, one for each size, and those that are left out with the reason.
+
+    Of two for one size the one of as many compute units as the target's counts, or else the later one.
+    """
+    chosen: dict[Problem, Record] = {}
+    left_out = []
+    for record in filter(_has_manifest_rows, records):
+        if record.target != target.name:
+            named = f"for {record.target}" if record.target else "without a target"
+            left_out.append((record, f"it is a result {named}, not for {target.name}"))
+            continue
+        other = chosen.setdefault(record.problem, record)
+        if other is not record:
+            kept, given_up = (other, record) if other.compute_units == target.compute_units else (record, other)
+            chosen[record.problem] = kept
+            left_out.append((given_up, f"the result of {kept.compute_units} compute units is taken"))
+    return list(chosen.values()), left_out
 
 
 def _has_manifest_rows(record: Record) -> bool:

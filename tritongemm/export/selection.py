@@ -17,6 +17,7 @@ from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, BuildInputs, KernelBackend
+from tritongemm.plugins.validity import check_config
 
 
 def planned_backends() -> list[str]:
@@ -130,7 +131,7 @@ def parse_config(name: str, problem: Problem, facts: Target, inputs: BuildInputs
     known = planned_backends()
     if config.backend not in known:
         raise InputError(f"{config.name}: only kernels of {', '.join(known)} have plans, not those of {config.backend}")
-    possible = registry.get(KernelBackend, config.backend).check(config, problem, facts, inputs)
+    possible = check_config(config, problem, facts, inputs=inputs)
     if not possible:
         raise InputError(f"{config.name} can't compute {problem.key} on {facts.name}: {possible}")
     return config

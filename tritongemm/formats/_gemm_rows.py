@@ -57,7 +57,6 @@ _OUR_RESULT = (
 THEIR_KEYS = (*_SIZES, *_LAYOUTS, *_THEIR_CONFIG, *_TIMES)  # those of tune_gemm and tune_streamk
 OUR_KEYS = (*_OUR_CONFIG, *_OUR_PROBLEM, *_OUR_RESULT)
 KEYS = (*THEIR_KEYS[:5], *_THEIR_CONFIG, *_OUR_CONFIG, *_TIMES, *_OUR_PROBLEM, *_OUR_RESULT)
-AXIS_KEYS = {name: key for key, name in (*_BLOCKS.items(), *_COUNTS.items())}
 
 _CONFIG_KEYS = dict.fromkeys((*_THEIR_CONFIG, *_OUR_CONFIG, *_OUR_RESULT))
 _AFTER_SIZES = tuple(f.name for f in fields(Problem))[3:]

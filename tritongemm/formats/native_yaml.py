@@ -15,7 +15,7 @@ from pathlib import Path
 from tritongemm.core.errors import InputError, NewerVersionWarning
 from tritongemm.core.format_row import Defaults, FormatRow, NewerRow, ResultsFile
 from tritongemm.core.record import SCHEMA, Record
-from tritongemm.formats._gemm_rows import AXIS_KEYS, has_our_keys, make_row, read_rows
+from tritongemm.formats._gemm_rows import has_our_keys, make_row, read_rows
 from tritongemm.formats._yaml_rows import flow, is_row_list
 from tritongemm.plugins.contracts import ResultsFormat
 
@@ -30,7 +30,6 @@ class NativeYaml(ResultsFormat):
     title = "the YAML of our results, a list of maps"
     suffixes = (".yaml", ".yml")
     can_write = True
-    axis_keys = AXIS_KEYS
 
     def recognises(self, path: Path, text: str) -> bool:
         """Whether a file is a YAML list that has our first line or a key of ours."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile
-from tritongemm.formats._gemm_rows import AXIS_KEYS, has_our_keys, read_rows
+from tritongemm.formats._gemm_rows import has_our_keys, read_rows
 from tritongemm.formats._yaml_rows import is_row_list
 from tritongemm.plugins.contracts import Format
 
@@ -19,7 +19,6 @@ class TuneGemmYaml(Format):
 
     title = "tune_gemm's YAML, a list of maps"
     suffixes = (".yaml", ".yml")
-    axis_keys = AXIS_KEYS
 
     def recognises(self, path: Path, text: str) -> bool:
         """Whether a file is a YAML list by its name or its first character, and not ours."""

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, final
 
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
+from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import Defaults, FormatRow, NewerRow, ResultsFile
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.operands import Operands
@@ -174,8 +174,31 @@ class Backend(Plugin, abstract=True):
         """As `supports`, of what `capabilities` do not say."""
         return SUPPORTED
 
-    def check_axes(self, config: Config) -> Support:
-        """Whether a kernel can have a config's tile and counts, whatever the problem; a reason begins with the axis."""
+    @final
+    def check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS) -> Support:
+        """Whether a config, wherever it comes from, can compute a problem on a target.
+
+        It is asked of every config before anything is compiled or launched, and whatever numbers the config holds, the
+        answer is a reason rather than an exception.
+
+        Args:
+            config: one of this backend.
+            problem: what it should compute.
+            target: the GPU that it should run on.
+            inputs: files that kernels are listed in.
+
+        Raises:
+            InputError: the config is another backend's.
+        """
+        _own(self, [config])
+        try:
+            return self.supports(problem, target) and self._check(config, problem, target, inputs)
+        except TritonGemmError as error:
+            return Support(str(error))
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # numbers that nothing foresaw
+            return Support(f"its numbers fit no kernel of {self.name} ({type(error).__name__}: {error})")
+
+    def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
         return SUPPORTED
 
 
@@ -232,12 +255,6 @@ class KernelBackend(Backend, abstract=True):
         any_left = any(True for _ in self._candidates(problem, target, inputs, False))
         return SUPPORTED if any_left else Support("none of its kernels fits the problem")
 
-    @final
-    def check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs = NO_INPUTS) -> Support:
-        """Whether a config, wherever it comes from, can compute a problem on a target."""
-        _own(self, [config])
-        return self.supports(problem, target) and self._check(config, problem, target, inputs)
-
     @abstractmethod
     def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support: ...
 
@@ -248,10 +265,11 @@ class KernelBackend(Backend, abstract=True):
         """What to compile for one config. Its identity does not depend on where `inputs` lie.
 
         Raises:
-            InputError: the config can't be compiled for the problem.
+            InputError: `check` refuses the config.
             UnavailableError: a tool or library is missing.
         """
-        _own(self, [config])
+        if not (possible := self.check(config, problem, target, inputs)):
+            raise InputError(f"{config.name} can't compute {problem.key} on {target.name}: {possible}")
         return self._compile_job(config, problem, target, inputs)
 
     @abstractmethod
@@ -280,12 +298,16 @@ class KernelBackend(Backend, abstract=True):
         """The launch of a compiled config on one problem.
 
         Raises:
-            InputError: it was not compiled, or the binary does not fit this version's way of passing arguments.
+            InputError: it was not compiled, the binary does not fit this version's way of passing arguments, or no such
+                launch can be on the target.
         """
         _own(self, [artifact.config])
         if artifact.status != "ok":
             raise InputError(f"{artifact.config.name} was not compiled: {artifact.reason}")
-        return self._launch(artifact, problem, target)
+        launch = self._launch(artifact, problem, target)
+        if isinstance(launch, Launch) and (fault := launch.fault(target)):
+            raise InputError(f"{artifact.config.name} can't be launched on {target.name}: {fault}")
+        return launch
 
     @abstractmethod
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch | HostLaunch: ...
@@ -463,6 +485,8 @@ class Family(Plugin, abstract=True):
             )
         if (problem.scale_a, problem.scale_b) != self.scaling(problem.dtype_a, problem.dtype_b):
             return Support(f"{problem.key} does not have the scales of family {self.name}")
+        if problem.bytes > target.memory_bytes:
+            return Support(f"its operands take {problem.bytes} bytes, {target.name} has {target.memory_bytes}")
         return self._supports(problem, target)
 
     @abstractmethod
@@ -724,7 +748,6 @@ class Format(Plugin, abstract=True):
         title: what it is, in a few words, for messages.
         suffixes: file names end so.
         can_write: it can tell our results.
-        axis_keys: what its files call the axes of a config (`core.config.AXES`), for messages.
     """
 
     package = "tritongemm.formats"
@@ -732,7 +755,6 @@ class Format(Plugin, abstract=True):
     title: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
     can_write: ClassVar[bool] = False
-    axis_keys: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def recognises(self, path: Path, text: str) -> bool:

@@ -1,22 +1,25 @@
 """Plug-ins found by file name: one file (or one folder with backend.py) in a kind's package is one plug-in.
 
-A plug-in is imported on first use. A file whose name starts with an underscore is shared code, not a plug-in.
+A plug-in is imported on first use, by one thread at a time. No module asks for a plug-in while it is imported itself:
+two threads could then wait for each other. A file whose name starts with an underscore is shared code, not a plug-in.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import threading
 import warnings
 from functools import cache
 from types import ModuleType
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import Backend, Family, FamilyDefaults, LibraryBackend, Plugin
 
 P = TypeVar("P", bound=Plugin)
+_LOADING: Final = threading.RLock()  # re-entrant, as plug-ins ask for others when they are made
 
 
 def names(kind: type[Plugin]) -> list[str]:
@@ -42,7 +45,8 @@ def get(kind: type[P], name: str) -> P:
         UnavailableError: the plug-in's own imports failed.
     """
     root = next(c for c in reversed(kind.__mro__) if issubclass(c, Plugin) and c.package == kind.package)
-    plugin = _load(root, name)
+    with _LOADING:
+        plugin = _load(root, name)
     if not isinstance(plugin, kind):
         raise InputError(f"{kind.kind} {name} is no {kind.__name__}")
     return plugin

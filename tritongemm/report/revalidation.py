@@ -19,9 +19,11 @@ def print_verified(reporter: Reporter, results: Sequence[VerifiedResult]) -> Non
             [result.problem.key, trial.status, error, limit, result.how or "-", trial.config.short_name, trial.reason]
         )
     reporter.table("", ["size", "status", "error", "allowed", "checked", "config", "why"], rows)
-    wrong, unchecked = sum(r.wrong for r in results), sum(r.unchecked for r in results)
-    others = [f", {n} {what}" for n, what in ((wrong, "are not"), (unchecked, "can't be checked here")) if n]
-    reporter.say(f"{len(results) - wrong - unchecked} of {len(results)} results are right{''.join(others)}")
+    wrong, refused = sum(r.wrong for r in results), sum(r.refused for r in results)
+    unchecked = sum(r.unchecked for r in results)
+    counts = (wrong, "are not"), (refused, "are refused"), (unchecked, "can't be checked here")
+    others = [f", {n} {what}" for n, what in counts if n]
+    reporter.say(f"{len(results) - wrong - refused - unchecked} of {len(results)} results are right{''.join(others)}")
 
 
 def print_retimed(reporter: Reporter, results: Sequence[RetimedResult]) -> None:

@@ -27,8 +27,13 @@ class VerifiedResult:
 
     @property
     def wrong(self) -> bool:
-        """Whether it is wrong or can't be run."""
-        return self.trial.status not in ("ok", "pruned")
+        """Whether it is wrong or failed when it was run."""
+        return self.trial.status not in ("ok", "pruned", "refused")
+
+    @property
+    def refused(self) -> bool:
+        """Whether it was not run, as it can't be: its numbers fit no launch, or it is another target's."""
+        return self.trial.status == "refused"
 
     @property
     def unchecked(self) -> bool:

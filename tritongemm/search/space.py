@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tritongemm.core.config import AXES
@@ -15,11 +16,16 @@ from tritongemm.search_spaces import schema as space_schema
 ROW_ALIGN_BYTES = 16
 
 
-def _usable(section: dict[str, Any], problem: Problem, target: Target) -> bool:
-    """Whether the target can run a template and the problem has the sizes and alignment it is for."""
+def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) -> bool:
+    """Whether a template is right for a problem on a target: its features, the operands' types and alignment.
+
+    Args:
+        section: what a file of search spaces says of the template.
+        problem: what is computed.
+        target: where.
+    """
     if problem.order_b != PLAIN:
         return False  # no template reads such a B
-    low, high = section.get("m", (1, problem.m))
     rows = {
         "a": (problem.k if problem.row_major_a else problem.m) * problem.a.bytes,
         "b": (problem.n if problem.row_major_b else problem.k) * problem.b.bytes,
@@ -30,7 +36,13 @@ def _usable(section: dict[str, Any], problem: Problem, target: Target) -> bool:
         return False
     if "results" in section and problem.c.name not in section["results"]:
         return False
-    return aligned and low <= problem.m <= high and all(target.has(f) for f in section["requires"])
+    return aligned and all(target.has(f) for f in section["requires"])
+
+
+def _promising(section: Mapping[str, Any], problem: Problem) -> bool:
+    """Whether a problem has the number of rows that a template is for; with others it is right, but slow."""
+    low, high = section.get("m", (1, problem.m))
+    return bool(low <= problem.m <= high)
 
 
 def space(
@@ -60,7 +72,7 @@ def space(
         if templates and template not in templates:
             continue
         space_schema.check_template(f"{where}.{template}", section, AXES)
-        if _usable(section, problem, target):
+        if can_compute(section, problem, target) and _promising(section, problem):
             named = [(a, tuple(section["axes"][a])) for a in AXES]
             named += [(o, tuple(v)) for o, v in section.get("options", {}).items()]
             usable.append(TemplateSpace(template, tuple(named), *([backend] if backend else [])))

@@ -55,6 +55,7 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
         [..., N], dense, in order of the current stream.
 
     Raises:
+        TypeError: an operand is no tensor.
         InputError: at first use, if TRITONGEMM_CONFIG names a file that can't be read.
         DriverError: the driver refused a launch.
     """
@@ -63,6 +64,7 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
     if (
         type(x) not in _PLAIN
         or type(w) not in _PLAIN
+        or (bias is not None and type(bias) not in _PLAIN)
         or (_grad() and _requires(x, w, bias))
         or _modes()
         or _autocast()
@@ -71,12 +73,13 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
     ):
         return _unusual(x, w, bias, out_dtype)
     precision = float32_precision() if x.dtype is _FLOAT32 else None
-    if bias is None:
-        key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision)
-    else:
-        if type(bias) not in _PLAIN:
-            return _unusual(x, w, bias, out_dtype)
-        key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision, bias.shape, bias.dtype)
+    try:
+        if bias is None:
+            key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision)
+        else:
+            key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision, bias.shape, bias.dtype)
+    except RuntimeError:  # nested tensors have no shape; to ask each operand first would cost every call
+        return _unusual(x, w, bias, out_dtype)
     call = _dispatcher.calls.table.get(key) or _dispatcher.resolve(key, CallOperands(x, w, bias, out_dtype))
     return _linear(x, w, bias) if call is plain_linear else call(x, w, bias, out_dtype)
 
@@ -89,13 +92,15 @@ def load(source: str | os.PathLike[str] | Iterable[Record]) -> int:
     forks calls it in its workers: it starts CUDA or HIP.
 
     Args:
-        source: a results file of `python -m tritongemm.tune` or another known format, or records.
+        source: a results file of `python -m tritongemm.tune` or another known format, or records. A record that can't
+            be served, whatever is wrong with it, costs its own size alone: a warning says why, and PyTorch computes it.
 
     Returns:
         How many of the records are of a kind that `mm` asks for, whatever their target.
 
     Raises:
         InputError: the file can't be read, or holds no tuned result.
+        TypeError: the source is neither a path nor records.
     """
     return _dispatcher.load(source)
 
@@ -106,7 +111,11 @@ def explain(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.d
     Returns:
         A line ``exact: kernel``, ``library: kernel`` or ``fallback: reason``, and, where sources of kernels were asked,
         a line for each of them.
+
+    Raises:
+        TypeError: an operand is no tensor.
     """
+    _require_tensors(x, w, bias)
     support = _takes_fast_path(x, w, bias) if x.is_cuda else SUPPORTED
     return str(_dispatcher.explain(x, w, bias, out_dtype)) if support else f"fallback: {support}"
 
@@ -119,6 +128,8 @@ def _takes_fast_path(x: Tensor, w: Tensor, bias: Tensor | None) -> Support:
     for name, t in operands.items():
         if type(t) not in _PLAIN:
             return Support(f"{name} is a {type(t).__name__}")
+        if t.is_nested:
+            return Support(f"{name} is nested")
         if t.device != x.device:
             return Support(f"{name} is on {t.device}, x on {x.device}")
         if t.layout == torch.strided and not t.is_contiguous():
@@ -132,6 +143,18 @@ def _requires(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
     return x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)
 
 
+def _require_tensors(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
+    """Refuse what is no tensor, nor stands for one as a tracer's proxies do, as ``torch.nn.functional.linear`` does.
+
+    Raises:
+        TypeError: names the operand and its type.
+    """
+    operands = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
+    for name, value in operands.items():
+        if not torch.overrides.is_tensor_like(value):
+            raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
+
+
 def _compiled(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     """The call as torch.compile and torch.export trace it."""
     if (torch.is_grad_enabled() and _requires(x, w, bias)) or torch.is_autocast_enabled("cuda"):
@@ -142,13 +165,14 @@ def _compiled(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype 
 
 def _unusual(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     """A call in a mode: gradients, autocast, subclasses, tracers and transforms."""
+    _require_tensors(x, w, bias)
     operands = (x, w) if bias is None else (x, w, bias)
     if (_grad() and _requires(x, w, bias)) or _tracing() is not None or _forward._current_level >= 0:
         return linear(x, w, bias, out_dtype)
     if _modes():  # make_fx, fake tensors and the like see one operation
         result: Tensor = torch.ops.tritongemm.mm(x, w, bias, out_dtype)
         return result
-    if any(type(t) not in _PLAIN for t in operands) or not x.is_cuda:
+    if any(type(t) not in _PLAIN or t.is_nested for t in operands) or not x.is_cuda:
         return linear(x, w, bias, out_dtype)
     half = torch.get_autocast_dtype("cuda")
     x, w, *rest = (t.to(half) if t.is_floating_point() and t.dtype != torch.float64 else t for t in operands)

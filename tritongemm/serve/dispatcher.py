@@ -28,7 +28,8 @@ from tritongemm.core.support import Support
 from tritongemm.serve import calls
 from tritongemm.serve.calls import CallOperands, is_layer, sign_call
 from tritongemm.serve.fast_call import FastCall
-from tritongemm.serve.record_table import RecordTable, read_records
+from tritongemm.serve.record_source import read_source
+from tritongemm.serve.record_table import RecordTable
 from tritongemm.serve.torch_fallback import float32_precision, is_plain, linear, output_dtype
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class Dispatcher:
 
     def load(self, source: str | os.PathLike[str] | Iterable[Record]) -> int:
         """Add records, and load those of the current GPU; see `api.load`."""
-        records = [r for r in read_records(source) if is_layer(r.problem)]
+        records = [r for r in read_source(source) if is_layer(r.problem)]
         with self._lock:
             self._records_read = True
             self._records = self._records.extend(records)
@@ -202,7 +203,7 @@ class Dispatcher:
             with self._lock:
                 path = settings.tuned_config()
                 if not self._records_read and path is not None:
-                    self._records = RecordTable(r for r in read_records(path) if is_layer(r.problem))
+                    self._records = RecordTable(r for r in read_source(path) if is_layer(r.problem))
                 self._records_read = True
                 if index not in self._devices:
                     from tritongemm.serve import kernel_loading  # which imports what it takes to compile

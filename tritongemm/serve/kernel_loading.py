@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.prepare import prepare_launches
+from tritongemm.build.prepare import or_refusal, prepare_launches
 from tritongemm.core import settings
-from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -24,6 +26,8 @@ from tritongemm.serve.record_table import RecordTable
 from tritongemm.serve.serving_device import ServingDevice, open_device
 from tritongemm.serve.torch_fallback import float32_precision
 from tritongemm.serve.torch_kernels import TorchKernels
+
+_TOLD = 10  # records that a warning names
 
 
 def load_device(index: int, records: RecordTable, former: DeviceKernels | None = None) -> DeviceKernels:
@@ -55,18 +59,38 @@ def load_kernels(device: ServingDevice, records: Sequence[Record]) -> dict[Probl
     """
     compiled = [r for r in records if isinstance(winners.find_winner(r), KernelBackend)]
     kernels = _load_compiled(device, compiled)
-    kernels |= {r.problem: _load_algorithm(device, r) for r in records if r not in compiled}
-    loaded = [kernel for kernel in kernels.values() if not isinstance(kernel, Support)]
-    needs = [max((kernel.bytes(buffer) for kernel in loaded), default=0) for buffer in ("workspace", "semaphore")]
-    if any(needs):
-        device.reserve_workspaces(*needs)
+    for record in (r for r in records if r.problem not in kernels):
+        kernels[record.problem] = or_refusal(partial(_load_algorithm, device, record))
+    _reserve_workspaces(device, kernels)
     for record in records:
         kernel = kernels[record.problem]
         if not isinstance(kernel, Support) and _needs_check(record, kernel):
-            support = load_check.check_kernel(kernel, record, device)
+            support = or_refusal(partial(load_check.check_kernel, kernel, record, device))
             if not support:
                 kernels[record.problem] = support
+    _warn_of_refused(kernels)
     return kernels
+
+
+def _reserve_workspaces(device: ServingDevice, kernels: dict[Problem, LoadedKernel | Support]) -> None:
+    """Have memory for the kernels; where there is too little for counters, those that want most are given up."""
+    while loaded := {problem: kernel for problem, kernel in kernels.items() if not isinstance(kernel, Support)}:
+        needs = [max(kernel.bytes(buffer) for kernel in loaded.values()) for buffer in ("workspace", "semaphore")]
+        if not any(needs):
+            return
+        try:
+            return device.reserve_workspaces(*needs)
+        except WorkspaceError as error:
+            kernels |= {p: Support(str(error)) for p, k in loaded.items() if k.bytes("semaphore") == needs[1]}
+
+
+def _warn_of_refused(kernels: dict[Problem, LoadedKernel | Support]) -> None:
+    """Warn once of the sizes that have a tuned kernel which can't be launched."""
+    reasons = [f"{problem.key}: {kernel}" for problem, kernel in kernels.items() if isinstance(kernel, Support)]
+    if reasons:
+        more = [f"and {len(reasons) - _TOLD} more, which tritongemm.explain tells"] if len(reasons) > _TOLD else []
+        text = "; ".join([*reasons[:_TOLD], *more])
+        warnings.warn(f"PyTorch computes {len(reasons)} of {len(kernels)} tuned sizes: {text}", stacklevel=2)
 
 
 def made_by_other_triton(record: Record) -> bool:
@@ -93,15 +117,16 @@ def _load_compiled(device: ServingDevice, records: Sequence[Record]) -> dict[Pro
 def _load_launch(device: ServingDevice, launch: Launch | HostLaunch | str) -> LoadedKernel | Support:
     if isinstance(launch, str):
         return Support(launch)
-    try:
-        if isinstance(launch, HostLaunch):
-            PreparedCall(launch, {})
-            return HostLaunchedKernel(launch)
-        function = device.driver_device.load(launch.read_code()).function(launch.symbol)
-        _ = function.attributes  # The driver may load code late; a capture must not be the first to ask for it.
-        return TunedKernel(launch, function)
-    except (TritonGemmError, OSError) as error:
-        return Support(str(error))
+    return or_refusal(partial(_load_code, device, launch))
+
+
+def _load_code(device: ServingDevice, launch: Launch | HostLaunch) -> LoadedKernel:
+    if isinstance(launch, HostLaunch):
+        PreparedCall(launch, {})
+        return HostLaunchedKernel(launch)
+    function = device.driver_device.load(launch.read_code()).function(launch.symbol)
+    _ = function.attributes  # The driver may load code late; a capture must not be the first to ask for it.
+    return TunedKernel(launch, function)
 
 
 def _load_algorithm(device: ServingDevice, record: Record) -> LoadedKernel | Support:

@@ -7,13 +7,15 @@ from dataclasses import replace
 from statistics import median
 
 from tritongemm.build.pool import BuildPool
-from tritongemm.build.prepare import brings_kernels, compile_job
+from tritongemm.build.prepare import brings_kernels, compile_job, or_refusal
 from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.support import Support
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.plugins.contracts import Evaluator, Watcher
+from tritongemm.plugins.validity import check_config
 from tritongemm.results.revalidation import RetimedResult, VerifiedResult
 
 
@@ -65,13 +67,7 @@ class Revalidation:
     def _compiled(self, rows: Sequence[FormatRow]) -> Iterator[tuple[FormatRow, Artifact]]:
         """Each row with its config's artifact."""
         configs = [(row.problem, row.config) for row in rows if row.config is not None]
-        jobs: list[CompileJob | Artifact] = []
-        for problem, config in configs:
-            made = compile_job(problem, config, self.evaluator.target) if brings_kernels(config) else None
-            job = Artifact(config, "") if made is None else made
-            if isinstance(job, Support):  # e.g. no manifest has its kernel any more
-                job = Artifact(config, "", status="compile_failed", reason=job.reason)
-            jobs.append(job)
+        jobs = [self._job(row, config) for row, (_, config) in zip(rows, configs, strict=True)]
         wanted = [job for job in jobs if isinstance(job, CompileJob)]
         self.watcher.stage("compile", len({job.digest for job in wanted}))
         by_digest: dict[str, Artifact] = {}
@@ -82,21 +78,31 @@ class Revalidation:
             artifact = by_digest[job.digest] if isinstance(job, CompileJob) else job
             yield row, replace(artifact, config=config)
 
+    def _job(self, row: FormatRow, config: Config) -> CompileJob | Artifact:
+        """What to compile for a row, or an artifact where there is nothing to compile or the row is refused."""
+        possible = check_config(config, row.problem, self.evaluator.target, row.target)
+        if not possible:
+            return Artifact(config, "", status="refused", reason=possible.reason)
+        if not brings_kernels(config):
+            return Artifact(config, "")
+        job = compile_job(row.problem, config, self.evaluator.target)
+        if isinstance(job, Support):  # e.g. a compiler or library is missing
+            return Artifact(config, "", status="compile_failed", reason=job.reason)
+        return job
+
     def _verified(self, row: FormatRow, artifact: Artifact) -> Trial:
         if artifact.status != "ok":
             return artifact.failed_trial()
-        try:
-            (trial,) = self.evaluator.verify(row.problem, [artifact])
-        except TritonGemmError as error:  # e.g. its operands do not fit; the other rows do
-            return Trial(artifact.config, "crashed", str(error))
-        return trial
+        trials = or_refusal(lambda: list(self.evaluator.verify(row.problem, [artifact])))
+        if isinstance(trials, Support):  # e.g. its operands do not fit; the other rows do
+            return Trial(artifact.config, "crashed", trials.reason)
+        return trials[0]
 
     def _retimed(self, row: FormatRow, artifact: Artifact, baseline: str) -> RetimedResult:
         if artifact.status != "ok":
             return RetimedResult(row.problem, artifact.failed_trial(), None, row.record)
-        try:
-            race = self.evaluator.race(row.problem, [artifact], baseline)
-        except TritonGemmError as error:
-            return RetimedResult(row.problem, Trial(artifact.config, "crashed", str(error)), None, row.record)
+        race = or_refusal(lambda: self.evaluator.race(row.problem, [artifact], baseline))
+        if isinstance(race, Support):
+            return RetimedResult(row.problem, Trial(artifact.config, "crashed", race.reason), None, row.record)
         samples = race.samples.get(BASELINE_ENTRY)
         return RetimedResult(row.problem, race.trials[0], median(samples) if samples else None, row.record)

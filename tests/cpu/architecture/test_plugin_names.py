@@ -20,7 +20,6 @@ from tests.cpu.architecture.source_tree import (
 ALLOWED = {  # comparison as the test below names it: a sentence that says why it may stay
     "core.config: self.backend == DEFAULT_BACKEND": "names of configs without a backend's are in files since the first",
     "core.problem: self.family != DEFAULT_FAMILY": "keys of problems without a family's are in files since the first",
-    "search_spaces.loader: p.stem not in ('base', 'tune_gemm')": "names of files of search_spaces/, not of a format",
 }
 
 _OPERATORS = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)

@@ -229,8 +229,9 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OwnKernel]:
 
 
 def job(path: Path, symbol: str, name: str = "gfx942") -> CompileJob:
+    """The job of a kernel, whether or not it can compute the size: what is wrong with its code is told by compiling."""
     config = Config(symbol, 16, 32, 64, 1, 2, 2, 2, backend="asm")
-    return ASM.compile_job(config, SIZE, target_files.load_target(name), BuildInputs(manifests=(path,)))
+    return ASM._compile_job(config, SIZE, target_files.load_target(name), BuildInputs(manifests=(path,)))
 
 
 @pytest.mark.parametrize("name", ["gfx942", "sm90"])

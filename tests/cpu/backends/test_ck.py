@@ -155,7 +155,7 @@ def test_what_a_binary_depends_on(headers: Path, no_compiler: None) -> None:
         digest(replace(BF16, k=4104)),  # guarded
         digest(replace(BF16, m=1000)),
         digest(facts=GFX950),
-        digest(block_m=128),
+        digest(block_m=32),
     ]
     assert len({digest(), *others}) == 1 + len(others)
     (headers / "include" / ck_module._HEADER).write_text("// another version\n")

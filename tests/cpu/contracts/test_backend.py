@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.toys.backend_toy import ToyBackend
-from tritongemm.core.config import Config
+from tritongemm.codegen import template_facts
+from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
+from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import (
     Backend,
@@ -130,6 +136,58 @@ def test_configs_of_others_are_refused(name: str) -> None:
         KERNELS[name].check(stranger, DENSE, TARGETS[0])
     with pytest.raises(InputError, match="not of"):
         KERNELS[name].compile_job(stranger, DENSE, TARGETS[0])
+
+
+@cache
+def own_templates(name: str, target: Target, inputs: BuildInputs) -> list[str]:
+    """Templates of the configs that a backend tries first."""
+    return [c.template for c in KERNELS[name].candidates(DENSE, target, inputs)[:3]]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_whatever_numbers_a_config_has_the_answer_is_a_reason(
+    name: str, manifest: BuildInputs, data: st.DataObject
+) -> None:
+    """Its check raises nothing, and what it lets pass can be made a job of; what it does not is no job."""
+    backend, target = KERNELS[name], data.draw(st.sampled_from(TARGETS))
+    problem = data.draw(st.sampled_from((*PROBLEMS, replace(DENSE, batch=3), replace(DENSE, m=2**31 - 1))))
+    named = (*template_facts.names(), *own_templates(name, target, manifest), "none")
+    number = st.sampled_from((0, 1, 2, 3, 4, 8, 16, 32, 48, 64, 128, 2**20, 2**31 - 1, 2**31, 10**19 - 1))
+    axes = data.draw(st.fixed_dictionaries(dict.fromkeys(AXES, number)))
+    options = data.draw(
+        st.dictionaries(st.sampled_from(("kpack", "share", "xcds", "pipeline", "swap_ab", "frob")), number)
+    )
+    config = Config(data.draw(st.sampled_from(named)), **axes, options=tuple(options.items()), backend=name)
+    possible = backend.check(config, problem, target, manifest)
+    assert "Error" not in possible.reason, "a rule for it, rather than the net below all rules"
+    if not possible:
+        with pytest.raises(InputError) as refused:
+            backend.compile_job(config, problem, target, manifest)
+        assert str(refused.value) == f"{config.name} can't compute {problem.key} on {target.name}: {possible}"
+        return
+    with suppress(UnavailableError):
+        assert backend.compile_job(config, problem, target, manifest).config == config
+
+
+def test_a_fault_in_a_check_is_a_reason() -> None:
+    class Divides(ToyBackend):
+        def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
+            return Support(str(1 // (config.split_k - 1)))
+
+    backend = Divides()
+    backend.name = "toy"
+    found = backend.check(Config("toy", 16, 16, 32, backend="toy"), DENSE, TARGETS[0])
+    assert found.reason.startswith("its numbers fit no kernel of toy (ZeroDivisionError: ")
+
+
+def test_a_launch_that_the_device_can_not_start_is_refused() -> None:
+    backend = toy()
+    (config,) = backend.candidates(DENSE, TARGETS[0])
+    artifact, _, _ = backend.compile(backend.compile_job(config, DENSE, TARGETS[0]))
+    with pytest.raises(InputError, match="can't be launched on gfx942: 2048 threads in a workgroup"):
+        backend.launch(replace(artifact, threads=2048), DENSE, TARGETS[0])
 
 
 def test_the_toys_launch_reads_what_it_says() -> None:

@@ -21,13 +21,27 @@ NAME = "tile__bm16__bn16__bk16__gm1__sk1__w4__s2"
 
 
 @pytest.mark.parametrize(
-    "name", ["", "x" * 100_000, f"{NAME}\n", NAME.replace("16", "9" * 5000), NAME.replace("16", "\u0661"), f"{NAME}__a"]
+    "name",
+    [
+        "",
+        "x" * 100_000,
+        f"{NAME}\n",
+        NAME.replace("bm16", "bm" + "1" * 20),
+        NAME.replace("16", "9" * 5000),
+        NAME.replace("16", "\u0661"),
+        f"{NAME}__a",
+    ],
 )
 def test_what_is_no_name_is_refused_in_a_line(name: str) -> None:
     """Python refuses numbers of thousands of digits; `\\d` takes digits of every script."""
     with pytest.raises(InputError, match="is not a config name") as error:
         Config.parse(name)
-    assert len(str(error.value)) < 200
+    assert len(str(error.value)) < 250
+
+
+def test_the_longest_number_is_read() -> None:
+    longest = Config("tile", 9999999999999999999, 16, 16)
+    assert Config.parse(longest.name) == longest
 
 
 def test_a_name_is_read_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,13 +94,25 @@ def test_offsets_reach_what_the_compiler_was_told(tmp_path: Path, monkeypatch: p
         assert f"{what} be less than 2 GiB" in ASM.has_candidates(large, gfx942.target).reason
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_results_of_one_size_the_devices_own_is_exported(tmp_path: Path, order: int) -> None:
+    """A row tells the tile of the very kernel that it launches."""
+    own = replace(record(SIZE), compute_units=132)
+    other = replace(record(SIZE, replace(TILE, block_m=32)), compute_units=114)
+    (path,), left_out = kernel_manifest.export([own, other][::order], tmp_path, SM90)
+    (row,) = csv.DictReader(path.read_text().splitlines())
+    assert (row["tile_m"], row["knl_name"]) == ("16", TILE.kernel_name)
+    assert left_out == [(other, "the result of 132 compute units is taken")]
+
+
 def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     bias = replace(SIZE, bias="m")
     wide = replace(SIZE, m=128, n=128, k=128)
     records = [record(SIZE), record(bias), record(wide, TMA), record(replace(wide, m=64), STREAM)]
     paths, refused = kernel_manifest.export(records, tmp_path, SM90)
     assert len(paths) == 1 and len(refused) == 3
-    assert "bias along M" in refused[0] and "tensor maps" in refused[1] and "template stream_k" in refused[2]
+    reasons = [reason for _, reason in refused]
+    assert "bias along M" in reasons[0] and "tensor maps" in reasons[1] and "template stream_k" in reasons[2]
     with pytest.raises(InputError, match="no kernel to export for sm90: no result is for it"):
         kernel_manifest.export([record(SIZE, arch="gfx942")], tmp_path, SM90)
     (tmp_path / "sizes.yaml").write_text("- {M: 1, N: 1, K: 1}\n")

@@ -119,7 +119,7 @@ def test_instances() -> None:
         (SMALL, replace(FP4, n=48), "N 48 of 32"),
         (SMALL.replace("bn64", "bn32"), FP4, "don't tile 32 x 32"),
         (SMALL.replace("pipeline1", "pipeline3"), FP4, "2 K blocks for pipeline v3"),
-        (SMALL, Problem(64, 64, 512, "bf16", "bf16", "bf16", True, False), "does not read bf16"),
+        (SMALL, Problem(64, 64, 512, "bf16", "bf16", "bf16", True, False), "has no template mx on such operands"),
     ],
 )
 def test_what_no_instance_computes(name: str, problem: Problem, reason: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.support import ROOT
 from tests.support.evaluators import FakeEvaluator
 from tests.support.plugins import dropped, forget_plugins
 from tritongemm.build.cache import ArtifactCache
@@ -315,3 +318,40 @@ def test_a_plugin_in_use_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch
     importlib.import_module("tritongemm.numerics.families._standard")
     with pytest.raises(InputError, match="no family is called '_standard'"):
         registry.get(Family, "_standard")
+
+
+SLOW = """
+import time
+from tritongemm.plugins.contracts import Strategy
+
+class Slow(Strategy):
+    def __init__(self):
+        time.sleep(0.05)
+    def search(self, plan, budget):
+        yield []
+"""
+
+
+def test_threads_that_ask_at_once_get_one_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toy_slow.py").write_text(SLOW)
+    with dropped(Strategy, tmp_path / "toy_slow.py", tmp_path, monkeypatch), ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: registry.get(Strategy, "toy_slow"), range(4)))
+    assert len({id(one) for one in found}) == 1
+
+
+def test_no_module_asks_for_a_plug_in_while_it_is_imported() -> None:
+    """Else a thread that imports it and one that loads a plug-in could wait for each other."""
+
+    def called(tree: ast.AST) -> Iterator[str]:
+        for node in ast.iter_child_nodes(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                continue
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("registry."):
+                yield ast.unparse(node)
+            yield from called(node)
+
+    folders = [ROOT / name for name in ("tritongemm", "codegen", "hip_ext", "search_spaces")]
+    files = [file for folder in folders for file in folder.rglob("*.py")]
+    assert len(files) > 150
+    texts = {str(file): text for file in files if "registry." in (text := file.read_text())}
+    assert {name: calls for name, text in texts.items() if (calls := list(called(ast.parse(text))))} == {}

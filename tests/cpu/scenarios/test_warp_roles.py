@@ -95,11 +95,11 @@ def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        (replace(WS_TWO_PARTS, block_n=224), "bn must be a power of two or the sum of two, not 224"),
-        (replace(WS_TWO_PARTS, block_m=192), "bm must be a power of two, not 192"),
-        (replace(TMA, block_n=48), "bn must be a power of two, not 48"),
-        (replace(WS_SWAPPED, block_n=192), "bn must be a power of two, not 192"),
-        (replace(WS_SWAPPED, block_m=232), "bm must be a power of two or the sum of two, not 232"),
+        (replace(WS_TWO_PARTS, block_n=224), "block_n must be a power of two or the sum of two, not 224"),
+        (replace(WS_TWO_PARTS, block_m=192), "block_m must be a power of two, not 192"),
+        (replace(TMA, block_n=48), "block_n must be a power of two, not 48"),
+        (replace(WS_SWAPPED, block_n=192), "block_n must be a power of two, not 192"),
+        (replace(WS_SWAPPED, block_m=232), "block_m must be a power of two or the sum of two, not 232"),
     ],
 )
 def test_what_no_kernel_can_compute_is_refused(config: Config, complaint: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tritongemm.cli import tune
-from tritongemm.core.errors import InputError
+from tritongemm.core.errors import InputError, TargetError
 from tritongemm.core.problem import Problem
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
@@ -44,6 +44,7 @@ def test_every_fact_is_needed(write: Write, fact: str) -> None:
 
 
 GFX942 = "inherit: gfx942\n"
+CODE = '"s\\"); import os; os.system(\\"id\\") #\\n"'  # ends the text that it stands in
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,19 @@ GFX942 = "inherit: gfx942\n"
             "templates.tile: aligned must be a list of a, b and c, not ['d']",
         ),
         (GFX942 + "devices: [MI308X]\n", "toy.yaml: devices must be a map of maps"),
+        ("inherit: ../gfx942\n", "toy.yaml inherits '../gfx942', which is not there"),
+        (
+            GFX942 + f"target: {{store_wait: {CODE}}}\n",
+            "target: store_wait must be text of letters, digits, blanks and",
+        ),
+        (
+            GFX942 + f"target: {{overlap: {{next: x, wait: {CODE}}}}}\n",
+            "target: overlap must be a map of names to texts",
+        ),
+        (GFX942 + f"target: {{narrow: {{{CODE}: x}}}}\n", "target: narrow must be a map of names to texts"),
+        (GFX942 + f"target: {{features: [{CODE}]}}\n", "target: features must be a list of names"),
+        (GFX942 + f"target: {{peak_tflops: {{{CODE}: 1}}}}\n", "target: peak_tflops must be a map of numbers"),
+        (GFX942 + f"templates: {{tile: {{options: {{{CODE}: [1]}}}}}}\n", "can't be a name; it has small letters"),
     ],
 )
 def test_wrong_files(write: Write, capsys: pytest.CaptureFixture[str], text: str, complaint: str) -> None:
@@ -92,6 +106,20 @@ def test_wrong_files(write: Write, capsys: pytest.CaptureFixture[str], text: str
     with pytest.raises(InputError) as refused:
         space(Problem(16, 16, 16), target_files.load_target("toy"))
     assert str(refused.value).startswith("search_spaces/toy.yaml") and complaint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../search_spaces/gfx942", "tune_gemm", "base", "GFX942", "gfx942.yaml", "./gfx942", "", "../elsewhere/evil"],
+)
+def test_a_target_is_a_name_of_the_list_and_no_path(write: Write, tmp_path: Path, name: str) -> None:
+    """A file that lies elsewhere is not read, nor is one here that is no target."""
+    (tmp_path.parent / "elsewhere").mkdir(exist_ok=True)
+    (tmp_path.parent / "elsewhere" / "evil.yaml").write_text((target_files.SPACES / "gfx942.yaml").read_text())
+    with pytest.raises(TargetError, match=r"unknown target '.*'; there are: gfx1100, "):
+        target_files.load_target(name)
+    with pytest.raises(TargetError, match="unknown target"):
+        target_files.space_file("../elsewhere/evil")
 
 
 def test_the_command_says_it_in_a_line(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -61,6 +62,91 @@ def test_eight_bit_operands() -> None:
 def test_wrong_shapes_are_refused_as_pytorch_does() -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         tritongemm.mm(torch.randn(2, 8), torch.randn(4, 9))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("operand", [[1.0], 3, None, "x"])
+def test_what_is_no_tensor_is_refused_as_pytorch_does(operand: Any, grad: bool) -> None:
+    x, w = torch.randn(2, 8), torch.randn(4, 8)
+    calls: list[tuple[tuple[Any, ...], str]] = [((operand, w), "x"), ((x, operand), "w")]
+    calls += [((x, w, operand), "bias")] if operand is not None else []
+    with torch.set_grad_enabled(grad):
+        for arguments, name in calls:
+            for function in (tritongemm.mm, tritongemm.explain):
+                with pytest.raises(TypeError, match=f"^{name} must be a tensor, not {type(operand).__name__}$"):
+                    function(*arguments)
+            with pytest.raises(TypeError):
+                functional.linear(*arguments)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_pytorchs() -> None:
+    """They have no shape to look a kernel up by."""
+    parts, w = [torch.randn(3, 8), torch.randn(2, 8)], torch.randn(4, 8)
+    nested = torch.nested.nested_tensor(parts)
+    for out_dtype in (None, torch.float64):
+        result = tritongemm.mm(nested, w, out_dtype=out_dtype)
+        for part, one in zip(parts, result.unbind(), strict=True):
+            torch.testing.assert_close(one, functional.linear(part.to(one.dtype), w.to(one.dtype)))
+    assert tritongemm.explain(nested, w) == "fallback: x is on cpu; tuned kernels run on a GPU"
+
+
+def test_what_can_not_be_loaded_is_refused(tmp_path: Path) -> None:
+    """In a moment: a pipe that nobody writes into is not waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    dispatcher, good = Dispatcher(), record(problem(1, 2, 3))
+    for source, complaint in (
+        (tmp_path / "missing.yaml", "there is no such file"),
+        (tmp_path, "is a folder"),
+        (str(tmp_path / "pipe"), "is a pipe, a socket or a device; name a results file"),
+        ("/dev/zero", "/dev/zero is a pipe, a socket or a device"),
+        ("a\0b", "can't be the name of a file"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            dispatcher.load(source)
+    for strange in (b"out.yaml", 7, None):
+        with pytest.raises(
+            TypeError, match=f"load takes the path of a results file, or records, not {type(strange).__name__}"
+        ):
+            dispatcher.load(strange)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="one of those given is a int"):
+        dispatcher.load([good, 2])  # type: ignore[list-item]
+    assert dispatcher.load(iter([good])) == 1 and dispatcher.load([]) == 0
+
+
+def test_threads_whose_first_act_is_to_load(tmp_path: Path) -> None:
+    """Each imports what the others import too; in a process of its own, where nothing is imported yet."""
+    (tmp_path / "tuned.yaml").write_text(
+        "- {M: 16, N: 16, K: 16, rowMajorB: N, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16, time(us): 5, "
+        "target: gfx942, timer: events}\n"
+    )
+    code = f"""
+import os, sys, threading, torch
+def run():
+    sys.setswitchinterval(1e-5)
+    import tritongemm
+    told, ready = [], threading.Barrier(4)
+    def first():
+        ready.wait()
+        try:
+            told.append(tritongemm.load({str(tmp_path / "tuned.yaml")!r}))
+        except BaseException as error:
+            told.append(repr(error))
+    threads = [threading.Thread(target=first) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    print(told, flush=True)
+for _ in range(4):
+    child = os.fork()
+    if not child:
+        run()
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=True
+    )
+    assert said.stdout.splitlines() == ["[1, 1, 1, 1]"] * 4
 
 
 def test_gradients_flow() -> None:

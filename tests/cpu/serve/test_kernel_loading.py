@@ -22,6 +22,8 @@ from tritongemm import backends
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core import settings
 from tritongemm.core.config import Config
+from tritongemm.core.errors import WorkspaceError
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.support import SUPPORTED, Support
@@ -160,6 +162,52 @@ def test_an_algorithm_is_checked_before_calls_rely_on_it(
     loaded = kernel_loading.load_kernels(stand_in_device(), [gone, here])
     assert loaded[gone.problem] == Support("gone from this version of the library") and checked == [here]
     assert isinstance(loaded[here.problem], StandInKernel) if right else loaded[here.problem] == Support("wrong")
+
+
+def test_a_record_costs_its_own_size_whatever_is_wrong_with_it(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that loads with an error nobody foresaw, and one whose check fails so; said in one warning."""
+
+    def load(self: Library, record: Record, device_index: int, device: Any) -> LoadedKernel:
+        return {m: StandInKernel() for m in (2, 3)}[record.problem.m]
+
+    def check(kernel: LoadedKernel, record: Record, device: Any) -> Support:
+        return Support(str(1 // (record.problem.m - 2)) and "")
+
+    monkeypatch.setattr(Library, "load", load)
+    monkeypatch.setattr(load_check, "check_kernel", check)
+    records = [record(problem(m, 8, 16), OTHER, winner="library") for m in (1, 2, 3)]
+    with pytest.warns(UserWarning, match="PyTorch computes 2 of 3 tuned sizes: 1x8x16_bf16_TN: KeyError: ") as told:
+        loaded = kernel_loading.load_kernels(stand_in_device(), records)
+    assert len(told) == 1 and "2x8x16_bf16_TN: ZeroDivisionError: " in str(told[0].message)
+    assert [isinstance(loaded[r.problem], StandInKernel) for r in records] == [False, False, True]
+
+
+class Counting(StandInKernel):
+    """A kernel whose programs share counters."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def bytes(self, buffer: str) -> int:
+        return self.nbytes if buffer == "semaphore" else 0
+
+
+def test_counters_without_memory_cost_the_kernel_that_wants_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved: list[tuple[int, int]] = []
+
+    def reserve(self: Any, workspace_bytes: int, counter_bytes: int) -> None:
+        if counter_bytes > 100:
+            raise WorkspaceError(f"no memory for {counter_bytes} bytes")
+        reserved.append((workspace_bytes, counter_bytes))
+
+    monkeypatch.setattr("tritongemm.serve.serving_device.ServingDevice.reserve_workspaces", reserve)
+    kernels: dict[Problem, LoadedKernel | Support] = {problem(m, 8, 16): Counting(m) for m in (10, 10**6, 10**9)}
+    kernel_loading._reserve_workspaces(stand_in_device(), kernels)
+    assert reserved == [(0, 10)]
+    refused = [str(kernel) for kernel in kernels.values() if isinstance(kernel, Support)]
+    assert refused == ["no memory for 1000000 bytes", "no memory for 1000000000 bytes"]
 
 
 def test_who_won_decides_what_is_launched() -> None:

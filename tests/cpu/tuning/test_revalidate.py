@@ -65,10 +65,12 @@ def test_a_stored_result_that_is_wrong(
     assert any(x.startswith("16x16x32_fp16_TT") and "out_of_resources" in x for x in out)
 
 
-def test_results_of_one_size_on_two_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_one_size_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their kernels lie in one module; the second does not displace the first."""
-    row = "- {M: 16, N: 16, K: 16, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16, time(us): 1, target: "
-    (tmp_path / "stored.yaml").write_text(f"{row}gfx942, num_warps: 1}}\n{row}gfx950, NUM_SMS: 304, num_warps: 1}}\n")
+    row = "- {M: 16, N: 16, K: 16, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16, time(us): 1, target: gfx942, "
+    (tmp_path / "stored.yaml").write_text(
+        f"{row}num_warps: 1}}\n{row}compute_units: 80, NUM_SMS: 304, num_warps: 1}}\n"
+    )
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     argv = ["--gemm_size_file", str(tmp_path / "stored.yaml"), "-o", str(tmp_path / "out.yaml"), "--num_threads", "1"]
     assert tune.main([*argv, "--compare_wo_tuning"]) == 0

@@ -87,28 +87,6 @@ def test_a_format_whose_package_is_missing(tmp_path: Path, monkeypatch: pytest.M
 TILE = "M: 16, N: 16, K: 16, BLOCK_SIZE_M: {}, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16"
 
 
-@pytest.mark.parametrize(
-    ("row", "complaint"),
-    [
-        (TILE.format(48), "BLOCK_SIZE_M must be a power of two, not 48"),
-        (TILE.format(0), "BLOCK_SIZE_M must be a power of two, not 0"),
-        (TILE.format(16) + ", num_warps: 0", "num_warps must be at least 1, not 0"),
-        (TILE.format(16) + ", GROUP_SIZE_M: 0", "GROUP_SIZE_M must be at least 1, not 0"),
-        (TILE.format(16) + ", num_stages: 0, backend: triton", "num_stages must be at least 1, not 0"),
-        (
-            TILE.format(232) + ", template: ws_tma_swapped, options: {swap_ab: 1}",
-            "BLOCK_SIZE_M must be a power of two or the sum of two, not 232",
-        ),
-    ],
-)
-def test_a_tile_that_no_kernel_has_is_named(tmp_path: Path, row: str, complaint: str) -> None:
-    path = tmp_path / "rows.yaml"
-    path.write_text(f"# tuned\n- {{M: 1, N: 1, K: 1}}\n- {{{row}}}\n")
-    with pytest.raises(InputError) as error:
-        sizes.from_file(path, Defaults())
-    assert str(error.value) == f"{path}: row 2 (line 3) {complaint}"
-
-
 def test_a_kernel_of_another_backend_may_tell_no_tile(tmp_path: Path) -> None:
     path = tmp_path / "rows.yaml"
     path.write_text(f"- {{{TILE.format(0)}, backend: torch, num_stages: 0}}\n")

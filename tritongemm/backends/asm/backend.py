@@ -61,8 +61,13 @@ class AsmBackend(KernelBackend):
         return Support(reasons[0] + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""))
 
     def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
-        configs, refused = survey(problem, target, inputs.manifests)
-        offered = [c.split_k for c in configs if c.template == config.template]
+        configs, refused = survey(problem, target, inputs.manifests, config.template)
+        # The grid follows from the config, so it must have the tile that the kernel has.
+        made_for = {(c.tile, c.group_m) for c in configs}
+        if made_for and (config.tile, config.group_m) not in made_for:
+            tiles = " or ".join(f"{'x'.join(map(str, tile))} in groups of {group}" for tile, group in sorted(made_for))
+            return Support(f"its tile is {tiles}, not {'x'.join(map(str, config.tile))} in groups of {config.group_m}")
+        offered = [c.split_k for c in configs]
         if offered and config.split_k not in offered:
             splits_text = ", ".join(map(str, offered))
             return Support(f"its splits along K can be {splits_text}, not {config.split_k}")
@@ -115,7 +120,7 @@ class AsmBackend(KernelBackend):
 
 
 def survey(
-    problem: Problem, target: Target, manifests: Sequence[Path] = NO_INPUTS.manifests
+    problem: Problem, target: Target, manifests: Sequence[Path] = NO_INPUTS.manifests, symbol: str = ""
 ) -> tuple[list[Config], dict[str, str]]:
     """The kernels that can compute a problem, each with the splits that fit it; and why the others can't, by symbol.
 
@@ -123,12 +128,13 @@ def survey(
         problem: what is computed.
         target: where.
         manifests: files to read; none for those of the environment.
+        symbol: only the kernels of this name; "" for all.
 
     Raises:
         InputError: a manifest is wrong.
     """
     configs, refused = list[Config](), dict[str, str]()
-    for row in _rows(manifests):
+    for row in (r for r in _rows(manifests) if symbol in ("", r.symbol)):
         reason = asm_fit.refusal(row, problem, target)
         if reason:
             refused[row.symbol] = reason

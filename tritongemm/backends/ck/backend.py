@@ -84,7 +84,8 @@ class CkBackend(KernelBackend):
     def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
         if config.template not in TEMPLATES:
             return Support(f"CK has no template {config.template}; there are {', '.join(TEMPLATES)}")
-        return _cpp_instances.check_rules(ck_instances.RULES, config, problem, target)
+        listed = _cpp_instances.check_ranges(self.name, config, problem, target)
+        return listed and _cpp_instances.check_rules(ck_instances.RULES, config, problem, target)
 
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
         folders, compiler = _headers(), hip_compiler.compiler(target.name)

@@ -15,7 +15,7 @@ from tritongemm.codegen.cpp import render_cpp
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.errors import UnavailableError
 from tritongemm.core.launch import HostLaunch
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED, Support
@@ -98,12 +98,10 @@ class CutlassBackend(KernelBackend):
         if config.split_k > 1 and not _shares_tiles(config):
             return Support(f"{config.template} does not share tiles between workgroups")
         needed = [rule for rule in cutlass_instances.RULES if rule.name == "warp_groups"]
-        return _cpp_instances.check_rules(needed, config, problem, target)
+        listed = _cpp_instances.check_ranges(self.name, config, problem, target)
+        return listed and _cpp_instances.check_rules(needed, config, problem, target)
 
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
-        possible = self.check(config, problem, target)
-        if not possible:
-            raise InputError(f"{config.name} can't compute {problem.key} on {target.name}: {possible}")
         include = _headers()
         identity = {
             "backend": "cutlass",

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.backends._code_files import CODE_FILES
+from tritongemm.backends.triton import config_check
 from tritongemm.codegen import geometry as geometry_module
 from tritongemm.codegen import modules, render, template_facts
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.config import AXES, Config
+from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import Problem
@@ -33,7 +34,6 @@ NUMBERS = (*SIZES, "GROUP_M")
 # but debugging code at its end.
 OPTIONS = {"enable_fp_fusion": True, "sanitize_overflow": False}
 _SMALL = 2**31  # bytes that an offset of 32 bits reaches: a buffer instruction's
-_MOST_WORKGROUPS = 2**31 - 1  # of one launch along x, where all kernels have their tiles
 # The parameters after the operands, as manifests name them.
 _MANIFEST_SIZES = ("m", "n", "k", "lda", "ldb", "ldc", "group_m")
 # What Triton calls an architecture, by the vendor.
@@ -60,18 +60,7 @@ class TritonBackend(SearchedBackend):
         return search_space.space(problem, target)
 
     def _supports(self, problem: Problem, target: Target) -> Support:
-        if self.space(problem, target).axes:
-            return SUPPORTED
-        return Support(f"no kernel template that {target.name} runs has such operands")
-
-    def check_axes(self, config: Config) -> Support:
-        """Whether a template's kernel can have a config's tile and counts, whatever the problem."""
-        if odd := template_facts.odd_block(config):
-            return Support(f"{odd[0]} {odd[1]}")
-        for axis in ("group_m", "split_k", "num_warps", "num_stages"):
-            if getattr(config, axis) < 1:
-                return Support(f"{axis} must be at least 1, not {getattr(config, axis)}")
-        return SUPPORTED
+        return config_check.check_problem(problem, target)
 
     def _candidates(self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool) -> Iterable[Config]:
         kept = prune.prune(self.space(problem, target), problem, target).kept
@@ -81,13 +70,7 @@ class TritonBackend(SearchedBackend):
         return SUPPORTED  # pruning leaves some of every space that is not empty
 
     def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
-        template_facts.kernel_template(config.template)
-        axes = self.space(problem, target).axes
-        usable = [a.template for a in axes]
-        if config.template not in usable:
-            return Support(f"{target.name} does not run template {config.template}; only {', '.join(usable)}")
-        fault = template_facts.fault(config, {name for a in axes for name, _ in a.values[len(AXES) :]})
-        return Support(fault) if fault else _check_grid(config, problem, target)
+        return config_check.check_config(config, problem, target)
 
     def write_candidates(self, problem: Problem, configs: Sequence[Config], target: Target, folder: Path) -> Path:
         """Write the module that holds the kernels of these configs; its path."""
@@ -168,14 +151,6 @@ class TritonBackend(SearchedBackend):
             "multiple": f"{known.get('M', 1)}/{known.get('N', 1)}/{depth}",
             "small": " ".join(p.removesuffix("_ptr") for p in small(config, problem, target)),
         }
-
-
-def _check_grid(config: Config, problem: Problem, target: Target) -> Support:
-    """Whether a launch can have the workgroups that a kernel wants."""
-    most = max(geometry_module.geometry(config, problem, target.compute_units).grid)
-    if most <= _MOST_WORKGROUPS:
-        return SUPPORTED
-    return Support(f"{most} workgroups, of which a launch has at most {_MOST_WORKGROUPS}")
 
 
 def strides(problem: Problem) -> tuple[int, int, int]:

@@ -1,0 +1,32 @@
+"""Whether a config can compute a problem here: the one question that is asked of a config, wherever it comes from."""
+
+from __future__ import annotations
+
+from tritongemm.core.config import Config
+from tritongemm.core.errors import UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.core.support import Support
+from tritongemm.core.target import Target
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import NO_INPUTS, Backend, BuildInputs, Family
+
+
+def check_config(
+    config: Config, problem: Problem, target: Target, tuned_for: str = "", inputs: BuildInputs = NO_INPUTS
+) -> Support:
+    """Whether a config can compute a problem on a target, as its family and its backend say; else the reason.
+
+    Args:
+        config: of any backend.
+        problem: what it should compute.
+        target: the GPU that it should run on.
+        tuned_for: name of the target that the config is a result for; "" where that is not said.
+        inputs: files that kernels are listed in.
+    """
+    if tuned_for not in ("", target.name):
+        return Support(f"it is a result for {tuned_for}, not for {target.name}")
+    try:
+        family, backend = registry.get(Family, problem.family), registry.get(Backend, config.backend)
+    except UnavailableError as error:
+        return Support(str(error))
+    return family.supports(problem, target) and backend.check(config, problem, target, inputs)

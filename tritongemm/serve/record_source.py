@@ -1,0 +1,44 @@
+"""What `load` is given: a results file, or records; anything else is refused with a clear word."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.record import Record
+from tritongemm.serve.record_table import read_records
+
+
+def read_source(source: str | os.PathLike[str] | Iterable[Record]) -> list[Record]:
+    """The records in a results file, or those given.
+
+    Raises:
+        InputError: the file can't be read, is no regular file, or holds no tuned result.
+        TypeError: neither a path nor records.
+    """
+    if isinstance(source, str | os.PathLike):
+        path = os.fspath(source)
+        if not isinstance(path, str):
+            raise TypeError(f"a results file is named by text, not by {type(path).__name__}: {path!r:.100}")
+        _require_regular(path)
+        return read_records(path)
+    if isinstance(source, bytes | bytearray) or not isinstance(source, Iterable):
+        raise TypeError(f"load takes the path of a results file, or records, not {type(source).__name__}")
+    records = list(source)
+    if strangers := [r for r in records if not isinstance(r, Record)]:
+        raise TypeError(f"load takes records; one of those given is a {type(strangers[0]).__name__}")
+    return records
+
+
+def _require_regular(path: str) -> None:
+    """Refuse what is there but no file with an end, such as a pipe or a device: reading it might never return.
+
+    Raises:
+        InputError: it is no regular file.
+    """
+    if "\0" in path:
+        raise InputError(f"{path!r:.100} can't be the name of a file")
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise InputError(f"{Path(path)} is a pipe, a socket or a device; name a results file")

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from _common import ROOT
 
+from tritongemm.codegen.render import module_name
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -62,11 +63,12 @@ def make_problems(count: int) -> list[Problem]:
 
 
 def write_results(folder: Path, problems: list[Problem]) -> None:
-    """The files of a finished run of these problems: sizes.yaml, done.yaml and its journal."""
+    """The files of a finished run of these problems: sizes.yaml, done.yaml, its journal, and empty modules."""
     here = machine.find_machine(TARGET)
     typical = Problem(4096, 4096, 4096, "bf16", "bf16", "bf16", row_major_b=False)
     configs = prune(space(typical, here.target), typical, here.target).kept
     toolchain = machine.toolchain(here)
+    (modules := folder / "done_kernels").mkdir()
     sizes = []
     with Store.open(
         folder / "done.yaml", TARGET, toolchain, {"timer": PREDICTED}, compute_units=here.target.compute_units
@@ -80,6 +82,8 @@ def write_results(folder: Path, problems: list[Problem]) -> None:
                 problem, TARGET, best.config, "triton", seconds, 0.0, PREDICTED, 1e-3, 2e-3,
                 verified="interpreter 128x128x64", toolchain=toolchain, compute_units=here.target.compute_units,
             ))  # fmt: skip
+            winner = modules / f"{module_name(problem).replace('generated_kernel', 'gemm')}.py"
+            winner.write_text("# A run writes the winner here, and asks whether it is there.\n")
             family = "" if problem.family == "dense" else f", family: {problem.family}, dtype_a: int8, dtype_b: int8"
             sizes.append(f"- {{M: {problem.m}, N: {problem.n}, K: {problem.k}, rowMajorB: N{family}}}\n")
         store.merge(problems)

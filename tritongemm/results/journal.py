@@ -140,7 +140,8 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[Line | str]:
         try:
             if not is_sound and (summed or _CHECKSUM in line):
                 raise InputError("its checksum does not agree")
-            found = schema.read_line(json.loads(body), number_of_schema, problems)
+            deferred = schema.defer_trial(body, problems) if is_sound and number_of_schema <= schema.SCHEMA else None
+            found = deferred or schema.read_line(json.loads(body), number_of_schema, problems)
             if found.kind == "header":
                 number_of_schema = schema.schema_of(found.value)
             yield found

@@ -12,6 +12,7 @@ is 1. Every line is read by itself, because a journal of schema 1 that is contin
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -25,8 +26,13 @@ from tritongemm.core.trial import Trial
 from tritongemm.core.values import FLAG, MAP, TEXT, TEXTS, WHOLE, FieldKind, one_of, require
 from tritongemm.plugins import registry
 
-__all__ = ["SCHEMA", "Line", "NewerLineError", "read_line", "read_problem", "read_record", "read_trial", "schema_of"]
+__all__ = [
+    "SCHEMA", "Line", "NewerLineError", "UnreadTrial", "defer_trial", "read_line", "read_problem", "read_record",
+    "read_trial", "schema_of",
+]  # fmt: skip
 
+# How the line of a trial begins, and what stands between its problem and its trial.
+_PROBLEM, _TRIAL = b'{"problem": ', b', "trial": '
 _PROBLEM_KEYS = frozenset(f.name for f in fields(Problem))
 _SCALING_KEYS = frozenset(f.name for f in fields(Scaling))
 _TRIAL_KEYS = frozenset(f.name for f in fields(Trial))
@@ -58,14 +64,33 @@ class Line:
 
     Attributes:
         kind: ``header``, ``record``, ``trial`` or ``merged``; ``newer`` for a line that is kept and not used.
-        value: a mapping for a header, a `Record`, a problem with a `Trial`, or a list of problems; for ``newer`` the
-            line as it was read.
+        value: a mapping for a header, a `Record`, a problem with a `Trial` or an `UnreadTrial`, or a list of problems;
+            for ``newer`` the line as it was read.
         reason: why the line can't be used; "" where it can.
     """
 
     kind: str
     value: Any
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class UnreadTrial:
+    """A trial whose line is as it was written. It is read when it is asked for: a finished run asks for few.
+
+    Attributes:
+        line: of the journal, without its checksum.
+    """
+
+    line: bytes
+
+    def read(self) -> Trial:
+        """The trial.
+
+        Raises:
+            InputError, KeyError, TypeError, ValueError: it can't be.
+        """
+        return read_trial(json.loads(self.line)["trial"])
 
 
 def schema_of(header: Mapping[str, Any]) -> int:
@@ -78,6 +103,27 @@ def schema_of(header: Mapping[str, Any]) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise InputError(f"schema must be a number from 1 on, not {number!r}")
     return number
+
+
+def defer_trial(line: bytes, problems: dict[Hashable, Problem]) -> Line | None:
+    """The line of a trial, as it was written, whose problem alone is read now; None for another line.
+
+    Args:
+        line: its JSON.
+        problems: those of the lines before, by the JSON up to their end; it gets this one's.
+
+    Raises:
+        InputError, KeyError, TypeError, ValueError, AttributeError: the line is damaged.
+    """
+    start, found, _ = line.partition(_TRIAL)
+    if not found or not start.startswith(_PROBLEM):
+        return None
+    try:
+        if start not in problems:
+            problems[start] = read_problem(json.loads(start[len(_PROBLEM) :]))
+    except NewerLineError:
+        return None
+    return Line("trial", (problems[start], UnreadTrial(line)))
 
 
 def read_line(entry: Any, schema: int, problems: dict[Hashable, Problem]) -> Line:

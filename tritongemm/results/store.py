@@ -28,7 +28,7 @@ from tritongemm.results import journal
 from tritongemm.results.identity import RunIdentity
 from tritongemm.results.journal import Journal
 from tritongemm.results.run_files import RunFiles
-from tritongemm.results.schema import Line
+from tritongemm.results.schema import Line, UnreadTrial
 
 _MOST_NAMED = 20  # numbers of damaged lines in a message
 
@@ -47,6 +47,7 @@ class Store:
         self._newer_lines: list[dict[str, Any]] = []  # lines of the journal that only it can use, and has not merged
         self._records: dict[Problem, Record] = {}  # results that go before the rows
         self._trials: dict[Problem, dict[tuple[str, str], Trial]] = {}
+        self._unread: dict[Problem, list[UnreadTrial]] = {}  # trials of the journal that nobody has asked for yet
         self._order: dict[Problem, None] = {}  # problems in the order that merges were asked for
         self._unmerged = False
         self._lines: Journal | None = None
@@ -174,7 +175,10 @@ class Store:
             self._records[record.problem], self._unmerged = record, True
         elif line.kind == "trial":
             problem, trial = line.value
-            self._trials.setdefault(problem, {})[trial.config.name, trial.stage] = trial
+            if isinstance(trial, UnreadTrial):
+                self._unread.setdefault(problem, []).append(trial)
+            else:
+                self._trials.setdefault(problem, {})[trial.config.name, trial.stage] = trial
         elif line.kind == "newer":
             if "record" in line.value:
                 self._newer_lines.append(line.value)
@@ -190,7 +194,7 @@ class Store:
         """Begin a new journal. Results that only the old one holds are merged first: there is but one .old."""
         if self._records:
             self._replace(self._ordered(()))
-        self._records, self._trials, self._order, self._unmerged = {}, {}, {}, False
+        self._records, self._trials, self._unread, self._order, self._unmerged = {}, {}, {}, {}, False
         try:
             os.replace(self.journal, self._run_files.old_journal)
         except OSError as error:
@@ -210,7 +214,7 @@ class Store:
         lines: list[dict[str, Any]] = [{"problem": problem.to_json(), "trial": t.to_json()} for t in trials]
         with self._guard:
             self._append([*lines, {"record": record.to_json()}] if record else lines)
-            self._trials.setdefault(problem, {}).update({(t.config.name, t.stage): t for t in trials})
+            self._known_trials(problem).update({(t.config.name, t.stage): t for t in trials})
             if record:
                 self._records[problem], self._unmerged = record, True
 
@@ -221,7 +225,20 @@ class Store:
     def trials(self, problem: Problem) -> dict[tuple[str, str], Trial]:
         """What is known of a problem's candidates, by config name and stage."""
         with self._guard:
-            return dict(self._trials.get(problem, {}))
+            return dict(self._known_trials(problem))
+
+    def _known_trials(self, problem: Problem) -> dict[tuple[str, str], Trial]:
+        """The trials of a problem, by config name and stage; those of the journal are read now."""
+        known = self._trials.setdefault(problem, {})
+        for unread in self._unread.pop(problem, ()):
+            try:
+                trial = unread.read()
+            except (InputError, KeyError, TypeError, ValueError) as error:
+                what = f"{self.journal}: a trial of {problem.key} can't be, and is measured again: {error}"
+                warnings.warn(what, DamagedFileWarning, stacklevel=3)
+                continue
+            known[trial.config.name, trial.stage] = trial
+        return known
 
     def record(self, problem: Problem) -> Record | None:
         """The result that needs no more measuring, or None."""

@@ -21,7 +21,7 @@ from tritongemm.formats._rows import EXAMPLE
 
 _DEEPEST = 100  # Levels of lists and maps in a row; ours have two.
 _MOST_VALUES = 10_000  # Values of a row, where one that an alias repeats counts each time; ours have some fifty.
-_LONGEST_KEY = 500  # Characters of a key that JSON may read; libyaml takes no key of more than 1024.
+_LONGEST_KEY = 500  # Characters of a key; libyaml reads no key of more than 1024 that is written as ours are.
 _LONGEST_SHOWN = 100  # Characters of a file's text that a message repeats.
 
 # libyaml, where PyYAML has it, reads a thousand rows in a tenth of the time.
@@ -319,6 +319,8 @@ class _RowBuilder:
             parent.value[parent.key], parent.key = value, None
         elif not isinstance(key, str):
             raise _RowFault(f"has {describe(key)} as a key; a key is a name, such as M")
+        elif len(key) > _LONGEST_KEY:
+            raise _RowFault(f"has the key {shown(key)}, of {len(key)} characters; one has at most {_LONGEST_KEY}")
         elif key in parent.value:
             path = ": ".join([*(outer.key for outer in self._open[:-1] if outer.key), key])
             raise _RowFault(f"has {shown(path)[1:-1]} twice; keep one of them")

@@ -143,6 +143,7 @@ def test_aliases_do_not_take_the_memory() -> None:
     ("row", "fault"),
     [
         ("{a: 1, b: {c: 1, c: 2}}", "has b: c twice; keep one of them"),
+        (f"{{a: 1, ? {'b' * 600} : 2}}", f"has the key '{'b' * 100}…', of 600 characters; one has at most 500"),
         ("{a: 1, ? [b] : 2}", "has a list as a key; a key is a name, such as M"),
         ("{a: !!python/name:os.system 1}", "has '1' with the tag 'tag:yaml.org,2002:python/name:os.system'; leave the"),
         ("{a: !!int x}", "has 'x' with the tag 'tag:yaml.org,2002:int'; leave the tag out"),

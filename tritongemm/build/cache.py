@@ -31,6 +31,10 @@ class ArtifactCache:
         """
         self._files.find("")
 
+    def sweep(self) -> None:
+        """Remove what processes left that were killed while they stored something."""
+        self._files.sweep()
+
     def get(self, digest: str) -> Artifact | None:
         """The artefact, or None if there is none, it is damaged, or its owner is nobody who is trusted.
 

@@ -119,6 +119,7 @@ class BuildPool:
         self._closed = False
         # Compilers write and remove a dozen small files for each config; in memory that is a tenth of their time less.
         sweep()
+        cache.sweep()
         self._temporary = TemporaryFolder(_memory(self.jobs * _ROOM))
 
     def start(self, backends: Sequence[str], target: Target, most: int) -> None:

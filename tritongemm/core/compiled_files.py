@@ -10,18 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tritongemm.core import settings
-from tritongemm.core.errors import OutputError, UnavailableError
+from tritongemm.core.errors import OutputError, TritonGemmError, UnavailableError
 from tritongemm.core.ownership import Owners, others_write, owners
+from tritongemm.core.temporary_folder import TemporaryFolder, sweep
 
 _BUILT = "built.json"
 _PRIVATE, _READABLE = 0o700, 0o755  # of folders; never more, whatever the umask allows, for writable ones are not used
@@ -102,11 +103,19 @@ class CompiledFiles:
             place = _place(self._places.write or self.folder, key)
             self._write(place, key, files, facts, usable)
             return CompiledEntry(place, facts, files)
-        except OSError as error:
+        except (OSError, OutputError) as error:
+            fault = error if isinstance(error, OSError) else error.__cause__
+            if not isinstance(fault, OSError):
+                raise
             raise OutputError(
-                f"compiled kernels can't be kept in {self.folder}: {error.strerror}; make room, or name another folder "
+                f"compiled kernels can't be kept in {self.folder}: {fault.strerror}; make room, or name another folder "
                 "in TRITONGEMM_CACHE, and run the same command again"
-            ) from error
+            ) from fault
+
+    def sweep(self) -> None:
+        """Remove what processes left that were killed while they kept something."""
+        with suppress(OSError, TritonGemmError):  # there is no folder yet, or none that can be used
+            sweep(str(self._places.write or self.folder))
 
     def open_verified(self, path: str, sha256: str) -> int:
         """A descriptor of a kept file, whose owner, mode and content were verified after it was opened.
@@ -175,12 +184,11 @@ class CompiledFiles:
             raise OutputError(f"{own} is not this user's folder alone: remove it, or name another in TRITONGEMM_CACHE")
         built = {"key": key, "files": {name: _hash(content) for name, content in files.items()}, "facts": facts}
         text = json.dumps({**built, "sha256": _hash_of_facts(built)})
-        fresh = place.parent / f".new-{secrets.token_hex(8)}"
-        os.mkdir(fresh, self._folder_mode)
-        try:
+        with TemporaryFolder(str(own)) as fresh:
             for name, content in {**files, _BUILT: text.encode()}.items():
                 with os.fdopen(os.open(fresh / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as out:
                     out.write(content)
+            os.chmod(fresh, self._folder_mode)
             try:
                 os.rename(fresh, place)
             except OSError:  # another process was first, or what can't be used is in the way
@@ -188,8 +196,6 @@ class CompiledFiles:
                 if entry is None or not usable(entry):
                     _remove(place)
                     os.rename(fresh, place)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _user(uid: int | str) -> str:

@@ -67,10 +67,14 @@ def is_temporary(path: Path) -> bool:
     return any(each.parent == place and each.name.startswith(_PREFIX) for each in (path, *path.parents))
 
 
-def sweep() -> None:
-    """Remove the temporary folders that dead processes of this user left."""
+def sweep(*places: str) -> None:
+    """Remove the temporary folders that dead processes of this user left.
+
+    Args:
+        places: folders that they may be in; without any, the system's own.
+    """
     with suppress(OSError):  # there is no usable place
-        for place in {tempfile.gettempdir(), MEMORY}:
+        for place in places or {tempfile.gettempdir(), MEMORY}:
             for folder in _left_in(place):
                 with suppress(OSError):
                     _remove_dead(folder)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -237,3 +239,24 @@ def test_a_shared_object_is_loaded_as_it_was_kept(
             with pytest.raises(UnavailableError, match=r"is not the file that was compiled|can't be opened: Too many"):
                 libraries.load_kept(str(path), wanted)
     assert not (tmp_path / "13").exists() and not (tmp_path / "12").exists()
+
+
+def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was keeping something: the half of it is found by nobody, and the next process removes it."""
+    monkeypatch.undo()
+    kept = CompiledFiles(tmp_path / "cache")
+    kept.keep(KEY, FILES, FACTS)
+    half = """
+import os, signal, sys
+from pathlib import Path
+from tritongemm.core.temporary_folder import TemporaryFolder
+folder = TemporaryFolder(sys.argv[1])
+(folder.path / "kernel.co").write_bytes(b"machine")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", half, str(tmp_path / "cache")], capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    kept.sweep()
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == [KEY[:2]]
+    assert kept.find(KEY) is not None

@@ -12,7 +12,7 @@ from tests.torture.campaigns import IN_PROCESS, Campaign
 from tests.torture.whole_commands import WITH_PROCESSES
 
 READS = 60  # tries of a campaign that only reads files
-# Tries of a campaign that starts commands, which take seconds each; the kill is of a command that has just begun to work.
+# Tries of a campaign that starts commands, which take seconds each; the kill is of one that has just begun to work.
 STARTS = {"hostile command lines": (0, 1, 2, 3), "hostile results": (0, 1), "kills": (38,)}
 
 

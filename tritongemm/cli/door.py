@@ -54,6 +54,7 @@ def run(command: str) -> int:
     atexit.register(_on_stop, signal.SIG_IGN)  # the last to be called; what Python does then takes no handler
     _on_stop(functools.partial(_end, INTERRUPTED, b"interrupted\n"))
     status = _told(functools.partial(_import_and_run, command))
+    _forget_interrupt()
     sys.stdout.flush()
     _on_stop(functools.partial(_end, status, b""))
     return status
@@ -157,6 +158,15 @@ def _on_stop(handler: _Handler | signal.Handlers) -> dict[int, Any]:
         return {}
     heeded = [number for number in _STOPS if signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heeded}
+
+
+def _forget_interrupt() -> None:
+    """Have Python end with the status that it is given.
+
+    Where an interrupt passed through an `exec` of text, as packages use it to make classes, Python remembers it as one
+    that nobody caught, and ends `python -m` by the signal instead. The next `exec` of text makes it forget that.
+    """
+    exec("")
 
 
 def _interrupt_again(lost: Any) -> None:

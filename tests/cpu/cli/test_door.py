@@ -168,6 +168,22 @@ def test_a_signal_that_python_drops_comes_again(tmp_path: Path) -> None:
     )
 
 
+def test_a_signal_within_text_that_is_executed(tmp_path: Path) -> None:
+    """Under `python -m` Python would end by the signal, as if nobody had caught it."""
+    (tmp_path / "opened.py").write_text(DOOR)
+    text = "print('ready', flush=True); import time; time.sleep(60)"
+    (tmp_path / "command.py").write_text(f"from tritongemm.cli import door\n{MAIN}    exec({text!r})\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "opened"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert signalled(process, signal.SIGTERM) == (130, "interrupted\n")
+
+
 def test_what_is_ignored_stays_so(tmp_path: Path) -> None:
     """`nohup` makes a process ignore the end of its terminal."""
     ignored = f"signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{MAIN}{READY}    time.sleep(0.2)\n    return 0\n"

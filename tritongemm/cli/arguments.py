@@ -12,6 +12,7 @@ from tritongemm.core.printable import printable
 
 LARGEST_SIZE = 2**31 - 1  # kernels count rows and columns in 32 bits
 YEAR_S = 365 * 24 * 3600
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _PROCESSES_PER_CORE = 4
 _PROCESSES = 16  # what few cores may ask for too
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")  # int() takes 1_6 and digits of other scripts as well
@@ -117,10 +118,12 @@ def path(text: str) -> str:
     """A file or folder; ``~`` is the user's home, which a shell does not put in behind ``=``.
 
     Raises:
-        argparse.ArgumentTypeError: it is empty.
+        argparse.ArgumentTypeError: it is empty, or would write to a terminal what is no text where it is printed.
     """
     if not text:
         raise argparse.ArgumentTypeError("the name is empty")
+    if _CONTROL.search(text):
+        raise argparse.ArgumentTypeError(f"{text!r} has control characters; choose another name")
     return os.path.expanduser(text)
 
 
@@ -128,7 +131,7 @@ def output(text: str) -> str:
     """A `path` that is text in whole, as compilers take no other.
 
     Raises:
-        argparse.ArgumentTypeError: it is empty, or has bytes that are no letters in this locale.
+        argparse.ArgumentTypeError: as of `path`, or it has bytes that are no letters in this locale.
     """
     try:
         os.path.abspath(text).encode()

@@ -38,6 +38,15 @@ def test_a_home_is_put_in(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.parse(["--gemm_size_file=~/s.yaml"]).gemm_size_file == "/home/nobody/s.yaml"
 
 
+@pytest.mark.parametrize("option", ["-o", "--profile_file", "--gemm_size_file"])
+def test_a_name_that_a_terminal_would_obey(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    """What a command prints to be copied is printed as it is, so no such name gets in."""
+    with pytest.raises(SystemExit) as exit_:
+        options.parse([*SIZE, option, "\x1b[31mred\x1b[0m.yaml"])
+    err = capsys.readouterr().err
+    assert exit_.value.code == 2 and "has control characters; choose another name" in err and "\x1b" not in err
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -60,5 +69,5 @@ def test_launch_plans_are_as_strict(
 
 
 def test_export_tells_what_it_can_not_read_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert export.main([str(tmp_path / "a\x1bb"), "-o", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == f"error: {tmp_path}/a\\x1bb: there is no such file\n"
+    assert export.main([str(tmp_path / "a\u202eb"), "-o", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/a\\u202eb: there is no such file\n"

@@ -147,7 +147,8 @@ def test_what_nobody_says() -> None:
 
 
 def plan(folder: Path, *options: str, arch: str = "gfx942") -> Path:
-    argv = ["-m", "33", "-n", "100", "-k", "77", "--family", "a8w8", "--target", arch, "-o", str(folder)]
+    size = [] if "-m" in options else ["-m", "33", "-n", "100", "-k", "77"]
+    argv = [*size, "--family", "a8w8", "--target", arch, "-o", str(folder)]
     assert launch_plan.main([*argv, "--num_threads", "1", *options]) == 0
     return folder / "plan_0.json"
 

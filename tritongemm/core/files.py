@@ -47,7 +47,7 @@ def _fault(mode: int) -> str:
     other = next((words for holds, words in _OTHER_KINDS if holds(mode)), "")
     if other:
         return f"is {other}, not a file that can be replaced"
-    return "" if mode & 0o222 else "is read-only: make it writable"
+    return "" if mode & 0o222 else "is read-only, so it is not replaced"
 
 
 def _unfinished(path: Path) -> Path:

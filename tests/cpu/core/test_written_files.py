@@ -37,7 +37,7 @@ def write_protected(path: Path) -> None:
         (os.mkfifo, "a pipe"),
         (bind_socket, "a socket"),
         (link_to_text, "a link"),
-        (write_protected, "read-only: make it writable"),
+        (write_protected, "read-only, so it is not replaced"),
     ],
 )
 def test_what_is_no_file_of_ours_is_not_replaced(

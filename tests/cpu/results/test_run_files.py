@@ -76,7 +76,7 @@ def test_results_that_are_read_only_are_refused(tmp_path: Path) -> None:
         store.merge()
     path.chmod(0o444)
     before = path.read_bytes()
-    with pytest.raises(OutputError, match=r"out\.yaml is read-only: make it writable; choose another file with -o"):
+    with pytest.raises(OutputError, match=r"out\.yaml is read-only, so it is not replaced; choose"):
         take(path)
     assert path.read_bytes() == before and path.stat().st_mode & 0o777 == 0o444
 

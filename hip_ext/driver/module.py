@@ -53,8 +53,8 @@ class Module:
         return Function(self._api, self, handle, symbol)
 
     def unload(self) -> None:
-        """Free the code; its functions must not be launched again."""
-        if self._handle:
+        """Free the code, unless a profiler needs all code to stay; its functions must not be launched again."""
+        if self._handle and not self._api.keeps_code:
             self._api.calls["module_unload"](self._handle)
             self._handle = c_void_p()
 

@@ -107,7 +107,7 @@ BUFFER_END = {"nvidia": 0, "amd": 3}
 HIP_PROPERTIES_BYTES, HIP_ARCH_OFFSET, HIP_ARCH_BYTES = 1472, 1160, 256
 
 
-@dataclass(frozen=True)
+@dataclass
 class Api:
     """One vendor's driver, its calls looked up by role.
 
@@ -117,6 +117,7 @@ class Api:
         calls: checked calls by role; each raises `DriverError` unless the driver reports success.
         raw: the same calls unchecked, for the hot path.
         attributes: numbers of the device attributes.
+        keeps_code: loaded code stays until the process ends, as a profiler wants it that takes names from it.
     """
 
     vendor: str
@@ -124,6 +125,7 @@ class Api:
     calls: dict[str, Callable[..., int]] = field(default_factory=dict)
     raw: dict[str, Callable[..., int]] = field(default_factory=dict)
     attributes: dict[str, int] = field(default_factory=dict)
+    keeps_code: bool = False
 
     def error(self, call: str, code: int) -> DriverError:
         """The exception for a status other than success."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from statistics import median
 
 import pytest
@@ -39,6 +40,40 @@ def test_names_and_order(device: driver.Device) -> None:
         trace.records(4, timeout=0.1)
     with pytest.raises(TraceError, match="launch 0 was other"):
         trace.records(["other", "", ""])
+
+
+PTX = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry kernel_{number}(.param .u64 address)
+{{
+    .reg .b64 %place<3>;
+    .reg .b32 %value;
+    ld.param.u64 %place1, [address];
+    cvta.to.global.u64 %place2, %place1;
+    mov.u32 %value, {number};
+    st.global.u32 [%place2], %value;
+    ret;
+}}
+\0"""
+
+
+@pytest.mark.parametrize("watched_while_loading", [True, False])
+def test_a_kernel_has_its_own_name_after_others_were_given_back(
+    device: driver.Device, watched_while_loading: bool
+) -> None:
+    """CUPTI would name it after code that was unloaded; seen with 38 of these 40."""
+    tracer, out = cupti.open_tracer(), torch.zeros(1, dtype=torch.int32, device="cuda")
+    params = struct.pack("<Q", out.data_ptr())
+    for number in range(40):
+        if not watched_while_loading:
+            tracer.disable()
+        module = device.load(PTX.format(number=number).encode())
+        prepared = module.function(f"kernel_{number}").prepare((1, 1, 1), (32, 1, 1), 0, params)
+        with cupti.CuptiTrace() as trace:
+            prepared.launch(torch.cuda.current_stream().cuda_stream)
+        assert [r.name for r in trace.records(1)] == [f"kernel_{number}"] and out.item() == number
+        module.unload()
 
 
 def test_nothing_is_carried_from_trace_to_trace(device: driver.Device) -> None:

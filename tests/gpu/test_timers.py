@@ -142,7 +142,7 @@ def test_names_stay_right_over_many_kernels(
         graph = operands.capture(prepared.in_turn(4))
         assert 1e-6 < operands.race_clock.time(graph, 4, prepared.symbol) < 1e-3
         graph.destroy()
-        operands.release(prepared)
+        prepared.unload()
 
 
 def test_a_kernel_by_another_name_is_refused(gpu_machine: Machine, stream: torch.cuda.Stream) -> None:

@@ -18,7 +18,7 @@ import triton
 
 from tests.support import FAKES
 from tritongemm.hip_ext import libraries
-from tritongemm.hip_ext.driver import symbols
+from tritongemm.hip_ext.driver import driver, symbols
 from tritongemm.hip_ext.profilers import cupti as cupti_binding
 from tritongemm.hip_ext.profilers import rocprofiler as sdk_binding
 from tritongemm.plugins import registry
@@ -98,7 +98,9 @@ def profiled(kind: str, compiled: Path, folder: Path, patch: pytest.MonkeyPatch)
     library = ctypes.CDLL(str(shutil.copy(compiled / kind, folder / "fake.so")))
     patch.setattr(libraries, "load", lambda *_: library)
     handle: Any = cupti_binding.open_tracer if kind == "cupti" else sdk_binding.configure
-    if kind != "cupti":
+    if kind == "cupti":
+        patch.setattr(driver, "open_driver", lambda vendor: SimpleNamespace(api=SimpleNamespace(keeps_code=False)))
+    else:
         ctypes.c_int.in_dll(library, "fake_major").value = int(kind[-1])
         patch.setattr(symbols, "bind", lambda vendor: None)
         patch.setattr(libraries, "mapped", lambda stem: Path("/lib") / stem)

@@ -161,7 +161,7 @@ class DeviceWorker:
             finally:
                 graph.destroy()
         finally:
-            operands.release(prepared)
+            prepared.unload()
         return Trial(candidate.config, "ok", samples=tuple(samples), timer=label)
 
     def _first_look(self, operands: OperandSets, config: Config, prepared: PreparedCandidate) -> Trial | None:
@@ -230,7 +230,7 @@ class DeviceWorker:
             return trial
         finally:
             if not entered:
-                operands.release(prepared)
+                prepared.unload()
 
     def _baseline_entry(self, operands: OperandSets, baseline: str) -> list[RaceEntry]:
         """The baseline's entry; none where it has no kernel for the problem."""
@@ -255,4 +255,4 @@ class DeviceWorker:
         for entry in entries:
             with suppress(DriverError):  # A device that was lost takes nothing back.
                 entry.graph.destroy()
-                operands.release(entry.prepared)
+                entry.prepared.unload()

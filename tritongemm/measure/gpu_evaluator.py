@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TypeAlias
 
 from tritongemm.core.artifact import Artifact
@@ -34,7 +35,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, ExternalRaceJob, ExternalTimer, KernelBackend, Timer
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
-MOST_UNEXPLAINED_DEATHS = 2  # A race is given up after more deaths of the process that no candidate can be blamed for.
+MOST_UNEXPLAINED_DEATHS = 2  # A job is given up after more deaths of the process that no candidate can be blamed for.
 
 # The job of one attempt at a final: of these candidates, naming the runners or not.
 _FinalJob: TypeAlias = "Callable[[tuple[LaunchCandidate, ...], bool], VerifyJob | RaceJob]"
@@ -251,7 +252,7 @@ class GpuEvaluator(Evaluator):
             TritonGemmError: the problem itself can't be run, e.g. its operands do not fit.
         """
         last: MeasureAnswer | None = None
-        for may_retry in (True, False):
+        for deaths in count(1):
             try:
                 for last in self._process.ask(job, self.timeout_s):
                     yield last
@@ -261,7 +262,8 @@ class GpuEvaluator(Evaluator):
                     raise _explained(fault, last, self.timeout_s) from None
                 # No candidate has been touched yet. An earlier job may have left the process or its device unwell.
                 self._process.kill()
-                if not may_retry:
+                from_outside = isinstance(fault, WorkerDied) and fault.from_outside
+                if deaths > (MOST_UNEXPLAINED_DEATHS if from_outside else 1):
                     raise TritonGemmError(f"{job.setup.problem.key}: {fault}") from fault
 
     def _final(self, problem: Problem, left: list[LaunchCandidate], lost: list[Trial], job: _FinalJob) -> _Attempt:

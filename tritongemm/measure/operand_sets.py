@@ -259,11 +259,6 @@ class OperandSets:
         operations = [library.operation(self.problem, operands, config) for operands in self.sets[:copies]]
         return [operation for operation in operations if operation is not None]
 
-    def release(self, candidate: PreparedCandidate) -> None:
-        """Unload a candidate's code, unless the clock needs all code to stay."""
-        if not self._timer.keeps_code:
-            candidate.unload()
-
     def capture(self, calls: list[Callable[[], object]]) -> driver.Graph:
         """A graph of the calls, which launch on the stream of these operands."""
         self.device.begin_capture(self.stream)

@@ -570,7 +570,6 @@ class Timer(Plugin, abstract=True):
         label: what results say of it.
         vendor: whose GPUs it reads; "" for any.
         screens_with: another timer that screens in its place; "" for itself.
-        keeps_code: code must not be unloaded while it is in use.
         counts_gaps: the time from one launch to the next counts, so a lead-in kernel runs before each sample.
     """
 
@@ -579,7 +578,6 @@ class Timer(Plugin, abstract=True):
     label: ClassVar[str]
     vendor: ClassVar[str] = ""
     screens_with: ClassVar[str] = ""
-    keeps_code: ClassVar[bool] = False
     counts_gaps: ClassVar[bool] = False
 
     def prepare(self) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import triton
@@ -13,6 +14,7 @@ import triton
 from tests.support import FAKES
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.hip_ext import libraries
+from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.profilers import cupti
 from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, TraceError
 
@@ -176,6 +178,8 @@ def test_traces_do_not_nest_and_close_on_errors(library: ctypes.CDLL, tracer: cu
 
 
 def test_what_cannot_be_used_is_unavailable(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = SimpleNamespace(api=SimpleNamespace(keeps_code=False))
+    monkeypatch.setattr(driver, "open_driver", lambda vendor: opened)
     monkeypatch.setattr(libraries, "load", lambda *_: library)
     poke(library, "refuse", 1)
     with pytest.raises(
@@ -185,6 +189,15 @@ def test_what_cannot_be_used_is_unavailable(library: ctypes.CDLL, monkeypatch: p
     poke(library, "version", 12)
     with pytest.raises(UnavailableError, match="speaks version 12; 13 is the oldest"):
         cupti.open_tracer.__wrapped__()
+    assert not opened.api.keeps_code, "nothing takes names"
+
+
+def test_code_stays_from_the_registration_on(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = SimpleNamespace(api=SimpleNamespace(keeps_code=False))
+    monkeypatch.setattr(driver, "open_driver", lambda vendor: opened)
+    monkeypatch.setattr(libraries, "load", lambda *_: library)
+    cupti.open_tracer.__wrapped__()
+    assert opened.api.keeps_code
 
 
 def test_offsets_are_those_of_every_struct_version(tmp_path: Path) -> None:

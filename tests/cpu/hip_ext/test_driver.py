@@ -225,6 +225,18 @@ def test_events_time_and_everything_is_given_back_once(fake: Fake, vendor: str) 
 
 
 @BOTH
+def test_code_stays_where_a_profiler_needs_it(fake: Fake, vendor: str) -> None:
+    library, opened = fake
+    module = opened.device().load(CODE)
+    opened.api.keeps_code = True
+    module.unload()
+    assert number(library, "fake_destroyed") == 0
+    opened.api.keeps_code = False
+    module.unload()
+    assert number(library, "fake_destroyed") == 1
+
+
+@BOTH
 def test_refusals_carry_call_code_name_and_text(fake: Fake, vendor: str) -> None:
     library, opened = fake
     device = opened.device()

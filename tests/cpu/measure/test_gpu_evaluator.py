@@ -140,7 +140,7 @@ def test_a_candidate_without_a_launch_or_that_raises_costs_itself(
 def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(
     gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried again afresh; then the size fails, not its candidates one by one."""
+    """It is tried again afresh, more often where somebody else killed it; then the size fails, not its candidates."""
     faults: list[Exception] = [WorkerDied("signal SIGKILL")]
 
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
@@ -151,6 +151,12 @@ def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(
 
     jobs = answering(gpu, monkeypatch, answer)
     assert [t.status for t in gpu.screen(SIZE, ARTIFACTS[:2], 1.0)] == ["ok", "ok"] and len(jobs) == 2
+    killed = WorkerDied("signal SIGKILL", from_outside=True)
+    faults += [killed, killed]
+    assert [t.status for t in gpu.screen(SIZE, ARTIFACTS[:2], 1.0)] == ["ok", "ok"] and len(jobs) == 5
+    faults += [killed, killed, killed]
+    with pytest.raises(TritonGemmError, match="signal SIGKILL"):
+        list(gpu.screen(SIZE, ARTIFACTS[:2], 1.0))
     faults += [WorkerError("OutOfMemoryError: 90 GiB"), WorkerTimeout("did not start within 120 s")]
     with pytest.raises(TritonGemmError, match="did not start within 120 s"):
         list(gpu.screen(SIZE, ARTIFACTS[:2], 1.0))

@@ -17,7 +17,6 @@ class CuptiTimer(Timer):
     label = "cupti"
     vendor = "nvidia"
     screens_with = "events"  # Events cost a fifth of a trace, and are good enough to pick finalists.
-    keeps_code = True  # CUPTI mistakes a kernel for an unloaded one that had its handle.
 
     def available(self) -> Support:
         """Whether CUPTI can trace here; it is enabled for good where it can."""

@@ -38,7 +38,7 @@ WEIGHTS = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1280, 8192
 COMMAND = ["--gemm_size_file=sizes.yaml", "-o=done.yaml", f"--target={TARGET}", "-dtype_a=bf16", "-dtype_c=bf16"]
 
 READ = "from tritongemm.workloads.sizes import Defaults, from_file; act = lambda: from_file(Path(argv[1]), Defaults())"
-LOAD = "import tritongemm; from tritongemm.serve import api; act = lambda: api.load(argv[1])"
+LOAD = "import tritongemm; from tritongemm.serving import api; act = lambda: api.load(argv[1])"
 TIMED = """
 import time
 from pathlib import Path

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tritongemm.serve.api import explain, load, mm
+    from tritongemm.serving.api import explain, load, mm
 
 __all__ = ["explain", "load", "mm"]
 
@@ -16,7 +16,7 @@ __all__ = ["explain", "load", "mm"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tritongemm.serve import api
+    from tritongemm.serving import api
 
     globals().update({each: getattr(api, each) for each in __all__})
     return globals()[name]

@@ -22,8 +22,8 @@ from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serve import calls
-from tritongemm.serve.dispatcher import Dispatcher
+from tritongemm.serving import calls
+from tritongemm.serving.dispatcher import Dispatcher
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")

@@ -22,9 +22,9 @@ from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
-from tritongemm.serve.api import default_dispatcher
-from tritongemm.serve.dispatcher import Dispatcher
-from tritongemm.serve.record_table import RecordTable
+from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.record_table import RecordTable
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")

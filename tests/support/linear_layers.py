@@ -17,11 +17,11 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel, PatchedLaunch
 from tritongemm.core.support import Support
-from tritongemm.serve.device_kernels import DeviceKernels
-from tritongemm.serve.dispatcher import Dispatcher
-from tritongemm.serve.record_table import RecordTable
-from tritongemm.serve.serving_device import ServingDevice
-from tritongemm.serve.torch_kernels import TorchKernels
+from tritongemm.serving.device_kernels import DeviceKernels
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.serving_device import ServingDevice
+from tritongemm.serving.torch_kernels import TorchKernels
 
 TILE = Config("tile", 16, 32, 32, split_k=2, num_warps=4, num_stages=2)
 COMPUTE_UNITS = 132  # of the device that stands in
@@ -89,7 +89,7 @@ class StandInDriver:
 def run_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have fast calls see one default stream that captures nothing, also where there is a GPU."""
     for name, value in {"_stream": lambda index: 0, "_capturing": lambda: False, "_current": lambda: -1}.items():
-        monkeypatch.setattr(f"tritongemm.serve.fast_call.{name}", value)
+        monkeypatch.setattr(f"tritongemm.serving.fast_call.{name}", value)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 

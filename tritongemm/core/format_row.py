@@ -4,6 +4,7 @@ file holds), and `Defaults` (what holds for a row that does not say).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tritongemm.core.config import Config
@@ -26,6 +27,9 @@ class FormatRow:
         line: where the row starts, from 1; None for the command line.
         number: its place among the rows of the file, from 1; None where that is not said.
         target: name of the target that the config is for; "" where that is not said.
+        count: calls of it in the workload that the file tells of, or what else weighs it against other rows.
+        operation: the operation that was called, such as ``linear``; "" where that is not said.
+        callers: modules that called it.
     """
 
     problem: Problem
@@ -34,6 +38,9 @@ class FormatRow:
     line: int | None = None
     number: int | None = field(default=None, compare=False)
     target: str = field(default="", compare=False)
+    count: float = 1.0
+    operation: str = ""
+    callers: tuple[str, ...] = ()
 
     def where(self, path: str) -> str:
         """The file at `path`, and the row and line in it, for messages."""
@@ -106,6 +113,21 @@ class ResultsFile:
         if self.damaged:
             raise InputError(self.damaged[0].reason)
         return self
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Results told in a format.
+
+    Attributes:
+        files: text of each file by its name; "" is the output itself, and the only one unless the format keeps a folder.
+        told: how many results the files tell.
+        untold: results that the format can't tell, or not whole, each with the reason.
+    """
+
+    files: Mapping[str, str]
+    told: int
+    untold: tuple[tuple[Record, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, final
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TritonGemmError
-from tritongemm.core.format_row import Defaults, FormatRow, NewerRow, ResultsFile
+from tritongemm.core.format_row import Defaults, FormatRow, NewerRow, ResultsFile, Translation
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
@@ -788,6 +788,21 @@ class Format(Plugin, abstract=True):
         """
         raise InputError(f"{self.title} can't hold our results")
 
+    def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
+        """Tell records in this format, beside what its files hold already.
+
+        Rows of `before` that tell of other problems or devices are kept as they are, byte for byte.
+
+        Args:
+            records: the results.
+            before: text of each file that is there, by its name; "" is the output itself.
+
+        Raises:
+            InputError: the format can't be written, or a file that is there is not in it.
+        """
+        told = list(records)
+        return Translation({"": self.write(told)}, len(told))
+
 
 class ResultsFormat(Format, abstract=True):
     """The format in which our own results are kept, and what newer versions wrote into them."""
@@ -829,7 +844,7 @@ class KernelSource(Plugin, abstract=True):
         rank: sources are asked in the order of their ranks, the lowest first.
     """
 
-    package = "tritongemm.serve.sources"
+    package = "tritongemm.serving.sources"
     kind = "kernel source"
     rank: ClassVar[int]
 

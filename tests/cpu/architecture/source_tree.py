@@ -38,7 +38,7 @@ def syntax(path: Path) -> ast.Module:
 
 
 def place(module: str) -> str:
-    """The package at the first level that a module lies in: ``serve`` of ``tritongemm.serve.api``."""
+    """The package at the first level that a module lies in: ``serving`` of ``tritongemm.serving.api``."""
     parts = module.split(".")
     if len(parts) > 1 and parts[-1] == "__main__":
         return "cli"

@@ -27,11 +27,11 @@ from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelSource
-from tritongemm.serve import api
-from tritongemm.serve.device_kernels import DeviceKernels
-from tritongemm.serve.dispatcher import Dispatcher
-from tritongemm.serve.record_table import RecordTable
-from tritongemm.serve.torch_kernels import TorchKernels
+from tritongemm.serving import api
+from tritongemm.serving.device_kernels import DeviceKernels
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.torch_kernels import TorchKernels
 
 TOY = "kernel_source_toy"
 SOURCES = [*registry.names(KernelSource), TOY]

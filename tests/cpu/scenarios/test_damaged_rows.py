@@ -16,8 +16,8 @@ from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, FormatRow
 from tritongemm.results.revalidation import VerifiedResult
-from tritongemm.serve.dispatcher import Dispatcher
-from tritongemm.serve.record_table import read_records
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.record_table import read_records
 from tritongemm.tuning.revalidate import Revalidation
 from tritongemm.workloads import sizes
 

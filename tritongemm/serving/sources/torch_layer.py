@@ -8,7 +8,7 @@ import torch
 
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.plugins.contracts import KernelSource
-from tritongemm.serve.device_kernels import DeviceKernels
+from tritongemm.serving.device_kernels import DeviceKernels
 
 
 class TorchLayer(KernelSource):

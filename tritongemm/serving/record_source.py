@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
-from tritongemm.serve.record_table import read_records
+from tritongemm.serving.record_table import read_records
 
 
 def read_source(source: str | os.PathLike[str] | Iterable[Record]) -> list[Record]:

@@ -8,7 +8,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
-from tritongemm.serve.device_kernels import DeviceKernels
+from tritongemm.serving.device_kernels import DeviceKernels
 
 
 class TunedRecord(KernelSource):

@@ -21,11 +21,11 @@ from tests.support import ROOT
 from tests.support.linear_layers import problem, record
 from tritongemm.core.errors import InputError
 from tritongemm.core.scaling import Scaling
-from tritongemm.serve.api import default_dispatcher
-from tritongemm.serve.calls import is_layer
-from tritongemm.serve.dispatcher import Dispatcher
-from tritongemm.serve.record_table import read_records
-from tritongemm.serve.torch_fallback import linear
+from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.calls import is_layer
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.record_table import read_records
+from tritongemm.serving.torch_fallback import linear
 
 
 @pytest.mark.parametrize("lead", [(), (7,), (2, 3)])
@@ -273,7 +273,7 @@ def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch: pytest.
     thread.start()
     thread.join()
     assert sizes == [0]
-    monkeypatch.setattr("tritongemm.serve.dispatcher._MOST_CALLS", 4)
+    monkeypatch.setattr("tritongemm.serving.dispatcher._MOST_CALLS", 4)
     for rows in range(1, 20):
         dispatcher.run(torch.randn(rows, 8), w, None, None)
     assert len(dispatcher.calls.table) <= 4

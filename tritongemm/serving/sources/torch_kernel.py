@@ -7,8 +7,8 @@ from typing import ClassVar
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
-from tritongemm.serve import calls
-from tritongemm.serve.device_kernels import DeviceKernels
+from tritongemm.serving import calls
+from tritongemm.serving.device_kernels import DeviceKernels
 
 
 class TorchKernel(KernelSource):

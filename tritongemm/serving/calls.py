@@ -10,7 +10,7 @@ from torch import Tensor
 from tritongemm.core.problem import Problem
 from tritongemm.core.serving import CallSignature
 from tritongemm.core.support import Support
-from tritongemm.serve.torch_fallback import DTYPE_NAMES, float32_precision, output_dtype
+from tritongemm.serving.torch_fallback import DTYPE_NAMES, float32_precision, output_dtype
 
 FREQUENT_CALLS = 64  # A size is frequent from this call of one thread on; a model of 32 layers has come by twice then.
 

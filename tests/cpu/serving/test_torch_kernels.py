@@ -19,10 +19,10 @@ from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import torch_choice
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
-from tritongemm.serve import torch_kernels
-from tritongemm.serve.fast_call import FastCall
-from tritongemm.serve.serving_device import ServingDevice
-from tritongemm.serve.torch_kernels import TorchKernels
+from tritongemm.serving import torch_kernels
+from tritongemm.serving.fast_call import FastCall
+from tritongemm.serving.serving_device import ServingDevice
+from tritongemm.serving.torch_kernels import TorchKernels
 
 MATMUL = torch.backends.cuda.matmul
 

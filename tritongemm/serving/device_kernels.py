@@ -8,10 +8,10 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel
 from tritongemm.core.support import Support
-from tritongemm.serve import winners
-from tritongemm.serve.record_table import RecordTable
-from tritongemm.serve.serving_device import ServingDevice
-from tritongemm.serve.torch_kernels import TorchKernels
+from tritongemm.serving import winners
+from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.serving_device import ServingDevice
+from tritongemm.serving.torch_kernels import TorchKernels
 
 
 @dataclass

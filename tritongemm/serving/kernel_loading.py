@@ -20,12 +20,12 @@ from tritongemm.core.support import Support
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
 from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
 from tritongemm.runtime.loaded_kernels import HostLaunchedKernel, TunedKernel
-from tritongemm.serve import load_check, winners
-from tritongemm.serve.device_kernels import DeviceKernels
-from tritongemm.serve.record_table import RecordTable
-from tritongemm.serve.serving_device import ServingDevice, open_device
-from tritongemm.serve.torch_fallback import float32_precision
-from tritongemm.serve.torch_kernels import TorchKernels
+from tritongemm.serving import load_check, winners
+from tritongemm.serving.device_kernels import DeviceKernels
+from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.serving_device import ServingDevice, open_device
+from tritongemm.serving.torch_fallback import float32_precision
+from tritongemm.serving.torch_kernels import TorchKernels
 
 _TOLD = 10  # records that a warning names
 

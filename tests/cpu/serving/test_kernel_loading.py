@@ -32,9 +32,9 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Capabilities, KernelBackend, LibraryBackend
 from tritongemm.runtime import machine
 from tritongemm.search_spaces import loader
-from tritongemm.serve import api, kernel_loading, load_check, winners
-from tritongemm.serve.dispatcher import Dispatcher
-from tritongemm.serve.record_table import RecordTable
+from tritongemm.serving import api, kernel_loading, load_check, winners
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.record_table import RecordTable
 
 TOY = "toy_backend"
 OTHER = Config("one", 0, 0, 0, backend="library")
@@ -108,14 +108,14 @@ def test_the_record_of_a_backend_put_beside_the_others_serves_calls(
     ArtifactCache(settings.cache_folder()).put(artifact, code, name)
     assert tritongemm.load([record(p, config, winner=toy.name)]) == 1
     for module in ("api", "calls"):
-        monkeypatch.setattr(f"tritongemm.serve.{module}.float32_precision", lambda: "tf32")
+        monkeypatch.setattr(f"tritongemm.serving.{module}.float32_precision", lambda: "tf32")
     for _ in range(2):
         x, w = torch.randn(6, 20), torch.randn(8, 20)
         torch.testing.assert_close(tritongemm.mm(x, w), x @ w.T)
     said = tritongemm.explain(x, w).splitlines()
     assert said == [f"exact: {config.name} (2.00 us, 1.50x torch)", "  tuned_record serves the call"]
     assert gpu.loaded == [(code, artifact.symbol)]
-    monkeypatch.setattr("tritongemm.serve.calls.float32_precision", lambda: "fp32")
+    monkeypatch.setattr("tritongemm.serving.calls.float32_precision", lambda: "fp32")
     assert tritongemm.explain(x, w).startswith(f"fallback: {p.key} on sm90: tuned in tf32")
 
 
@@ -202,7 +202,7 @@ def test_counters_without_memory_cost_the_kernel_that_wants_most(monkeypatch: py
             raise WorkspaceError(f"no memory for {counter_bytes} bytes")
         reserved.append((workspace_bytes, counter_bytes))
 
-    monkeypatch.setattr("tritongemm.serve.serving_device.ServingDevice.reserve_workspaces", reserve)
+    monkeypatch.setattr("tritongemm.serving.serving_device.ServingDevice.reserve_workspaces", reserve)
     kernels: dict[Problem, LoadedKernel | Support] = {problem(m, 8, 16): Counting(m) for m in (10, 10**6, 10**9)}
     kernel_loading._reserve_workspaces(stand_in_device(), kernels)
     assert reserved == [(0, 10)]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.serve.calls import CallOperands
-from tritongemm.serve.dispatcher import Dispatcher, plain_linear
-from tritongemm.serve.torch_fallback import float32_precision, linear, output_dtype
+from tritongemm.serving.calls import CallOperands
+from tritongemm.serving.dispatcher import Dispatcher, plain_linear
+from tritongemm.serving.torch_fallback import float32_precision, linear, output_dtype
 
 _dispatcher: Final = Dispatcher()
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import WorkspaceError
-from tritongemm.serve.torch_fallback import linear
+from tritongemm.serving.torch_fallback import linear
 
 if TYPE_CHECKING:
     from tritongemm.core.serving import LoadedKernel
     from tritongemm.runtime.workspaces import WorkspacePool
-    from tritongemm.serve.serving_device import ServingDevice
+    from tritongemm.serving.serving_device import ServingDevice
 
 _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 _capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)

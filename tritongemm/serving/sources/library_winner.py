@@ -9,8 +9,8 @@ import torch
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
-from tritongemm.serve.device_kernels import DeviceKernels
-from tritongemm.serve.winners import baseline_won
+from tritongemm.serving.device_kernels import DeviceKernels
+from tritongemm.serving.winners import baseline_won
 
 
 class LibraryWinner(KernelSource):

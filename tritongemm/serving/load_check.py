@@ -14,8 +14,8 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serve.fast_call import FastCall
-from tritongemm.serve.serving_device import ServingDevice
+from tritongemm.serving.fast_call import FastCall
+from tritongemm.serving.serving_device import ServingDevice
 
 # A kernel may deviate by this factor of the error that its record was accepted with, where --errRatio let that be
 # beyond the tolerance.

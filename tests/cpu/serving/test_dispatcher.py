@@ -18,9 +18,9 @@ from tritongemm.core.errors import DriverError, InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.support import Support
-from tritongemm.serve import torch_fallback
-from tritongemm.serve.calls import CallOperands
-from tritongemm.serve.dispatcher import CallKey, Dispatcher
+from tritongemm.serving import torch_fallback
+from tritongemm.serving.calls import CallOperands
+from tritongemm.serving.dispatcher import CallKey, Dispatcher
 
 Gpu: TypeAlias = tuple[Dispatcher, Callable[..., Tensor]]
 SetPrecision: TypeAlias = Callable[[str], None]
@@ -86,7 +86,7 @@ def test_what_no_tuned_kernel_serves_is_pytorchs_own(gpu: Gpu) -> None:
 
 def test_a_size_never_tuned_is_resolved_again_once_it_is_frequent(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher, empty = gpu
-    monkeypatch.setattr("tritongemm.serve.calls.FREQUENT_CALLS", 3)
+    monkeypatch.setattr("tritongemm.serving.calls.FREQUENT_CALLS", 3)
     torch_kernel = StandInKernel()
     made: list[tuple[LoadedKernel, tuple[int, ...], torch.dtype]] = []
 
@@ -94,7 +94,7 @@ def test_a_size_never_tuned_is_resolved_again_once_it_is_frequent(gpu: Gpu, monk
         made.append((kernel, shape, dtype))
         return lambda x, w, bias, out_dtype: "called directly"
 
-    monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", call)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.FastCall", call)
     attach_device(dispatcher, torch_kernel=torch_kernel)
     x, w = empty(2, 3, 64), empty(32, 64)
     assert [dispatcher.run(x, w, None, None).shape for _ in range(2)] == [(2, 3, 32)] * 2 and not made
@@ -113,7 +113,7 @@ def precision(monkeypatch: pytest.MonkeyPatch) -> SetPrecision:
 
     def be(value: str) -> None:
         for module in ("calls", "dispatcher"):
-            monkeypatch.setattr(f"tritongemm.serve.{module}.float32_precision", lambda: value)
+            monkeypatch.setattr(f"tritongemm.serving.{module}.float32_precision", lambda: value)
 
     return be
 
@@ -147,8 +147,8 @@ def test_float32_follows_pytorchs_precision(gpu: Gpu, precision: SetPrecision, m
         made.append(given)
         return lambda *_: "tuned" if given is kernel else "PyTorch's"
 
-    monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", call)
-    monkeypatch.setattr("tritongemm.serve.calls.FREQUENT_CALLS", 1)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.FastCall", call)
+    monkeypatch.setattr("tritongemm.serving.calls.FREQUENT_CALLS", 1)
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     for _ in range(3):  # and nothing is made anew
         for setting, who in (("tf32", "tuned"), ("fp32", "PyTorch's")):
@@ -164,7 +164,7 @@ def test_a_change_of_precision_need_not_wait(
     won = record(problem(16, 32, 64, dtype="fp32"))
     dispatcher.load([won])
     attach_device(dispatcher, {won.problem: StandInKernel()}, tf32=(won.problem,))
-    monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", lambda *_: lambda *_: "tuned")
+    monkeypatch.setattr("tritongemm.serving.dispatcher.FastCall", lambda *_: lambda *_: "tuned")
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     precision("fp32")
     assert dispatcher.run(x, w, None, None).shape == (16, 32)
@@ -184,7 +184,7 @@ def test_a_change_of_precision_while_a_call_is_made_ready(
         precision("fp32")  # another thread's doing
         return lambda *_: "tuned"
 
-    monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", call)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.FastCall", call)
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     precision("tf32")
     assert dispatcher.run(x, w, None, None) == "tuned"
@@ -201,12 +201,12 @@ def test_mm_itself_follows_pytorchs_precision(
         seen.append((key[6], operands))
         return lambda *_: None
 
-    monkeypatch.setattr("tritongemm.serve.api._dispatcher", dispatcher)
-    monkeypatch.setattr("tritongemm.serve.api._modes", lambda: 0)  # fake tensors are one
-    monkeypatch.setattr("tritongemm.serve.api._PLAIN", {type(empty(1))})
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+    monkeypatch.setattr("tritongemm.serving.api._modes", lambda: 0)  # fake tensors are one
+    monkeypatch.setattr("tritongemm.serving.api._PLAIN", {type(empty(1))})
     monkeypatch.setattr(dispatcher, "resolve", resolve)
     for setting in ("tf32", "fp32"):
-        monkeypatch.setattr("tritongemm.serve.api.float32_precision", lambda setting=setting: setting)
+        monkeypatch.setattr("tritongemm.serving.api.float32_precision", lambda setting=setting: setting)
         for dtype in (torch.float32, torch.bfloat16):
             x, w, bias = empty(3, 64, dtype=dtype), empty(32, 64, dtype=dtype), empty(32, dtype=dtype)
             tritongemm.mm(x, w)
@@ -229,8 +229,8 @@ def test_precision_is_what_pytorch_is_set_to(monkeypatch: pytest.MonkeyPatch, ol
 
 def test_a_capture_puts_off_the_question(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher, empty = gpu
-    monkeypatch.setattr("tritongemm.serve.calls.FREQUENT_CALLS", 2)
-    monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", lambda *_: lambda *_: "called directly")
+    monkeypatch.setattr("tritongemm.serving.calls.FREQUENT_CALLS", 2)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.FastCall", lambda *_: lambda *_: "called directly")
     answers: list[LoadedKernel | None] = [None, None, StandInKernel()]
     kernels = attach_device(dispatcher)
     monkeypatch.setattr(kernels.torch_kernels, "find", lambda *_: answers.pop(0))
@@ -250,8 +250,8 @@ def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(
     def fails(*_: object) -> NoReturn:
         raise DriverError("cublasLtMatmulDescCreate", 3, "CUBLAS_STATUS_ALLOC_FAILED")
 
-    monkeypatch.setattr("tritongemm.serve.dispatcher.FastCall", fails)
-    monkeypatch.setattr("tritongemm.serve.calls.FREQUENT_CALLS", 2)
+    monkeypatch.setattr("tritongemm.serving.dispatcher.FastCall", fails)
+    monkeypatch.setattr("tritongemm.serving.calls.FREQUENT_CALLS", 2)
     x, w = empty(3, 64), empty(32, 64)
     attach_device(dispatcher, torch_kernel=StandInKernel())
     assert [dispatcher.run(x, w, None, None).shape for _ in range(4)] == [(3, 32)] * 4
@@ -276,7 +276,7 @@ def test_the_environment_names_the_records(gpu: Gpu, tmp_path: Path, monkeypatch
     file.write_text(results_format().write([record(problem(16, 32, 64), winner="torch")]))
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
     monkeypatch.setattr(
-        "tritongemm.serve.kernel_loading.load_device", lambda _, records, former: stand_in_kernels(records)
+        "tritongemm.serving.kernel_loading.load_device", lambda _, records, former: stand_in_kernels(records)
     )
     assert say(Dispatcher(), empty(16, 64), empty(32, 64)).startswith("library: torch won")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(tmp_path / "gone.yaml"))

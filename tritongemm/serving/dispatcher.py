@@ -25,16 +25,16 @@ from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
-from tritongemm.serve import calls
-from tritongemm.serve.calls import CallOperands, is_layer, sign_call
-from tritongemm.serve.fast_call import FastCall
-from tritongemm.serve.record_source import read_source
-from tritongemm.serve.record_table import RecordTable
-from tritongemm.serve.torch_fallback import float32_precision, is_plain, linear, output_dtype
+from tritongemm.serving import calls
+from tritongemm.serving.calls import CallOperands, is_layer, sign_call
+from tritongemm.serving.fast_call import FastCall
+from tritongemm.serving.record_source import read_source
+from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.torch_fallback import float32_precision, is_plain, linear, output_dtype
 
 if TYPE_CHECKING:
     from tritongemm.plugins.contracts import KernelSource
-    from tritongemm.serve.device_kernels import DeviceKernels
+    from tritongemm.serving.device_kernels import DeviceKernels
 
 _MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
 _PRECISION = 6  # The place of float32's precision in a key.
@@ -206,7 +206,7 @@ class Dispatcher:
                     self._records = RecordTable(r for r in read_source(path) if is_layer(r.problem))
                 self._records_read = True
                 if index not in self._devices:
-                    from tritongemm.serve import kernel_loading  # which imports what it takes to compile
+                    from tritongemm.serving import kernel_loading  # which imports what it takes to compile
 
                     self._devices[index] = kernel_loading.load_device(index, self._records, self._former.get(index))
                 device = self._devices[index]

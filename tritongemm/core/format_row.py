@@ -120,7 +120,7 @@ class Translation:
     """Results told in a format.
 
     Attributes:
-        files: text of each file by its name; "" is the output itself, and the only one unless the format keeps a folder.
+        files: text of each file by its name; "" is the output itself, the only one unless the format keeps a folder.
         told: how many results the files tell.
         untold: results that the format can't tell, or not whole, each with the reason.
     """

@@ -108,7 +108,7 @@ def stand_in_kernels(
 ) -> DeviceKernels:
     """What a device can launch: kernels of problems, one for all that are PyTorch's."""
     device, torch_kernels = stand_in_device(compute_units), StandInTorchKernels(torch_kernel)
-    return DeviceKernels(device, records, torch_kernels, loaded or {}, frozenset(tf32))
+    return DeviceKernels(device, records, torch_kernels, loaded or {}, tf32=frozenset(tf32))
 
 
 def attach_device(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.support import Support
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import NO_INPUTS, Backend, BuildInputs, KernelBackend
@@ -47,10 +47,51 @@ def brings_kernels(config: Config) -> bool:
     return isinstance(registry.get(Backend, config.backend), KernelBackend)
 
 
+@dataclass(frozen=True)
+class PreparedKernel:
+    """A record's kernel, compiled for the target of the live device.
+
+    Attributes:
+        record: the result that chose it.
+        artifact: the compiled kernel.
+        target: facts of the device; its compute units size persistent grids.
+        launch: its launch on the record's problem.
+    """
+
+    record: Record
+    artifact: Artifact
+    target: Target
+    launch: Launch | HostLaunch
+
+    def serves_range(self) -> Support:
+        """Whether the kernel that was compiled for the record's M is the one of every M of its range."""
+        lowest = compile_job(self._problem(self.record.m_from), self.record.config, self.target)
+        if isinstance(lowest, Support) or lowest.digest == self.artifact.digest:
+            return lowest if isinstance(lowest, Support) else SUPPORTED
+        return Support(f"M {self.record.m_from} needs another binary than M {self.record.problem.m}")
+
+    def launch_at(self, m: int) -> Launch | HostLaunch | Support:
+        """The launch on the record's problem with another M of its range, or why there is none."""
+        problem, record = self._problem(m), self.record
+        possible = check_config(record.config, problem, self.target, record.target)
+        return _launch(record.config, problem, self.artifact, self.target) if possible else possible
+
+    def _problem(self, m: int) -> Problem:
+        return replace(self.record.problem, m=m)
+
+
 def prepare_launches(
     records: Sequence[Record], target: Target, cache: ArtifactCache
 ) -> dict[Problem, Launch | HostLaunch | str]:
-    """The launch of each record's config, compiled in parallel where the cache lacks it; or why there is none.
+    """The launch of each record's config, or why there is none; arguments are those of `prepare_kernels`."""
+    prepared = prepare_kernels(records, target, cache)
+    return {p: str(one) if isinstance(one, Support) else one.launch for p, one in prepared.items()}
+
+
+def prepare_kernels(
+    records: Sequence[Record], target: Target, cache: ArtifactCache
+) -> dict[Problem, PreparedKernel | Support]:
+    """The kernel of each record's config, compiled in parallel where the cache lacks it; or why there is none.
 
     Args:
         records: one for each problem, tuned for the target.
@@ -59,15 +100,15 @@ def prepare_launches(
     """
     from tritongemm.build.pool import BuildPool
 
-    launches: dict[Problem, Launch | HostLaunch | str] = {}
+    kernels: dict[Problem, PreparedKernel | Support] = {}
     waiting: list[tuple[Record, CompileJob]] = []
     for record in records:
         possible = check_config(record.config, record.problem, target, record.target)
         job = compile_job(record.problem, record.config, target) if possible else possible
         if isinstance(job, Support):
-            launches[record.problem] = job.reason
+            kernels[record.problem] = job
         elif (artifact := cache.get(job.digest)) is not None:
-            launches[record.problem] = _launch(record, artifact, target)
+            kernels[record.problem] = _prepared(record, artifact, target)
         else:
             waiting.append((record, job))
     if waiting:
@@ -77,15 +118,20 @@ def prepare_launches(
         finally:
             pool.close()
         for record, job in waiting:
-            launches[record.problem] = _launch(record, by_digest[job.digest], target)
-    return launches
+            kernels[record.problem] = _prepared(record, by_digest[job.digest], target)
+    return kernels
 
 
-def _launch(record: Record, artifact: Artifact, target: Target) -> Launch | HostLaunch | str:
-    """The launch of a record's kernel, or why there is none."""
+def _prepared(record: Record, artifact: Artifact, target: Target) -> PreparedKernel | Support:
+    """A record's kernel, or why it can't be launched."""
     if artifact.status != "ok":
-        return f"{artifact.status}: {artifact.reason}"
-    own = replace(artifact, config=record.config)  # configs that differ in their arguments alone share a binary
-    backend = registry.get(KernelBackend, record.config.backend)
-    launch = or_refusal(lambda: backend.launch(own, record.problem, target))
-    return str(launch) if isinstance(launch, Support) else launch
+        return Support(f"{artifact.status}: {artifact.reason}")
+    launch = _launch(record.config, record.problem, artifact, target)
+    return launch if isinstance(launch, Support) else PreparedKernel(record, artifact, target, launch)
+
+
+def _launch(config: Config, problem: Problem, artifact: Artifact, target: Target) -> Launch | HostLaunch | Support:
+    """The launch of a compiled kernel, or why there is none."""
+    own = replace(artifact, config=config)  # configs that differ in their arguments alone share a binary
+    backend = registry.get(KernelBackend, config.backend)
+    return or_refusal(lambda: backend.launch(own, problem, target))

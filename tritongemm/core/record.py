@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.trial import PREDICTED
 from tritongemm.core.values import (
@@ -14,6 +15,7 @@ from tritongemm.core.values import (
     FINITE,
     FINITE_OR_NONE,
     FLAG,
+    HELD_OUT,
     MAP,
     POSITIVE,
     POSITIVE_OR_NONE,
@@ -43,8 +45,12 @@ _FIELD_KINDS = {
     "toolchain": TEXTS,
     "cold": FLAG,
     "compute_units": WHOLE,
+    "m_from": WHOLE,
+    "held_out": HELD_OUT,
     "extra": MAP,
 }
+
+_LEFT_OUT = ("compute_units", "m_from", "held_out")  # Fields that are not written where they say nothing.
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,10 @@ class Record:
         cold: the weights were not in the last-level cache.
         compute_units: number of compute units of the device it was tuned on; 0 where that is not said, as in older
             files, and the result then serves any device of its target.
+        m_from: the result serves every M from this one up to the problem's own, as a table over M says; 0 where it
+            serves its own M alone.
+        held_out: what was measured at other M of the range, which had no part in choosing it, by M as text: the time
+            over the best known there, less 1, and the library's time over it.
         extra: keys that a newer version wrote and this one does not know, as JSON values; they are written back, and
             do not count when records are compared.
 
@@ -91,10 +101,18 @@ class Record:
     toolchain: dict[str, str] = field(default_factory=dict)
     cold: bool = True
     compute_units: int = 0
+    m_from: int = 0
+    held_out: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         require(self.__dict__, _FIELD_KINDS)
+        if self.m_from > self.problem.m:
+            raise InputError(f"m_from must be at most M, {self.problem.m}, not {self.m_from}")
+
+    def serves(self, m: int) -> bool:
+        """Whether the result serves a problem of this M, and of its own N, K and all else."""
+        return m == self.problem.m or 0 < self.m_from <= m <= self.problem.m
 
     @property
     def predicted(self) -> bool:
@@ -118,7 +136,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, in their order, then the unknown keys."""
-        data = {k: v for k, v in self.__dict__.items() if k != "extra" and (k != "compute_units" or v)}
+        data = {k: v for k, v in self.__dict__.items() if k != "extra" and (v or k not in _LEFT_OUT)}
         return {**data, "problem": self.problem.to_json(), "config": self.config.name, **self.extra}
 
     @classmethod

@@ -52,6 +52,13 @@ def _is_text(value: object) -> bool:
         return False
 
 
+def _is_measured_elsewhere(m: object, numbers: object) -> bool:
+    """Whether it is an M as text, with a regret and a share."""
+    if not isinstance(m, str) or not m.isdecimal() or len(m) > 10:
+        return False
+    return isinstance(numbers, list | tuple) and len(numbers) == 2 and all(map(FINITE.holds, numbers))
+
+
 TEXT = FieldKind("text", _is_text)
 FLAG = FieldKind("true or false", lambda v: isinstance(v, bool))
 POSITIVE = FieldKind("a positive number", _is_positive)
@@ -65,6 +72,10 @@ TIMES = FieldKind("a list of positive numbers", lambda v: isinstance(v, list) an
 TEXTS = FieldKind(
     "a map of text",
     lambda v: isinstance(v, Mapping) and all(_is_text(one) for pair in v.items() for one in pair),
+)
+HELD_OUT = FieldKind(
+    "a map of two numbers from 0 on for each M",
+    lambda v: isinstance(v, Mapping) and all(_is_measured_elsewhere(*each) for each in v.items()),
 )
 MAP = FieldKind("a map", lambda v: isinstance(v, Mapping))
 

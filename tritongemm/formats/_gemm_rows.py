@@ -14,6 +14,7 @@ What a row leaves out:
     TFLOPS, time(us)                      a remark behind the row: # TFLOPS: 500.58 time(us): 1095.0
     winner, timer, cold                   the backend; tune_gemm; false, as it times with warm caches
     compute_units                         0: any device of the target
+    M_from, held_out                      the row serves its own M alone; nothing
 
 instruction_sched_variant is read and dropped; today's Triton has no such option. Times are decimal shifts of seconds,
 so that what is written is read back equal.
@@ -51,7 +52,7 @@ _TYPED = ("dtype_a", "dtype_b", "dtype_c", "bias")
 _OUR_PROBLEM = (*_TYPED, "batch", "groups", "family", "order_b")
 _OUR_RESULT = (
     *("target", "compute_units", "winner", "timer", "spread", "error", "tolerance"),
-    *("library", "library_us", "tie", "verified", "cold", "toolchain"),
+    *("library", "library_us", "tie", "verified", "cold", "toolchain", "M_from", "held_out"),
 )
 
 THEIR_KEYS = (*_SIZES, *_LAYOUTS, *_THEIR_CONFIG, *_TIMES)  # those of tune_gemm and tune_streamk
@@ -259,6 +260,8 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
         "toolchain": entry.texts("toolchain"),
         "cold": entry.flag("cold"),
         "compute_units": entry.whole("compute_units", 0, 0),
+        "m_from": entry.whole("M_from", 0, 0),
+        "held_out": entry.plain("held_out") or {},
         "extra": entry.unknown_values(),
     }
     try:
@@ -289,6 +292,7 @@ def make_row(record: Record) -> dict[str, Any]:
     row |= {"groups": problem.groups} if problem.groups != 1 else {}
     row |= {"template": config.template, "backend": config.backend, "options": options or None}
     row |= {"target": record.target, "compute_units": record.compute_units or None}
+    row |= {"M_from": record.m_from or None, "held_out": dict(record.held_out) or None}
     row |= {"winner": record.winner, "timer": record.timer, "spread": record.spread}
     row |= {"error": record.error, "tolerance": record.tolerance, "library": record.library or None}
     row |= {"library_us": None if record.library_seconds is None else _microseconds(record.library_seconds)}

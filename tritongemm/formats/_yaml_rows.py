@@ -95,6 +95,10 @@ class Entry:
         """What the unknown keys say, as JSON values."""
         return {name: _plain(self.values[name]) for name in self.unknown}
 
+    def plain(self, key: str) -> Any:
+        """What a key says, as a JSON value; None where it is not there."""
+        return _plain(self.values.get(key))
+
     def line_of_text(self) -> str:
         """The row as one line of a file, every value as it is written."""
         return "- " + flow(self.values)

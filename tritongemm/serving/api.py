@@ -109,8 +109,8 @@ def explain(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.d
     """Which kernel computes `mm` of these operands, and why.
 
     Returns:
-        A line ``exact: kernel``, ``library: kernel`` or ``fallback: reason``, and, where sources of kernels were asked,
-        a line for each of them.
+        A line ``exact: kernel``, ``range: kernel``, ``library: kernel`` or ``fallback: reason``, and, where sources of
+        kernels were asked, a line for each of them.
 
     Raises:
         TypeError: an operand is no tensor.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -12,6 +14,8 @@ from tritongemm.serving import winners
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.torch_kernels import TorchKernels
+
+Binder: TypeAlias = "Callable[[int], LoadedKernel | Support]"  # The kernel of a range at an M of it, or why not.
 
 
 @dataclass
@@ -23,6 +27,7 @@ class DeviceKernels:
         records: the tuned records of all devices.
         torch_kernels: PyTorch's own kernels.
         loaded: the kernel of each tuned problem that a kernel or an algorithm won, or why it can't be launched.
+        binders: what gives the kernel of another M, by the problem of a record that serves a range of M.
         tf32: the problems whose kernels round float32 operands to tf32.
     """
 
@@ -30,6 +35,7 @@ class DeviceKernels:
     records: RecordTable
     torch_kernels: TorchKernels
     loaded: dict[Problem, LoadedKernel | Support] = field(default_factory=dict)
+    binders: dict[Problem, Binder] = field(default_factory=dict)
     tf32: frozenset[Problem] = frozenset()
 
     def find_record(self, problem: Problem) -> Record | Support:
@@ -37,10 +43,11 @@ class DeviceKernels:
         return self.records.find(problem, self.device.arch, self.device.compute_units)
 
     def find_tuned(self, call: CallSignature) -> LoadedKernel | Support:
-        """The tuned kernel of exactly this call, or why it can't be launched."""
-        record, problem = self.find_record(call.problem), call.problem
+        """The tuned kernel of this call, or why it can't be launched."""
+        record = self.find_record(call.problem)
         if isinstance(record, Support):
             return record
+        problem = record.problem
         kernel, where = self.loaded.get(problem), f"{problem.key} on {self.device.arch}"
         if kernel is None:
             return winners.is_launchable(record)
@@ -49,7 +56,10 @@ class DeviceKernels:
         if call.precision == "fp32" and problem in self.tf32:
             reason = "tuned in tf32, while PyTorch multiplies float32 in full (torch.backends.cuda.matmul.allow_tf32)"
             return Support(f"{where}: {reason}")
-        return kernel
+        if problem.m == call.problem.m:
+            return kernel
+        bound = self.binders[problem](call.problem.m) if problem in self.binders else Support("it serves its own M")
+        return Support(f"{where}, M {call.problem.m}: {bound}") if isinstance(bound, Support) else bound
 
     def why_not_tuned(self, call: CallSignature) -> str:
         """Why no tuned kernel computes a call."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.prepare import or_refusal, prepare_launches
+from tritongemm.build.prepare import PreparedKernel, or_refusal, prepare_kernels
 from tritongemm.core import settings
 from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.launch import HostLaunch, Launch
@@ -17,11 +18,12 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.support import Support
+from tritongemm.hip_ext.driver.module import Function
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
 from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
 from tritongemm.runtime.loaded_kernels import HostLaunchedKernel, TunedKernel
 from tritongemm.serving import load_check, winners
-from tritongemm.serving.device_kernels import DeviceKernels
+from tritongemm.serving.device_kernels import Binder, DeviceKernels
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice, open_device
 from tritongemm.serving.torch_fallback import float32_precision
@@ -43,24 +45,28 @@ def load_device(index: int, records: RecordTable, former: DeviceKernels | None =
         found = DeviceKernels(device, records, TorchKernels(device))
         tuned = records.list_records(device.arch, device.compute_units)
         launchable = [record for record in tuned if winners.is_launchable(record)]
-        found.loaded = load_kernels(device, launchable)
+        found.loaded, found.binders = load_kernels(device, launchable)
         found.tf32 = frozenset(record.problem for record in launchable if winners.rounds_to_tf32(record))
         for problem in (record.problem for record in tuned if winners.baseline_won(record)):
             found.torch_kernels.find(problem, float32_precision() if problem.dtype_a == "fp32" else "fp32")
     return found
 
 
-def load_kernels(device: ServingDevice, records: Sequence[Record]) -> dict[Problem, LoadedKernel | Support]:
-    """The kernel of each record on a GPU, or why it can't be launched there.
+def load_kernels(
+    device: ServingDevice, records: Sequence[Record]
+) -> tuple[dict[Problem, LoadedKernel | Support], dict[Problem, Binder]]:
+    """The kernel of each record on a GPU, or why it can't be launched there; and what gives it at other M of its range.
 
     Args:
         device: PyTorch's current device.
         records: one for each problem.
     """
     compiled = [r for r in records if isinstance(winners.find_winner(r), KernelBackend)]
-    kernels = _load_compiled(device, compiled)
+    kernels, binders = _load_compiled(device, compiled)
     for record in (r for r in records if r.problem not in kernels):
         kernels[record.problem] = or_refusal(partial(_load_algorithm, device, record))
+        if record.m_from:
+            binders[record.problem] = partial(_load_algorithm_at, device, record)
     _reserve_workspaces(device, kernels)
     for record in records:
         kernel = kernels[record.problem]
@@ -69,7 +75,7 @@ def load_kernels(device: ServingDevice, records: Sequence[Record]) -> dict[Probl
             if not support:
                 kernels[record.problem] = support
     _warn_of_refused(kernels)
-    return kernels
+    return kernels, binders
 
 
 def _reserve_workspaces(device: ServingDevice, kernels: dict[Problem, LoadedKernel | Support]) -> None:
@@ -104,29 +110,54 @@ def _needs_check(record: Record, kernel: LoadedKernel) -> bool:
     return loads_late or made_by_other_triton(record)
 
 
-def _load_compiled(device: ServingDevice, records: Sequence[Record]) -> dict[Problem, LoadedKernel | Support]:
+def _load_compiled(
+    device: ServingDevice, records: Sequence[Record]
+) -> tuple[dict[Problem, LoadedKernel | Support], dict[Problem, Binder]]:
+    """The compiled kernel of each record, and the binders of those that serve ranges of M."""
+    kernels: dict[Problem, LoadedKernel | Support] = {}
+    binders: dict[Problem, Binder] = {}
     if not records:
-        return {}
+        return kernels, binders
     from tritongemm.runtime import machine  # which reads YAML
 
     target = machine.find_machine(None, str(device.index)).target
-    prepared = prepare_launches(records, target, ArtifactCache(settings.cache_folder()))
-    return {problem: _load_launch(device, launch) for problem, launch in prepared.items()}
+    functions: dict[tuple[str, str], Function] = {}
+    for problem, prepared in prepare_kernels(records, target, ArtifactCache(settings.cache_folder())).items():
+        if isinstance(prepared, Support):
+            kernels[problem] = prepared
+            continue
+        kernels[problem] = kernel = or_refusal(partial(_load_code, device, prepared.launch, functions))
+        if prepared.record.m_from and not isinstance(kernel, Support):
+            support = or_refusal(prepared.serves_range)
+            binders[problem] = partial(_bind, prepared, kernel) if support else partial(_refuse, support)
+    return kernels, binders
 
 
-def _load_launch(device: ServingDevice, launch: Launch | HostLaunch | str) -> LoadedKernel | Support:
-    if isinstance(launch, str):
-        return Support(launch)
-    return or_refusal(partial(_load_code, device, launch))
-
-
-def _load_code(device: ServingDevice, launch: Launch | HostLaunch) -> LoadedKernel:
+def _load_code(
+    device: ServingDevice, launch: Launch | HostLaunch, functions: dict[tuple[str, str], Function]
+) -> LoadedKernel:
+    """A compiled kernel on a GPU; `functions` holds those that are loaded, by file and symbol: many launches share one."""
     if isinstance(launch, HostLaunch):
         PreparedCall(launch, {})
         return HostLaunchedKernel(launch)
-    function = device.driver_device.load(launch.read_code()).function(launch.symbol)
-    _ = function.attributes  # The driver may load code late; a capture must not be the first to ask for it.
-    return TunedKernel(launch, function)
+    key = launch.path, launch.symbol
+    if key not in functions:
+        functions[key] = device.driver_device.load(launch.read_code()).function(launch.symbol)
+        _ = functions[key].attributes  # The driver may load code late; a capture must not be the first to ask for it.
+    return TunedKernel(launch, functions[key])
+
+
+def _bind(prepared: PreparedKernel, kernel: LoadedKernel, m: int) -> LoadedKernel | Support:
+    """A loaded kernel at another M."""
+    launch = prepared.launch_at(m)
+    if isinstance(launch, Support):
+        return launch
+    return HostLaunchedKernel(launch) if isinstance(launch, HostLaunch) else replace(kernel, launch=launch)  # type: ignore[type-var]
+
+
+def _refuse(support: Support, m: int) -> Support:
+    """The answer of a record whose kernel can't serve its range."""
+    return support
 
 
 def _load_algorithm(device: ServingDevice, record: Record) -> LoadedKernel | Support:
@@ -134,3 +165,15 @@ def _load_algorithm(device: ServingDevice, record: Record) -> LoadedKernel | Sup
     if not isinstance(winner, LibraryBackend):
         return Support(f"its winner {record.winner} can't be called from here")
     return winner.load(record, device.index, device.driver_device)
+
+
+def _load_algorithm_at(device: ServingDevice, record: Record, m: int) -> LoadedKernel | Support:
+    """A library's algorithm at another M, loaded and checked at the first call of it."""
+    if torch.cuda.is_current_stream_capturing():
+        return Support("its algorithm is loaded at the first call of this M, and not while a graph is captured")
+    here = replace(record, problem=replace(record.problem, m=m), m_from=0)
+    kernel = or_refusal(partial(_load_algorithm, device, here))
+    if isinstance(kernel, Support):
+        return kernel
+    checked = or_refusal(partial(load_check.check_kernel, kernel, here, device))
+    return kernel if checked else checked

@@ -159,7 +159,7 @@ def test_an_algorithm_is_checked_before_calls_rely_on_it(
 
     monkeypatch.setattr(load_check, "check_kernel", check)
     gone, here = (record(problem(m, 8, 16), OTHER, winner="library") for m in (2, 4))
-    loaded = kernel_loading.load_kernels(stand_in_device(), [gone, here])
+    loaded, _ = kernel_loading.load_kernels(stand_in_device(), [gone, here])
     assert loaded[gone.problem] == Support("gone from this version of the library") and checked == [here]
     assert isinstance(loaded[here.problem], StandInKernel) if right else loaded[here.problem] == Support("wrong")
 
@@ -179,7 +179,7 @@ def test_a_record_costs_its_own_size_whatever_is_wrong_with_it(
     monkeypatch.setattr(load_check, "check_kernel", check)
     records = [record(problem(m, 8, 16), OTHER, winner="library") for m in (1, 2, 3)]
     with pytest.warns(UserWarning, match="PyTorch computes 2 of 3 tuned sizes: 1x8x16_bf16_TN: KeyError: ") as told:
-        loaded = kernel_loading.load_kernels(stand_in_device(), records)
+        loaded, _ = kernel_loading.load_kernels(stand_in_device(), records)
     assert len(told) == 1 and "2x8x16_bf16_TN: ZeroDivisionError: " in str(told[0].message)
     assert [isinstance(loaded[r.problem], StandInKernel) for r in records] == [False, False, True]
 

@@ -23,7 +23,9 @@ class LibraryWinner(KernelSource):
         record = device.find_record(call.problem)
         if isinstance(record, Support) or record.predicted or not baseline_won(record):
             return Support("no library won the tuning of this size")
-        text = f"{record.winner} won the tuning of {call.problem.key} on {device.device.arch}"
+        text = f"{record.winner} won the tuning of {record.problem.key} on {device.device.arch}"
+        if record.problem != call.problem:
+            text += f", whose range of M is {record.m_from} to {record.problem.m}"
         kernel = None if call.vector else device.torch_kernels.find(call.problem, call.precision)
         if kernel is None:
             return Resolution("library", text, lasting=not torch.cuda.is_current_stream_capturing())

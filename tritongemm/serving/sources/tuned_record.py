@@ -1,4 +1,4 @@
-"""Kernel source: the tuned kernel of exactly this size."""
+"""Kernel source: the tuned kernel of exactly this size, or of the range of M that it lies in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tritongemm.serving.device_kernels import DeviceKernels
 
 
 class TunedRecord(KernelSource):
-    """A kernel, or an algorithm of a library, that won the tuning of exactly this size on such a GPU."""
+    """A kernel, or an algorithm of a library, that won the tuning of this size, or of its range of M, on such a GPU."""
 
     rank: ClassVar[int] = 10
 
@@ -23,4 +23,7 @@ class TunedRecord(KernelSource):
             return kernel
         assert isinstance(record, Record), "a tuned kernel has a record"
         gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
-        return Resolution("exact", f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})", kernel)
+        text = f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})"
+        if record.problem.m == call.problem.m:
+            return Resolution("exact", text, kernel)
+        return Resolution("range", f"M {record.m_from} to {record.problem.m}: {text} at M {record.problem.m}", kernel)

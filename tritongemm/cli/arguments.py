@@ -80,6 +80,18 @@ size = whole(1, LARGEST_SIZE)
 seconds = number(0, YEAR_S, above=True)
 
 
+def m_range(text: str) -> tuple[int, int]:
+    """The least and the largest M of ``LOW-HIGH``.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no range.
+    """
+    low, dash, high = text.partition("-")
+    if not dash or not low or not high or size(low) > size(high):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of M such as 1-8192")
+    return size(low), size(high)
+
+
 def processes(text: str) -> int:
     """How many processes may compile; 0 for one a core.
 

@@ -140,6 +140,18 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a file of sizes or of stored results; YAML: a list of {M, N, K, …}",
     )
+    g.add_argument(
+        "--workload",
+        type=arguments.path,
+        metavar="FILE",
+        help="a file of sizes and how often each is called: tune a table over M of each product, from 1 to its largest M",
+    )
+    g.add_argument(
+        "--m-range",
+        type=arguments.m_range,
+        metavar="LOW-HIGH",
+        help="tune a table over these M, such as 1-8192: of the product of -n and -k, or of each that the file names",
+    )
     _add_actions(p)
     _add_places(p)
     _add_search(p)
@@ -315,15 +327,32 @@ def normalised(argv: Sequence[str]) -> list[str]:
     return [re.sub(r"^-(dtype|col)-(?=[abc](=|$))", r"-\1_", a) for a in long]
 
 
+def _names_file(args: argparse.Namespace) -> bool:
+    return args.gemm_size_file is not None or args.workload is not None
+
+
 # What can't be asked for, and what a user is told then.
 _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
     (
-        lambda a: a.gemm_size_file is None and None in (a.m, a.n, a.k),
-        "name a size with -m, -n and -k, or a file of sizes with --gemm_size_file",
+        lambda a: a.gemm_size_file is not None and a.workload is not None,
+        "--gemm_size_file and --workload exclude each other: the one tunes its sizes, the other tables over M of them",
     ),
     (
-        lambda a: a.gemm_size_file is not None and (a.m, a.n, a.k) != (None, None, None),
-        "-m, -n, -k and --gemm_size_file exclude each other",
+        lambda a: _names_file(a) and (a.m, a.n, a.k) != (None, None, None),
+        "-m, -n, -k and a file of sizes exclude each other",
+    ),
+    (
+        lambda a: a.m_range is not None and a.m is not None,
+        "-m and --m_range exclude each other",
+    ),
+    (
+        lambda a: not _names_file(a) and None in (a.m or a.m_range, a.n, a.k),
+        "name a size with -m, -n and -k, a table with --m_range, -n and -k, or a file of sizes with --gemm_size_file or "
+        "--workload",
+    ),
+    (
+        lambda a: (a.compare_wo_tuning or a.benchmark) and (a.workload is not None or a.m_range is not None),
+        "--workload and --m_range tune; --compare_wo_tuning and --benchmark read stored results",
     ),
     (
         lambda a: (a.compare_wo_tuning or a.benchmark) and a.gemm_size_file is None,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from tritongemm.cli import door, options, session
+from tritongemm.cli import door, options, session, tables
 from tritongemm.codegen.modules import candidates_path, winner_path
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import DamagedRow, FormatRow
@@ -24,10 +24,13 @@ from tritongemm.report.revalidation import print_retimed, print_verified
 from tritongemm.results.run_files import RunFiles, holding_module_folder
 from tritongemm.results.store import Store
 from tritongemm.runtime.machine import Machine, find_machine
+from tritongemm.tuning.m_table import MTable
 from tritongemm.tuning.revalidate import Revalidation, require_results
 from tritongemm.tuning.roster import choose_roster
 from tritongemm.tuning.run import TuningRun
+from tritongemm.tuning.table_tuning import TableTuning
 from tritongemm.workloads import sizes
+from tritongemm.workloads.m_spans import MSpan
 
 
 @door.command
@@ -47,7 +50,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         for row in damaged:
             reporter.say(f"left out: {row.reason}")
         if not (args.compare_wo_tuning or args.benchmark):  # there a row that can't be computed costs itself alone
-            _require_families(rows, machine, args.gemm_size_file)
+            _require_families(rows, machine, args.gemm_size_file or args.workload)
         roster = choose_roster(args.libtype, bool(machine.devices), args.compile_only)
         reporter.say(machine.why)
         for name, reason in roster.left_out.items() if args.verbose or args.libtype == "all" else ():
@@ -55,6 +58,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         output = Path(args.output or f"output/tuning_results_{machine.target.name}.yaml")
         if args.profile_file is not None:
             sizes_file = [] if args.gemm_size_file is None else [Path(args.gemm_size_file)]
+            sizes_file += [] if args.workload is None else [Path(args.workload)]
             candidates_csv.check(Path(args.profile_file), [*RunFiles(output).every(), *sizes_file])
         plan = session.make_options(args, machine, roster.backends, protocol, output)
         if args.compare_wo_tuning or args.benchmark:
@@ -65,18 +69,22 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
                 else _retime(again, rows, file, plan.library, reporter)
             )
             return max(status, door.WRONG if damaged else door.DONE)
-        problems = [row.problem for row in rows]
-        store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, problems))
+        spans = tables.read_spans(rows, args)
+        problems = tables.list_searched(spans) if spans else [row.problem for row in rows]
+        order = tables.list_measured(spans) if spans else problems
+        store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, order))
         stack.enter_context(holding_module_folder(plan.folder, output))
-        return _tune(problems, TuningRun(tools.evaluators, tools.pool, store, plan, reporter), args, command)
+        run = TuningRun(tools.evaluators, tools.pool, store, plan, reporter)
+        return _tune(problems, spans, run, args, command)
 
 
 def _rows(args: argparse.Namespace, machine: Machine) -> tuple[Sequence[FormatRow], Sequence[DamagedRow]]:
     """What the command line asks for, and the rows of stored results that can't be used; of sizes all must be right."""
     defaults = options.defaults(args, machine.target.fp8)
-    if args.gemm_size_file is None:
-        return sizes.from_options(args.m, args.n, args.k, defaults), ()
-    path = Path(args.gemm_size_file)
+    named = args.gemm_size_file or args.workload
+    if named is None:
+        return sizes.from_options(args.m or args.m_range[0], args.n, args.k, defaults), ()
+    path = Path(named)
     if not (args.compare_wo_tuning or args.benchmark):
         return sizes.from_file(path, defaults), ()
     found = sizes.from_results(path, defaults)
@@ -151,7 +159,9 @@ def _merging(
         write_profile()
 
 
-def _tune(problems: list[Problem], run: TuningRun, args: argparse.Namespace, command: str) -> int:
+def _tune(
+    problems: list[Problem], spans: Sequence[MSpan], run: TuningRun, args: argparse.Namespace, command: str
+) -> int:
     store, reporter, folder = run.store, run.watcher, run.options.folder
     assert isinstance(reporter, Reporter)
     wanted = [p for p in problems if store.record(p) is None]
@@ -166,15 +176,19 @@ def _tune(problems: list[Problem], run: TuningRun, args: argparse.Namespace, com
             count = candidates_csv.write(Path(args.profile_file), store, problems, run.unstored)
             reporter.say(f"profile: {args.profile_file}: {count} rows")
 
-    with _merging(store, problems, command, write_profile):
+    found: dict[MSpan, MTable] = {}
+    with _merging(store, tables.list_measured(spans) or problems, command, write_profile):
         failures = run.tune(problems)
         if not run.options.stop:
             session.write_missing_winners(problems, run)
+            found = TableTuning(run).tune(spans) if spans else {}
     counts = ", ".join(f"{n} {s}" for s, n in sorted(reporter.statuses.items()))
     if run.options.stop:
         reporter.say(f"modules: {folder}" + (f"; compiled: {counts}" if counts else ""))
     else:
-        _print_records([r for r in map(store.record, problems) if r is not None], run, reporter, args.compare)
+        if args.compare or not spans:
+            _print_records([r for r in map(store.record, problems) if r is not None], run, reporter, args.compare)
+        tables.print_tables(found, reporter)
         if counts:
             reporter.say(f"trials: {counts}")
         if any(store.record(p) for p in problems):

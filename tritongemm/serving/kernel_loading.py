@@ -136,7 +136,7 @@ def _load_compiled(
 def _load_code(
     device: ServingDevice, launch: Launch | HostLaunch, functions: dict[tuple[str, str], Function]
 ) -> LoadedKernel:
-    """A compiled kernel on a GPU; `functions` holds those that are loaded, by file and symbol: many launches share one."""
+    """A compiled kernel on a GPU; `functions` holds what is loaded, by file and symbol, as launches may share one."""
     if isinstance(launch, HostLaunch):
         PreparedCall(launch, {})
         return HostLaunchedKernel(launch)

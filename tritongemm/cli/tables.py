@@ -1,0 +1,38 @@
+"""Tables over M on the command line of `python -m tritongemm.tune`: which are asked for, and what is printed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+from tritongemm.core.format_row import FormatRow
+from tritongemm.core.problem import Problem
+from tritongemm.report.console import Reporter
+from tritongemm.report.m_tables import print_held_out, print_table
+from tritongemm.tuning.m_table import MTable
+from tritongemm.workloads.m_spans import MSpan, group_spans
+
+
+def read_spans(rows: Sequence[FormatRow], args: argparse.Namespace) -> list[MSpan]:
+    """The spans of M that tables are asked for; none where sizes alone are."""
+    if args.workload is None and args.m_range is None:
+        return []
+    return group_spans(rows, args.m_range)
+
+
+def list_searched(spans: Sequence[MSpan]) -> list[Problem]:
+    """The sizes of tables that are tuned as any size is."""
+    return [span.at(m) for span in spans for m in span.searched()]
+
+
+def list_measured(spans: Sequence[MSpan]) -> list[Problem]:
+    """All sizes of tables that are measured whatever is found, in the order of their rows."""
+    return [span.at(m) for span in spans for m in span.ladder()]
+
+
+def print_tables(tables: Mapping[MSpan, MTable], reporter: Reporter) -> None:
+    """Print the ranges of each table, and how well all of them do at M held out."""
+    found = [table.records() for table in tables.values() if table.rows]
+    for records in found:
+        print_table(reporter, records)
+    print_held_out(reporter, [record for records in found for record in records])

@@ -1,0 +1,46 @@
+"""Tables over M as a person reads them: which kernel serves which M, and how well the rows do at M held out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import numpy as np
+
+from tritongemm.core.record import Record
+from tritongemm.report.console import Reporter
+
+
+def print_table(reporter: Reporter, records: Sequence[Record]) -> None:
+    """Print the ranges of one product's table, neighbours that the same kernel serves as one.
+
+    Args:
+        reporter: where to print.
+        records: of one product, in the order of their M; each serves from its `m_from`.
+    """
+    rows = []
+    for _, group in groupby(records, key=lambda r: (r.winner, r.config)):
+        of_range = list(group)
+        first, last = of_range[0], of_range[-1]
+        ratios = [r.speedup for r in of_range if r.speedup is not None]
+        gain = f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "-"
+        us = f"{first.seconds * 1e6:.2f} to {last.seconds * 1e6:.2f}"
+        rows.append([f"{first.m_from} to {last.problem.m}", us, gain, last.winner, last.config.short_name])
+    size = records[0].problem
+    title = f"M of N {size.n}, K {size.k}, {size.dtypes} {size.layout}"
+    reporter.table(title, ["M", "us", "ratio", "winner", "config"], rows)
+
+
+def print_held_out(reporter: Reporter, records: Iterable[Record]) -> None:
+    """Print how well rows do at M that had no part in choosing them; nothing where none was measured."""
+    seen = [(float(regret), float(share)) for r in records for regret, share in r.held_out.values()]
+    if not seen:
+        return
+    regrets, shares = (np.array(column) for column in zip(*seen, strict=True))
+    text = f"held-out M: {len(seen)} measured; slower than the best known there by {regrets.mean():.1%} on average"
+    text += f", {np.percentile(regrets, 90):.1%} at the 90th percentile, {regrets.max():.1%} at worst"
+    raced = shares[shares > 0]
+    if raced.size:
+        mean = float(np.exp(np.log(raced).mean()))
+        text += f"; {mean:.3f} of the library's speed (geometric mean), {raced.min():.3f} at least"
+    reporter.say(text)

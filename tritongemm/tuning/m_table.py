@@ -1,0 +1,109 @@
+"""A table over M of one product: what was measured at some M, which M each result serves, and how well it does."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from tritongemm.core.config import Config
+from tritongemm.core.record import Record
+
+MOST_REGRET = 0.03  # A range whose result is further from the best than this share at one of its M is split.
+
+
+@dataclass(frozen=True)
+class MeasuredM:
+    """What a race at one M gave.
+
+    Attributes:
+        record: the result.
+        seconds: median seconds of each candidate that raced.
+    """
+
+    record: Record
+    seconds: Mapping[Config, float]
+
+    @property
+    def m(self) -> int:
+        """The M."""
+        return self.record.problem.m
+
+    @property
+    def best(self) -> float:
+        """Seconds of the fastest, the library among them."""
+        library = self.record.library_seconds
+        return min([*self.seconds.values(), *([] if library is None else [library])])
+
+    def seconds_of(self, record: Record) -> float | None:
+        """Seconds that another M's result takes here; None where it did not race."""
+        if library_serves(record):
+            return self.record.library_seconds
+        return self.seconds.get(record.config)
+
+    def regret(self, record: Record) -> float | None:
+        """How much longer another M's result takes here than the best, relative; None where it did not race."""
+        seconds = self.seconds_of(record)
+        return None if seconds is None else seconds / self.best - 1
+
+    def share(self, record: Record) -> float | None:
+        """The library's time here over that of another M's result; None where one of them did not race."""
+        seconds, library = self.seconds_of(record), self.record.library_seconds
+        return library / seconds if seconds and library else None
+
+
+@dataclass
+class MTable:
+    """The results of a table over M, each of which serves from the M after the last one's up to its own.
+
+    Attributes:
+        low: the least M that is served.
+        rows: results by their M.
+        held_out: races at other M, which had no part in choosing the rows, by M.
+    """
+
+    low: int
+    rows: dict[int, MeasuredM] = field(default_factory=dict)
+    held_out: dict[int, MeasuredM] = field(default_factory=dict)
+
+    def row_of(self, m: int) -> MeasuredM | None:
+        """The row that serves an M; None above the last."""
+        known = sorted(self.rows)
+        at = bisect_left(known, m)
+        return self.rows[known[at]] if at < len(known) else None
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """The pairs of neighbouring rows that have M between them."""
+        known = sorted(self.rows)
+        return [(a, b) for a, b in pairwise(known) if b > a + 1]
+
+    def agree(self, a: int, b: int) -> bool:
+        """Whether two rows are served by the same kernel."""
+        return served_by(self.rows[a].record) == served_by(self.rows[b].record)
+
+    def records(self) -> list[Record]:
+        """The rows' records, each with the M that it serves from and what was seen at the M held out of its range."""
+        found, start = [], self.low
+        for m in sorted(self.rows):
+            record = self.rows[m].record
+            seen = {str(o): _seen(self.held_out[o], record) for o in sorted(self.held_out) if start <= o < m}
+            held_out = {o: numbers for o, numbers in seen.items() if numbers is not None}
+            found.append(replace(record, m_from=min(start, m), held_out=held_out))
+            start = m + 1
+        return found
+
+
+def library_serves(record: Record) -> bool:
+    """Whether the library that raced as the baseline serves a result's calls."""
+    return bool(record.library) and record.winner == record.library
+
+
+def served_by(record: Record) -> Config | str:
+    """What serves a result's calls: a config, or the library's name."""
+    return record.library if library_serves(record) else record.config
+
+
+def _seen(there: MeasuredM, record: Record) -> list[float] | None:
+    regret, share = there.regret(record), there.share(record)
+    return None if regret is None else [round(regret, 4), round(share or 0.0, 4)]

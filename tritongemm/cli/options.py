@@ -144,7 +144,7 @@ def parser() -> argparse.ArgumentParser:
         "--workload",
         type=arguments.path,
         metavar="FILE",
-        help="a file of sizes and how often each is called: tune a table over M of each product, from 1 to its largest M",
+        help="a file of sizes and how often each is called: tune a table over M of each product, up to its largest M",
     )
     g.add_argument(
         "--m-range",
@@ -347,8 +347,8 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
     ),
     (
         lambda a: not _names_file(a) and None in (a.m or a.m_range, a.n, a.k),
-        "name a size with -m, -n and -k, a table with --m_range, -n and -k, or a file of sizes with --gemm_size_file or "
-        "--workload",
+        "name a size with -m, -n and -k, a table with --m_range, -n and -k, or a file of sizes with --gemm_size_file "
+        "or --workload",
     ),
     (
         lambda a: (a.compare_wo_tuning or a.benchmark) and (a.workload is not None or a.m_range is not None),

@@ -210,7 +210,7 @@ class _SpanTuning:
         return min(max(a + 1, round((a + b) / 2 / step) * step), b - 1)
 
     def _hold_out(self) -> None:
-        """Try the rows at M that had no part in choosing them; an M where one fails gets a row, and others are drawn."""
+        """Try the rows at M that had no part in choosing them; where one fails, the M gets a row, and others are drawn."""
         for turn in range(MOST_TRIES):
             self._table.held_out = {}
             for m in self._drawn(turn):

@@ -94,14 +94,19 @@ class DeviceWorker:
         return self._device
 
     def _operands(self, setup: MeasureSetup, device: driver.Device) -> OperandSets:
-        """The operands of a problem; those of the problem that waits longest make room for new ones."""
+        """The operands of a problem; those of the problem that waits longest make room for new ones.
+
+        Where the operands of a larger M are there, those of a smaller one are their first rows: B and the reference are
+        not made again.
+        """
         key = (setup.problem, setup.protocol)
         held = self._operand_sets
         if key not in held:
             while held and sum(o.bytes for o in held.values()) > device.memory()[1] * self.HELD_MEMORY_SHARE:
                 held.popitem(last=False)
                 self._torch.cuda.empty_cache()
-            held[key] = OperandSets(setup, device, self._stream.cuda_stream)
+            taller = next((one for one in held.values() if one.can_narrow(setup)), None)
+            held[key] = OperandSets(setup, device, self._stream.cuda_stream, taller)
             self._torch.cuda.synchronize()
         held.move_to_end(key)
         return held[key]

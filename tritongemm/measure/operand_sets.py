@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,12 @@ class LeadInKernel:
         torch.sum(self._rows, 1, out=self._sums)
 
 
+def _wanted_copies(setup: MeasureSetup) -> int:
+    """Copies that it takes to rotate through as much memory as the protocol says."""
+    wanted = math.ceil(setup.protocol.rotation_bytes(setup.target) / setup.problem.bytes) + 1
+    return max(1, min(wanted, OperandSets.MAX_COPIES))
+
+
 class OperandSets:
     """Operands of one problem on one device, in as many copies as it takes to keep them out of the cache.
 
@@ -107,6 +113,7 @@ class OperandSets:
         setup: names problem, target, protocol and device.
         device: the driver's device.
         stream: handle of the stream that all work runs on.
+        taller: operands that these are the first rows of, as `can_narrow` allows; None for new ones.
 
     Attributes:
         sets: the operands of each copy.
@@ -119,33 +126,52 @@ class OperandSets:
     # at the rates of the data sheet.
     HEATING_ARITHMETIC_RATIO = 0.25
 
-    def __init__(self, setup: MeasureSetup, device: driver.Device, stream: int) -> None:
-        import torch
-
+    def __init__(
+        self, setup: MeasureSetup, device: driver.Device, stream: int, taller: OperandSets | None = None
+    ) -> None:
         problem, protocol, target = setup.problem, setup.protocol, setup.target
         self.problem, self.device, self.stream = problem, device, stream
         self.family = registry.get(Family, problem.family)
         self.protocol = protocol
-        torch_device = f"cuda:{setup.device}"
-        operands: Operands = self.family.make_inputs(problem, torch_device, protocol.init, protocol.seed)
-        a, b = operands["a"], operands["b"]
-        c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=torch_device)
-        set_bytes = sum(t.numel() * t.element_size() for t in (a, b, c))
-        room = int(device.memory()[0] * 0.5) // set_bytes
-        wanted = math.ceil(protocol.rotation_bytes(target) / set_bytes) + 1
-        self.copies: int = max(1, min(wanted, room, self.MAX_COPIES))
+        set_bytes = problem.bytes
+        if taller is None:
+            room = int(device.memory()[0] * 0.5) // set_bytes
+            self.copies: int = max(1, min(_wanted_copies(setup), room, self.MAX_COPIES))
+            self.sets: list[Operands] = self._new_sets(setup.device)
+        else:
+            self.copies = _wanted_copies(setup)
+            first_rows = [{name: of[name][: problem.m] for name in ("a", "c")} for of in taller.sets[: self.copies]]
+            self.sets = [of | cut for of, cut in zip(taller.sets, first_rows, strict=False)]
         self.cold = self.copies * set_bytes > target.llc_bytes
-        # Vectors are small, and a library's plan may hold their addresses: all sets share them.
-        self.sets: list[Operands] = [operands | copy for copy in side_by_side({"a": a, "b": b, "c": c}, self.copies)]
         self._operand_bytes: int = self.copies * set_bytes
         self._buffers: dict[str, Tensor] = {}
-        self._reference: Tensor | None = None
+        self._reference: Tensor | None = None if taller is None else taller.reference[: problem.m]
         # Much arithmetic draws more than a GPU's power limit: after some 50 ms of it the clock falls by a fifth, for
         # one kernel more than for another, and the order of the race decides who is measured when.
         arithmetic_s = target.roofline_seconds(problem.flops, 0, problem.a)
         traffic_s = target.roofline_seconds(0, problem.bytes, problem.a)
         self._heats = arithmetic_s > self.HEATING_ARITHMETIC_RATIO * traffic_s
         self._least_s = target.roofline_seconds(problem.flops, problem.bytes, problem.a) + 1e-6
+
+    def can_narrow(self, setup: MeasureSetup) -> bool:
+        """Whether the first rows of A and C, and all of B, are operands of another problem, in enough copies."""
+        problem, mine = setup.problem, self.problem
+        if not (mine.row_major_a and mine.batch == mine.groups == 1 and all(e.name == "bias" for e in mine.extras)):
+            return False
+        if mine.bias == "m" or problem.m > mine.m or problem != replace(mine, m=problem.m):
+            return False
+        return setup.protocol == self.protocol and _wanted_copies(setup) <= self.copies
+
+    def _new_sets(self, device: int) -> list[Operands]:
+        """As many copies of new operands as there shall be."""
+        import torch
+
+        problem, place = self.problem, f"cuda:{device}"
+        operands: Operands = self.family.make_inputs(problem, place, self.protocol.init, self.protocol.seed)
+        c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=place)
+        # Vectors are small, and a library's plan may hold their addresses: all sets share them.
+        copied = {"a": operands["a"], "b": operands["b"], "c": c}
+        return [operands | copy for copy in side_by_side(copied, self.copies)]
 
     @cached_property
     def race_clock(self) -> Clock:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 from tritongemm.core.config import Config
 from tritongemm.core.record import Record
@@ -73,15 +72,6 @@ class MTable:
         at = bisect_left(known, m)
         return self.rows[known[at]] if at < len(known) else None
 
-    def gaps(self) -> list[tuple[int, int]]:
-        """The pairs of neighbouring rows that have M between them."""
-        known = sorted(self.rows)
-        return [(a, b) for a, b in pairwise(known) if b > a + 1]
-
-    def agree(self, a: int, b: int) -> bool:
-        """Whether two rows are served by the same kernel."""
-        return served_by(self.rows[a].record) == served_by(self.rows[b].record)
-
     def records(self) -> list[Record]:
         """The rows' records, each with the M that it serves from and what was seen at the M held out of its range."""
         found, start = [], self.low
@@ -97,11 +87,6 @@ class MTable:
 def library_serves(record: Record) -> bool:
     """Whether the library that raced as the baseline serves a result's calls."""
     return bool(record.library) and record.winner == record.library
-
-
-def served_by(record: Record) -> Config | str:
-    """What serves a result's calls: a config, or the library's name."""
-    return record.library if library_serves(record) else record.config
 
 
 def _seen(there: MeasuredM, record: Record) -> list[float] | None:

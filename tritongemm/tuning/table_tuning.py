@@ -1,9 +1,9 @@
 """Stage: tuned sizes of one product → its table over M.
 
-At the M between those that were searched, candidates of their searches race: those that the cost model, scaled to what
-was measured at the nearest searched M, expects to be fastest there, the neighbours' winners, and the library's own
-guesses. A row serves the M below it down to the last row. Where neighbours differ, their range is measured at its least
-M; a result that is too slow there has its range split. Then the rows are tried at M that none of this has seen.
+Rows are measured from the largest M down. At an M between those that were searched, what is expected to be fastest
+there races (`expectation`): kernels of the nearest searched M, algorithms of the libraries, and the winner of the row
+above. A row serves the M below it down to the next row, which lies where tiles of another height fit better. Then the
+rows are tried at M that none of this has seen; where one is too slow, its range is split.
 """
 
 from __future__ import annotations
@@ -12,36 +12,39 @@ import math
 import random
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
 from queue import SimpleQueue
-from statistics import fmean, median
+from statistics import median
 
 from tritongemm.build.prepare import brings_kernels, compile_job
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.plugins.validity import check_config
-from tritongemm.search.cost_model import model as cost_model
 from tritongemm.tuning import roster
-from tritongemm.tuning.m_table import MOST_REGRET, MeasuredM, MTable
+from tritongemm.tuning.expectation import Expectation
+from tritongemm.tuning.m_table import MOST_REGRET, MeasuredM, MTable, library_serves
 from tritongemm.tuning.run import TuningRun
 from tritongemm.tuning.task import make_record
 from tritongemm.workloads.m_spans import MSpan
 
-EXPECTED = 6  # Kernels that race at an M because they are expected to be the fastest there.
-GUESSES = 3  # Algorithms of each library that race there.
+KERNELS = (2, 4)  # Kernels that race at an M as the fastest expected there; the second number where M is small.
+ALGORITHMS = (4, 2)  # The same of the libraries' algorithms.
+GUESSES = 48  # Algorithms that a library is asked for, its own best guesses.
 HELD_OUT = 8  # M of a table that rows are tried at without having been chosen there.
-MOST_TRIES = 2  # Times that other M are held out, where rows failed at the first.
-_SCREENED = 24  # Candidates of a searched M, the fastest first, that may race at its neighbours.
-_FINEST_RANGE = 1 / 16  # A range that is shorter than this share of its M is split no further.
+MOST_TRIES = 2  # Times that M are held out, where rows failed at the first.
+_SCREENED = 24  # Kernels of a searched M, the fastest first, that may race at its neighbours.
+_FINE_UP_TO = 128  # M up to which the ladder has every tile's height.
+_TILE_STEP = 8  # Heights of a library's tiles differ by so many rows.
+_SHORTEST_STEP, _LONGEST_STEP = 1 / 32, 1 / 11  # From one row of a table to the next, of its M.
 
 
 class TableTuning:
@@ -102,7 +105,8 @@ class TableTuning:
         for trial in trials:
             if trial.status == "ok" and trial.samples:
                 found.setdefault(trial.config, trial.seconds)
-        return dict(sorted(found.items(), key=lambda pair: pair[1])[:_SCREENED])
+        kernels = sorted((c for c in found if roster.is_searched(c.backend)), key=found.__getitem__)[:_SCREENED]
+        return {c: s for c, s in found.items() if c in kernels or not roster.is_searched(c.backend)}
 
     def race(self, problem: Problem, configs: Iterable[Config], evaluator: Evaluator) -> MeasuredM | None:
         """Race configs with the baseline at one M; None where none is right there. What is known is not run again."""
@@ -123,7 +127,7 @@ class TableTuning:
         winner = min(result.samples.keys() - {BASELINE_ENTRY}, key=lambda name: median(result.samples[name]))
         config = next(t.config for t in result.trials if t.config.name == winner)
         verified = evaluator.describe(problem, config)
-        record = make_record(problem, result, target, options, libraries, verified)
+        record = _preferring_kernels(make_record(problem, result, target, options, libraries, verified))
         kept = [trial for trial in result.trials if not trial.try_again]
         self._run.store.add_trials(problem, kept, record)
         for trial in result.trials:
@@ -173,44 +177,47 @@ class _SpanTuning:
 
     def __init__(self, tables: TableTuning, span: MSpan, evaluator: Evaluator) -> None:
         self._tables, self._span, self._evaluator = tables, span, evaluator
-        self._searched = [m for m in span.searched() if tables.measured(span.at(m)) is not None]
-        self._screened = {m: tables.screened(span.at(m)) for m in self._searched}
+        self._expectation = Expectation(span, evaluator.target)
         self._table = MTable(span.low)
+        self._searched: list[int] = []
+        for m in span.searched():
+            found = tables.measured(span.at(m))
+            if found is not None:
+                self._searched.append(m)
+                self._expectation.note(m, tables.screened(span.at(m)))
+                self._table.rows[m] = found
 
     def table(self) -> MTable:
         """The table; empty where none of its searched M has a result."""
-        for m in self._span.ladder():
-            found = self._tables.measured(self._span.at(m)) if m in self._screened else self._race(m)
-            if found is not None:
-                self._table.rows[m] = found
-        for gap in self._table.gaps():
-            self._settle(*gap)
+        if not self._searched:
+            return self._table
+        fixed = {*self._span.ladder(), *self._searched}
+        m = max(self._searched)
+        while m > self._span.low and self._tables.in_time():  # operands of fewer rows are those of more
+            m = max(self._next_below(m), max((one for one in fixed if one < m), default=self._span.low))
+            if m not in self._table.rows:
+                self._add_row(m)
         self._hold_out()
         return self._table
 
-    def _settle(self, a: int, b: int) -> None:
-        """Split the M between two rows until each is served well at the least M of its range."""
-        if b <= a + 1 or self._table.agree(a, b) or not self._tables.in_time():
-            return
-        upper = self._table.rows[b].record
-        least = self._race(a + 1, [upper.config])
-        regret = least.regret(upper) if least else None
-        if regret is None or regret <= MOST_REGRET or b - a <= max(2, b * _FINEST_RANGE):
-            return
-        middle = self._middle(a, b)
-        found = self._race(middle, [upper.config])
-        if found is not None:
-            self._table.rows[middle] = found
-            self._settle(a, middle)
-            self._settle(middle, b)
+    def _next_below(self, m: int) -> int:
+        """The M at which the row of one ends to be the best, as its tiles would fit another height."""
+        row = self._table.row_of(m)
+        if row is None or m <= _FINE_UP_TO or not row.record.config.block_m:
+            return self._span.low
+        height = row.record.config.block_m
+        count = -(-m // height)
+        has_others = roster.is_library(row.record.config.backend)
+        edge = count * (height - _TILE_STEP) if has_others else (count - 1) * height
+        return min(max(edge, round(m * (1 - _LONGEST_STEP))), round(m * (1 - _SHORTEST_STEP)))
 
-    def _middle(self, a: int, b: int) -> int:
-        """An M between two others, at the edge of tiles where there is room."""
-        step = next((s for s in (64, 32, 16) if b - a >= 2 * s), 1)
-        return min(max(a + 1, round((a + b) / 2 / step) * step), b - 1)
+    def _add_row(self, m: int) -> None:
+        found = self._race(m)
+        if found is not None:
+            self._table.rows[m] = found
 
     def _hold_out(self) -> None:
-        """Try the rows at M that had no part in choosing them; where one fails, the M gets a row, and others are drawn."""
+        """Try the rows at M that had no part in choosing them; where one fails, its M is a row, and others are drawn."""
         for turn in range(MOST_TRIES):
             self._table.held_out = {}
             for m in self._drawn(turn):
@@ -239,42 +246,20 @@ class _SpanTuning:
     def _race(self, m: int, also: Sequence[Config] = ()) -> MeasuredM | None:
         """Race at an M what is expected to be fast there, and more."""
         problem = self._span.at(m)
-        neighbours = [row for row in (self._below(m), self._table.row_of(m)) if row is not None]
-        winners = [row.record.config for row in neighbours]
-        configs = [*also, *winners, *self._expected(m), *self._tables.guesses(problem, self._evaluator)]
-        return self._tables.race(problem, configs, self._evaluator)
-
-    def _below(self, m: int) -> MeasuredM | None:
-        lower = [known for known in self._table.rows if known < m]
-        return self._table.rows[max(lower)] if lower else None
-
-    def _expected(self, m: int) -> list[Config]:
-        """The candidates of the nearest searched M that are expected to be fastest at an M."""
         above = [known for known in self._searched if known >= m]
         below = [known for known in self._searched if known < m]
-        expected: defaultdict[Config, list[float]] = defaultdict(list)
-        for known in [*above[:1], *below[-1:]]:
-            for config, seconds in self._scaled(known, m).items():
-                expected[config].append(seconds)
-        ranked = sorted(expected, key=lambda config: fmean(expected[config]))
-        kernels = [c for c in ranked if brings_kernels(c)]
-        algorithms = [c for c in ranked if not brings_kernels(c)]
-        return kernels[:EXPECTED] + algorithms[:GUESSES]
-
-    def _scaled(self, known: int, m: int) -> dict[Config, float]:
-        """Seconds of candidates at an M: those measured at another, times the ratio that the cost model expects."""
-        problem, target = self._span.at(m), self._evaluator.target
-        measured = {
-            config: seconds
-            for config, seconds in self._screened[known].items()
-            if check_config(config, problem, target)
-        }
-        searched = [config for config in measured if roster.is_searched(config.backend)]
-        here, there = (_predicted(searched, one, self._evaluator) for one in (problem, self._span.at(known)))
-        return {c: s * (here[c] / there[c] if c in here else 1.0) for c, s in measured.items()}
+        kernels = list(self._expectation.kernels(m, [*above[:1], *below[-1:]]))
+        algorithms = list(self._expectation.algorithms(m, self._tables.guesses(problem, self._evaluator)))
+        neighbour = self._table.row_of(m)
+        winners = [neighbour.record.config] if neighbour else []
+        few = m <= _FINE_UP_TO
+        expected = [*kernels[: KERNELS[few]], *algorithms[: ALGORITHMS[few]]]
+        found = self._tables.race(problem, [*also, *winners, *expected], self._evaluator)
+        if found is not None:
+            self._expectation.note(m, found.seconds)
+        return found
 
 
-def _predicted(configs: Sequence[Config], problem: Problem, evaluator: Evaluator) -> dict[Config, float]:
-    """Seconds that the cost model expects of kernels that it knows."""
-    predictions = cost_model.rank(configs, problem, evaluator.target)
-    return dict(zip(predictions.configs, predictions.seconds.tolist(), strict=True))
+def _preferring_kernels(record: Record) -> Record:
+    """A result whose tie goes to its candidate: the kernel that the library chooses changes from M to M."""
+    return replace(record, winner=record.config.backend) if record.tie and library_serves(record) else record

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 
-MOST_WANTED = 8  # M of a span that are searched as a size of their own is, beside the powers of two.
-_STEPS = 4  # M that are measured between a power of two and the next.
-_FINEST_STEP = 16  # No tile of a matrix unit is lower, so between its multiples a tile more or less is the same tile.
-_FEW = (1, 2, 4, 8)
-_SEARCHED_FEW = (1, 4)
+MOST_WANTED = 8  # M of a span that are searched as a size of their own is, beside powers of two.
+# Powers of two whose winners are among those of their neighbours.
+_NOT_SEARCHED = (2, 4, 8, 1024, 4096)
+_FEW = (1, 2, 4)
+_FINE, _FINE_UP_TO = 8, 128  # Every so many M are measured up to there: the tiles of few rows are as high.
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class MSpan:
 
     def searched(self) -> list[int]:
         """The M that are tuned as any size is: the ends, powers of two, and those that calls are known to have most."""
-        powers = {2**e for e in range(4, self.high.bit_length())}
-        inside = {m for m in powers | {*_SEARCHED_FEW} if self.low <= m <= self.high}
+        inside = {m for m in _searched_up_to(self.high) if self.low <= m}
         return sorted(inside | {self.low, self.high} | set(self.wanted[:MOST_WANTED]))
 
     def ladder(self) -> list[int]:
-        """The M that are measured first: those that are searched, midpoints and steps between them, and all wanted."""
-        rungs, power = {*_FEW}, _FINEST_STEP
-        while power <= self.high:
-            step = max(_FINEST_STEP, power // _STEPS)
-            rungs |= set(range(power, 2 * power, step))
-            power *= 2
-        return sorted({m for m in rungs if self.low <= m <= self.high} | set(self.searched()) | set(self.wanted))
+        """The M that are measured whatever is found: those searched, those wanted, and steps between them."""
+        rungs = {m for m in (*_FEW, *range(_FINE, _FINE_UP_TO + 1, _FINE)) if self.low <= m <= self.high}
+        return sorted(rungs | set(self.searched()) | set(self.wanted))
+
+
+def _searched_up_to(high: int) -> list[int]:
+    powers = [2**e for e in range(high.bit_length())]
+    return [m for m in powers if m not in _NOT_SEARCHED and m <= high]
 
 
 def group_spans(rows: Iterable[FormatRow], m_range: tuple[int, int] | None = None) -> list[MSpan]:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from tritongemm.core.config import Config
 from tritongemm.core.target import Target
-from tritongemm.plugins.validity import check_config
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.tuning import roster
 from tritongemm.workloads.m_spans import MSpan
@@ -19,7 +18,8 @@ _NEIGHBOURS = 3  # Measured algorithms that an expectation is the mean of.
 _SIDE_ELEMENTS = 64  # What reading the sides of a tile costs, in columns of its area; from cuBLASLt's on an H200.
 _OPTION_DISTANCE = 0.25  # How far two algorithms lie apart that differ in one option, as a logarithm of a tile's side.
 _M_DISTANCE = 0.5  # The same of a factor e between two M.
-_ROOFLINE_SHARE = 0.8  # No kernel is expected to take less than this share of the least time by the data sheet.
+_TILE = ("block_m", "block_n", "split_k")
+_OPTIONS_COMPARED = ("algo", "cluster", "custom", "stages", "swizzle")
 
 _Floats = NDArray[np.float64]
 
@@ -38,48 +38,50 @@ class Expectation:
 
     def __init__(self, span: MSpan, target: Target) -> None:
         self._span, self._target = span, target
-        self._kernels: dict[int, dict[Config, float]] = {}
+        self._kernels: dict[int, dict[Config, float]] = {}  # seconds over those that the model expects, by M
         self._algorithms: list[tuple[Config, int, float]] = []
+        self._features = np.empty((0, len(_TILE)))  # of the algorithms, as `_option_rows`
+        self._option_rows = np.empty((0, len(_OPTIONS_COMPARED)), np.int64)
 
     def note(self, m: int, seconds: Mapping[Config, float]) -> None:
         """Take note of times that were measured at an M."""
-        self._kernels[m] = {c: s for c, s in seconds.items() if roster.is_searched(c.backend)}
-        self._algorithms += [(c, m, s) for c, s in seconds.items() if _has_tile(c)]
+        kernels = {c: s for c, s in seconds.items() if roster.is_searched(c.backend)}
+        expected = self._modelled(kernels, m)
+        self._kernels[m] = {config: kernels[config] / expected[config] for config in kernels}
+        algorithms = [(c, m, s) for c, s in seconds.items() if _has_tile(c)]
+        if algorithms:
+            self._algorithms += algorithms
+            configs = [config for config, _, _ in algorithms]
+            self._features = np.concatenate([self._features, _features(configs)])
+            self._option_rows = np.concatenate([self._option_rows, _options(configs)])
 
-    def kernels(self, m: int, searched: Sequence[int]) -> dict[Config, float]:
-        """Seconds expected at an M of the kernels of searched M, the fastest first."""
-        expected: dict[Config, list[float]] = {}
-        for known in searched:
-            for config, seconds in self._scaled(known, m).items():
-                expected.setdefault(config, []).append(seconds)
-        return _ranked({config: fmean(each) for config, each in expected.items()})
+    def kernels(self, m: int, searched: Sequence[int]) -> list[Config]:
+        """The kernels of searched M, those first that are expected to be the fastest at an M; some may not fit it."""
+        known = [self._kernels[one] for one in searched]
+        modelled = self._modelled(dict.fromkeys(config for ratios in known for config in ratios), m)
+        expected = {c: s * fmean(ratios[c] for ratios in known if c in ratios) for c, s in modelled.items()}
+        return sorted(expected, key=expected.__getitem__)
 
-    def algorithms(self, m: int, offered: Iterable[Config]) -> dict[Config, float]:
-        """Seconds expected at an M of the algorithms that a library offers there, the fastest first."""
+    def algorithms(self, m: int, offered: Iterable[Config]) -> list[Config]:
+        """The algorithms that a library offers at an M, those first that are expected to be the fastest there."""
         candidates = list(dict.fromkeys(filter(_has_tile, offered)))
         if not self._algorithms or not candidates:
-            return {}
+            return candidates
         work = self._work(candidates, [m] * len(candidates))
         configs, ms, seconds = zip(*self._algorithms, strict=True)
         rates = np.log(np.array(seconds) / self._work(configs, ms))
-        theirs, ours = _features(configs), _features(candidates)
-        distance = np.abs(ours[:, None, :] - theirs[None, :, :]).sum(axis=2)
+        distance = np.abs(_features(candidates)[:, None, :] - self._features[None, :, :]).sum(axis=2)
         distance += _M_DISTANCE * np.abs(np.log(m / np.array(ms)))[None, :]
-        distance += _OPTION_DISTANCE * _differing(candidates, configs)
-        nearest = np.argsort(distance, axis=1, kind="stable")[:, :_NEIGHBOURS]
+        distance += _OPTION_DISTANCE * (_options(candidates)[:, None, :] != self._option_rows[None, :, :]).sum(axis=2)
+        nearest = np.argpartition(distance, min(_NEIGHBOURS, len(ms)) - 1, axis=1)[:, :_NEIGHBOURS]
         weights = 1 / (0.1 + np.take_along_axis(distance, nearest, axis=1))
-        rate = np.exp((weights * rates[nearest]).sum(axis=1) / weights.sum(axis=1))
-        problem = self._span.at(m)
-        least = _ROOFLINE_SHARE * self._target.roofline_seconds(problem.flops, problem.bytes, problem.a)
-        return _ranked(dict(zip(candidates, np.maximum(rate * work, least).tolist(), strict=True)))
+        expected = np.exp((weights * rates[nearest]).sum(axis=1) / weights.sum(axis=1)) * work
+        return [candidates[place] for place in np.argsort(expected, kind="stable")]
 
-    def _scaled(self, known: int, m: int) -> dict[Config, float]:
-        """Seconds of kernels at an M: those measured at another, times the ratio that the cost model expects."""
-        problem = self._span.at(m)
-        measured = {c: s for c, s in self._kernels[known].items() if check_config(c, problem, self._target)}
-        here, there = (cost_model.rank(measured, one, self._target) for one in (problem, self._span.at(known)))
-        before = dict(zip(there.configs, there.seconds.tolist(), strict=True))
-        return {c: measured[c] * s / before[c] for c, s in zip(here.configs, here.seconds.tolist(), strict=True)}
+    def _modelled(self, configs: Iterable[Config], m: int) -> dict[Config, float]:
+        """Seconds that the cost model expects of kernels at an M."""
+        predictions = cost_model.rank(configs, self._span.at(m), self._target)
+        return dict(zip(predictions.configs, predictions.seconds.tolist(), strict=True))
 
     def _work(self, configs: Sequence[Config], ms: Sequence[int]) -> _Floats:
         """Elements that a compute unit computes one after the other, of algorithms at their M."""
@@ -88,10 +90,6 @@ class Expectation:
         waves = np.ceil(tiles / self._target.compute_units)
         result: _Floats = waves * (block_m * block_n + _SIDE_ELEMENTS * (block_m + block_n)) / split
         return result
-
-
-_TILE = ("block_m", "block_n", "split_k")
-_PLACES = ("index", "version")  # where an algorithm was found in a list, not which it is
 
 
 def _has_tile(config: Config) -> bool:
@@ -103,19 +101,5 @@ def _features(configs: Sequence[Config]) -> _Floats:
     return sides
 
 
-def _differing(ours: Sequence[Config], theirs: Sequence[Config]) -> _Floats:
-    """Number of options in which each of ours differs from each of theirs."""
-    names = sorted(
-        {name for c in (*ours, *theirs) for name, _ in c.options if name not in (*_PLACES, "tile", "splitk")}
-    )
-
-    def columns(configs: Sequence[Config]) -> NDArray[np.int64]:
-        rows = [[dict(c.options).get(name, -1) for name in names] for c in configs]
-        return np.array(rows, np.int64).reshape(len(rows), len(names))
-
-    result: _Floats = (columns(ours)[:, None, :] != columns(theirs)[None, :, :]).sum(axis=2).astype(float)
-    return result
-
-
-def _ranked(expected: Mapping[Config, float]) -> dict[Config, float]:
-    return dict(sorted(expected.items(), key=lambda pair: pair[1]))
+def _options(configs: Sequence[Config]) -> NDArray[np.int64]:
+    return np.array([[c.option(name, -1) for name in _OPTIONS_COMPARED] for c in configs], np.int64)

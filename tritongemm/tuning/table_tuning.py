@@ -12,11 +12,12 @@ import math
 import random
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
-from queue import SimpleQueue
 from statistics import median
 
 from tritongemm.build.prepare import brings_kernels, compile_job
@@ -37,14 +38,29 @@ from tritongemm.tuning.task import make_record
 from tritongemm.workloads.m_spans import MSpan
 
 KERNELS = (2, 4)  # Kernels that race at an M as the fastest expected there; the second number where M is small.
-ALGORITHMS = (4, 2)  # The same of the libraries' algorithms.
+ALGORITHMS = (6, 2)  # The same of the libraries' algorithms.
+MOST_OF_A_TILE = 2  # Of those algorithms that have the same tile.
 GUESSES = 48  # Algorithms that a library is asked for, its own best guesses.
 HELD_OUT = 8  # M of a table that rows are tried at without having been chosen there.
+TABLES_A_DEVICE = 3  # Tables that are made at a time, so that a device races for one while others are thought about.
 MOST_TRIES = 2  # Times that M are held out, where rows failed at the first.
 _SCREENED = 24  # Kernels of a searched M, the fastest first, that may race at its neighbours.
 _FINE_UP_TO = 128  # M up to which the ladder has every tile's height.
 _TILE_STEP = 8  # Heights of a library's tiles differ by so many rows.
 _SHORTEST_STEP, _LONGEST_STEP = 1 / 32, 1 / 11  # From one row of a table to the next, of its M.
+
+
+@dataclass(frozen=True)
+class _Device:
+    """A device, which one table at a time may use.
+
+    Attributes:
+        evaluator: times and verifies on it.
+        lock: held while it does.
+    """
+
+    evaluator: Evaluator
+    lock: threading.Lock
 
 
 class TableTuning:
@@ -66,20 +82,15 @@ class TableTuning:
             OutputError: the store or the cache can't be written.
         """
         self._run.watcher.stage("table", len(spans))
-        evaluators: SimpleQueue[Evaluator] = SimpleQueue()
-        for evaluator in self._run.evaluators:
-            evaluators.put(evaluator)
+        devices = [_Device(evaluator, threading.Lock()) for evaluator in self._run.evaluators]
 
-        def work(span: MSpan) -> MTable:
-            evaluator = evaluators.get()
-            try:
-                return _SpanTuning(self, span, evaluator).table()
-            finally:
-                evaluators.put(evaluator)
-                self._run.watcher.step("table")
+        def work(number: int) -> MTable:
+            table = _SpanTuning(self, spans[number], devices[number % len(devices)]).table()
+            self._run.watcher.step("table")
+            return table
 
-        with ThreadPoolExecutor(len(self._run.evaluators)) as pool:
-            tables = dict(zip(spans, pool.map(work, spans), strict=True))
+        with ThreadPoolExecutor(TABLES_A_DEVICE * len(devices)) as pool:
+            tables = dict(zip(spans, pool.map(work, range(len(spans))), strict=True))
         for table in tables.values():
             for record in table.records():
                 if self._run.store.record(record.problem) != record:
@@ -108,15 +119,17 @@ class TableTuning:
         kernels = sorted((c for c in found if roster.is_searched(c.backend)), key=found.__getitem__)[:_SCREENED]
         return {c: s for c, s in found.items() if c in kernels or not roster.is_searched(c.backend)}
 
-    def race(self, problem: Problem, configs: Iterable[Config], evaluator: Evaluator) -> MeasuredM | None:
+    def race(self, problem: Problem, configs: Iterable[Config], device: _Device) -> MeasuredM | None:
         """Race configs with the baseline at one M; None where none is right there. What is known is not run again."""
         wanted = list(dict.fromkeys(configs))
         known = self.measured(problem)
         if known is not None and all(self._was_tried(problem, config) for config in wanted):
             return known
+        evaluator = device.evaluator
         artifacts = self._artifacts(problem, [*wanted, *(known.seconds if known else ())], evaluator)
         try:
-            result = evaluator.race(problem, artifacts, self._run.options.library) if artifacts else None
+            with device.lock:
+                result = evaluator.race(problem, artifacts, self._run.options.library) if artifacts else None
         except TritonGemmError as error:
             self._run.watcher.failed(problem, str(error))
             return known
@@ -155,12 +168,13 @@ class TableTuning:
         found += [replace(by_digest[job.digest], config=config) for config, job in jobs if job.digest in by_digest]
         return [artifact for artifact in found if artifact.status == "ok"]
 
-    def guesses(self, problem: Problem, evaluator: Evaluator) -> list[Config]:
+    def guesses(self, problem: Problem, device: _Device) -> list[Config]:
         """The algorithms that the libraries themselves guess best."""
         found: list[Config] = []
         for backend in filter(roster.is_library, self._run.options.backends):
             try:
-                found += evaluator.list_algorithms(problem, backend, GUESSES)
+                with device.lock:
+                    found += device.evaluator.list_algorithms(problem, backend, GUESSES)
             except TritonGemmError as error:
                 self._run.watcher.refused(problem, backend, str(error))
         return found
@@ -172,12 +186,12 @@ class _SpanTuning:
     Args:
         tables: what all tables share.
         span: the product and its M.
-        evaluator: the device that races.
+        device: where it races.
     """
 
-    def __init__(self, tables: TableTuning, span: MSpan, evaluator: Evaluator) -> None:
-        self._tables, self._span, self._evaluator = tables, span, evaluator
-        self._expectation = Expectation(span, evaluator.target)
+    def __init__(self, tables: TableTuning, span: MSpan, device: _Device) -> None:
+        self._tables, self._span, self._device = tables, span, device
+        self._expectation = Expectation(span, device.evaluator.target)
         self._table = MTable(span.low)
         self._searched: list[int] = []
         for m in span.searched():
@@ -217,7 +231,7 @@ class _SpanTuning:
             self._table.rows[m] = found
 
     def _hold_out(self) -> None:
-        """Try the rows at M that had no part in choosing them; where one fails, its M is a row, and others are drawn."""
+        """Try the rows at M that had no part in choosing them; where one fails, it gets a row, and others are drawn."""
         for turn in range(MOST_TRIES):
             self._table.held_out = {}
             for m in self._drawn(turn):
@@ -248,16 +262,32 @@ class _SpanTuning:
         problem = self._span.at(m)
         above = [known for known in self._searched if known >= m]
         below = [known for known in self._searched if known < m]
-        kernels = list(self._expectation.kernels(m, [*above[:1], *below[-1:]]))
-        algorithms = list(self._expectation.algorithms(m, self._tables.guesses(problem, self._evaluator)))
+        kernels = self._expectation.kernels(m, [*above[:1], *below[-1:]])
+        algorithms = self._expectation.algorithms(m, self._tables.guesses(problem, self._device))
         neighbour = self._table.row_of(m)
         winners = [neighbour.record.config] if neighbour else []
         few = m <= _FINE_UP_TO
-        expected = [*kernels[: KERNELS[few]], *algorithms[: ALGORITHMS[few]]]
-        found = self._tables.race(problem, [*also, *winners, *expected], self._evaluator)
+        expected = self._fitting(kernels, problem, KERNELS[few])
+        expected += self._fitting(_of_several_tiles(algorithms), problem, ALGORITHMS[few])
+        found = self._tables.race(problem, [*also, *winners, *expected], self._device)
         if found is not None:
             self._expectation.note(m, found.seconds)
         return found
+
+    def _fitting(self, configs: Iterable[Config], problem: Problem, count: int) -> list[Config]:
+        """The first so many that can compute a problem."""
+        target = self._device.evaluator.target
+        return list(islice((config for config in configs if check_config(config, problem, target)), count))
+
+
+def _of_several_tiles(configs: Iterable[Config]) -> Iterator[Config]:
+    """The algorithms in their order, but at most two of a tile: those that differ in little else are expected alike."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    for config in configs:
+        tile = (config.block_m, config.block_n, config.split_k)
+        seen[tile] += 1
+        if seen[tile] <= MOST_OF_A_TILE:
+            yield config
 
 
 def _preferring_kernels(record: Record) -> Record:

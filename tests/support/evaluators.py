@@ -68,7 +68,7 @@ class FakeEvaluator(Evaluator):
         """Every candidate is right."""
         yield from self.race(problem, artifacts, "").trials
 
-    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str) -> RaceResult:
+    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
         """Every candidate is right and takes part."""
         if not self.fits(problem):
             raise TritonGemmError("out of memory")

@@ -73,6 +73,13 @@ def _less(a: Sequence[float], others: Sequence[Sequence[float]]) -> list[bool]:
     return [bool(p < SIGNIFICANCE) for p in tested.pvalue]
 
 
+def not_clearly_slower(samples: Mapping[str, Sequence[float]]) -> set[str]:
+    """The baseline, and the candidates whose median is not clearly more than the best's."""
+    candidates = _fastest_first(samples)
+    near = {n for n in candidates if median(samples[n]) < CLEARLY_SLOWER_RATIO * median(samples[candidates[0]])}
+    return near | {n for n in samples if n == BASELINE_ENTRY}
+
+
 def still_racing(samples: Mapping[str, Sequence[float]]) -> set[str]:
     """Who stays in the race: the baseline, the two best candidates, and whoever is not clearly slower than the best."""
     candidates = _fastest_first(samples)

@@ -196,7 +196,7 @@ class DeviceWorker:
                     raise SystemExit(f"{candidate.config.name}: {trial.reason}")
             if isinstance(job, RaceJob):
                 entries += self._baseline_entry(operands, job.baseline)
-                yield from run_race(operands, entries, job.names_runners)
+                yield from run_race(operands, entries, job.names_runners, job.brief)
         except EntryFailed as fault:
             if fault.config is None and not self._device_lost():
                 raise fault.error from None

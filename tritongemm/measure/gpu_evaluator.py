@@ -179,8 +179,14 @@ class GpuEvaluator(Evaluator):
             yield from (replace(t, timer=label) for t in attempt.trials)
             yield from lost
 
-    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str) -> RaceResult:
+    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
         """Verify candidates and race those that pass with a baseline backend ("" for none).
+
+        Args:
+            problem: what they compute.
+            artifacts: compiled candidates.
+            baseline: the backend whose own choice races with them.
+            brief: end after the fewest rounds, decided or not.
 
         Raises:
             TritonGemmError: the race itself can't be finished.
@@ -194,7 +200,7 @@ class GpuEvaluator(Evaluator):
             if right:
                 samples |= timer.race(self._external_job(problem, right, baseline))
         else:
-            job: _FinalJob = lambda left, names_runners: RaceJob(setup, left, baseline, names_runners)
+            job: _FinalJob = lambda left, names_runners: RaceJob(setup, left, baseline, names_runners, brief)
             attempt = self._final(problem, candidates, lost, job)
             samples = attempt.samples
         label = timer.label

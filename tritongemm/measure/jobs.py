@@ -88,12 +88,14 @@ class RaceJob:
         candidates: in the order they are verified.
         baseline: backend whose own choice races with them; "" for none.
         names_runners: `NowRacing` precedes each sample of the rounds, not only each warm-up.
+        brief: the race ends after the fewest rounds, decided or not, and who is clearly slower leaves it after two.
     """
 
     setup: MeasureSetup
     candidates: tuple[LaunchCandidate, ...]
     baseline: str
     names_runners: bool = False
+    brief: bool = False
 
 
 @dataclass(frozen=True)

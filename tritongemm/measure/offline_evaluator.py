@@ -134,7 +134,7 @@ class OfflineEvaluator(Evaluator):
             else:
                 yield Trial(config, "pruned", supports[config].reason, stage="final")
 
-    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str) -> RaceResult:
+    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
         """Verify candidates in predicted order until one passes; there is no race to run and no baseline to race."""
         trials: list[Trial] = []
         predicted = [(self._predict(problem, artifact), artifact) for artifact in artifacts]

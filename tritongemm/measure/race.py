@@ -74,7 +74,7 @@ def graph_launches(operands: OperandSets) -> int:
 
 
 def run_race(
-    operands: OperandSets, entries: Sequence[RaceEntry], names_runners: bool
+    operands: OperandSets, entries: Sequence[RaceEntry], names_runners: bool, brief: bool = False
 ) -> Iterator[NowRacing | RaceSamples]:
     """Warm the entries up, sample them in rounds until the race is decided, and answer with the samples.
 
@@ -85,6 +85,7 @@ def run_race(
         operands: what the entries run on; their clock and protocol are used.
         entries: the baseline, if there is one, is the last.
         names_runners: name each entry before each sample as well.
+        brief: end after the fewest rounds, decided or not; who is clearly slower then leaves after two.
 
     Raises:
         EntryFailed: an entry can't be launched any more.
@@ -108,11 +109,21 @@ def run_race(
                 lead_in()
             entry.samples.append(entry.time(clock))
             operands.rest(entry.samples[-1] * entry.launches)
-        if done == 2 or done % ROUNDS_PER_DECISION == 0:
-            staying = choose.still_racing({e.name: e.samples for e in running})
-            running = [e for e in running if e.name in staying]
-            if done >= rounds and (len(running) < 2 or choose.decided({e.name: e.samples for e in running})):
-                break
-        if done >= FEWEST_ROUNDS and time.perf_counter() > deadline:
+        running, decided = _after_round(done, running, brief)
+        if done >= FEWEST_ROUNDS and (brief or (decided and done >= rounds) or time.perf_counter() > deadline):
             break
     yield RaceSamples({e.name: e.samples for e in entries})
+
+
+def _after_round(done: int, running: list[RaceEntry], brief: bool) -> tuple[list[RaceEntry], bool]:
+    """Who stays in the race after so many rounds, and whether more rounds could change nothing.
+
+    Tests take as long as a round: they are made every few rounds, and not at all in a brief race.
+    """
+    if done != 2 and (brief or done % ROUNDS_PER_DECISION):
+        return running, False
+    samples = {e.name: e.samples for e in running}
+    staying = choose.not_clearly_slower(samples) if brief else choose.still_racing(samples)
+    left = {name: taken for name, taken in samples.items() if name in staying}
+    decided = not brief and (len(left) < 2 or choose.decided(left))
+    return [e for e in running if e.name in staying], decided

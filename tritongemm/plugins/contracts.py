@@ -656,8 +656,8 @@ class Evaluator(ABC):
         """The error of each candidate."""
 
     @abstractmethod
-    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str) -> RaceResult:
-        """Verify candidates and race those that pass with a baseline backend ("" for none)."""
+    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
+        """Verify candidates and race those that pass with a baseline backend ("" for none), briefly where asked."""
 
     @abstractmethod
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:

@@ -45,9 +45,9 @@ HELD_OUT = 8  # M of a table that rows are tried at without having been chosen t
 TABLES_A_DEVICE = 3  # Tables that are made at a time, so that a device races for one while others are thought about.
 MOST_TRIES = 2  # Times that M are held out, where rows failed at the first.
 _SCREENED = 24  # Kernels of a searched M, the fastest first, that may race at its neighbours.
-_FINE_UP_TO = 128  # M up to which the ladder has every tile's height.
+_FINE_UP_TO = 64  # M up to which the ladder has every tile's height.
 _TILE_STEP = 8  # Heights of a library's tiles differ by so many rows.
-_SHORTEST_STEP, _LONGEST_STEP = 1 / 32, 1 / 11  # From one row of a table to the next, of its M.
+_SHORTEST_STEP, _LONGEST_STEP = 1 / 24, 1 / 11  # From one row of a table to the next, of its M.
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,9 @@ class TableTuning:
         artifacts = self._artifacts(problem, [*wanted, *(known.seconds if known else ())], evaluator)
         try:
             with device.lock:
-                result = evaluator.race(problem, artifacts, self._run.options.library) if artifacts else None
+                result = (
+                    evaluator.race(problem, artifacts, self._run.options.library, brief=True) if artifacts else None
+                )
         except TritonGemmError as error:
             self._run.watcher.failed(problem, str(error))
             return known

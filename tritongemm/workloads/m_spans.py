@@ -12,7 +12,7 @@ MOST_WANTED = 8  # M of a span that are searched as a size of their own is, besi
 # Powers of two whose winners are among those of their neighbours.
 _NOT_SEARCHED = (2, 4, 8, 1024, 4096)
 _FEW = (1, 2, 4)
-_FINE, _FINE_UP_TO = 8, 128  # Every so many M are measured up to there: the tiles of few rows are as high.
+_FINE, _FINE_UP_TO = 8, 64  # Every so many M are measured up to there: the tiles of few rows are as high.
 
 
 @dataclass(frozen=True)

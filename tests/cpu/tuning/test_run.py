@@ -181,7 +181,9 @@ def test_what_may_pass_is_tried_again_by_the_next_run(drop: Drop, tmp_path: Path
     passing = [Config("toy", n, n, n, backend="toycode") for n in (1, 3)]
 
     class Device(FakeEvaluator):
-        def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str) -> RaceResult:
+        def race(
+            self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False
+        ) -> RaceResult:
             result = super().race(problem, artifacts, baseline)
             lost = [Trial(c, "crashed", "killed", stage="final", try_again=True) for c in passing]
             return replace(result, trials=(*result.trials, *lost))

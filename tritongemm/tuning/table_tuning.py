@@ -41,6 +41,7 @@ KERNELS = (2, 4)  # Kernels that race at an M as the fastest expected there; the
 ALGORITHMS = (6, 2)  # The same of the libraries' algorithms.
 MOST_OF_A_TILE = 2  # Of those algorithms that have the same tile.
 GUESSES = 48  # Algorithms that a library is asked for, its own best guesses.
+FIRST_GUESSES = 2  # The first of them race anyway: PyTorch takes one of these.
 HELD_OUT = 8  # M of a table that rows are tried at without having been chosen there.
 TABLES_A_DEVICE = 3  # Tables that are made at a time, so that a device races for one while others are thought about.
 MOST_TRIES = 2  # Times that M are held out, where rows failed at the first.
@@ -127,15 +128,15 @@ class TableTuning:
             return known
         evaluator = device.evaluator
         artifacts = self._artifacts(problem, [*wanted, *(known.seconds if known else ())], evaluator)
+        if not artifacts:
+            return known
         try:
             with device.lock:
-                result = (
-                    evaluator.race(problem, artifacts, self._run.options.library, brief=True) if artifacts else None
-                )
+                result = evaluator.race(problem, artifacts, self._run.options.library, brief=True)
         except TritonGemmError as error:
             self._run.watcher.failed(problem, str(error))
             return known
-        if result is None or not result.samples.keys() - {BASELINE_ENTRY}:
+        if not result.samples.keys() - {BASELINE_ENTRY}:
             return known
         options, target = self._run.options, evaluator.target
         libraries = frozenset(filter(roster.is_library, options.backends))
@@ -265,13 +266,14 @@ class _SpanTuning:
         above = [known for known in self._searched if known >= m]
         below = [known for known in self._searched if known < m]
         kernels = self._expectation.kernels(m, [*above[:1], *below[-1:]])
-        algorithms = self._expectation.algorithms(m, self._tables.guesses(problem, self._device))
+        guesses = self._tables.guesses(problem, self._device)
+        algorithms = self._expectation.algorithms(m, guesses)
         neighbour = self._table.row_of(m)
         winners = [neighbour.record.config] if neighbour else []
         few = m <= _FINE_UP_TO
         expected = self._fitting(kernels, problem, KERNELS[few])
         expected += self._fitting(_of_several_tiles(algorithms), problem, ALGORITHMS[few])
-        found = self._tables.race(problem, [*also, *winners, *expected], self._device)
+        found = self._tables.race(problem, [*also, *winners, *expected, *guesses[:FIRST_GUESSES]], self._device)
         if found is not None:
             self._expectation.note(m, found.seconds)
         return found

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments
+from tritongemm.cli import arguments, model_options
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import DEFAULT_FAMILY
 from tritongemm.formats import Defaults
@@ -140,6 +140,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a file of sizes or of stored results; YAML: a list of {M, N, K, …}",
     )
+    model_options.add_model_options(p.add_argument_group("sizes of a model, instead of these"))
     _add_actions(p)
     _add_places(p)
     _add_search(p)
@@ -157,6 +158,7 @@ def _add_actions(p: argparse.ArgumentParser) -> None:
         help="only check the results stored in --gemm_size_file; the exit status is 1 if one is wrong",
     )
     g.add_argument("--benchmark", action="store_true", help="only time the results stored in --gemm_size_file")
+    g.add_argument("--print-sizes", action="store_true", help="only print the sizes, with what weighs each")
     g.add_argument("--generate-only", action="store_true", help="stop when the modules with the kernels are written")
     g.add_argument("--compile-only", action="store_true", help="stop when all is compiled; binaries stay in the cache")
 
@@ -318,8 +320,8 @@ def normalised(argv: Sequence[str]) -> list[str]:
 # What can't be asked for, and what a user is told then.
 _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
     (
-        lambda a: a.gemm_size_file is None and None in (a.m, a.n, a.k),
-        "name a size with -m, -n and -k, or a file of sizes with --gemm_size_file",
+        lambda a: a.gemm_size_file is None and a.model_dir is None and None in (a.m, a.n, a.k),
+        "name a size with -m, -n and -k, or a file of sizes with --gemm_size_file, or a model with --model_dir",
     ),
     (
         lambda a: a.gemm_size_file is not None and (a.m, a.n, a.k) != (None, None, None),
@@ -351,6 +353,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for refused, complaint in _REFUSED:
         if refused(args):
             p.error(complaint)
+    if complaint := model_options.complain_of_model(args):
+        p.error(complaint)
     if args.output is not None:
         try:
             check_output_name(Path(args.output))

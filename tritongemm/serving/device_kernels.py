@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -12,6 +13,9 @@ from tritongemm.serving import winners
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.torch_kernels import TorchKernels
+
+if TYPE_CHECKING:
+    from tritongemm.serving.online import OnlineTuner
 
 
 @dataclass
@@ -24,6 +28,7 @@ class DeviceKernels:
         torch_kernels: PyTorch's own kernels.
         loaded: the kernel of each tuned problem that a kernel or an algorithm won, or why it can't be launched.
         tf32: the problems whose kernels round float32 operands to tf32.
+        online: what tries algorithms for sizes that were never tuned; None where that was not asked for.
     """
 
     device: ServingDevice
@@ -31,6 +36,7 @@ class DeviceKernels:
     torch_kernels: TorchKernels
     loaded: dict[Problem, LoadedKernel | Support] = field(default_factory=dict)
     tf32: frozenset[Problem] = frozenset()
+    online: OnlineTuner | None = None
 
     def find_record(self, problem: Problem) -> Record | Support:
         """The tuned record of a problem for this GPU, or why there is none."""

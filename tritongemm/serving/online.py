@@ -26,7 +26,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, LibraryBackend
 from tritongemm.serving import calls
 from tritongemm.serving.fast_call import FastCall
-from tritongemm.serving.online_race import AlgorithmRace, RaceOutcome, TimedAlgorithm
+from tritongemm.serving.online_race import AlgorithmRace, OnlineOutcome, TimedAlgorithm
 from tritongemm.serving.online_store import CSV_FILE, FILE, OnlineStore
 from tritongemm.serving.serving_device import ServingDevice
 
@@ -34,7 +34,7 @@ MOST_ROWS_AT_ONCE = 512  # More rows, as of prompts, seldom return: they are tri
 _MOST_SIZES = 8192  # Sizes kept for one device; sequences of any length must not fill the memory.
 _LEAST_WORKSPACE_BYTES = 1 << 20
 
-MakeRace = Callable[[Problem, LibraryBackend, torch.device], AlgorithmRace]
+MakeRace = Callable[[Problem, LibraryBackend, LibraryBackend, torch.device], AlgorithmRace]
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,12 @@ class OnlineTuner:
             if record is None and not self._budget.next_seconds():
                 return None
             if record is not None and record.winner != library.name:
-                return _first_choice_won(record)
-            race = self._make_race(problem, library, device.torch_device)
+                return _baseline_won(record)
+            race = self._make_race(problem, library, registry.baseline(), device.torch_device)
             if record is None:
                 record = self._try(race, library, version)
             if record is None or record.winner != library.name:
-                return Support("no algorithm could be tried in time") if record is None else _first_choice_won(record)
+                return Support("no algorithm could be tried in time") if record is None else _baseline_won(record)
             return self._load(record, library, race)
         return Support("no library whose algorithms could be tried is here")
 
@@ -157,18 +157,18 @@ class OnlineTuner:
             self._budget.spend(time.monotonic() - started)
         if not outcome.tried:
             return None
-        winner, first = outcome.winner, outcome.first
+        winner, baseline = outcome.winner, registry.baseline().name
         config = winner.config or outcome.listed[0]
         record = Record(
             problem=race.problem,
             target=self._device.arch,
             config=config,
-            winner=library.name if winner.config else registry.baseline().name,
+            winner=library.name if winner.config else baseline,
             seconds=winner.seconds,
             spread=_spread(winner),
             timer="events",
-            library_seconds=first.seconds,
-            library=registry.baseline().name,
+            library_seconds=outcome.baseline.seconds,
+            library=baseline,
             verified=_tell_trials(outcome),
             toolchain={library.name: version, "torch": settings.version("torch")},
             compute_units=self._device.compute_units,
@@ -197,12 +197,12 @@ class OnlineTuner:
             self._device.reserve_workspaces(grown, pool.counter_bytes if pool else 0)
 
 
-def _first_choice_won(record: Record) -> Support:
-    return Support(f"the library's first choice was the fastest for {record.problem.key} ({record.verified})")
+def _baseline_won(record: Record) -> Support:
+    return Support(f"{record.library} was the fastest for {record.problem.key} ({record.verified})")
 
 
-def _tell_trials(outcome: RaceOutcome) -> str:
-    return f"online: {outcome.tried} algorithms, checked against the library's first choice"
+def _tell_trials(outcome: OnlineOutcome) -> str:
+    return f"online: {outcome.tried} algorithms, checked against the baseline"
 
 
 def _spread(timed: TimedAlgorithm) -> float:

@@ -1,4 +1,4 @@
-"""The algorithms of a library, checked against its own first choice and timed beside it, on a GPU that serves calls."""
+"""The algorithms of a library, checked against the baseline and timed beside it, on a GPU that serves calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
 
 MOST_ALGORITHMS = 32  # The library's best guesses; the others win rarely, and each costs time of the user's program.
-MARGIN = 0.02  # An algorithm must be faster than the first choice by this share; noise of a busy process is less.
+MARGIN = 0.02  # An algorithm must be faster than the baseline by this share; noise of a busy process is less.
 _FIRST_LAUNCHES, _MORE_LAUNCHES, _HOPELESS = 3, 7, 1.25  # One this much slower than the best is timed no further.
 _FINALISTS, _ROUNDS, _LAUNCHES_OF_ROUND = 4, 5, 5
 _SHARE_OF_TRIALS = 0.7  # of the time; the rest is for the last rounds
@@ -61,10 +61,10 @@ class StreamClock:
 
 @dataclass
 class TimedAlgorithm:
-    """An algorithm whose result agrees with the first choice's.
+    """The baseline, or an algorithm whose result agrees with its.
 
     Attributes:
-        config: which it is; None for the first choice.
+        config: which it is; None for the baseline.
         run: launches it.
         samples: seconds of launches.
     """
@@ -80,18 +80,18 @@ class TimedAlgorithm:
 
 
 @dataclass(frozen=True)
-class RaceOutcome:
+class OnlineOutcome:
     """What a race found.
 
     Attributes:
-        winner: the fastest algorithm; the first choice where none is faster by `MARGIN`.
-        first: the first choice.
+        winner: the fastest algorithm; the baseline where none is faster by `MARGIN`.
+        baseline: what serves calls otherwise.
         listed: what the library offers, its best guess first.
         tried: how many of them were run.
     """
 
     winner: TimedAlgorithm
-    first: TimedAlgorithm
+    baseline: TimedAlgorithm
     listed: list[Config]
     tried: int
 
@@ -102,89 +102,99 @@ class AlgorithmRace:
     Args:
         problem: what they compute.
         library: whose they are.
+        baseline: what serves calls otherwise. Where it has no function for the problem, the library's own first choice
+            stands for it.
         device: PyTorch's name of the GPU, which is its current one.
         clock: times launches; None for a `StreamClock`.
 
     Raises:
-        LookupError: the library has nothing for the problem.
-        TritonGemmError: its first choice can't be run.
+        LookupError: neither has anything for the problem.
+        TritonGemmError: the baseline can't be run.
     """
 
     def __init__(
-        self, problem: Problem, library: LibraryBackend, device: torch.device, clock: LaunchClock | None = None
+        self,
+        problem: Problem,
+        library: LibraryBackend,
+        baseline: LibraryBackend,
+        device: torch.device,
+        clock: LaunchClock | None = None,
     ) -> None:
-        self.problem, self._library = problem, library
+        self.problem, self._library, self._device, self._clock = problem, library, device, clock
         self._family = registry.get(Family, problem.family)
         self.operands = dict(self._family.make_inputs(problem, str(device)))
         c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=device)
         self.operands["c"] = c
-        run = library.operation(problem, self.operands)
+        writing = baseline.list_algorithms(problem, self.operands, 1)
+        run = baseline.operation(problem, self.operands, writing[0]) if writing else None
+        run = run or library.operation(problem, self.operands)
         if run is None:
             raise LookupError(f"{library.label} has nothing for {problem.key}")
         poison(c)
         run()
-        self._first, self._reference = TimedAlgorithm(None, run), c.clone()
-        self._clock: LaunchClock = clock or StreamClock(device)
+        self._baseline, self._reference = TimedAlgorithm(None, run), c.clone()
 
     def check(self, run: Run) -> Support:
-        """Whether a launch writes what the first choice does, up to rounding, or how far it is off."""
+        """Whether a launch writes what the baseline does, up to rounding, or how far it is off."""
         c = self.operands["c"]
         poison(c)
         run()
-        for ours, first in zip(_parts(c), _parts(self._reference), strict=True):
-            result = compare(self.problem, self._family, ours, first.double())
+        for ours, right in zip(_parts(c), _parts(self._reference), strict=True):
+            result = compare(self.problem, self._family, ours, right.double())
             if not result.ok:
-                return Support(f"its result is not that of the library's first choice: {result.reason}")
+                return Support(f"its result is not the baseline's: {result.reason}")
         return SUPPORTED
 
-    def hold(self, seconds: float) -> RaceOutcome:
+    def hold(self, seconds: float) -> OnlineOutcome:
         """Try algorithms, the library's best guesses first, until the time is up, and race the best of them.
 
         Args:
             seconds: wall-clock time of all of it; the launch that is under way then is waited for.
 
         Raises:
-            TritonGemmError: the library can't be asked, or its first choice can't be run.
+            TritonGemmError: the library can't be asked, or the baseline can't be run.
         """
-        started, first, best = time.monotonic(), self._first, list[TimedAlgorithm]()
-        first.samples = self._clock(first.run, _FIRST_LAUNCHES + _MORE_LAUNCHES)
+        started, baseline, best = time.monotonic(), self._baseline, list[TimedAlgorithm]()
+        clock = self._clock or StreamClock(self._device)
+        baseline.samples = clock(baseline.run, _FIRST_LAUNCHES + _MORE_LAUNCHES)
         listed, tried = self._library.list_algorithms(self.problem, self.operands, MOST_ALGORITHMS), 0
         for config in listed[:MOST_ALGORITHMS]:
             if time.monotonic() - started > _SHARE_OF_TRIALS * seconds:
                 break
             tried += 1
-            timed = self._try(config, min(each.seconds for each in (first, *best)))
+            timed = self._try(config, clock, min(each.seconds for each in (baseline, *best)))
             best = sorted([*best, *([timed] if timed else [])], key=lambda each: each.seconds)[:_FINALISTS]
-        winner = self._race([first, *best], started + seconds)
-        return RaceOutcome(winner, first, listed, tried)
+        winner = _race([baseline, *best], clock, started + seconds)
+        return OnlineOutcome(winner, baseline, listed, tried)
 
-    def _try(self, config: Config, best_seconds: float) -> TimedAlgorithm | None:
+    def _try(self, config: Config, clock: LaunchClock, best_seconds: float) -> TimedAlgorithm | None:
         """The algorithm with its times; None where it is refused, wrong or hopeless."""
         try:
             run = self._library.operation(self.problem, self.operands, config)
             if run is None or not self.check(run):
                 return None
-            samples = self._clock(run, _FIRST_LAUNCHES)
+            samples = clock(run, _FIRST_LAUNCHES)
             if min(samples) > _HOPELESS * best_seconds:
                 return None
-            return TimedAlgorithm(config, run, samples + self._clock(run, _MORE_LAUNCHES))
+            return TimedAlgorithm(config, run, samples + clock(run, _MORE_LAUNCHES))
         except TritonGemmError:  # a status of the library: this algorithm is none for this product
             return None
 
-    def _race(self, racing: list[TimedAlgorithm], deadline: float) -> TimedAlgorithm:
-        """The winner of rounds in which all take turns; one round is always held."""
-        first = racing[0]
-        if len(racing) == 1:
-            return first
+
+def _race(racing: list[TimedAlgorithm], clock: LaunchClock, deadline: float) -> TimedAlgorithm:
+    """The winner of rounds in which all take turns, the baseline first among them; one round is always held."""
+    baseline = racing[0]
+    if len(racing) == 1:
+        return baseline
+    for each in racing:
+        each.samples = []
+    for round_ in range(_ROUNDS):
+        if round_ and time.monotonic() > deadline:
+            break
         for each in racing:
-            each.samples = []
-        for round_ in range(_ROUNDS):
-            if round_ and time.monotonic() > deadline:
-                break
-            for each in racing:
-                each.samples += self._clock(each.run, _LAUNCHES_OF_ROUND)
-        fastest = min(racing[1:], key=lambda each: each.seconds)
-        return fastest if fastest.seconds < (1 - MARGIN) * first.seconds else first
+            each.samples += clock(each.run, _LAUNCHES_OF_ROUND)
+    fastest = min(racing[1:], key=lambda each: each.seconds)
+    return fastest if fastest.seconds < (1 - MARGIN) * baseline.seconds else baseline
 
 
 def _parts(c: Tensor) -> tuple[Tensor, ...]:

@@ -25,5 +25,5 @@ class OnlineAlgorithm(KernelSource):
         if isinstance(found, Support):
             return found
         record = found.record
-        gain = f", {record.speedup:.2f}x the library's first choice" if record.speedup else ""
+        gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
         return Resolution("exact", f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain}; online)", found.kernel)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 
 from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.printable import printable
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel
@@ -54,7 +55,7 @@ class OnlineBudget:
     """Seconds that may be spent on trying algorithms.
 
     Args:
-        size_seconds: on one size.
+        size_seconds: on one size, beside what it takes to ask the library.
         process_seconds: on all sizes of a process.
     """
 
@@ -77,7 +78,7 @@ class OnlineTuner:
         device: the GPU.
         store: what processes found before.
         budget: of this process.
-        libraries: whose algorithms are tried; the first that has any for a size is the only one asked.
+        library: whose algorithms are tried; None where there is none.
         make_race: makes the race of a size.
     """
 
@@ -86,11 +87,11 @@ class OnlineTuner:
         device: ServingDevice,
         store: OnlineStore,
         budget: OnlineBudget,
-        libraries: Sequence[LibraryBackend],
+        library: LibraryBackend | None,
         make_race: MakeRace = AlgorithmRace,
     ) -> None:
         self._device, self._store, self._budget = device, store, budget
-        self._libraries, self._make_race = libraries, make_race
+        self._library, self._make_race = library, make_race
         self._known: dict[Problem, OnlineKernel | Support] = {}
         self._lock = threading.Lock()
 
@@ -132,35 +133,36 @@ class OnlineTuner:
 
     def _find_or_try(self, problem: Problem) -> OnlineKernel | Support | None:
         """What was found before, or is found now; None where there is no time left."""
-        device = self._device
-        for library in self._libraries:
-            version = library.version()
-            record = self._store.find(problem, device.arch, device.compute_units, library.name, version)
-            if record is None and not self._budget.next_seconds():
+        device, library = self._device, self._library
+        if library is None:
+            return Support("no library whose algorithms could be tried is here")
+        version = library.version()
+        record = self._store.find(problem, device.arch, device.compute_units, library.name, version)
+        if record is None:
+            if not self._budget.next_seconds():
                 return None
-            if record is not None and record.winner != library.name:
-                return _baseline_won(record)
-            race = self._make_race(problem, library, registry.baseline(), device.torch_device)
-            if record is None:
-                record = self._try(race, library, version)
-            if record is None or record.winner != library.name:
-                return Support("no algorithm could be tried in time") if record is None else _baseline_won(record)
-            return self._load(record, library, race)
-        return Support("no library whose algorithms could be tried is here")
+            return self._try(problem, library, version)
+        return self._load(record, library, None)
 
-    def _try(self, race: AlgorithmRace, library: LibraryBackend, version: str) -> Record | None:
-        """The record of a race, which is kept; None where nothing was tried in time."""
+    def _try(self, problem: Problem, library: LibraryBackend, version: str) -> OnlineKernel | Support:
+        """The winner of a race, which is kept where anything was tried in time."""
         started = time.monotonic()
         try:
+            race = self._make_race(problem, library, registry.baseline(), self._device.torch_device)
             outcome = race.hold(self._budget.next_seconds())
         finally:
             self._budget.spend(time.monotonic() - started)
         if not outcome.tried:
-            return None
+            return Support("no algorithm could be tried in time")
+        record = self._keep(problem, library, version, outcome)
+        return self._load(record, library, race)
+
+    def _keep(self, problem: Problem, library: LibraryBackend, version: str, outcome: OnlineOutcome) -> Record:
+        """The record of a race, kept for other processes."""
         winner, baseline = outcome.winner, registry.baseline().name
         config = winner.config or outcome.listed[0]
         record = Record(
-            problem=race.problem,
+            problem=problem,
             target=self._device.arch,
             config=config,
             winner=library.name if winner.config else baseline,
@@ -176,12 +178,21 @@ class OnlineTuner:
         self._store.add(record, config)
         return record
 
-    def _load(self, record: Record, library: LibraryBackend, race: AlgorithmRace) -> OnlineKernel | Support:
-        """The algorithm as calls launch it, which is checked too."""
+    def _load(self, record: Record, library: LibraryBackend, race: AlgorithmRace | None) -> OnlineKernel | Support:
+        """The algorithm as calls launch it, which is checked too; a reason where the baseline won.
+
+        Args:
+            record: what was found.
+            library: whose algorithm it is.
+            race: that found it; None where an earlier process did.
+        """
         device, problem = self._device, record.problem
+        if record.winner != library.name:
+            return Support(f"{record.library} was the fastest for {problem.key} ({printable(record.verified)})")
         kernel = library.load(record, device.index, device.driver_device)
         if isinstance(kernel, Support):
             return kernel
+        race = race or self._make_race(problem, library, registry.baseline(), device.torch_device)
         self._reserve(kernel.bytes("workspace"))
         c = race.operands["c"]
         call = FastCall(kernel, device, c.shape, c.dtype)
@@ -195,10 +206,6 @@ class OnlineTuner:
         if needed > (pool.workspace_bytes if pool else 0):
             grown = max(_LEAST_WORKSPACE_BYTES, 1 << (needed - 1).bit_length())
             self._device.reserve_workspaces(grown, pool.counter_bytes if pool else 0)
-
-
-def _baseline_won(record: Record) -> Support:
-    return Support(f"{record.library} was the fastest for {record.problem.key} ({record.verified})")
 
 
 def _tell_trials(outcome: OnlineOutcome) -> str:
@@ -228,4 +235,4 @@ def open_tuner(device: ServingDevice) -> OnlineTuner:
     """
     libraries = [b for b in registry.every(Backend) if isinstance(b, LibraryBackend) and not b.baseline]
     store = OnlineStore(settings.cache_folder() / FILE, Path.cwd() / CSV_FILE)
-    return OnlineTuner(device, store, process_budget(), [b for b in libraries if b.available()])
+    return OnlineTuner(device, store, process_budget(), next((b for b in libraries if b.available()), None))

@@ -149,15 +149,16 @@ class AlgorithmRace:
         """Try algorithms, the library's best guesses first, until the time is up, and race the best of them.
 
         Args:
-            seconds: wall-clock time of all of it; the launch that is under way then is waited for.
+            seconds: wall-clock time for it once the library has listed them; launches under way then are waited for.
 
         Raises:
             TritonGemmError: the library can't be asked, or the baseline can't be run.
         """
-        started, baseline, best = time.monotonic(), self._baseline, list[TimedAlgorithm]()
+        baseline, best = self._baseline, list[TimedAlgorithm]()
         clock = self._clock or StreamClock(self._device)
         baseline.samples = clock(baseline.run, _FIRST_LAUNCHES + _MORE_LAUNCHES)
         listed, tried = self._library.list_algorithms(self.problem, self.operands, MOST_ALGORITHMS), 0
+        started = time.monotonic()  # The library is slow to answer at first: it begins its work then.
         for config in listed[:MOST_ALGORITHMS]:
             if time.monotonic() - started > _SHARE_OF_TRIALS * seconds:
                 break

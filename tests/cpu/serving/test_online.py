@@ -133,7 +133,7 @@ def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuner:
 
     def make(library: ToyLibrary, seconds: tuple[float, float] = (60, 60), **device: Any) -> OnlineTuner:
         store = OnlineStore(tmp_path / "cache" / FILE, tmp_path / CSV_FILE)
-        return OnlineTuner(stand_in_device(**device), store, OnlineBudget(*seconds), [library], race_of)
+        return OnlineTuner(stand_in_device(**device), store, OnlineBudget(*seconds), library, race_of)
 
     return make
 

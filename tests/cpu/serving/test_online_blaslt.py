@@ -67,7 +67,7 @@ def test_from_the_first_call_to_the_next_process(vendor: str, tmp_path: Path, ca
 
     def open_process(seconds: float) -> OnlineTuner:
         store, budget = OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), OnlineBudget(seconds, seconds)
-        return OnlineTuner(stand_in_device(), store, budget, [library], partial(AlgorithmRace, clock=LaterIsFaster()))
+        return OnlineTuner(stand_in_device(), store, budget, library, partial(AlgorithmRace, clock=LaterIsFaster()))
 
     found = open_process(600.0).find(call)
     assert isinstance(found, OnlineKernel)

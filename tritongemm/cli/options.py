@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments
+from tritongemm.cli import arguments, model_options
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import DEFAULT_FAMILY
 from tritongemm.formats import Defaults
@@ -152,6 +152,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="LOW-HIGH",
         help="tune a table over these M, such as 1-8192: of the product of -n and -k, or of each that the file names",
     )
+    model_options.add_model_options(p.add_argument_group("sizes of a model, instead of these"))
     _add_actions(p)
     _add_places(p)
     _add_search(p)
@@ -169,6 +170,7 @@ def _add_actions(p: argparse.ArgumentParser) -> None:
         help="only check the results stored in --gemm_size_file; the exit status is 1 if one is wrong",
     )
     g.add_argument("--benchmark", action="store_true", help="only time the results stored in --gemm_size_file")
+    g.add_argument("--print-sizes", action="store_true", help="only print the sizes, with what weighs each")
     g.add_argument("--generate-only", action="store_true", help="stop when the modules with the kernels are written")
     g.add_argument("--compile-only", action="store_true", help="stop when all is compiled; binaries stay in the cache")
 
@@ -346,9 +348,9 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
         "-m and --m_range exclude each other",
     ),
     (
-        lambda a: not _names_file(a) and None in (a.m or a.m_range, a.n, a.k),
-        "name a size with -m, -n and -k, a table with --m_range, -n and -k, or a file of sizes with --gemm_size_file "
-        "or --workload",
+        lambda a: not _names_file(a) and a.model_dir is None and None in (a.m or a.m_range, a.n, a.k),
+        "name a size with -m, -n and -k, a table with --m_range, -n and -k, a file of sizes with --gemm_size_file or "
+        "--workload, or a model with --model_dir",
     ),
     (
         lambda a: (a.compare_wo_tuning or a.benchmark) and (a.workload is not None or a.m_range is not None),
@@ -380,6 +382,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for refused, complaint in _REFUSED:
         if refused(args):
             p.error(complaint)
+    if complaint := model_options.complain_of_model(args):
+        p.error(complaint)
     if args.output is not None:
         try:
             check_output_name(Path(args.output))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from tritongemm.cli import door, options, session, tables
+from tritongemm.cli import door, model_options, options, session, tables
 from tritongemm.codegen.modules import candidates_path, winner_path
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import DamagedRow, FormatRow
@@ -21,6 +21,7 @@ from tritongemm.plugins.contracts import Family
 from tritongemm.report import candidates_csv
 from tritongemm.report.console import Reporter
 from tritongemm.report.revalidation import print_retimed, print_verified
+from tritongemm.report.sizes import print_sizes
 from tritongemm.results.run_files import RunFiles, holding_module_folder
 from tritongemm.results.store import Store
 from tritongemm.runtime.machine import Machine, find_machine
@@ -43,6 +44,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
     machine = find_machine(args.target, args.gpu_ids, args.ngpus)
+    if args.print_sizes:
+        print_sizes(reporter, _rows(args, machine)[0])
+        return door.DONE
     protocol = session.make_protocol(args, machine)
     with ExitStack() as stack:
         tools = stack.enter_context(session.open_session(args, machine, protocol))
@@ -81,6 +85,11 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
 def _rows(args: argparse.Namespace, machine: Machine) -> tuple[Sequence[FormatRow], Sequence[DamagedRow]]:
     """What the command line asks for, and the rows of stored results that can't be used; of sizes all must be right."""
     defaults = options.defaults(args, machine.target.fp8)
+    if args.model_dir is not None:
+        model = model_options.read_model(args, defaults)
+        for remark in model.remarks:
+            door.tell(remark)
+        return model.rows, ()
     named = args.gemm_size_file or args.workload
     if named is None:
         return sizes.from_options(args.m or args.m_range[0], args.n, args.k, defaults), ()

@@ -60,7 +60,7 @@ DTYPES = {
 
 ALIASES = {
     "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "tf32": "fp32", "i8": "int8",
-    "i32": "int32",
+    "i32": "int32", "f16": "fp16", "f32": "fp32",
     "fp4": "fp4e2m1", "e2m1": "fp4e2m1", "float4_e2m1fn_x2": "fp4e2m1", "float8_e8m0fnu": "e8m0",
     "e4m3fn": "fp8e4m3fn", "e4m3fnuz": "fp8e4m3fnuz", "e5m2fnuz": "fp8e5m2fnuz",
     "float8_e4m3fn": "fp8e4m3fn", "float8_e4m3fnuz": "fp8e4m3fnuz", "float8_e5m2": "fp8e5m2",

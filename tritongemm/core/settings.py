@@ -4,6 +4,9 @@ TRITONGEMM_CACHE    folder of compiled kernels; default: ~/.cache/tritongemm
 TRITONGEMM_CACHE_TRUST   users whose compiled kernels are used too where a folder is shared, separated by ","; "group"
                     for the folder's group; default: only root, and the owner of a folder that nobody else can write
 TRITONGEMM_CONFIG   tuned records that `tritongemm.mm` serves
+TRITONGEMM_ONLINE   1: algorithms of the vendor's library are tried for sizes that `tritongemm.mm` meets untuned
+HIP_ONLINE_TUNING   the same, as AITER calls it
+TRITONGEMM_ONLINE_SECONDS   seconds that this may take for a size, then, behind ":", for a process; default: 1:60
 TRITONGEMM_ASM_MANIFESTS   manifests of assembly kernels that compete, separated by ":"
 CK_DIR              Composable Kernel: its sources or an installation; default: ROCm's, or that of the amd-aiter package
 CUTLASS_DIR         CUTLASS: its sources; default: those of the nvidia-cutlass package
@@ -14,12 +17,16 @@ TRITONGEMM_EMULATOR_CHECKOUT   checkout of tinygrad, from which that emulator is
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from tritongemm.core.errors import UnavailableError
+from tritongemm.core.errors import InputError, UnavailableError
+
+_ON = ("1", "true", "yes", "on")
+_SECONDS = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,6})?)(?::([0-9]{1,7}(?:\.[0-9]{1,6})?))?")
 
 
 def cache_folder() -> Path:
@@ -68,6 +75,27 @@ def cache_trust() -> tuple[str, ...]:
 def tuned_config() -> Path | None:
     """File of tuned records, if one is set."""
     return _path("TRITONGEMM_CONFIG")
+
+
+def online() -> bool:
+    """Whether algorithms of the vendor's library are tried at run time."""
+    return any(os.environ.get(name, "").lower() in _ON for name in ("TRITONGEMM_ONLINE", "HIP_ONLINE_TUNING"))
+
+
+def online_seconds() -> tuple[float, float]:
+    """Seconds that trying algorithms at run time may take: for a size, for a process.
+
+    Raises:
+        InputError: they are no such numbers.
+    """
+    text = os.environ.get("TRITONGEMM_ONLINE_SECONDS") or ""
+    found = _SECONDS.fullmatch(text)
+    if text and not found:
+        raise InputError(
+            f"TRITONGEMM_ONLINE_SECONDS must be seconds for a size and for a process, as 1:60, not {text!r}"
+        )
+    size, process = found.groups() if found else (None, None)
+    return float(size or 1), float(process or 60)
 
 
 def asm_manifests() -> tuple[Path, ...]:

@@ -368,6 +368,10 @@ class LibraryBackend(Backend, abstract=True):
             config: one of them; None for the library's own choice.
         """
 
+    def version(self) -> str:
+        """Version of the library of the current device, with which its algorithms may change; "" where it has none."""
+        return ""
+
     def torch_function(self, problem: Problem) -> str:
         """Name of the function of torch that a generated module may race against; "" where there is none."""
         return ""

@@ -28,7 +28,7 @@ from tritongemm.core.trial import PREDICTED, Trial
 from tritongemm.report.plain_table import align
 
 # Columns of words; the others hold numbers. In a narrow terminal these are folded, but for the first, a size's name.
-_WORDS = ("size", "config", "winner", "status", "checked", "why", "timer")
+_WORDS = ("size", "callers", "config", "winner", "status", "checked", "why", "timer")
 
 
 class Reporter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -14,6 +14,9 @@ from tritongemm.serving import winners
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.torch_kernels import TorchKernels
+
+if TYPE_CHECKING:
+    from tritongemm.serving.online import OnlineTuner
 
 Binder: TypeAlias = "Callable[[int], LoadedKernel | Support]"  # The kernel of a range at an M of it, or why not.
 
@@ -29,6 +32,7 @@ class DeviceKernels:
         loaded: the kernel of each tuned problem that a kernel or an algorithm won, or why it can't be launched.
         binders: what gives the kernel of another M, by the problem of a record that serves a range of M.
         tf32: the problems whose kernels round float32 operands to tf32.
+        online: what tries algorithms for sizes that were never tuned; None where that was not asked for.
     """
 
     device: ServingDevice
@@ -37,6 +41,7 @@ class DeviceKernels:
     loaded: dict[Problem, LoadedKernel | Support] = field(default_factory=dict)
     binders: dict[Problem, Binder] = field(default_factory=dict)
     tf32: frozenset[Problem] = frozenset()
+    online: OnlineTuner | None = None
 
     def find_record(self, problem: Problem) -> Record | Support:
         """The tuned record of a problem for this GPU, or why there is none."""

@@ -43,6 +43,10 @@ def load_device(index: int, records: RecordTable, former: DeviceKernels | None =
     with torch.cuda.device(index):
         device = open_device(index, former.device.workspaces if former else None)
         found = DeviceKernels(device, records, TorchKernels(device))
+        if settings.online():
+            from tritongemm.serving import online
+
+            found.online = online.open_tuner(device)
         tuned = records.list_records(device.arch, device.compute_units)
         launchable = [record for record in tuned if winners.is_launchable(record)]
         found.loaded, found.binders = load_kernels(device, launchable)

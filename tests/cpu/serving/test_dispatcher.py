@@ -304,6 +304,7 @@ def test_explains_what_each_source_answered(gpu: Gpu) -> None:
         f"fallback: {reason}; PyTorch's kernel, called directly from call 64 on",
         f"  tuned_record declines: {reason}",
         "  library_winner declines: no library won the tuning of this size",
+        "  online_algorithm declines: no algorithms are tried at run time (TRITONGEMM_ONLINE=1)",
         "  torch_kernel serves the call",
     ]
     assert str(dispatcher.explain(empty(17, 63), empty(32, 64))).count("\n") == 0

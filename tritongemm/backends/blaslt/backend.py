@@ -59,6 +59,10 @@ class BlasltBackend(LibraryBackend):
         """A call that computes C with one algorithm on torch's current stream; None where the library has it not."""
         return algorithms.prepare_call(problem, operands, config)
 
+    def version(self) -> str:
+        """Version of the library of the current device."""
+        return str(algorithms.version())
+
     def load(self, record: Record, device_index: int, device: driver.Device) -> LoadedKernel | Support:
         """A record's algorithm, loaded on a device, or why it can't be called from here."""
         available = self.available()

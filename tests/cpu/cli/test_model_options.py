@@ -1,0 +1,81 @@
+"""A model on the command line: its sizes printed, and what excludes each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tritongemm.cli import options, tune
+
+pytestmark = pytest.mark.usefixtures("without_gpu")
+
+TINY = {
+    "architectures": ["MixtralForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_hidden_layers": 3, "num_key_value_heads": 2, "num_local_experts": 4, "torch_dtype": "bfloat16",
+    "vocab_size": 100,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The folder of a model."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return tmp_path
+
+
+def test_sizes_are_printed_and_nothing_is_tuned(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model)
+    argv = ["--model_dir", str(model), "--tp", "2", "--nsets", "1,8", "16", "--batch_size", "4", "--print_sizes"]
+    assert tune.main(argv) == 0
+    out, err = capsys.readouterr()
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert [row[1] for row in rows] == ["4", "32", "64"] * 4
+    assert rows[0] == ["4x64x64_bf16_TN", "4", "64", "64", "3", "layers.*.self_attn.qkv_proj"]
+    assert rows[-1][2:] == ["50", "64", "1", "lm_head"]
+    assert "the 4 experts of 3 layers are grouped products, (N, K) = (96, 64) and (64, 48)" in err and "12 sizes" in err
+    assert [path.name for path in model.iterdir()] == ["config.json"]
+
+
+def test_sizes_of_a_file_are_printed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "sizes.yaml").write_text("- {M: 1, N: 2, K: 3}\n- {M: 4, N: 5, K: 6}\n")
+    assert tune.main(["--gemm_size_file", str(path), "--print_sizes"]) == 0
+    assert "4x5x6_fp16_TT" in capsys.readouterr().out
+
+
+def test_its_sizes_are_tuned(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All the way, up to the modules."""
+    argv = ["--model_dir", str(model), "--nsets", "1", "--target", "gfx1100", "--generate_only", "--budget", "1"]
+    assert tune.main([*argv, "-o", str(model / "out.yaml"), "--num_threads", "2"]) == 0
+    assert len(list((model / "out_kernels").glob("generated_kernel_1_*.py"))) == 4
+
+
+def test_aiters_names_of_dtypes(model: Path) -> None:
+    args = options.parse(["--model_dir", str(model), "--indtype", "f16", "--outdtype", "f32"])
+    defaults = options.defaults(args, "fn")
+    assert (defaults.dtype(defaults.dtype_a or ""), defaults.dtype(defaults.dtype_c or "")) == ("fp16", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (("--tp", "2"), "or a model with --model_dir"),
+        (("-m", "1", "-n", "1", "-k", "1", "--tp", "2"), "--tp is for the sizes of a model: name its folder with"),
+        (("-m", "1", "-n", "1", "-k", "1", "--all_bias"), "--all_bias is for the sizes of a model"),
+        (("--model_dir", ".", "-m", "1"), "exclude each other; name values of M with --nsets"),
+        (("--model_dir", ".", "--gemm_size_file", "x"), "exclude each other"),
+        (("--model_dir", ".", "-col_a"), "the layouts and biases of a model's layers are its own"),
+        (("--model_dir", ".", "--bias_vector"), "the layouts and biases of a model's layers are its own"),
+        (("--model_dir", ".", "--tp", "0"), "--tp: '0' is not a whole number from 1 to 1024"),
+        (("--model_dir", ".", "--nsets", "1,,2"), "--nsets: '' is not a whole number"),
+        (("--model_dir", ".", "--nsets"), "--nsets: expected at least one argument"),
+        (("--model_dir", ".", "--print_sizes", "--benchmark"), "--benchmark: not allowed with argument --print-sizes"),
+    ],
+)
+def test_what_can_not_be_asked_for(argv: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        options.parse(argv)
+    assert exit_.value.code == 2 and complaint in capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""The options of a command that takes its sizes from a model."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from tritongemm.cli import arguments
+from tritongemm.core.format_row import Defaults
+from tritongemm.workloads.model_sizes import DEFAULT_TOKENS, ModelSizes, from_model
+
+_MOST_GPUS = 1024
+_MOST_VALUES = 10_000  # of M
+
+
+def add_model_options(g: argparse._ArgumentGroup) -> None:
+    """Add the options that name a model, and how it is served."""
+    g.add_argument(
+        "--model-dir",
+        type=arguments.path,
+        metavar="DIR",
+        help="the linear layers of the model whose config.json lies there, as one of --tp GPUs runs them",
+    )
+    g.add_argument(
+        "--tp", type=arguments.whole(1, _MOST_GPUS), metavar="N", help="GPUs that share each layer (default 1)"
+    )
+    g.add_argument(
+        "--nsets",
+        type=_numbers,
+        nargs="+",
+        metavar="M",
+        help=f"numbers of tokens, which are M (default {','.join(map(str, DEFAULT_TOKENS))})",
+    )
+    g.add_argument("--batch-size", type=arguments.size, metavar="N", help="times each of these (default 1)")
+    g.add_argument("--indtype", dest="dtype_a", metavar="DTYPE", help="AITER's name of -dtype_a")
+    g.add_argument("--outdtype", dest="dtype_c", metavar="DTYPE", help="AITER's name of -dtype_c")
+    g.add_argument("--all-bias", action="store_true", help="each layer with a bias and without, whatever the model has")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Numbers with commas between.
+
+    Raises:
+        argparse.ArgumentTypeError: one is no size, or they are too many.
+    """
+    words = re.split(r",\s*", text)
+    if len(words) > _MOST_VALUES:
+        raise argparse.ArgumentTypeError(f"these are {len(words)} numbers; name at most {_MOST_VALUES}")
+    return tuple(map(arguments.size, words))
+
+
+def complain_of_model(args: argparse.Namespace) -> str:
+    """What can't be asked for with a model, or without one; "" where all is well."""
+    given = [
+        name
+        for name, is_given in (
+            ("--tp", args.tp is not None),
+            ("--nsets", args.nsets is not None),
+            ("--batch_size", args.batch_size is not None),
+            ("--all_bias", args.all_bias),
+        )
+        if is_given
+    ]
+    if args.model_dir is None:
+        return f"{given[0]} is for the sizes of a model: name its folder with --model_dir" if given else ""
+    files = (args.gemm_size_file, args.workload)
+    others = files != (None, None) or (args.m, args.n, args.k) != (None, None, None)
+    if others:
+        return "--model_dir and -m, -n, -k or a file of sizes exclude each other; name values of M with --nsets"
+    if args.col_a or args.bias_vector:
+        return "the layouts and biases of a model's layers are its own: leave -col_a and --bias_vector out"
+    return ""
+
+
+def read_model(args: argparse.Namespace, defaults: Defaults) -> ModelSizes:
+    """The sizes of the model that is named.
+
+    Raises:
+        InputError: its config.json can't be used.
+    """
+    tokens = DEFAULT_TOKENS if args.nsets is None else [m for group in args.nsets for m in group]
+    times = args.batch_size or 1
+    unique = list(dict.fromkeys(m * times for m in tokens))
+    return from_model(Path(args.model_dir), args.tp or 1, unique, defaults, args.all_bias)

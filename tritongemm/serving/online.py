@@ -1,0 +1,238 @@
+"""Stage: a size that was never tuned → the fastest algorithm of the vendor's library, found while the program runs.
+
+The first process that asks for a size tries the library's algorithms, within a budget of seconds, and keeps what it
+found; later ones load that and try nothing. The program waits meanwhile. Nothing is tried while a graph is captured.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import quantiles
+
+import torch
+
+from tritongemm.core import settings
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.printable import printable
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.serving import CallSignature, LoadedKernel
+from tritongemm.core.support import Support
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, LibraryBackend
+from tritongemm.serving import calls
+from tritongemm.serving.fast_call import FastCall
+from tritongemm.serving.online_race import AlgorithmRace, OnlineOutcome, TimedAlgorithm
+from tritongemm.serving.online_store import CSV_FILE, FILE, OnlineStore
+from tritongemm.serving.serving_device import ServingDevice
+
+MOST_ROWS_AT_ONCE = 512  # More rows, as of prompts, seldom return: they are tried where a size is called frequently.
+_MOST_SIZES = 8192  # Sizes kept for one device; sequences of any length must not fill the memory.
+_LEAST_WORKSPACE_BYTES = 1 << 20
+
+MakeRace = Callable[[Problem, LibraryBackend, LibraryBackend, torch.device], AlgorithmRace]
+
+
+@dataclass(frozen=True)
+class OnlineKernel:
+    """An algorithm that was found while a program ran.
+
+    Attributes:
+        record: how it was found.
+        kernel: loaded on the device.
+    """
+
+    record: Record
+    kernel: LoadedKernel
+
+
+class OnlineBudget:
+    """Seconds that may be spent on trying algorithms.
+
+    Args:
+        size_seconds: on one size, beside what it takes to ask the library.
+        process_seconds: on all sizes of a process.
+    """
+
+    def __init__(self, size_seconds: float, process_seconds: float) -> None:
+        self.process_seconds, self._size_seconds, self._spent = process_seconds, size_seconds, 0.0
+
+    def next_seconds(self) -> float:
+        """Seconds for the next size; 0 where all are spent."""
+        return max(0.0, min(self._size_seconds, self.process_seconds - self._spent))
+
+    def spend(self, seconds: float) -> None:
+        """Take off what a size took."""
+        self._spent += seconds
+
+
+class OnlineTuner:
+    """The algorithms found for one device.
+
+    Args:
+        device: the GPU.
+        store: what processes found before.
+        budget: of this process.
+        library: whose algorithms are tried; None where there is none.
+        make_race: makes the race of a size.
+    """
+
+    def __init__(
+        self,
+        device: ServingDevice,
+        store: OnlineStore,
+        budget: OnlineBudget,
+        library: LibraryBackend | None,
+        make_race: MakeRace = AlgorithmRace,
+    ) -> None:
+        self._device, self._store, self._budget = device, store, budget
+        self._library, self._make_race = library, make_race
+        self._known: dict[Problem, OnlineKernel | Support] = {}
+        self._lock = threading.Lock()
+
+    def find(self, call: CallSignature) -> OnlineKernel | Support:
+        """The fastest algorithm of a call, or why there is none."""
+        problem = call.problem
+        if call.vector:
+            return Support("x is a vector, which is another operation to PyTorch")
+        if problem.dtype_a == "fp32" and call.precision == "fp32":
+            return Support("algorithms are tried in tf32, while PyTorch multiplies float32 in full")
+        known = self._known.get(problem)
+        if known is not None:
+            return known
+        if torch.cuda.is_current_stream_capturing():
+            return Support("a graph is being captured; no algorithms are tried meanwhile")
+        if problem.m > MOST_ROWS_AT_ONCE and not call.frequent:
+            return Support(f"more than {MOST_ROWS_AT_ONCE} rows are tried at call {calls.FREQUENT_CALLS} of a size")
+        if not self._lock.acquire(blocking=False):
+            return Support("another thread is trying algorithms")
+        try:
+            known = self._known.get(problem)
+            return self._resolve(problem) if known is None else known
+        finally:
+            self._lock.release()
+
+    def _resolve(self, problem: Problem) -> OnlineKernel | Support:
+        device = self._device
+        with torch.cuda.device(device.index), device.driver_device.relaxed():
+            try:  # Whatever goes wrong, PyTorch itself is there.
+                found = self._find_or_try(problem)
+            except (TritonGemmError, LookupError, torch.cuda.OutOfMemoryError) as error:
+                found = Support(f"no algorithms could be tried: {' '.join(str(error).split())}")
+        if found is None:
+            return Support(f"the {self._budget.process_seconds:g} s for trying algorithms are spent")
+        if len(self._known) >= _MOST_SIZES:
+            self._known.clear()
+        self._known[problem] = found
+        return found
+
+    def _find_or_try(self, problem: Problem) -> OnlineKernel | Support | None:
+        """What was found before, or is found now; None where there is no time left."""
+        device, library = self._device, self._library
+        if library is None:
+            return Support("no library whose algorithms could be tried is here")
+        version = library.version()
+        record = self._store.find(problem, device.arch, device.compute_units, library.name, version)
+        if record is None:
+            if not self._budget.next_seconds():
+                return None
+            return self._try(problem, library, version)
+        return self._load(record, library, None)
+
+    def _try(self, problem: Problem, library: LibraryBackend, version: str) -> OnlineKernel | Support:
+        """The winner of a race, which is kept where anything was tried in time."""
+        started = time.monotonic()
+        try:
+            race = self._make_race(problem, library, registry.baseline(), self._device.torch_device)
+            outcome = race.hold(self._budget.next_seconds())
+        finally:
+            self._budget.spend(time.monotonic() - started)
+        if not outcome.tried:
+            return Support("no algorithm could be tried in time")
+        record = self._keep(problem, library, version, outcome)
+        return self._load(record, library, race)
+
+    def _keep(self, problem: Problem, library: LibraryBackend, version: str, outcome: OnlineOutcome) -> Record:
+        """The record of a race, kept for other processes."""
+        winner, baseline = outcome.winner, registry.baseline().name
+        config = winner.config or outcome.listed[0]
+        record = Record(
+            problem=problem,
+            target=self._device.arch,
+            config=config,
+            winner=library.name if winner.config else baseline,
+            seconds=winner.seconds,
+            spread=_spread(winner),
+            timer="events",
+            library_seconds=outcome.baseline.seconds,
+            library=baseline,
+            verified=_tell_trials(outcome),
+            toolchain={library.name: version, "torch": settings.version("torch")},
+            compute_units=self._device.compute_units,
+        )
+        self._store.add(record, config)
+        return record
+
+    def _load(self, record: Record, library: LibraryBackend, race: AlgorithmRace | None) -> OnlineKernel | Support:
+        """The algorithm as calls launch it, which is checked too; a reason where the baseline won.
+
+        Args:
+            record: what was found.
+            library: whose algorithm it is.
+            race: that found it; None where an earlier process did.
+        """
+        device, problem = self._device, record.problem
+        if record.winner != library.name:
+            return Support(f"{record.library} was the fastest for {problem.key} ({printable(record.verified)})")
+        kernel = library.load(record, device.index, device.driver_device)
+        if isinstance(kernel, Support):
+            return kernel
+        race = race or self._make_race(problem, library, registry.baseline(), device.torch_device)
+        self._reserve(kernel.bytes("workspace"))
+        c = race.operands["c"]
+        call = FastCall(kernel, device, c.shape, c.dtype)
+        a, b, bias = (race.operands[name].data_ptr() if name in race.operands else 0 for name in ("a", "b", "bias"))
+        right = race.check(lambda: call.start(a, b, c.data_ptr(), bias))
+        return OnlineKernel(record, kernel) if right else Support(f"{problem.key}: {right}")
+
+    def _reserve(self, needed: int) -> None:
+        """Have a workspace of so many bytes; it grows by powers of two, as former ones are never freed."""
+        pool = self._device.workspaces
+        if needed > (pool.workspace_bytes if pool else 0):
+            grown = max(_LEAST_WORKSPACE_BYTES, 1 << (needed - 1).bit_length())
+            self._device.reserve_workspaces(grown, pool.counter_bytes if pool else 0)
+
+
+def _tell_trials(outcome: OnlineOutcome) -> str:
+    return f"online: {outcome.tried} algorithms, checked against the baseline"
+
+
+def _spread(timed: TimedAlgorithm) -> float:
+    """Half the distance between the quartiles of the samples, relative to the median."""
+    if len(timed.samples) < 2:
+        return 0.0
+    low, middle, high = quantiles(timed.samples, n=4)
+    return (high - low) / 2 / middle
+
+
+@cache
+def process_budget() -> OnlineBudget:
+    """The budget of this process, which its devices share."""
+    return OnlineBudget(*settings.online_seconds())
+
+
+def open_tuner(device: ServingDevice) -> OnlineTuner:
+    """What tries algorithms on a device, with the files and the budget that the environment names.
+
+    Raises:
+        InputError: TRITONGEMM_ONLINE_SECONDS is no budget.
+        UnavailableError: there is no folder to keep results in.
+    """
+    libraries = [b for b in registry.every(Backend) if isinstance(b, LibraryBackend) and not b.baseline]
+    store = OnlineStore(settings.cache_folder() / FILE, Path.cwd() / CSV_FILE)
+    return OnlineTuner(device, store, process_budget(), next((b for b in libraries if b.available()), None))

@@ -1,0 +1,204 @@
+"""The algorithms of a library, checked against the baseline and timed beside it, on a GPU that serves calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.config import Config
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.problem import Problem
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.numerics.verify import compare, poison
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, LibraryBackend
+
+MOST_ALGORITHMS = 32  # The library's best guesses; the others win rarely, and each costs time of the user's program.
+MARGIN = 0.02  # An algorithm must be faster than the baseline by this share; noise of a busy process is less.
+_FIRST_LAUNCHES, _MORE_LAUNCHES, _HOPELESS = 3, 7, 1.25  # One this much slower than the best is timed no further.
+_FINALISTS, _ROUNDS, _LAUNCHES_OF_ROUND = 4, 5, 5
+_SHARE_OF_TRIALS = 0.7  # of the time; the rest is for the last rounds
+_FLUSHED_BYTES = 256 << 20  # As much is written before each launch, so that operands come from memory as in a model.
+_COMPARED_ELEMENTS = 1 << 24  # of a result at a time, as the comparison is made in float64
+
+Run = Callable[[], object]
+
+
+class LaunchClock(Protocol):
+    """Times launches."""
+
+    def __call__(self, run: Run, launches: int) -> list[float]:
+        """Seconds of each launch."""
+
+
+class StreamClock:
+    """Times launches on PyTorch's current stream by events, each after the cache was overwritten.
+
+    Args:
+        device: PyTorch's name of the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._flushed = torch.empty(_FLUSHED_BYTES // 4, dtype=torch.int32, device=device)
+
+    def __call__(self, run: Run, launches: int) -> list[float]:
+        """Seconds of each launch; the GPU overwrites the cache while the host queues the launch."""
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(launches)]
+        for start, end in events:
+            self._flushed.zero_()
+            start.record()
+            run()
+            end.record()
+        events[-1][1].synchronize()
+        return [start.elapsed_time(end) / 1e3 for start, end in events]
+
+
+@dataclass
+class TimedAlgorithm:
+    """The baseline, or an algorithm whose result agrees with its.
+
+    Attributes:
+        config: which it is; None for the baseline.
+        run: launches it.
+        samples: seconds of launches.
+    """
+
+    config: Config | None
+    run: Run
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Median time of a launch."""
+        return median(self.samples)
+
+
+@dataclass(frozen=True)
+class OnlineOutcome:
+    """What a race found.
+
+    Attributes:
+        winner: the fastest algorithm; the baseline where none is faster by `MARGIN`.
+        baseline: what serves calls otherwise.
+        listed: what the library offers, its best guess first.
+        tried: how many of them were run.
+    """
+
+    winner: TimedAlgorithm
+    baseline: TimedAlgorithm
+    listed: list[Config]
+    tried: int
+
+
+class AlgorithmRace:
+    """A library's algorithms for one problem, on random operands of their own and the thread's current stream.
+
+    Args:
+        problem: what they compute.
+        library: whose they are.
+        baseline: what serves calls otherwise. Where it has no function for the problem, the library's own first choice
+            stands for it.
+        device: PyTorch's name of the GPU, which is its current one.
+        clock: times launches; None for a `StreamClock`.
+
+    Raises:
+        LookupError: neither has anything for the problem.
+        TritonGemmError: the baseline can't be run.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        library: LibraryBackend,
+        baseline: LibraryBackend,
+        device: torch.device,
+        clock: LaunchClock | None = None,
+    ) -> None:
+        self.problem, self._library, self._device, self._clock = problem, library, device, clock
+        self._family = registry.get(Family, problem.family)
+        self.operands = dict(self._family.make_inputs(problem, str(device)))
+        c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=device)
+        self.operands["c"] = c
+        writing = baseline.list_algorithms(problem, self.operands, 1)
+        run = baseline.operation(problem, self.operands, writing[0]) if writing else None
+        run = run or library.operation(problem, self.operands)
+        if run is None:
+            raise LookupError(f"{library.label} has nothing for {problem.key}")
+        poison(c)
+        run()
+        self._baseline, self._reference = TimedAlgorithm(None, run), c.clone()
+
+    def check(self, run: Run) -> Support:
+        """Whether a launch writes what the baseline does, up to rounding, or how far it is off."""
+        c = self.operands["c"]
+        poison(c)
+        run()
+        for ours, right in zip(_parts(c), _parts(self._reference), strict=True):
+            result = compare(self.problem, self._family, ours, right.double())
+            if not result.ok:
+                return Support(f"its result is not the baseline's: {result.reason}")
+        return SUPPORTED
+
+    def hold(self, seconds: float) -> OnlineOutcome:
+        """Try algorithms, the library's best guesses first, until the time is up, and race the best of them.
+
+        Args:
+            seconds: wall-clock time for it once the library has listed them; launches under way then are waited for.
+
+        Raises:
+            TritonGemmError: the library can't be asked, or the baseline can't be run.
+        """
+        baseline, best = self._baseline, list[TimedAlgorithm]()
+        clock = self._clock or StreamClock(self._device)
+        baseline.samples = clock(baseline.run, _FIRST_LAUNCHES + _MORE_LAUNCHES)
+        listed, tried = self._library.list_algorithms(self.problem, self.operands, MOST_ALGORITHMS), 0
+        started = time.monotonic()  # The library is slow to answer at first: it begins its work then.
+        for config in listed[:MOST_ALGORITHMS]:
+            if time.monotonic() - started > _SHARE_OF_TRIALS * seconds:
+                break
+            tried += 1
+            timed = self._try(config, clock, min(each.seconds for each in (baseline, *best)))
+            best = sorted([*best, *([timed] if timed else [])], key=lambda each: each.seconds)[:_FINALISTS]
+        winner = _race([baseline, *best], clock, started + seconds)
+        return OnlineOutcome(winner, baseline, listed, tried)
+
+    def _try(self, config: Config, clock: LaunchClock, best_seconds: float) -> TimedAlgorithm | None:
+        """The algorithm with its times; None where it is refused, wrong or hopeless."""
+        try:
+            run = self._library.operation(self.problem, self.operands, config)
+            if run is None or not self.check(run):
+                return None
+            samples = clock(run, _FIRST_LAUNCHES)
+            if min(samples) > _HOPELESS * best_seconds:
+                return None
+            return TimedAlgorithm(config, run, samples + clock(run, _MORE_LAUNCHES))
+        except TritonGemmError:  # a status of the library: this algorithm is none for this product
+            return None
+
+
+def _race(racing: list[TimedAlgorithm], clock: LaunchClock, deadline: float) -> TimedAlgorithm:
+    """The winner of rounds in which all take turns, the baseline first among them; one round is always held."""
+    baseline = racing[0]
+    if len(racing) == 1:
+        return baseline
+    for each in racing:
+        each.samples = []
+    for round_ in range(_ROUNDS):
+        if round_ and time.monotonic() > deadline:
+            break
+        for each in racing:
+            each.samples += clock(each.run, _LAUNCHES_OF_ROUND)
+    fastest = min(racing[1:], key=lambda each: each.seconds)
+    return fastest if fastest.seconds < (1 - MARGIN) * baseline.seconds else baseline
+
+
+def _parts(c: Tensor) -> tuple[Tensor, ...]:
+    """Rows of a result, so many at a time as are compared at once."""
+    parts: tuple[Tensor, ...] = c.split(max(1, _COMPARED_ELEMENTS // c.shape[1]))
+    return parts

@@ -1,0 +1,209 @@
+"""A model's config.json, as Hugging Face's libraries write it: its values by key, each of the type that it must have.
+
+What a model multiplies follows from its text part. Where a model has others beside it, as one that reads images, the
+text part's values are nested under ``text_config``.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.reading import read_bytes
+from tritongemm.core.values import FLAG, MAP, MOST, TEXT, FieldKind, require
+
+FILE = "config.json"
+NESTED = "text_config"
+MOST_LAYERS = 10_000  # They are looked at one by one.
+_OTHER_PARTS = ("vision_config", "audio_config")
+
+_POSITIVE = FieldKind(f"a whole number from 1 to {MOST}", lambda v: _is_whole(v) and 1 <= v <= MOST)
+_COUNT = FieldKind(f"a whole number from 0 to {MOST}", lambda v: _is_whole(v) and 0 <= v <= MOST)
+_COUNTS = FieldKind("a list of whole numbers", lambda v: isinstance(v, list) and all(map(_is_whole, v)))
+_NAMES = FieldKind("a list of names", lambda v: isinstance(v, list) and all(map(TEXT.holds, v)))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The values of a model's text part.
+
+    Attributes:
+        path: the file, for messages.
+        values: by key; null stands for a key that is missing.
+        whole_model: the values of the file's first level.
+        usual: values of keys that files of such models leave out, as the model's code has them.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+    whole_model: Mapping[str, Any]
+    usual: Mapping[str, Any]
+
+    def with_usual(self, usual: Mapping[str, Any]) -> ModelConfig:
+        """This, with other values for keys that are left out."""
+        return replace(self, usual=usual)
+
+    @property
+    def architectures(self) -> Sequence[str]:
+        """Names of the classes that can run the model."""
+        names = self.whole_model.get("architectures")
+        self._require(_NAMES, "architectures", names if names is not None else [])
+        return names or []
+
+    @property
+    def dtype(self) -> str:
+        """Name of the type in which the model computes, as torch has it; "" where the file does not say."""
+        for values in (self.whole_model, self.values):
+            for key in ("torch_dtype", "dtype"):
+                if values.get(key) is not None:
+                    self._require(TEXT, key, values[key])
+                    return str(values[key])
+        return ""
+
+    @property
+    def quantisation(self) -> str:
+        """How the weights are quantised, e.g. ``fp8``; "" where they are not."""
+        found = self.whole_model.get("quantization_config")
+        if found is None:
+            return ""
+        self._require(MAP, "quantization_config", found)
+        return str(found.get("quant_method") or "in some way")
+
+    @property
+    def other_parts(self) -> list[str]:
+        """Names of the parts beside the text's."""
+        return [key.removesuffix("_config") for key in _OTHER_PARTS if self.whole_model.get(key)]
+
+    def has(self, key: str) -> bool:
+        """Whether there is a value."""
+        return self._find(key) is not None
+
+    def whole(self, key: str) -> int:
+        """A number that is at least 1.
+
+        Raises:
+            InputError: it is missing, or no such number.
+        """
+        return int(self._typed(_POSITIVE, key))
+
+    def count(self, key: str) -> int:
+        """A number that may be 0, as it is where the key is missing.
+
+        Raises:
+            InputError: it is no such number.
+        """
+        return int(self._typed(_COUNT, key)) if self.has(key) else 0
+
+    def flag(self, key: str) -> bool:
+        """A value that is true or false, as it is where the key is missing.
+
+        Raises:
+            InputError: it is neither.
+        """
+        return bool(self._typed(FLAG, key)) if self.has(key) else False
+
+    def counts(self, key: str) -> list[int]:
+        """A list of numbers, empty where the key is missing.
+
+        Raises:
+            InputError: it is no such list.
+        """
+        return list(self._typed(_COUNTS, key)) if self.has(key) else []
+
+    def share(self, key: str, tp: int) -> int:
+        """The part of a number that each of `tp` GPUs has.
+
+        Raises:
+            InputError: it can't be divided so.
+        """
+        return self.divide(key, self.whole(key), tp)
+
+    def divide(self, what: str, number: int, tp: int) -> int:
+        """A number divided by the GPUs that share it.
+
+        Raises:
+            InputError: there is a remainder.
+        """
+        if number % tp:
+            raise InputError(f"{self.path}: {what} is {number}, which {tp} GPUs can't share; choose another --tp")
+        return number // tp
+
+    @property
+    def layers(self) -> int:
+        """How many layers the model has."""
+        number = self.whole("num_hidden_layers")
+        if number > MOST_LAYERS:
+            raise InputError(f"{self.path}: num_hidden_layers must be at most {MOST_LAYERS}, not {number}")
+        return number
+
+    def _find(self, key: str) -> Any:
+        value = self.values.get(key)
+        return self.usual.get(key) if value is None else value
+
+    def _typed(self, kind: FieldKind, key: str) -> Any:
+        value = self._find(key)
+        if value is None:
+            where = f" in {NESTED}" if self.values is not self.whole_model else ""
+            raise InputError(f"{self.path}: there is no {key}{where}, which the sizes of {self._name} follow from")
+        return self._require(kind, key, value)
+
+    @property
+    def _name(self) -> str:
+        return ", ".join(self.architectures)
+
+    def _require(self, kind: FieldKind, key: str, value: Any) -> Any:
+        try:
+            require({key: value}, {key: kind})
+        except InputError as error:
+            raise InputError(f"{self.path}: {error}") from None
+        return value
+
+
+def read_config(place: Path) -> ModelConfig:
+    """The values of a model's config.json.
+
+    Args:
+        place: the model's folder, or the file itself.
+
+    Raises:
+        InputError: there is no such file, or it is no JSON with a map of keys, each of which it has once.
+    """
+    path = place / FILE if place.is_dir() else place
+    values = _read_json(path)
+    if not isinstance(values, dict):
+        raise InputError(f"{path} must hold a map of keys, not {reprlib.repr(values)}")
+    nested = values.get(NESTED)
+    if nested is not None and not isinstance(nested, dict):
+        raise InputError(f"{path}: {NESTED} must be a map, not {reprlib.repr(nested)}")
+    return ModelConfig(path, nested if nested is not None else values, values, {})
+
+
+def _read_json(path: Path) -> object:
+    try:
+        return json.loads(read_bytes(path).decode("utf-8-sig"), object_pairs_hook=_without_twins)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: line {error.lineno}: it is not JSON: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text: byte {error.start} is not UTF-8") from None
+    except RecursionError:
+        raise InputError(f"{path}: its values are nested too deeply") from None
+    except (InputError, ValueError) as error:  # a number of more digits than Python reads
+        raise error if str(error).startswith(str(path)) else InputError(f"{path}: {error}") from None
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twin = next(key for key in keys if keys.count(key) > 1)
+        raise InputError(f"the key {reprlib.repr(twin)} is there twice; keep one of them")
+    return values

@@ -50,8 +50,6 @@ _VERSION = re.compile(
     r"(?:(?P<major>[0-9]{1,4})\.(?P<minor>[0-9]{1,3})\.(?P<patch>[0-9]{1,2})|(?P<number>[0-9]{1,9}))"
     r"-(?P<revision>[0-9a-f]{1,8}).*"
 )
-    r"(?:(?P<major>\d{1,4})\.(?P<minor>\d{1,3})\.(?P<patch>\d{1,2})|(?P<number>\d{1,9}))-(?P<revision>[0-9a-f]{1,8}).*"
-)
 
 
 class _Kept(Exception):
@@ -144,7 +142,7 @@ class TunableOpCsv(Format):
                     ending = lines.pop() if not lines[-1] else None
                     lines.append(",".join([*name, *_told(*solution)]) + ("\r" if lines[0].endswith("\r") else ""))
                     lines += [] if ending is None else [ending]
-        return Translation({"": "\n".join(lines)}, told, tuple(untold))
+        return Translation({"": "\n".join(lines)} if text else {}, told, tuple(untold))
 
 
 def _lines(text: str) -> Iterator[_Line]:

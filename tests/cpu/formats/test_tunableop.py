@@ -122,7 +122,7 @@ def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
     text = TUNED[:at] + put + TUNED[at + cut :]
     found = CSV.read_usable(PATH, text, Defaults())
     assert all(str(PATH) in d.reason for d in found.damaged)
-    assert CSV.translate([], {"": text}).files[""] == text, "every byte"
+    assert CSV.translate([], {"": text}).files.get("", "") == text, "every byte"
     CSV.translate([result(product())], {"": text})
 
 
@@ -172,7 +172,7 @@ def test_a_product_that_is_not_there_is_added(text: str) -> None:
 )
 def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str) -> None:
     told = CSV.translate([record], {"": before})
-    assert told.files[""] == before and told.told == 0
+    assert told.files.get("", "") == before and told.told == 0
     ((same, reason),) = told.untold
     assert same is record
     with pytest.raises(AssertionError, match=why):

@@ -15,15 +15,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tritongemm.core.config import DEFAULT_BACKEND, Config
+from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile, Translation
 from tritongemm.core.printable import printable
 from tritongemm.core.problem import MAX_DIM, PLAIN, Problem
 from tritongemm.core.record import Record
-from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.core.support import Support
 from tritongemm.core.values import MOST
 from tritongemm.formats._json_members import Member, read_members, with_members
+from tritongemm.formats._rivals import by_device
 from tritongemm.formats._rows import make_problem
 from tritongemm.plugins.contracts import Format
 from tritongemm.search_spaces.loader import load_target, target_of_device
@@ -98,7 +99,6 @@ class TileTables(Format, abstract=True):
     """
 
     suffixes = (".json",)
-    can_write = True
     server: ClassVar[str]
     kinds: ClassVar[Mapping[str, Kind]]
     name_of_table: ClassVar[re.Pattern[str]]
@@ -152,12 +152,14 @@ class TileTables(Format, abstract=True):
         """
         untold = list[tuple[Record, str]]()
         tables: dict[Subject, dict[int, Record]] = defaultdict(dict)
-        for record in sorted(records, key=lambda record: record.seconds):
+        if before.get(""):
+            raise InputError(f"{self.server} keeps a folder of such tables; name a folder")
+        for record, *_ in by_device(records):
             subject = self._subject_of(record)
             if isinstance(subject, Support):
                 untold.append((record, str(subject)))
             elif tables[subject].setdefault(record.problem.m, record) is not record:
-                untold.append((record, "another result of the same M and device is faster"))
+                untold.append((record, "a result of a device of the same name is told"))
         files, told = dict[str, str](), 0
         for subject, found in tables.items():
             kind, name = self.kinds[subject.kind], self._file_name(subject)
@@ -257,32 +259,21 @@ def _problem_of(kind: Kind, problem: Problem) -> Problem:
     return make_problem(Defaults(), problem.m, problem.n, problem.k, given)
 
 
-def _fits(record: Record, kind: Kind) -> Support:
-    """Whether the server's own kernel, as a row can tell it, is what won."""
-    config = record.config
-    if record.winner != DEFAULT_BACKEND or config.backend != DEFAULT_BACKEND or config.template != _TEMPLATE:
-        name = record.winner if record.winner != DEFAULT_BACKEND else config.short_name
-        return Support(f"{printable(name)} won, which is not the server's kernel")
-    others = [name for name, _ in config.options if name not in _OPTIONS]
-    if others or config.split_k != 1:
-        return Support(f"{config.short_name} won, and a row can't tell {', '.join(others) or 'a split of K'}")
-    if "GROUP_SIZE_M" not in kind.keys and config.group_m != 1:
-        return Support(f"{config.short_name} won, and a row can't tell an order of the tiles")
-    depths = kind.depths.get(load_target(record.target).vendor, (config.block_k,))
-    if config.block_k not in depths:
-        taken = ", ".join(map(str, depths))
-        return Support(f"{config.short_name} won, and the server's kernel takes {taken} of K at once")
-    return SUPPORTED
-
-
 def _row_or_reason(record: Record, kind: Kind) -> dict[str, int] | Support | None:
     """What a table tells of a result: the config, null for another kernel of the server, or why it can't tell it."""
-    fits = _fits(record, kind)
-    if not fits:
-        return fits if kind.default is not None else None
     config, fields = record.config, _BLOCKS | _COUNTS
     row = {key: int(getattr(config, fields[key])) for key in kind.keys}
-    return row | {name: config.option(name) for name in _OPTIONS if name in dict(config.options)}
+    row |= {name: config.option(name) for name in _OPTIONS if name in dict(config.options)}
+    depths = kind.depths.get(load_target(record.target).vendor, (config.block_k,))
+    if record.winner != config.backend:
+        reason = f"{printable(record.winner)} won, which is not the server's kernel"
+    elif not config.is_generated or _read_config(row, kind) != config:
+        reason = f"{config.short_name} won, which is not the server's kernel, or more than a row tells"
+    elif config.block_k not in depths:
+        reason = f"{config.short_name} won, and the server's kernel takes {', '.join(map(str, depths))} of K at once"
+    else:
+        return row
+    return None if kind.default is None else Support(reason)
 
 
 def _merged(path: Path, text: str, values: Mapping[int, Any], needed: Iterable[int], kind: Kind) -> str:

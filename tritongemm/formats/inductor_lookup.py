@@ -12,22 +12,23 @@ missing Inductor chooses as it does without a table. Keys are written without a 
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tritongemm.core.config import DEFAULT_BACKEND, Config
+from tritongemm.core.config import Config
 from tritongemm.core.dtypes import dtype
-from tritongemm.core.errors import InputError, NewerVersionWarning
-from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, NewerRow, ResultsFile, Translation
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile, Translation
 from tritongemm.core.printable import printable
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.values import MOST
 from tritongemm.formats._json_members import Member, read_members, with_members
+from tritongemm.formats._kept import KeptError, warn_of
+from tritongemm.formats._rivals import baseline_won, by_device
 from tritongemm.formats._rows import make_problem
 from tritongemm.plugins.contracts import Format
 from tritongemm.search_spaces.loader import target_of_device
@@ -49,16 +50,11 @@ _ORDERS = ((True, False), (True, True), (False, False), (False, True))  # where 
 _OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 
 
-class _Kept(Exception):
-    """A row that is right, but of a product that is none of ours."""
-
-
 class InductorLookup(Format):
     """Inductor's lookup table of matrix products."""
 
     title = "a lookup table of PyTorch's Inductor as JSON"
     suffixes = (".json",)
-    can_write = True
 
     def recognises(self, path: Path, text: str) -> bool:
         """Whether the first key of a JSON object is one of Inductor's."""
@@ -71,7 +67,7 @@ class InductorLookup(Format):
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
         """As `read`, with the damaged rows apart; a warning tells of products that are none of ours."""
-        rows, kept, damaged = list[FormatRow](), list[NewerRow](), list[DamagedRow]()
+        rows, kept, damaged = list[FormatRow](), list[tuple[int, str]](), list[DamagedRow]()
         seen: dict[str, int] = {}
         for number, member in enumerate(read_members(path, text), start=1):
             try:
@@ -81,23 +77,20 @@ class InductorLookup(Format):
                 config = _read_configs(member.value)
                 target = target_of_device(device)
                 rows.append(FormatRow(problem, config, line=member.line, number=number, target=target))
-            except _Kept as why:
-                kept.append(NewerRow(number - 1, member.line, member.key, str(why)))
+            except KeptError as why:
+                kept.append((member.line, str(why)))
             except InputError as error:
                 reason = f"{path}: row {number} (line {member.line}) {printable(member.key, 120)!r} {error}"
                 damaged.append(DamagedRow(number, member.line, reason))
-        if kept:
-            others = f", and {len(kept) - 1} others," if len(kept) > 1 else ""
-            message = f"{path}: line {kept[0].line}{others} can't be tuned here: {kept[0].reason}"
-            warnings.warn(message, NewerVersionWarning, stacklevel=2)
-        return ResultsFile(rows=tuple(rows), newer=tuple(kept), damaged=tuple(damaged))
+        warn_of(path, kept)
+        return ResultsFile(rows=tuple(rows), damaged=tuple(damaged))
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """A table with these results; its other rows stay byte for byte."""
         text = before.get("", "")
         members = read_members(Path("the table"), text) if text else []
         values, told, untold = dict[str, Any](), list[Record](), list[tuple[Record, str]]()
-        for record in sorted(records, key=lambda record: record.seconds):
+        for record, *_ in by_device(records):
             key, config = key_of(record.problem), _config_of(record)
             if not key:
                 reason = "Inductor looks up mm and addmm of dense operands of one dtype alone"
@@ -106,7 +99,7 @@ class InductorLookup(Format):
             elif isinstance(config, Support):
                 reason = str(config)
             elif key in values:
-                reason = "another result of the same product is faster"
+                reason = "a result of another device of the same target is told"
             else:
                 told.append(record)
                 values[key] = [config]
@@ -122,10 +115,10 @@ def key_of(problem: Problem) -> str:
 
     A bias is one for each column; Inductor sees it stretched over the rows.
     """
-    dense = problem.family == DEFAULT_FAMILY and problem.order_b == PLAIN and problem.kind == "one"
-    if not dense or problem.bias == "m" or len({problem.dtype_a, problem.dtype_b, problem.dtype_c}) > 1:
+    m, n, k, name = problem.m, problem.n, problem.k, problem.dtype_a
+    dense = Problem(m, n, k, name, name, name, problem.row_major_a, problem.row_major_b, problem.bias)
+    if problem != dense or problem.bias == "m":
         return ""
-    m, n, k = problem.m, problem.n, problem.k
     a = ([m, k], [k, 1] if problem.row_major_a else [1, m])
     b = ([k, n], [n, 1] if problem.row_major_b else [1, k])
     bias = [([m, n], [0, 1])] if problem.bias == "n" else []
@@ -139,28 +132,28 @@ def _read_key(key: str) -> tuple[Problem, str]:
 
     Raises:
         InputError: it is no key; or a size can't be.
-        _Kept: the product is none of ours; says why.
+        KeptError: the product is none of ours; says why.
     """
     match = _KEY.fullmatch(key)
     if not match:
         raise InputError("is no key of Inductor's, such as ((torch.bfloat16, [..], [..]), ...)+mm")
     operation, operands = match["operation"], _OPERAND.findall(match["operands"])
     if operation not in _SCALARS or (match["scalars"] or "") != _SCALARS[operation]:
-        raise _Kept(f"{printable(operation)} with {printable(match['scalars'] or 'no scalars')} is not tuned here")
+        raise KeptError(f"{printable(operation)} with {printable(match['scalars'] or 'no scalars')} is not tuned here")
     if len(operands) != 2 + (operation == "addmm"):
         raise InputError(f"must name the dtype, size and strides of each operand of {operation}")
     (_, m, k, *_), (_, _, n, *_) = operands[-2:]
     try:
         name = dtype(operands[0][0]).name
     except InputError as error:
-        raise _Kept(str(error)) from None
+        raise KeptError(str(error)) from None
     given: dict[str, Any] = {"dtype_a": name, "dtype_b": name, "dtype_c": name}
     given |= {"family": DEFAULT_FAMILY, "order_b": PLAIN, "bias": "n" if operation == "addmm" else "none"}
     dense = make_problem(Defaults(), int(m), int(n), int(k), given)
     orders = (replace(dense, row_major_a=a, row_major_b=b) for a, b in _ORDERS)
     problem = next((one for one in orders if key.endswith(key_of(one))), None)
     if problem is None:
-        raise _Kept("its operands have other dtypes or strides than dense ones")
+        raise KeptError("its operands have other dtypes or strides than dense ones")
     return problem, match["device"] or ""
 
 
@@ -192,22 +185,17 @@ def _config_of(record: Record) -> dict[str, Any] | Support:
     config, problem = record.config, record.problem
     if record.predicted:
         return Support("its time is a prediction, which no timer measured")
-    if record.winner == "torch":
-        if problem.bias == "none":
-            return _LIBRARY
-        return Support("PyTorch's choice won, which Inductor races anyway where there is a bias")
-    if record.winner != DEFAULT_BACKEND or config.backend != DEFAULT_BACKEND or config.template != _TEMPLATE:
-        name = record.winner if record.winner != DEFAULT_BACKEND else config.short_name
-        return Support(f"{printable(name)} won, which is no template of Inductor's")
-    others = [name for name, _ in config.options if name not in _OPTIONS]
-    if others or config.split_k != 1:
-        return Support(f"{config.short_name} won, and Inductor's template has no {', '.join(others) or 'split of K'}")
-    row: dict[str, Any] = {"template_id": _THEIR_TEMPLATE} | {
-        key: getattr(config, name) for key, name in _FIELDS.items()
-    }
+    if problem.bias == "none" and baseline_won(record):
+        return _LIBRARY
+    if record.winner != config.backend:
+        return Support(f"{printable(record.winner)} won, and what Inductor races itself stays")
+    row: dict[str, Any] = {"template_id": _THEIR_TEMPLATE}
+    row |= {key: getattr(config, name) for key, name in _FIELDS.items()}
+    row |= {name: config.option(name) for name in _OPTIONS if name in dict(config.options)}
+    if not config.is_generated or _read_configs([row]) != config:
+        return Support(f"{config.short_name} won, which is not Inductor's template, or more than a row tells")
     # Inductor would take it from a config of its own, whose BLOCK_K is another.
-    row["EVEN_K"] = problem.k % config.block_k == 0
-    return row | dict(config.options)
+    return {**row, "EVEN_K": problem.k % config.block_k == 0}
 
 
 def _means(members: Iterable[Member], key: str, value: list[dict[str, Any]]) -> bool:

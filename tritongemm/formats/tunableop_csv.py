@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tritongemm.core.errors import InputError, NewerVersionWarning
-from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, NewerRow, ResultsFile, Translation
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile, Translation
 from tritongemm.core.printable import printable
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
+from tritongemm.formats._kept import KeptError, warn_of
+from tritongemm.formats._rivals import baseline_won, by_device
 from tritongemm.formats._rows import make_problem
 from tritongemm.plugins.contracts import Format
 from tritongemm.search_spaces.loader import target_of_device
@@ -50,10 +51,6 @@ _VERSION = re.compile(
     r"(?:(?P<major>[0-9]{1,4})\.(?P<minor>[0-9]{1,3})\.(?P<patch>[0-9]{1,2})|(?P<number>[0-9]{1,9}))"
     r"-(?P<revision>[0-9a-f]{1,8}).*"
 )
-
-
-class _Kept(Exception):
-    """A line that is right, but of a product that is none of ours."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,6 @@ class TunableOpCsv(Format):
 
     title = "a CSV of PyTorch's TunableOp, op,params or op,params,solution,ms"
     suffixes = (".csv",)
-    can_write = True
 
     def recognises(self, path: Path, text: str) -> bool:
         """Whether the first line that is not blank is one of TunableOp's."""
@@ -98,7 +94,7 @@ class TunableOpCsv(Format):
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
         """As `read`, with the damaged rows apart; a warning tells of products that are none of ours."""
         rows: dict[Problem, FormatRow] = {}
-        kept, damaged = list[NewerRow](), list[DamagedRow]()
+        kept, damaged = list[tuple[int, str]](), list[DamagedRow]()
         target = target_of_device(_validators(text).get("GCN_ARCH_NAME", ""))
         for index, line in enumerate(_lines(text)):
             try:
@@ -110,39 +106,34 @@ class TunableOpCsv(Format):
                 known = rows.setdefault(problem, row)
                 if known is not row:
                     rows[problem] = replace(known, count=known.count + 1)
-            except _Kept as why:
-                kept.append(NewerRow(index, line.number, line.text, str(why)))
+            except KeptError as why:
+                kept.append((line.number, str(why)))
             except InputError as error:
                 reason = f"{path}: row {index + 1} (line {line.number}) {error}"
                 damaged.append(DamagedRow(index + 1, line.number, reason))
-        if kept:
-            others = f", and {len(kept) - 1} others," if len(kept) > 1 else ""
-            message = f"{path}: line {kept[0].line}{others} can't be tuned here: {kept[0].reason}"
-            warnings.warn(message, NewerVersionWarning, stacklevel=2)
-        return ResultsFile(rows=tuple(rows.values()), newer=tuple(kept), damaged=tuple(damaged))
+        warn_of(path, kept)
+        return ResultsFile(rows=tuple(rows.values()), damaged=tuple(damaged))
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """A file that TunableOp wrote, with the solutions of these results; all other bytes stay."""
         text = before.get("", "")
         validators = _validators(text)
-        lines, places = text.split("\n"), _places(text)
-        told, untold = 0, list[tuple[Record, str]]()
-        for record in records:
-            solution, found = _solution(record, validators), places.get(record.problem, [])
-            name = [] if found else _names(record.problem)
-            if isinstance(solution, Support):
-                untold.append((record, str(solution)))
-            elif not (found or name):
-                untold.append((record, "what TunableOp calls this product is not known"))
+        places, told, untold = _places(text), dict[Problem, tuple[str, float]](), list[tuple[Record, str]]()
+        for rivals in by_device(records):
+            best, problem = rivals[0], rivals[0].problem
+            solutions = [_solution(record, validators) for record in rivals]
+            known = next((one for one in solutions if not isinstance(one, Support)), None)
+            if problem in told:
+                untold.append((best, "a result of another device of the same target is told"))
+            elif known is None:
+                untold.append((best, str(solutions[0])))
+            elif not (places.get(problem) or _names(problem)):
+                untold.append((best, "what TunableOp calls this product is not known"))
             else:
-                told += 1
-                for place in found:
-                    lines[place] = _with_solution(lines[place], *solution)
-                if name:
-                    ending = lines.pop() if not lines[-1] else None
-                    lines.append(",".join([*name, *_told(*solution)]) + ("\r" if lines[0].endswith("\r") else ""))
-                    lines += [] if ending is None else [ending]
-        return Translation({"": "\n".join(lines)} if text else {}, told, tuple(untold))
+                told[problem] = known
+                if isinstance(solutions[0], Support):
+                    untold.append((best, f"{solutions[0]}; {known[0]} stands for it"))
+        return Translation({"": _with_solutions(text, places, told)} if text else {}, len(told), tuple(untold))
 
 
 def _lines(text: str) -> Iterator[_Line]:
@@ -160,7 +151,7 @@ def _read_line(line: _Line) -> tuple[Problem, str] | None:
 
     Raises:
         InputError: the line is damaged; names the field.
-        _Kept: the product is none of ours; says why.
+        KeptError: the product is none of ours; says why.
     """
     fields = line.fields
     if line.is_validator:
@@ -175,7 +166,7 @@ def _read_line(line: _Line) -> tuple[Problem, str] | None:
     if len(fields) > 3 and not fields[2].startswith(_PARAMETERS_OF_BLAS) and not _is_time(fields[3]):
         raise InputError(f"ms must be milliseconds, not {_shown(fields[3])}")
     if operation["kind"] not in _CALLS:
-        raise _Kept(f"there is no operation {_shown(fields[0])} here")
+        raise KeptError(f"there is no operation {_shown(fields[0])} here")
     parameters = _PARAMETERS.fullmatch(fields[1])
     if not parameters or operation["layout"].lower() != parameters["b"] + parameters["a"]:
         example = "tn_6144_16_4096_ld_4096_4096_6144"
@@ -200,11 +191,11 @@ def _types(words: str) -> list[str]:
     """Our dtypes that an operation names.
 
     Raises:
-        _Kept: one is none of ours.
+        KeptError: one is none of ours.
     """
     found = _TYPE.findall(f"_{words}")
     if "_".join(found) != words:
-        raise _Kept(f"a dtype of {_shown(words)} can't be tuned")
+        raise KeptError(f"a dtype of {_shown(words)} can't be tuned")
     return [_DTYPES[word] for word in found]
 
 
@@ -213,7 +204,7 @@ def _given(kind: str, types: list[str], parameters: re.Match[str]) -> dict[str, 
 
     Raises:
         InputError: the operation does not have such parameters.
-        _Kept: there is no family for it.
+        KeptError: there is no family for it.
     """
     scaled, biased = kind == "ScaledGemm", kind == "GemmAndBias"
     if len(types) != (3 if scaled else 1) or bool(parameters["rowwise"]) > scaled:
@@ -221,7 +212,7 @@ def _given(kind: str, types: list[str], parameters: re.Match[str]) -> dict[str, 
     if bool(parameters["batch"]) != (kind == "GemmStridedBatched"):
         raise InputError(f"params must name a batch where op is one of batches alone, not {_shown(parameters[0])}")
     if scaled and parameters["rowwise"] != "1":
-        raise _Kept("a product with one scale for a whole matrix has no family here")
+        raise KeptError("a product with one scale for a whole matrix has no family here")
     biased = biased or (parameters["bias"] or "None") != "None"
     a, b, c = types if scaled else types * 3
     return {
@@ -243,7 +234,7 @@ def _places(text: str) -> dict[Problem, list[int]]:
     for line in _lines(text):
         try:
             product = _read_line(line)
-        except (_Kept, InputError):
+        except (KeptError, InputError):
             continue
         if product:
             found.setdefault(product[0], []).append(line.number - 1)
@@ -260,12 +251,13 @@ def _solution(record: Record, validators: Mapping[str, str]) -> tuple[str, float
         return Support(f"the file is of {target}, not {record.target}")
     if record.predicted:
         return Support("its time is a prediction, which no timer measured")
-    if record.winner == "torch":
+    if baseline_won(record):
         return _DEFAULT, 1e3 * (record.library_seconds or record.seconds)
-    if record.winner != "blaslt" or config.backend != "blaslt" or "algo" in dict(config.options):
-        return Support(f"{printable(record.winner)} won with {config.short_name}, which TunableOp can't run")
+    if record.winner != config.backend or config.is_generated:
+        return Support(f"{printable(record.winner)} won, which TunableOp can't run")
+    # No other library's algorithms have such a version.
     if _number(validators.get("HIPBLASLT_VERSION", "")) != config.option("version", -1):
-        return Support(f"{config.short_name} is numbered by another hipBLASLt than the file's")
+        return Support(f"{config.short_name} won, which is no algorithm of the hipBLASLt that the file names")
     return f"Gemm_Hipblaslt_{config.option('index')}", 1e3 * record.seconds
 
 
@@ -293,14 +285,17 @@ def _names(problem: Problem) -> list[str]:
     return names if told and told[0] == problem else []
 
 
-def _told(solution: str, milliseconds: float) -> list[str]:
-    return [solution, f"{milliseconds:.6g}"]
-
-
-def _with_solution(line: str, solution: str, milliseconds: float) -> str:
-    """A line with another solution; one that has it already is not touched."""
-    text = line.rstrip("\r")
-    fields = text.split(",")
-    if fields[2:3] == [solution]:
-        return line
-    return ",".join([*fields[:2], *_told(solution, milliseconds)]) + line[len(text) :]
+def _with_solutions(
+    text: str, places: Mapping[Problem, Sequence[int]], told: Mapping[Problem, tuple[str, float]]
+) -> str:
+    """The text of a file with solutions and their milliseconds; what has them already is not touched."""
+    lines = text.split("\n")
+    ending, end = lines.pop() if not lines[-1] else None, "\r" if lines[0].endswith("\r") else ""
+    for problem, (solution, milliseconds) in told.items():
+        for place in places.get(problem, ()):
+            fields = lines[place].rstrip("\r").split(",")
+            if fields[2:3] != [solution]:
+                lines[place] = ",".join([*fields[:2], solution, f"{milliseconds:.6g}"]) + end
+        if problem not in places:
+            lines.append(",".join([*_names(problem), solution, f"{milliseconds:.6g}"]) + end)
+    return "\n".join(lines if ending is None else [*lines, ending])

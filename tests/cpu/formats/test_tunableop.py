@@ -79,7 +79,6 @@ def test_a_tuned_file_and_recorded_ones() -> None:
     with pytest.warns(NewerVersionWarning, match=r"line 7 can't be tuned here: a dtype of 'double'"):
         found = CSV.read_usable(PATH, TUNED, Defaults())
     assert [r.target for r in found.rows] == ["gfx942"] * 3 and [r.line for r in found.rows] == [5, 6, 8]
-    assert [row.text.split(",")[0] for row in found.newer] == ["GemmTunableOp_double_NN"]
     twice = f"{LINEAR}\r\n\r\n{LINEAR},- {{ function: matmul, M: 6144, N: 16 }}\r\n"
     (row,) = CSV.read(PATH, twice, Defaults())
     assert row.count == 2, "two runs recorded it"
@@ -159,14 +158,18 @@ def test_a_product_that_is_not_there_is_added(text: str) -> None:
         (result(product()), "", "let TunableOp write it first"),
         (result(product(), target="gfx950"), TUNED, "the file is of gfx942, not gfx950"),
         (result(product(), timer="model"), TUNED, "a prediction"),
-        (result(product(), "triton"), TUNED, "triton won with tile .*, which TunableOp can't run"),
-        (result(product(), "blaslt", hipblaslt(version=7)), TUNED, "numbered by another hipBLASLt"),
-        (result(product(), "blaslt", hipblaslt()), TUNED.replace("100100-bf2c3184", "?"), "another hipBLASLt"),
+        (result(product(), "triton"), TUNED, "triton won, which TunableOp can't run"),
+        (result(product(), "blaslt", hipblaslt(version=7)), TUNED, "no algorithm of the hipBLASLt that the file names"),
+        (
+            result(product(), "blaslt", hipblaslt()),
+            TUNED.replace("100100-bf2c3184", "?"),
+            "no algorithm of the hipBLASLt",
+        ),
         (result(product(dtype="fp32")), TUNED, "what TunableOp calls this product is not known"),
         (
             result(product(), "blaslt", Config("h", 1, 1, 1, options=(("algo", 3), ("index", 1)), backend="blaslt")),
             TUNED,
-            "TunableOp can't run",
+            "no algorithm of the hipBLASLt",
         ),
     ],
 )
@@ -177,6 +180,20 @@ def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str
     assert same is record
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(reason)
+
+
+def test_what_stands_for_a_winner_is_told_in_its_place() -> None:
+    ours, theirs = result(product(), "triton"), result(product(), "blaslt", hipblaslt())
+    told = CSV.translate([ours, theirs, result(product())], {"": TUNED})
+    assert told.files[""] == TUNED.replace("Gemm_Hipblaslt_1219,0.0314", "Gemm_Hipblaslt_44,0.02") and told.told == 1
+    ((best, reason),) = told.untold
+    assert best is ours and reason.endswith("which TunableOp can't run; Gemm_Hipblaslt_44 stands for it")
+    default = result(product(), config=Config("torch", 0, 0, 0, backend="torch"), library_seconds=None)
+    assert f"{LINEAR},Default,0.02\n" in CSV.translate([ours, default], {"": TUNED}).files[""]
+    other = CSV.translate([theirs, result(product(), compute_units=80)], {"": TUNED})
+    assert other.told == 1 and [why for _, why in other.untold] == [
+        "a result of another device of the same target is told"
+    ]
 
 
 def test_versions_of_hipblaslt_are_read_in_both_forms() -> None:

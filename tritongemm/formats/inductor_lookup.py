@@ -5,8 +5,8 @@ A key names the operands' dtypes, sizes and strides, the scalars and the operati
     ((torch.bfloat16, [16, 4096], [4096, 1]), (torch.bfloat16, [4096, 6144], [1, 4096]))+mm
 
 A device's name and a ``+`` may stand before it. ``torch._inductor.config.lookup_table.table`` takes what the file
-holds, with ``config.inductor_choices_class`` at ``torch._inductor.lookup_table.LookupTableChoices``; where a key is
-missing Inductor chooses as it does without a table. Keys are written without a device, so a file is of one target.
+holds, where ``torch._inductor.lookup_table.LookupTableChoices`` makes the choices; where a key is missing Inductor
+chooses as it does without a table. Keys are written without a device, so a file is of one target.
 """
 
 from __future__ import annotations

@@ -193,10 +193,7 @@ class TileTables(Format, abstract=True):
         word = next(found, None)
         if word is None:
             families = " and ".join(dict.fromkeys(kind.family for kind in self.kinds.values()))
-            return Support(
-                f"{self.server}'s tables tell products of family {families} with plain B in columns and no bias, "
-                f"not {problem.key}"
-            )
+            return Support(f"{self.server}'s tables are of {families}, with plain B in columns and no bias, alone")
         if record.predicted:
             return Support("its time is a prediction, which no timer measured")
         device = self.blanks.sub("_", record.toolchain.get("device", ""))

@@ -195,7 +195,7 @@ def _types(words: str) -> list[str]:
     """
     found = _TYPE.findall(f"_{words}")
     if "_".join(found) != words:
-        raise KeptError(f"a dtype of {_shown(words)} can't be tuned")
+        raise KeptError(f"{_shown(words)} has a dtype that is none of ours")
     return [_DTYPES[word] for word in found]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from tritongemm.core.target import Target
 from tritongemm.search_spaces import schema as space_schema
 
 SPACES = Path(__file__).parent
+_WORD = re.compile(r"[A-Za-z0-9]+")
 
 
 _NO_TARGETS = ("base", "tune_gemm")  # what others inherit, and a space that is kept to compare with
@@ -49,6 +51,9 @@ def space_file(name: str) -> dict[str, Any]:
     devices = data.get("devices", {})
     if not isinstance(devices, dict) or not all(isinstance(d, dict) for d in devices.values()):
         raise InputError(f"search_spaces/{path.name}: devices must be a map of maps of facts, by the name of the chip")
+    chips = data.setdefault("chips", [])  # those of what it inherits are others
+    if not isinstance(chips, list) or not all(isinstance(chip, str) for chip in chips):
+        raise InputError(f"search_spaces/{path.name}: chips must be a list of words of the names of devices")
     parent = data.pop("inherit", None)
     if parent and parent not in _file_names():
         raise InputError(f"search_spaces/{path.name} inherits {parent!r}, which is not there")
@@ -57,6 +62,17 @@ def space_file(name: str) -> dict[str, Any]:
         if section not in merged:
             raise InputError(f"search_spaces/{path.name} has no section {section}, nor has what it inherits")
     return merged
+
+
+def target_of_device(device: str) -> str:
+    """The architecture of the chip that a driver's or a file's name of a device holds; "" where none is known.
+
+    Args:
+        device: such as ``NVIDIA H200``, ``AMD_Instinct_MI300X`` or ``gfx942:sramecc+:xnack-``.
+    """
+    words = set(_WORD.findall(device))
+    found = [name for name in target_names() if name in words or words.intersection(space_file(name)["chips"])]
+    return found[0] if len(found) == 1 else ""
 
 
 def _unknown(name: str) -> TargetError:

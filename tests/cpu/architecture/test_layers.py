@@ -46,7 +46,7 @@ ALLOWED = {
     "search": {"core", "plugins", "workers", "numerics", "codegen", "search_spaces"},
     "build": {"core", "plugins", "workers", "codegen"},
     "backends": {"core", "plugins", "numerics", "codegen", "search", "search_spaces", "hip_ext", "runtime"},
-    "formats": {"core", "plugins"},
+    "formats": {"core", "plugins", "search_spaces"},
     "measure": {"core", "plugins", "workers", "hip_ext", "runtime", "numerics", "codegen", "search"},
     "workloads": {"core", "plugins", "formats"},
     "results": {"core", "plugins", "formats"},

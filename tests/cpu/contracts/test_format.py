@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,15 +20,40 @@ from tritongemm.plugins.contracts import Format
 TOY = "format_toy"
 NAMES = [*registry.names(Format), TOY]
 
+_TILE = '"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128'
+_TABLES = f'{{"1": {{{_TILE}}},\n"4": {{{_TILE}}}}}'
+_DEVICE = "N=2,K=3,device_name=NVIDIA_H200,dtype=fp8_w8a8"
+_LOOKUP = (
+    '{"((torch.bfloat16, [1, 3], [3, 1]), (torch.bfloat16, [3, 2], [1, 3]))+mm": [],\n'
+    '"((torch.int8, [4, 6], [6, 1]), (torch.int8, [6, 5], [1, 6]))+mm": []}'
+)
 # A file of each format as its tool or its user writes it, and one with a wrong row and what names it.
 SAMPLES = {
+    "inductor_lookup": ("table.json", _LOOKUP),
+    "moe_json": ("E=8,N=64,device_name=NVIDIA_H200.json", _TABLES),
     "native_yaml": ("sizes.yaml", "# of mine\n- {M: 1, N: 2, K: 3, dtype_a: bf16}\n- {M: 4, N: 5, K: 6}\n"),
+    "sglang_dense_json": (f"{_DEVICE},block_shape=[128, 128].json", _TABLES),
     "tune_gemm": ("sizes.yaml", "- {'M': 1, 'N': 2, 'K': 3}\n- {'M': 4, 'N': 5, 'K': 6}\n"),
+    "tunableop_csv": ("untuned.csv", "GemmTunableOp_Half_TN,tn_2_1_3\nGemmTunableOp_Half_TN,tn_5_4_6\n"),
+    "vllm_dense_json": (f"{_DEVICE},block_shape=[128,128].json", _TABLES),
     TOY: ("sizes.csv", "toy,M,N,K\na,1,2,3\nb,4,5,6\n"),
 }
+# Formats whose sizes or kind the name of a file tells, of which one tells no size; and those that leave nothing to the
+# caller's defaults.
+NAMED = ("moe_json", "sglang_dense_json", "vllm_dense_json")
+SIZELESS = ("moe_json",)
+WHOLE = ("inductor_lookup", "sglang_dense_json", "tunableop_csv", "vllm_dense_json")
 WRONG = {
+    "inductor_lookup": (_LOOKUP.replace("[]}", "[0]}"), r"row 2 \(line 2\) .* must be a list"),
+    "moe_json": (_TABLES[:-1], r"line 2, column \d+: the file ends too early"),
     "native_yaml": ("- {M: 1, N: 2, K: 3, dtype_a: bf16}\n- {M: 4, N: 5, K: 0}\n", r"row 2 \(line 2\) K must"),
+    "sglang_dense_json": (_TABLES.replace('"4"', '"x"'), r"row 2 \(line 2\) M 'x': M must"),
     "tune_gemm": ("- {M: 1, N: 2, K: 3}\n\n- {M: 4, N: x, K: 6}\n", r"row 2 \(line 3\) N must"),
+    "tunableop_csv": (
+        "GemmTunableOp_Half_TN,tn_2_1_3\nGemmTunableOp_Half_TN,tn_5_x_6\n",
+        r"row 2 \(line 2\) params must",
+    ),
+    "vllm_dense_json": (_TABLES.replace('64, "BLOCK_SIZE_K": 128}}', "64}}"), r"row 2 \(line 2\) M '4': it has no"),
     TOY: ("toy,M,N,K\na,1,2,3\nb,4,x,6\n", r"row 2 \(line 3\) M, N, K"),
 }
 
@@ -50,23 +76,30 @@ def test_it_is_described(plugin: Format) -> None:
 def test_it_alone_claims_its_file(plugin: Format) -> None:
     """By its contents, whatever the file is called, where other formats have the same suffix."""
     name, text = SAMPLES[plugin.name]
-    for path in (Path(name), Path("sizes")):
+    for path in (Path(name),) if plugin.name in NAMED else (Path(name), Path("sizes")):
         assert [f.name for f in registry.every(Format) if f.recognises(path, text)] == [plugin.name]
     assert not plugin.recognises(Path("letter.txt"), "Dear reader,\n- so long\n")
 
 
 def test_it_reads_rows_in_order(plugin: Format) -> None:
     name, text = SAMPLES[plugin.name]
+    if plugin.name in SIZELESS:
+        with pytest.raises(InputError, match="can't be tuned"):
+            plugin.read(Path(name), text, Defaults())
+        return
     rows = plugin.read(Path(name), text, Defaults("int8", row_major_b=False))
-    assert [(r.problem.m, r.problem.n, r.problem.k) for r in rows] == [(1, 2, 3), (4, 5, 6)]
-    assert all(r.line and str(r.problem.k) in text.splitlines()[r.line - 1] for r in rows)
+    second = (4, 2, 3) if plugin.name in NAMED else (4, 5, 6)
+    assert [(r.problem.m, r.problem.n, r.problem.k) for r in rows] == [(1, 2, 3), second]
+    assert all(r.line and str(r.problem.m) in text.splitlines()[r.line - 1] for r in rows)
+    if plugin.name in WHOLE:
+        return
     assert rows[1].problem.dtype_a == "int8" and not rows[1].problem.row_major_b, "the caller's defaults"
 
 
 def test_a_wrong_row_is_named(plugin: Format) -> None:
     text, complaint = WRONG[plugin.name]
     path = Path("folder") / SAMPLES[plugin.name][0]
-    with pytest.raises(InputError, match=f"^{path}: {complaint}"):
+    with pytest.raises(InputError, match=f"^{re.escape(str(path))}: {complaint}"):
         plugin.read(path, text, Defaults())
 
 

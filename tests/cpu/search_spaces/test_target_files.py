@@ -86,6 +86,7 @@ CODE = '"s\\"); import os; os.system(\\"id\\") #\\n"'  # ends the text that it s
             "templates.tile: aligned must be a list of a, b and c, not ['d']",
         ),
         (GFX942 + "devices: [MI308X]\n", "toy.yaml: devices must be a map of maps"),
+        (GFX942 + "chips: {MI308X: 1}\n", "toy.yaml: chips must be a list of words"),
         ("inherit: ../gfx942\n", "toy.yaml inherits '../gfx942', which is not there"),
         (
             GFX942 + f"target: {{store_wait: {CODE}}}\n",
@@ -129,3 +130,24 @@ def test_the_command_says_it_in_a_line(write: Write, tmp_path: Path, capsys: pyt
     err = capsys.readouterr().err
     assert err.startswith("error: search_spaces/toy.yaml: target: features") and err.count("\n") == 1
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "target"),
+    [
+        ("NVIDIA_H200", "sm90"),
+        ("NVIDIA H20-3e", "sm90"),
+        ("NVIDIA_A100-SXM4-80GB", "sm80"),
+        ("NVIDIA B200", "sm100"),
+        ("NVIDIA_RTX_6000_Ada_Generation", "sm89"),
+        ("AMD_Instinct_MI325_OAM", "gfx942"),
+        ("AMD Instinct MI355X", "gfx950"),
+        ("gfx942:sramecc+:xnack-", "gfx942"),
+        ("AMD_Radeon_Graphics", ""),
+        ("../../gfx942.yaml H200", ""),
+        ("", ""),
+    ],
+)
+def test_the_target_of_a_device(write: Write, device: str, target: str) -> None:
+    write("inherit: gfx942\n")  # whose chips are not those of what it inherits
+    assert target_files.target_of_device(device) == target

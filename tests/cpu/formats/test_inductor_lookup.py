@@ -1,0 +1,191 @@
+"""Inductor's lookup table: keys as torch makes them, rows, damage, and what is written beside what is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, NewerVersionWarning
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import Defaults
+from tritongemm.formats.inductor_lookup import key_of
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Format
+
+TABLE = registry.get(Format, "inductor_lookup")
+PATH = Path("table.json")
+
+MM = "((torch.bfloat16, [16, 4096], [4096, 1]), (torch.bfloat16, [4096, 6144], [1, 4096]))+mm"
+ADDMM = (
+    "((torch.bfloat16, [16, 6144], [0, 1]), (torch.bfloat16, [16, 4096], [4096, 1]), "
+    "(torch.bfloat16, [4096, 6144], [1, 4096]))+alpha=1&beta=1+addmm"
+)
+ROW = {
+    "template_id": "triton::mm", "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 8, "num_warps": 4,
+    "num_stages": 4, "EVEN_K": True,
+}  # fmt: skip
+CONFIG = Config("tile", 16, 64, 128, 8, num_warps=4, num_stages=4)
+
+
+def product(m: int = 16, n: int = 6144, k: int = 4096, dtype: str = "bf16", **more: Any) -> Problem:
+    return Problem(m, n, k, dtype, dtype, dtype, **{"row_major_b": False, **more})
+
+
+def result(problem: Problem, config: Config = CONFIG, **more: Any) -> Record:
+    facts = {"seconds": 2e-5, "spread": 0.0, "timer": "graph-events", "target": "sm90", "winner": config.backend}
+    return Record(problem, config=config, **{**facts, **more})
+
+
+def test_keys_are_those_that_torch_makes_and_finds() -> None:
+    """With Inductor's own code; it asks a GPU for its name alone."""
+    lookup = pytest.importorskip("torch._inductor.lookup_table")
+    import torch
+    from torch._inductor import config, ir
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.kernel import mm
+    from torch._inductor.kernel_inputs import MMKernelInputs
+    from torch._inductor.virtualized import V
+
+    class OnAnH200(lookup.LookupTableChoices):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def _get_device_key(device: torch.device) -> str:
+            return "NVIDIA H200"
+
+        def _get_lookup_table(self) -> Any:
+            return config.lookup_table.table
+
+    def operand(name: str, size: list[int], stride: list[int]) -> ir.Buffer:
+        return ir.Buffer(name=name, layout=ir.FixedLayout(torch.device("cuda", 0), torch.bfloat16, size, stride))
+
+    a, b = operand("a", [16, 4096], [4096, 1]), operand("b", [4096, 6144], [1, 4096])
+    bias = operand("bias", [16, 6144], [0, 1])
+    records = [result(product()), result(product(bias="n")), result(product(m=1), winner="torch")]
+    table = json.loads(TABLE.translate(records, {}).files[""])
+    graph = GraphLowering(torch.fx.symbolic_trace(torch.nn.Identity()))
+    with V.set_graph_handler(graph), config.patch({"lookup_table.table": table}):
+        plain, biased = MMKernelInputs([a, b]), MMKernelInputs([bias, a, b], scalars={"alpha": 1, "beta": 1})
+        choices = OnAnH200()
+        assert choices.make_lookup_key(plain, "mm") == MM == key_of(product())
+        assert choices.make_lookup_key(biased, "addmm") == ADDMM == key_of(product(bias="n"))
+        keywords = {key: value for key, value in ROW.items() if key != "template_id"}
+        uids = [mm.mm_template.uid, mm.aten_mm.uid]
+        assert choices.lookup_template_configs(plain, "mm", uids) == {mm.mm_template.uid: [keywords]}
+        assert choices.lookup_template_configs(biased, "addmm", uids) == {mm.mm_template.uid: [keywords]}
+        first = MMKernelInputs([operand("a", [1, 4096], [4096, 1]), b])
+        assert choices.lookup_template_configs(first, "mm", uids) == {mm.aten_mm.uid: [{}]}
+
+
+@pytest.mark.parametrize("bias", ["none", "n"])
+@pytest.mark.parametrize("a", [True, False])
+@pytest.mark.parametrize("b", [True, False])
+@pytest.mark.parametrize("sizes", [(16, 8, 32), (1, 8, 32), (16, 1, 32), (16, 8, 1), (1, 1, 1)])
+def test_what_is_written_is_read_back(sizes: tuple[int, int, int], a: bool, b: bool, bias: str) -> None:
+    m, n, k = sizes
+    given = product(m, n, k, "fp16", row_major_a=a, row_major_b=b, bias=bias)
+    config = Config("tile", 16, 32, 64, 4, options=(("kpack", 2), ("waves_per_eu", 1)))
+    (text,) = TABLE.translate([result(given, config)], {}).files.values()
+    (row,) = TABLE.read(PATH, text, Defaults("int8"))
+    assert row.config == config and key_of(row.problem) == key_of(given)
+    assert json.loads(text)[key_of(given)][0]["EVEN_K"] is (k % 64 == 0)
+
+
+def test_devices_and_foreign_rows() -> None:
+    rows = {
+        f"NVIDIA H200+{MM}": [{"template_id": "aten::mm"}],
+        f"gfx942:sramecc+:xnack-+{ADDMM}": [{"template_id": "triton::mm_persistent_tma"}, ROW],
+        MM.replace("+mm", "+bmm"): [ROW],
+        MM.replace("bfloat16", "float64"): [ROW],
+        MM.replace("[4096, 1]", "[8192, 1]"): [ROW],
+        ADDMM.replace("beta=1", "beta=0"): [ROW],
+    }
+    with pytest.warns(NewerVersionWarning, match="line 1, and 3 others, can't be tuned here: bmm with no scalars"):
+        found = TABLE.read_usable(PATH, json.dumps(rows), Defaults())
+    assert [(r.problem, r.config, r.target) for r in found.rows] == [
+        (product(), None, "sm90"),
+        (product(bias="n"), CONFIG, "gfx942"),
+    ]
+    text = json.dumps(rows, indent=2)
+    (new,) = TABLE.translate([result(product())], {"": text}).files.values()
+    assert new == json.dumps({**rows, MM: [ROW]}, indent=2), "all else as it was"
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        ((MM, {}), "must be a list of objects with a template_id"),
+        ((MM, [{"BLOCK_M": 16}]), "must be a list of objects with a template_id"),
+        ((MM, [{**ROW, "BLOCK_K": 0}]), "BLOCK_K must be a whole number from 1 to"),
+        ((MM, [{**ROW, "num_warps": float("nan")}]), "num_warps must be a whole number .* not nan"),
+        ((MM, [{**ROW, "kpack": True}]), "kpack must be a whole number"),
+        (("sizes", [ROW]), "is no key of Inductor's"),
+        ((MM.replace("+mm", "+alpha=1&beta=1+addmm"), [ROW]), "must name the dtype, size and strides of each operand"),
+        ((MM.replace("[16, 4096]", "[0, 4096]"), [ROW]), "M must be between 1 and"),
+        ((ADDMM, [ROW]), "repeats row 1"),
+    ],
+)
+def test_a_damaged_row_costs_itself_alone(entry: tuple[str, Any], complaint: str) -> None:
+    text = "{" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in ((ADDMM, [ROW]), entry)) + "}"
+    found = TABLE.read_usable(PATH, text, Defaults())
+    assert [r.problem for r in found.rows] == [product(bias="n")] and [(d.row, d.line) for d in found.damaged] == [
+        (2, 2)
+    ]
+    with pytest.raises(InputError, match=rf"^{PATH}: row 2 \(line 2\) .*{complaint}"):
+        TABLE.read(PATH, text, Defaults())
+
+
+@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.NewerVersionWarning")
+@given(st.integers(0, 900), st.integers(0, 200), st.text(max_size=6))
+def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
+    whole = json.dumps({MM: [ROW], f"NVIDIA H200+{ADDMM}": [ROW]}, indent=4)
+    text = whole[:at] + put + whole[at + cut :]
+    for call in (lambda: TABLE.read_usable(PATH, text, Defaults()), lambda: TABLE.translate([], {"": text})):
+        try:
+            call()
+        except InputError as error:
+            assert "table" in str(error)
+
+
+@pytest.mark.parametrize("text", ['{"1": {"BLOCK_SIZE_M": 16}}', "{}", "[]", "- {M: 1}\n", f"{{{MM}: 1}}", ""])
+def test_it_claims_no_other_file(text: str) -> None:
+    assert not TABLE.recognises(PATH, text)
+
+
+def test_the_library_and_rows_that_are_there() -> None:
+    text = json.dumps({MM: [ROW, {"template_id": "aten::mm"}]}, indent=4)
+    assert TABLE.translate([result(product())], {"": text}).files[""] == text, "its first config is the same"
+    lost_record = result(product(), winner="torch")
+    lost = TABLE.translate([lost_record], {"": text})
+    same = result(product(), Config("torch", 0, 0, 0, backend="torch"))
+    assert TABLE.translate([same], {"": text}) == TABLE.translate([lost_record], {"": text})
+    assert json.loads(lost.files[""]) == {MM: [{"template_id": "aten::mm"}]} and lost.told == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (result(product(batch=2)), "looks up mm and addmm of dense operands"),
+        (result(product(bias="m")), "looks up mm and addmm"),
+        (result(product(bias="n"), winner="torch"), "torch won, and what Inductor races itself stays"),
+        (result(product(), winner="blaslt"), "blaslt won, and what Inductor races itself stays"),
+        (result(product(), Config("tma", 64, 64, 64)), "tma 64x64x64 .* won, which is not Inductor's template"),
+        (result(product(), Config("tile", 64, 64, 64, split_k=4)), "more than a row tells"),
+        (result(product(), timer="model"), "a prediction"),
+        (result(product(m=3), target="gfx942", seconds=1.0), "a table is of one target, and this one is of sm90"),
+        (result(product(m=32), compute_units=80), "a result of another device of the same target is told"),
+    ],
+)
+def test_what_can_not_be_told_has_a_reason(record: Record, why: str) -> None:
+    told = TABLE.translate([result(product(m=32)), record], {})
+    assert told.told == 1 and list(json.loads(told.files[""])) == [key_of(product(m=32))]
+    ((same, reason),) = told.untold
+    assert same is record
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(reason)
+    assert not TABLE.translate([], {}).files

@@ -1,0 +1,201 @@
+"""TunableOp's files: column-major sizes, every operation, damage, and what is written back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, NewerVersionWarning
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import Defaults
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Format
+
+CSV = registry.get(Format, "tunableop_csv")
+PATH = Path("tunableop_results0.csv")
+
+HEAD = (
+    "Validator,PT_VERSION,2.13.0\nValidator,ROCM_VERSION,7.1.0.0-20-a1b2c3d\n"
+    "Validator,HIPBLASLT_VERSION,100100-bf2c3184\nValidator,GCN_ARCH_NAME,gfx942:sramecc+:xnack-\n"
+)
+LINEAR = "GemmTunableOp_BFloat16_TN,tn_6144_16_4096_ld_4096_4096_6144"
+TUNED = (
+    HEAD + f"{LINEAR},Gemm_Hipblaslt_1219,0.0314\n"
+    "GemmAndBiasTunableOp_Half_TN,tn_6144_16_4096_ld_4096_4096_6144,Gemm_Hipblaslt_7,0.03\n"
+    "GemmTunableOp_double_NN,nn_64_64_64_ld_64_64_64,Gemm_Rocblas_3,0.011\n"
+    "GemmStridedBatchedTunableOp_BFloat16_NT,nt_64_128_32_B_8_ld_64_128_64,Default,0.02\n"
+)
+REVISION = (100100 << 32) + 0xBF2C3184
+
+
+def product(m: int = 16, n: int = 6144, k: int = 4096, dtype: str = "bf16", **more: Any) -> Problem:
+    return Problem(m, n, k, dtype, dtype, dtype, **{"row_major_b": False, **more})
+
+
+def result(problem: Problem, winner: str = "torch", config: Config | None = None, **more: Any) -> Record:
+    config = config or Config("tile", 16, 64, 64)
+    facts = {"seconds": 2e-5, "spread": 0.0, "timer": "graph-events", "target": "gfx942", "library_seconds": 3e-5}
+    return Record(problem, config=config, winner=winner, **{**facts, **more})
+
+
+def hipblaslt(index: int = 44, version: int = REVISION) -> Config:
+    return Config("Cijk_x", 0, 0, 0, options=(("index", index), ("version", version)), backend="blaslt")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected", "operation"),
+    [
+        (LINEAR, product(), "mm"),
+        ("GemmTunableOp_BFloat16_NN,nn_6144_16_4096_ld_6144_4096_6144", product(row_major_b=True), "mm"),
+        ("GemmTunableOp_Half_NT,nt_8_16_32", product(16, 8, 32, "fp16", row_major_a=False, row_major_b=True), "mm"),
+        ("GemmTunableOp_tf32_TN,tn_8_16_32_ld_32_32_8", product(16, 8, 32, "fp32"), "mm"),
+        ("GemmAndBiasTunableOp_BFloat16_TN,tn_8_16_32_ld_32_32_8", product(16, 8, 32, bias="n"), "addmm"),
+        ("GemmStridedBatchedTunableOp_Half_TN,tn_8_16_32_B_6_ld_32_32_8", product(16, 8, 32, "fp16", batch=6), "bmm"),
+    ],
+)
+def test_the_first_size_is_our_n(line: str, expected: Problem, operation: str) -> None:
+    (row,) = CSV.read(PATH, line + "\n", Defaults("int8", bias="m"))
+    assert (row.problem, row.operation, row.count, row.line) == (expected, operation, 1, 1)
+
+
+def test_scaled_products() -> None:
+    line = "ScaledGemmTunableOp_Float8_e4m3fn_Float8_e4m3fn_BFloat16_TN,tn_6144_16_4096_ld_4096_4096_6144_rw_1_bias_"
+    rows = CSV.read(PATH, f"{line}None\n{line}BFloat16\n", Defaults())
+    assert [(r.problem.family, r.problem.bias, r.problem.dtype_a) for r in rows] == [
+        ("a8w8", "none", "fp8e4m3fn"),
+        ("a8w8", "n", "fp8e4m3fn"),
+    ]
+    with pytest.warns(NewerVersionWarning, match="one scale for a whole matrix"):
+        assert not CSV.read(PATH, line.replace("rw_1", "rw_0") + "None\n", Defaults())
+
+
+def test_a_tuned_file_and_recorded_ones() -> None:
+    with pytest.warns(NewerVersionWarning, match=r"line 7 can't be tuned here: 'double' has a dtype"):
+        found = CSV.read_usable(PATH, TUNED, Defaults())
+    assert [r.target for r in found.rows] == ["gfx942"] * 3 and [r.line for r in found.rows] == [5, 6, 8]
+    twice = f"{LINEAR}\r\n\r\n{LINEAR},- {{ function: matmul, M: 6144, N: 16 }}\r\n"
+    (row,) = CSV.read(PATH, twice, Defaults())
+    assert row.count == 2, "two runs recorded it"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("Validator,PT_VERSION", "has no value"),
+        ("Gemm", "op must be an operation such as GemmTunableOp_BFloat16_TN, not 'Gemm'"),
+        ("GemmTunableOp_BFloat16_TN", "has no params"),
+        ("GemmTunableOp_BFloat16_TN,tn_6144_16", "params must be those of"),
+        ("GemmTunableOp_BFloat16_TN,nt_1_2_3_ld_1_2_3", "params must be those of"),
+        ("GemmTunableOp_BFloat16_TN,tn_0_2_3_ld_1_2_3", "N must be between 1 and"),
+        (f"GemmTunableOp_BFloat16_TN,tn_{9**40}_2_3_ld_1_2_3", "params must be those of"),
+        ("GemmTunableOp_BFloat16_TN,tn_1_2_3_B_4_ld_1_2_3", "params must name a batch where op is one of batches"),
+        ("GemmTunableOp_BFloat16_Half_TN,tn_1_2_3_ld_3_3_1", "op and params do not belong together: 2 dtypes"),
+        (f"{LINEAR},Default,nan", "ms must be milliseconds, not 'nan'"),
+        (f"{LINEAR},Default,-1", "ms must be milliseconds"),
+    ],
+)
+def test_a_damaged_line_costs_itself_alone(line: str, complaint: str) -> None:
+    found = CSV.read_usable(PATH, f"{LINEAR}\n{line}\n", Defaults())
+    assert [r.problem for r in found.rows] == [product()] and [(d.row, d.line) for d in found.damaged] == [(2, 2)]
+    with pytest.raises(InputError, match=rf"^{PATH}: row 2 \(line 2\) {complaint}"):
+        CSV.read(PATH, f"{LINEAR}\n{line}\n", Defaults())
+
+
+@pytest.mark.parametrize(
+    "text", ["M,N,K\n1,2,3\n", "gfx,cu_num,M,N,K,bias\n", "- {M: 1, N: 2, K: 3}\n", "{}", "", "Validators,\n"]
+)
+def test_it_claims_no_other_file(text: str) -> None:
+    assert not CSV.recognises(PATH, text)
+    assert [f.name for f in registry.every(Format) if f.recognises(Path("sizes"), TUNED)] == ["tunableop_csv"]
+
+
+@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.NewerVersionWarning")
+@given(st.integers(0, len(TUNED)), st.integers(0, 60), st.text(max_size=6))
+def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
+    text = TUNED[:at] + put + TUNED[at + cut :]
+    found = CSV.read_usable(PATH, text, Defaults())
+    assert all(str(PATH) in d.reason for d in found.damaged)
+    assert CSV.translate([], {"": text}).files.get("", "") == text, "every byte"
+    CSV.translate([result(product())], {"": text})
+
+
+def test_only_retuned_lines_change() -> None:
+    algorithm = result(product(), "blaslt", hipblaslt())
+    lost = result(product(bias="n", dtype="fp16"))
+    told = CSV.translate([algorithm, lost], {"": TUNED})
+    assert told.told == 2 and not told.untold
+    expected = TUNED.replace("Gemm_Hipblaslt_1219,0.0314", "Gemm_Hipblaslt_44,0.02")
+    assert told.files[""] == expected.replace("Gemm_Hipblaslt_7,0.03", "Default,0.03")
+    again = CSV.translate([algorithm, lost], {"": told.files[""]})
+    assert again.files == told.files
+
+
+@pytest.mark.parametrize("text", [TUNED, TUNED.rstrip("\n"), TUNED.replace("\n", "\r\n")])
+def test_a_product_that_is_not_there_is_added(text: str) -> None:
+    new = [product(37), product(5, 64, 48, batch=3), product(9, 64, 48, "fp16", row_major_b=True, bias="n")]
+    told = CSV.translate([result(p) for p in new], {"": text})
+    end = "\r\n" if "\r" in text else "\n"
+    lines = told.files[""][len(text) :].strip().split(end)
+    assert lines == [
+        "GemmTunableOp_BFloat16_TN,tn_6144_37_4096_ld_4096_4096_6144,Default,0.03",
+        "GemmStridedBatchedTunableOp_BFloat16_TN,tn_64_5_48_B_3_ld_48_48_64,Default,0.03",
+        "GemmAndBiasTunableOp_Half_NN,nn_64_9_48_ld_64_48_64,Default,0.03",
+    ]
+    assert told.files[""].startswith(text) and told.files[""].endswith(end) == text.endswith(end)
+    with pytest.warns(NewerVersionWarning):
+        assert [r.problem for r in CSV.read(PATH, told.files[""], Defaults())][-3:] == new
+
+
+@pytest.mark.parametrize(
+    ("record", "before", "why"),
+    [
+        (result(product()), "", "let TunableOp write it first"),
+        (result(product(), target="gfx950"), TUNED, "the file is of gfx942, not gfx950"),
+        (result(product(), timer="model"), TUNED, "a prediction"),
+        (result(product(), "triton"), TUNED, "triton won, which TunableOp can't run"),
+        (result(product(), "blaslt", hipblaslt(version=7)), TUNED, "no algorithm of the hipBLASLt that the file names"),
+        (
+            result(product(), "blaslt", hipblaslt()),
+            TUNED.replace("100100-bf2c3184", "?"),
+            "no algorithm of the hipBLASLt",
+        ),
+        (result(product(dtype="fp32")), TUNED, "what TunableOp calls this product is not known"),
+        (
+            result(product(), "blaslt", Config("h", 1, 1, 1, options=(("algo", 3), ("index", 1)), backend="blaslt")),
+            TUNED,
+            "no algorithm of the hipBLASLt",
+        ),
+    ],
+)
+def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str) -> None:
+    told = CSV.translate([record], {"": before})
+    assert told.files.get("", "") == before and told.told == 0
+    ((same, reason),) = told.untold
+    assert same is record
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(reason)
+
+
+def test_what_stands_for_a_winner_is_told_in_its_place() -> None:
+    ours, theirs = result(product(), "triton"), result(product(), "blaslt", hipblaslt())
+    told = CSV.translate([ours, theirs, result(product())], {"": TUNED})
+    assert told.files[""] == TUNED.replace("Gemm_Hipblaslt_1219,0.0314", "Gemm_Hipblaslt_44,0.02") and told.told == 1
+    ((best, reason),) = told.untold
+    assert best is ours and reason.endswith("which TunableOp can't run; Gemm_Hipblaslt_44 stands for it")
+    default = result(product(), config=Config("torch", 0, 0, 0, backend="torch"), library_seconds=None)
+    assert f"{LINEAR},Default,0.02\n" in CSV.translate([ours, default], {"": TUNED}).files[""]
+    other = CSV.translate([theirs, result(product(), compute_units=80)], {"": TUNED})
+    assert other.told == 1 and [why for _, why in other.untold] == [
+        "a result of another device of the same target is told"
+    ]
+
+
+def test_versions_of_hipblaslt_are_read_in_both_forms() -> None:
+    text = TUNED.replace("100100-bf2c3184", "1.1.0-bf2c3184")
+    assert "Gemm_Hipblaslt_44" in CSV.translate([result(product(), "blaslt", hipblaslt())], {"": text}).files[""]

@@ -1,0 +1,164 @@
+"""The members of a JSON file's outermost object, with the places of their values.
+
+A member is replaced or added in the text, in the file's own indentation; every other byte stays.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.printable import printable
+
+_INDENT = 4  # blanks, as the servers' own tuners write
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member of the outermost object.
+
+    Attributes:
+        key: its name.
+        value: what it holds; numbers that JSON has no word for, such as NaN, are floats.
+        line: where its name stands, from 1.
+        start: place of its name in the text.
+        value_start, value_end: place of its value in the text.
+    """
+
+    key: str
+    value: Any
+    line: int
+    start: int
+    value_start: int
+    value_end: int
+
+
+class _DoubledKey(ValueError):
+    """An object has a key twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _DoubledKey(f"the key {printable(twice)!r} stands twice in one object")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once)
+
+
+class _Reader:
+    """Reads the members of one text."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path, self._text = path, text
+
+    def read(self) -> list[Member]:
+        """The members, in their order."""
+        found, lines, counted = list[Member](), 1, 0
+        at = self._after(0, "{")
+        while found or not self._text.startswith("}", at):
+            start = at
+            key, at = self._value(at)
+            if not isinstance(key, str):
+                self._fail(start, "a name in quotes is expected")
+            value_start = self._after(at, ":")
+            value, end = self._value(value_start)
+            lines, counted = lines + self._text.count("\n", counted, start), start
+            found.append(Member(key, value, lines, start, value_start, end))
+            at = self._skip(end)
+            if not self._text.startswith(",", at):
+                break
+            at = self._after(at, ",")
+        if self._after(at, "}") < len(self._text):
+            self._fail(at + 1, "nothing is expected after the object")
+        return found
+
+    def _skip(self, at: int) -> int:
+        match = _SPACE.match(self._text, at)
+        return match.end() if match else at
+
+    def _after(self, at: int, sign: str) -> int:
+        """Where the text goes on behind a sign that must be there."""
+        at = self._skip(at)
+        if not self._text.startswith(sign, at):
+            self._fail(at, f"{sign} is expected" if at < len(self._text) else "the file ends too early")
+        return self._skip(at + 1)
+
+    def _value(self, at: int) -> tuple[Any, int]:
+        try:
+            return _DECODER.raw_decode(self._text, at)
+        except json.JSONDecodeError as error:
+            self._fail(error.pos, "the file ends too early" if error.pos >= len(self._text) else error.msg)
+        except RecursionError:
+            self._fail(at, "lists or objects are nested too deep")
+        except ValueError as error:  # a key twice, or a number of more digits than Python reads
+            self._fail(at, str(error) if isinstance(error, _DoubledKey) else "a number has too many digits")
+
+    def _fail(self, at: int, why: str) -> NoReturn:
+        line, column = self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at)
+        raise InputError(f"{self._path}: line {line}, column {column}: {why}; it must be one JSON object") from None
+
+
+def read_members(path: Path, text: str) -> list[Member]:
+    """The members of the object that a text holds.
+
+    Args:
+        path: for messages.
+        text: contents.
+
+    Raises:
+        InputError: it is no JSON object; says where.
+    """
+    return _Reader(path, text).read()
+
+
+def with_members(
+    text: str, members: Sequence[Member], values: Mapping[str, Any], rank: Callable[[str], int] = lambda key: 0
+) -> str:
+    """A text whose object has these values too; what it holds already is not touched.
+
+    Args:
+        text: one JSON object, or "".
+        members: those of the text.
+        values: by the names of the members to replace or to add.
+        rank: a new member stands before the first one of a higher rank.
+    """
+    if not members:
+        return json.dumps(dict(sorted(values.items(), key=lambda item: rank(item[0]))), indent=_INDENT) + "\n"
+    gap = text[text.index("{") + 1 : members[0].start]
+    if len(members) > 1:
+        gap = text[members[0].value_end : members[1].start].partition(",")[2]
+    known = {member.key: member for member in members}
+    edits = [
+        (member.value_start, member.value_end, _rendered(values[member.key], gap))
+        for member in members
+        if member.key in values and values[member.key] != member.value
+    ]
+    last, added = members[-1].value_end, sorted(values.keys() - known.keys(), key=lambda key: (rank(key), key))
+    for key in added:
+        entry = f"{json.dumps(key)}: {_rendered(values[key], gap)}"
+        place = next((m.start for m in members if rank(m.key) > rank(key)), last)
+        edits.append((place, place, f",{gap}{entry}" if place == last else f"{entry},{gap}"))
+    pieces, at = [], 0
+    for start, end, new in sorted(edits, key=lambda edit: edit[0]):
+        pieces += [text[at:start], new]
+        at = end
+    return "".join([*pieces, text[at:]])
+
+
+def _rendered(value: Any, gap: str) -> str:
+    """A value as JSON, in lines where the members of the file stand in lines of their own."""
+    if "\n" not in gap:
+        return json.dumps(value)
+    indent = gap.rpartition("\n")[2]
+    end = "\r\n" if "\r\n" in gap else "\n"
+    return json.dumps(value, indent=indent).replace("\n", end + indent)

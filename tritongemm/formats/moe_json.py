@@ -1,0 +1,41 @@
+"""Format: vLLM's and SGLang's tables of tiles for mixtures of experts, which are recognised and left as they are.
+
+``E=128,N=768,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json``: E experts, each N wide. No row tells
+K or how many experts a token goes to, so none is a size to tune.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NoReturn
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults
+from tritongemm.formats._json_members import read_members
+from tritongemm.plugins.contracts import Format
+
+_NAME = re.compile(r"E=[0-9]+,N=[0-9]+,device_name=[^,]*(?:,[a-z_]+=[^=]*)*\.json")
+
+
+class MoeJson(Format):
+    """Tables of mixtures of experts."""
+
+    title = "a table of tiles of a mixture of experts of vLLM or SGLang, E=..,N=..,device_name=...json"
+    suffixes = (".json",)
+
+    def recognises(self, path: Path, text: str) -> bool:
+        """Whether a file has the name of such a table, and holds a JSON object."""
+        return _NAME.fullmatch(path.name) is not None and text.lstrip().startswith("{")
+
+    def read(self, path: Path, text: str, defaults: Defaults) -> NoReturn:
+        """None of its rows is a size.
+
+        Raises:
+            InputError: always; says what is wrong with a damaged file.
+        """
+        read_members(path, text)
+        raise InputError(
+            f"{path} tells tiles of a mixture of experts by M alone, without K and the experts of a token; it can't be "
+            "tuned, checked or translated, and is left as it is"
+        )

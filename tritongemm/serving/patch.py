@@ -59,8 +59,8 @@ def patch(model: nn.Module, source: str | os.PathLike[str] | Iterable[Record] | 
 
     Only modules that are an ``nn.Linear`` itself, with a plain parameter as weight, are served. Layers of other classes
     (quantised ones, adapters around a layer) and layers whose ``forward`` another library replaced are left as they
-    are; a plain layer inside an adapter is served. Under torch.compile each layer is one opaque operation, in which M is
-    looked up when it runs, so that one graph serves every M. Gradients are PyTorch's.
+    are; a plain layer inside an adapter is served. Under torch.compile each layer is one opaque operation, in which M
+    is looked up when it runs, so that one graph serves every M. Gradients are PyTorch's.
 
     Args:
         model: its modules are changed in place.

@@ -1,4 +1,4 @@
-"""Calls of a function of PyTorch or of a server that tuned kernels take over; without a row, the function itself runs."""
+"""Calls of a function of PyTorch or a server that tuned kernels take over; without a row, the function itself runs."""
 
 from __future__ import annotations
 

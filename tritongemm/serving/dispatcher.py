@@ -107,11 +107,13 @@ class Dispatcher:
     Attributes:
         calls: ready calls of the present thread. Another object takes its place when records are added.
         weights: (N, K) of the weights that have a record.
+        transposed_weights: the same as (K, N), the shape of the right operand of a product.
     """
 
     def __init__(self) -> None:
         self.calls = CallTable()
         self.weights: frozenset[tuple[int, int]] = frozenset()
+        self.transposed_weights: frozenset[tuple[int, int]] = frozenset()
         self._tables: tuple[LoadedTable, ...] = ()
         self._records = RecordTable()
         self._records_read = False
@@ -157,6 +159,7 @@ class Dispatcher:
         """Add a table's records, whose kernels a device loads at its next call."""
         self._tables += (table,)
         self.weights |= table.weights
+        self.transposed_weights = frozenset((k, n) for n, k in self.weights)
         self._records, self._records_read = self._records.extend(table.records), True
         self._former, self._devices = self._former | self._devices, {}
         self.calls = CallTable()

@@ -13,7 +13,7 @@ from tritongemm.core.record import Record
 from tritongemm.serving.api import default_dispatcher, load, mm
 
 
-class ServedLinear(nn.Linear):
+class ServedLinear(nn.Linear):  # type: ignore[misc]
     """A linear layer that is computed by `tritongemm.mm`.
 
     `patch` makes it of an ``nn.Linear`` by giving the module this class, and nothing else of the module changes: its
@@ -45,7 +45,7 @@ class Patch:
         """Have PyTorch compute these layers again. A second time it does nothing."""
         for layer in self._layers.values():
             if type(layer) is ServedLinear:
-                layer.__class__ = nn.Linear  # type: ignore[assignment]
+                layer.__class__ = nn.Linear
         self._layers = {}
 
     def __str__(self) -> str:

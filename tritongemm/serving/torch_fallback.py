@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear as torch_linear
+from torch.nn import functional
 
 from tritongemm.core.dtypes import DTYPES
 
 DTYPE_NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
 _FP8 = frozenset(t for t, name in DTYPE_NAMES.items() if DTYPES[name].is_fp8)
 _NARROW = _FP8 | {torch.int8}
+torch_linear = functional.linear
 _read_precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # It exists since PyTorch 2.9.
 
 

@@ -19,7 +19,7 @@ from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.patch import ServedLinear
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]
     """A feed-forward block with a tied weight, an adapter and a layer of a foreign class."""
 
     def __init__(self) -> None:
@@ -35,13 +35,13 @@ class Block(nn.Module):
         return y
 
 
-class LoraLinear(nn.Module):
+class LoraLinear(nn.Module):  # type: ignore[misc]
     def __init__(self, base_layer: nn.Linear) -> None:
         super().__init__()
         self.base_layer = base_layer
 
 
-class QuantisedLinear(nn.Linear):
+class QuantisedLinear(nn.Linear):  # type: ignore[misc]
     pass
 
 
@@ -69,11 +69,11 @@ def test_says_what_is_served_and_what_is_left(records: list[Record]) -> None:
 
 
 def test_layers_that_others_changed_are_left(records: list[Record]) -> None:
-    class Packed(Tensor):
+    class Packed(Tensor):  # type: ignore[misc]
         pass
 
     hooked, packed, wrapped = nn.Linear(64, 96), nn.Linear(64, 96), nn.Linear(64, 96)
-    hooked.forward = lambda input: input  # type: ignore[method-assign]  # as accelerate does
+    hooked.forward = lambda input: input  # as accelerate does
     packed.weight = nn.Parameter(torch.empty(96, 64).as_subclass(Packed), requires_grad=False)
     nn.utils.parametrizations.weight_norm(wrapped)
     left = tritongemm.patch(nn.ModuleList([hooked, packed, wrapped]), records).left

@@ -49,6 +49,8 @@ def test_serves_the_products_of_linear_layers(gpu: Gpu) -> None:
         lambda: torch.matmul(x, w.T),
         lambda: torch.mm(x, w.t()),
         lambda: x.mm(w.mT),
+        lambda: torch.mm(input=x, mat2=w.t()),
+        lambda: torch.matmul(input=x, other=w.t()),
         lambda: torch.addmm(bias, x, w.t()),
         lambda: bias.addmm(x, w.t()),
         lambda: torch.matmul(x.view(4, 4, 64), w.t()),
@@ -68,6 +70,7 @@ def test_what_no_row_holds_for_is_the_call_that_was_made(gpu: Gpu) -> None:
         lambda: functional.linear(x.float(), w.float()),
         lambda: x @ make(64, 32),
         lambda: torch.mm(x, w.t(), out=make(16, 32)),
+        lambda: torch.mm(x, w.t(), torch.float32),
         lambda: torch.addmm(make(32), x, w.t(), beta=0.5),
         lambda: torch.addmm(make(16, 32), x, w.t()),
         lambda: torch.matmul(make(64), w.t()),
@@ -80,7 +83,7 @@ def test_what_no_row_holds_for_is_the_call_that_was_made(gpu: Gpu) -> None:
         with pytest.raises(RuntimeError):
             torch.mm(make(2, 16, 64), w.t())
         with pytest.raises(TypeError):
-            functional.linear([1.0], w)  # type: ignore[arg-type]
+            functional.linear([1.0], w)
         functional.linear(x, w)
         assert len(served.shapes) == 1
 

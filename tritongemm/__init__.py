@@ -1,4 +1,4 @@
-"""A Triton-first GEMM autotuner. `mm` serves what was tuned; `load` and `explain` go with it.
+"""A Triton-first GEMM autotuner. `mm` serves what was tuned; `load`, `explain`, `patch` and `serve` go with it.
 
 PyTorch is imported on first use of one of them, so the command line starts without it.
 """
@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tritongemm.serving.api import explain, load, mm
+    from tritongemm.serving.patch import patch
+    from tritongemm.serving.serve import serve
 
-__all__ = ["explain", "load", "mm"]
+__all__ = ["explain", "load", "mm", "patch", "serve"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tritongemm.serving import api
+    from tritongemm.serving import api, patch, serve
 
-    globals().update({each: getattr(api, each) for each in __all__})
+    globals().update({each: getattr(api, each) for each in ("explain", "load", "mm")})
+    globals().update({"patch": patch.patch, "serve": serve.serve})
     return globals()[name]

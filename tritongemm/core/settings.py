@@ -3,7 +3,7 @@
 TRITONGEMM_CACHE    folder of compiled kernels; default: ~/.cache/tritongemm
 TRITONGEMM_CACHE_TRUST   users whose compiled kernels are used too where a folder is shared, separated by ","; "group"
                     for the folder's group; default: only root, and the owner of a folder that nobody else can write
-TRITONGEMM_CONFIG   tuned records that `tritongemm.mm` serves
+TRITONGEMM_CONFIG   tuned records that `tritongemm.mm` serves, and the plug-ins of servers
 TRITONGEMM_ONLINE   1: algorithms of the vendor's library are tried for sizes that `tritongemm.mm` meets untuned
 HIP_ONLINE_TUNING   the same, as AITER calls it
 TRITONGEMM_ONLINE_SECONDS   seconds that this may take for a size, then, behind ":", for a process; default: 1:60

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
@@ -26,11 +25,11 @@ from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.serving import calls
-from tritongemm.serving.calls import CallOperands, is_layer, sign_call
+from tritongemm.serving.calls import CallOperands, sign_call
 from tritongemm.serving.fast_call import FastCall
-from tritongemm.serving.record_source import read_source
+from tritongemm.serving.loaded_tables import LoadedTable, announce, combined_digest, read_table
 from tritongemm.serving.record_table import RecordTable
-from tritongemm.serving.torch_fallback import float32_precision, is_plain, linear, output_dtype
+from tritongemm.serving.torch_fallback import float32_precision, is_plain, linear, output_dtype, torch_linear
 
 if TYPE_CHECKING:
     from tritongemm.plugins.contracts import KernelSource
@@ -47,7 +46,7 @@ ReadyCall: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None", "torch.dtype |
 
 def plain_linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     """PyTorch's linear layer; `mm` knows this function and skips its frame."""
-    return functional.linear(x, w, bias)
+    return torch_linear(x, w, bias)
 
 
 class LearnAfterCalls:
@@ -69,7 +68,7 @@ class LearnAfterCalls:
         """The result of PyTorch's linear layer, or of what the size is resolved to."""
         self._calls_left -= 1
         if self._calls_left > 0:
-            return functional.linear(x, w, bias)
+            return torch_linear(x, w, bias)
         return self._resolve(CallOperands(x, w, bias, out_dtype))(x, w, bias, out_dtype)
 
 
@@ -106,11 +105,16 @@ class Dispatcher:
     """Tuned records, what has been loaded of them on each device, and the ready calls of each thread.
 
     Attributes:
-        calls: ready calls of the present thread.
+        calls: ready calls of the present thread. Another object takes its place when records are added.
+        weights: (N, K) of the weights that have a record.
+        transposed_weights: the same as (K, N), the shape of the right operand of a product.
     """
 
     def __init__(self) -> None:
         self.calls = CallTable()
+        self.weights: frozenset[tuple[int, int]] = frozenset()
+        self.transposed_weights: frozenset[tuple[int, int]] = frozenset()
+        self._tables: tuple[LoadedTable, ...] = ()
         self._records = RecordTable()
         self._records_read = False
         self._devices: dict[int, DeviceKernels] = {}
@@ -127,15 +131,38 @@ class Dispatcher:
 
     def load(self, source: str | os.PathLike[str] | Iterable[Record]) -> int:
         """Add records, and load those of the current GPU; see `api.load`."""
-        records = [r for r in read_source(source) if is_layer(r.problem)]
+        table = read_table(source)
         with self._lock:
-            self._records_read = True
-            self._records = self._records.extend(records)
-            self._former, self._devices = self._former | self._devices, {}
+            self._add(table)
             if torch.cuda.is_available():
                 self._device(torch.cuda.current_device())
             self.calls = CallTable()
-        return len(records)
+        return len(table.records)
+
+    def add_configured(self) -> str:
+        """Read the records that TRITONGEMM_CONFIG names, if none were read before. No GPU is started.
+
+        Returns:
+            What tells the tables that this process has loaded from others; "" where it has loaded none.
+
+        Raises:
+            InputError: the file can't be read, or holds no tuned result.
+        """
+        with self._lock:
+            path = settings.tuned_config()
+            if not self._records_read and path is not None:
+                self._add(read_table(path))
+            self._records_read = True
+            return combined_digest(self._tables) if self._tables else ""
+
+    def _add(self, table: LoadedTable) -> None:
+        """Add a table's records, whose kernels a device loads at its next call."""
+        self._tables += (table,)
+        self.weights |= table.weights
+        self.transposed_weights = frozenset((k, n) for n, k in self.weights)
+        self._records, self._records_read = self._records.extend(table.records), True
+        self._former, self._devices = self._former | self._devices, {}
+        self.calls = CallTable()
 
     def run(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
         """X @ w.T (+ bias) for plain tensors that want no gradient. `mm` repeats these lines, to save a call."""
@@ -176,14 +203,19 @@ class Dispatcher:
         return ready
 
     def explain(
-        self, x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+        self,
+        x: Tensor,
+        w: Tensor,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        frequent: bool = True,
     ) -> CallAnswers:
-        """Who serves frequent calls with operands of these shapes, dtypes and devices, as PyTorch is set.
+        """Who serves calls with operands of these shapes, dtypes and devices, as PyTorch is set.
 
         Raises:
             InputError: TRITONGEMM_CONFIG names a file that can't be read.
         """
-        return self._ask_sources(CallOperands(x, w, bias, out_dtype), None, True)
+        return self._ask_sources(CallOperands(x, w, bias, out_dtype), None, frequent)
 
     def _ask_sources(self, operands: CallOperands, precision: str | None, frequent: bool) -> CallAnswers:
         """The sources' answers, up to the first that serves the call; arguments are those of `sign_call`."""
@@ -201,14 +233,12 @@ class Dispatcher:
         device = self._devices.get(index)
         if device is None and not torch.cuda.is_current_stream_capturing():
             with self._lock:
-                path = settings.tuned_config()
-                if not self._records_read and path is not None:
-                    self._records = RecordTable(r for r in read_source(path) if is_layer(r.problem))
-                self._records_read = True
+                self.add_configured()
                 if index not in self._devices:
                     from tritongemm.serving import kernel_loading  # which imports what it takes to compile
 
                     self._devices[index] = kernel_loading.load_device(index, self._records, self._former.get(index))
+                    announce(self._tables, self._devices[index])
                 device = self._devices[index]
         return device
 

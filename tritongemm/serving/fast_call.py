@@ -32,6 +32,7 @@ class FastCall:
         device: the GPU that it is loaded on.
         shape: of the result.
         dtype: of the result.
+        otherwise: computes the calls whose operands the kernel can't take.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class FastCall:
         "_index",
         "_last",
         "_launch",
+        "_otherwise",
         "_pair",
         "_set_a",
         "_set_b",
@@ -55,7 +57,15 @@ class FastCall:
         "_workspaces",
     )
 
-    def __init__(self, kernel: LoadedKernel, device: ServingDevice, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        kernel: LoadedKernel,
+        device: ServingDevice,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        otherwise: Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Tensor] = linear,
+    ) -> None:
+        self._otherwise = otherwise
         self._shape, self._dtype, self._index = shape, dtype, device.index
         self._device = device.torch_device
         self._alone = torch.cuda.device_count() <= 1
@@ -78,14 +88,14 @@ class FastCall:
             a, b = x.data_ptr(), w.data_ptr()
             d = 0 if bias is None else bias.data_ptr()
         except RuntimeError:  # sparse, or wrapped by a transform
-            return linear(x, w, bias, out_dtype)
+            return self._otherwise(x, w, bias, out_dtype)
         if (
             (a | b | d) & _MISALIGNED_BITS
             or not (x.is_contiguous() and w.is_contiguous())
             or w.get_device() != self._index
             or (bias is not None and not (bias.is_contiguous() and bias.get_device() == self._index))
         ):
-            return linear(x, w, bias, out_dtype)
+            return self._otherwise(x, w, bias, out_dtype)
         if not self._alone and _current() != self._index:
             with torch.cuda.device(self._index):
                 return self(x, w, bias, out_dtype)
@@ -93,7 +103,7 @@ class FastCall:
         try:
             self.start(a, b, c.data_ptr(), d)
         except WorkspaceError:
-            return linear(x, w, bias, out_dtype)
+            return self._otherwise(x, w, bias, out_dtype)
         return c
 
     def _make_allocator(self) -> Callable[[], Tensor]:

@@ -1,4 +1,7 @@
-"""What PyTorch computes for a call of `tritongemm.mm`, wherever no tuned kernel fits."""
+"""What PyTorch computes for a call of `tritongemm.mm`, wherever no tuned kernel fits.
+
+PyTorch's linear layer is bound when this is imported, since `tritongemm.serve` puts another function in its place.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from tritongemm.core.dtypes import DTYPES
 DTYPE_NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
 _FP8 = frozenset(t for t, name in DTYPE_NAMES.items() if DTYPES[name].is_fp8)
 _NARROW = _FP8 | {torch.int8}
+torch_linear = functional.linear
 _read_precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # It exists since PyTorch 2.9.
 
 
@@ -43,7 +47,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | N
         out_dtype: see `output_dtype`; a wider one is accumulated and stored without rounding in between.
     """
     if is_plain(x, w, out_dtype):
-        return functional.linear(x, w, bias)
+        return torch_linear(x, w, bias)
     wanted = output_dtype(x, out_dtype)
     if x.dim() > 1 and w.dim() == 2 and not x.is_nested:
         rows = x.reshape(-1, x.shape[-1])
@@ -53,7 +57,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | N
     # Integers go through float64, which holds every sum of int8 products exactly.
     wide = torch.float64 if not x.dtype.is_floating_point else torch.promote_types(torch.float32, wanted)
     summand = None if bias is None else bias.to(wide)
-    return functional.linear(x.to(wide), w.to(wide), summand).to(wanted)
+    return torch_linear(x.to(wide), w.to(wide), summand).to(wanted)
 
 
 def _mixed_product(x: Tensor, w: Tensor, bias: Tensor | None, wanted: torch.dtype) -> Tensor | None:

@@ -1,0 +1,35 @@
+"""A file of tuned records that TRITONGEMM_CONFIG names, and a process that has read none yet."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.linear_layers import problem, record
+from tritongemm.formats import results_format
+from tritongemm.serving.dispatcher import Dispatcher
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
+    """The dispatcher of a process that has read nothing; its logger is as before afterwards."""
+    gc.collect()  # An operation exists until it is collected, and has the same name in each test.
+    dispatcher, logger = Dispatcher(), logging.getLogger("tritongemm")
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+    parent, level = logger.parent, logger.level
+    yield dispatcher
+    logger.parent = parent
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def config(tmp_path: Path, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table for M=16, N=32 and K=64, without a bias."""
+    file = tmp_path / "tuned.yaml"
+    file.write_text(results_format().write([record(problem(16, 32, 64))]), encoding="utf-8")
+    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    return file

@@ -1,0 +1,64 @@
+"""SGLang's plug-in: on a stand-in of its modules everywhere, on the real ones where they can be imported."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.support.fakes.servers import install_sglang, layer_of
+from tests.support.linear_layers import problem, record
+from tests.support.served_region import compile_for_each_m, gpu_that_serves
+from tritongemm.integrations import sglang
+from tritongemm.serving.dispatcher import Dispatcher
+
+
+def test_without_a_table_nothing_is_imported(fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sglang", None)  # An import would fail.
+    monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
+    sglang.register()
+
+
+def test_serves_what_a_row_holds_for(config: Path, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry, method_class, mode = install_sglang(monkeypatch)
+    for _ in range(3):
+        sglang.register()
+    assert [len(hooks) for hooks in registry._hooks.values()] == [1]
+    registry.apply_hooks()
+    method = method_class()
+    with gpu_that_serves(monkeypatch, fresh, [record(problem(16, 32, 64))]) as (served, make):
+        for x, w in ((make(17, 64), make(32, 64)), (make(16, 64), make(33, 64))):
+            assert method.apply(layer_of(w), x).shape == (x.shape[0], w.shape[0]) and not served.shapes
+        assert method.apply(layer_of(make(32, 64)), x=make(16, 64), bias=None).shape == (16, 32)
+        assert served.shapes == [((16, 64), (32, 64))]
+        mode.is_batch_invariant_mode_enabled = lambda: True
+        assert method.apply(layer_of(make(32, 64)), make(16, 64)).shape == (16, 32) and len(served.shapes) == 1
+
+
+def test_one_graph_serves_every_m(config: Path, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry, method_class, _ = install_sglang(monkeypatch)
+    sglang.register()
+    registry.apply_hooks()
+    method, operands = method_class(), (torch.randn(3, 64), torch.randn(32, 64), torch.randn(32))
+    with gpu_that_serves(monkeypatch, fresh, [record(problem(16, 32, 64))]) as (_, make):
+        layer = layer_of(make(32, 64))
+        graphs = compile_for_each_m(lambda x: method.apply(layer, x), make)
+    assert graphs == [[torch.ops.tritongemm.sglang_linear]]
+    # Without a row the method itself computes, in the operation's body.
+    assert torch.equal(torch.ops.tritongemm.sglang_linear(*operands), functional.linear(*operands))
+
+
+def test_the_real_server(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks = pytest.importorskip("sglang.srt.plugins.hook_registry", exc_type=ImportError)
+    unquant = pytest.importorskip("sglang.srt.layers.quantization.unquant", exc_type=ImportError)
+    monkeypatch.setattr(unquant.UnquantizedLinearMethod, "apply", unquant.UnquantizedLinearMethod.apply)
+    sglang.register()
+    hooks.HookRegistry.apply_hooks()
+    assert unquant.UnquantizedLinearMethod.apply.__wrapped__ is not None
+    for n in (32, 33):
+        x, w = torch.randn(3, 64), torch.randn(n, 64)
+        assert torch.equal(unquant.UnquantizedLinearMethod().apply(layer_of(w), x), functional.linear(x, w))
+    hooks.HookRegistry.reset()

@@ -1,0 +1,128 @@
+"""vLLM's plug-in: on a stand-in of its modules everywhere, on the real ones where they can be imported."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.support.fakes.servers import install_vllm
+from tests.support.linear_layers import problem, record
+from tests.support.served_region import compile_for_each_m, gpu_that_serves
+from tritongemm.integrations import vllm
+from tritongemm.serving.dispatcher import Dispatcher
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_a_table_nothing_is_imported(
+    fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # An import would fail.
+    monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
+    if value is not None:
+        monkeypatch.setenv("TRITONGEMM_CONFIG", value)
+    vllm.register()
+
+
+@pytest.mark.parametrize("content", [None, "", "- {M: 1, N: 2, K: 3}\n", "\0\0"])
+def test_a_file_that_cannot_be_read_leaves_the_server_as_it_is(
+    fresh: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    file = tmp_path / "broken.yaml"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    vllm.register()
+    (line,) = (r.getMessage() for r in caplog.records if r.levelno == logging.ERROR)
+    assert "broken.yaml" in line and line.endswith("; nothing is served by tuned kernels")
+
+
+def test_serves_what_a_row_holds_for(config: Path, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    envs, utils = install_vllm(monkeypatch)
+    names = "default_unquantized_gemm", "rocm_unquantized_gemm"
+    originals = [getattr(utils, name) for name in names]
+    for _ in range(3):
+        vllm.register()
+    assert logging.getLogger("tritongemm").parent is logging.getLogger("vllm")
+    digest = hashlib.sha256(config.read_bytes()).hexdigest()[:12]
+    assert {name: read() for name, read in envs.environment_variables.items()} == {"TRITONGEMM_CONFIG": digest}
+    with gpu_that_serves(monkeypatch, fresh, [record(problem(16, 32, 64))]) as (served, make):
+        for name, original in zip(names, originals, strict=True):
+            gemm = getattr(utils, name)
+            assert gemm is not original
+            for x, w in ((make(17, 64), make(32, 64)), (make(16, 64), make(33, 64))):
+                assert gemm(None, x, w).shape == (x.shape[0], w.shape[0]) and not served.shapes
+            assert gemm(layer=None, x=make(16, 64), weight=make(32, 64), bias=None).shape == (16, 32)
+            assert served.shapes.pop() == ((16, 64), (32, 64))
+    cpu = torch.randn(16, 64), torch.randn(32, 64)
+    assert torch.equal(utils.default_unquantized_gemm(None, *cpu), functional.linear(*cpu))
+    assert torch.equal(utils.rocm_unquantized_gemm(None, *cpu), functional.linear(*cpu) + 1)
+
+
+def test_the_operation_computes_what_no_row_holds_for_as_the_server_does(
+    config: Path, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, utils = install_vllm(monkeypatch)
+    vllm.register()
+    keep = utils.rocm_unquantized_gemm  # The operation lives as long.
+    operands = torch.randn(2, 8, 64), torch.randn(32, 64), torch.randn(32)
+    assert torch.equal(torch.ops.tritongemm.vllm_rocm_linear(*operands), functional.linear(*operands) + 1)
+    torch.library.opcheck(
+        torch.ops.tritongemm.vllm_rocm_linear.default, operands, test_utils=("test_schema", "test_faketensor")
+    )
+    assert keep is utils.rocm_unquantized_gemm
+
+
+def test_one_graph_serves_every_m(config: Path, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, utils = install_vllm(monkeypatch)
+    vllm.register()
+    with gpu_that_serves(monkeypatch, fresh, [record(problem(16, 32, 64))]) as (_, make):
+        gemm, w, other = utils.default_unquantized_gemm, make(32, 64), make(33, 64)
+        graphs = compile_for_each_m(lambda x: (gemm(None, x, w), gemm(None, x, other)), make)
+    assert graphs == [[torch.ops.tritongemm.vllm_linear, functional.linear]]
+
+
+def test_nothing_is_served_where_batches_must_not_matter(
+    config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    envs, utils = install_vllm(monkeypatch)
+    envs.VLLM_BATCH_INVARIANT, before = True, utils.default_unquantized_gemm
+    vllm.register()
+    assert utils.default_unquantized_gemm is before and "VLLM_BATCH_INVARIANT" in caplog.text
+
+
+def test_another_vllm_is_left_as_it_is(
+    config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    envs, utils = install_vllm(monkeypatch)
+    before = utils.default_unquantized_gemm
+    del utils.rocm_unquantized_gemm_impl
+    vllm.register()
+    assert utils.default_unquantized_gemm is before and not envs.environment_variables
+    assert "rocm_unquantized_gemm_impl" in caplog.text
+
+
+def test_the_real_server(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = pytest.importorskip("vllm.envs", exc_type=ImportError)
+    utils = pytest.importorskip("vllm.model_executor.layers.utils", exc_type=ImportError)
+    for name in ("default_unquantized_gemm", "rocm_unquantized_gemm"):
+        monkeypatch.setattr(utils, name, getattr(utils, name))
+    monkeypatch.setattr(envs, "environment_variables", dict(envs.environment_variables))
+    vllm.register()
+    assert len(envs.compile_factors()["TRITONGEMM_CONFIG"]) == 12
+    for cuda in (True, False):
+        answers = {"is_cuda": cuda, "is_rocm": not cuda, "is_cpu": False}
+        platform = SimpleNamespace(**{name: partial(bool, answer) for name, answer in answers.items()})
+        monkeypatch.setattr(utils, "current_platform", platform)
+        assert utils.dispatch_unquantized_gemm().__module__ == vllm.__name__
+    for n in (32, 33):
+        operands = torch.randn(3, 64), torch.randn(n, 64)
+        assert torch.equal(utils.default_unquantized_gemm(None, *operands), functional.linear(*operands))

@@ -1,0 +1,96 @@
+"""The line that a process logs of its tables, and that ranks notice where theirs differ."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+
+from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
+from tritongemm.core.support import Support
+from tritongemm.formats import results_format
+from tritongemm.serving import loaded_tables, rank_agreement
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.record_table import RecordTable
+
+
+def test_a_line_tells_the_file_and_what_it_serves(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.yaml"
+    kinds = [
+        record(problem(1, 32, 64), compute_units=132),
+        record(problem(2, 32, 64), toolchain={"triton": "3.0.0"}),
+        record(problem(3, 32, 64), compute_units=78),
+        record(problem(4, 32, 64), target="gfx942", compute_units=304),
+        record(problem(5, 32, 64), target="gfx942", compute_units=304),
+        record(problem(6, 32, 64), timer="model"),
+        record(problem(7, 32, 64)),
+    ]
+    file.write_text(results_format().write(kinds), encoding="utf-8")
+    table = loaded_tables.read_table(file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    assert table.digest == digest == loaded_tables.combined_digest([table]) and table.weights == {(32, 64)}
+    device = stand_in_kernels(RecordTable(table.records), {kinds[6].problem: Support("wrong")})
+    line = loaded_tables.describe([table], device)
+    assert line.startswith(f"{file} (sha256 {digest}): 2 of 7 rows serve cpu (sm90, 132 compute units); 2 for gfx942; ")
+    for part in ("; 1 for 78 compute units", "; 1 predicted, not measured", "; 1 refused when loaded"):
+        assert part in line
+    assert "; 1 of those that serve were made by another Triton than " in line and "\n" not in line
+    other = loaded_tables.read_table(kinds[:1])
+    assert other.name == "records" and len({digest, other.digest, loaded_tables.combined_digest([table, other])}) == 3
+
+
+def test_it_is_logged_once_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "tuned.yaml"
+    file.write_text(results_format().write([record(problem(16, 32, 64))]), encoding="utf-8")
+    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(
+        "tritongemm.serving.kernel_loading.load_device",
+        lambda _, records, former: stand_in_kernels(records, {problem(16, 32, 64): StandInKernel()}),
+    )
+    dispatcher = Dispatcher()
+    with caplog.at_level(logging.INFO, "tritongemm"):
+        assert len(dispatcher.add_configured()) == 12 and dispatcher.weights == {(32, 64)} and not caplog.records
+        for _ in range(3):
+            dispatcher._device(0)
+            dispatcher.add_configured()
+    assert [r.getMessage() for r in caplog.records] == [
+        loaded_tables.describe(dispatcher._tables, dispatcher._devices[0])
+    ]
+
+
+def test_without_a_file_nothing_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
+    with caplog.at_level(logging.INFO, "tritongemm"):
+        assert Dispatcher().add_configured() == ""
+        loaded_tables.announce([], stand_in_kernels(RecordTable()))
+    assert not caplog.records
+
+
+@pytest.fixture
+def store() -> Iterator[distributed.Store]:
+    """The store of a job of one rank."""
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield distributed.distributed_c10d._get_default_store()
+    distributed.destroy_process_group()
+
+
+def test_ranks_with_other_tables_say_so(store: distributed.Store, caplog: pytest.LogCaptureFixture) -> None:
+    assert rank_agreement.agree("0123456789ab") and rank_agreement.agree("0123456789ab")
+    assert not caplog.records
+    store.set("tritongemm/tables/2", "ffffffffffff")  # as another rank did that loaded its second table before
+    assert not rank_agreement.agree("0123456789ab", generation=2)
+    (line,) = (r.getMessage() for r in caplog.records)
+    assert line.startswith("rank 0 loaded other tuned records (sha256 0123456789ab)") and "ffffffffffff" in line
+
+
+def test_alone_there_is_nobody_to_compare_with() -> None:
+    assert rank_agreement.agree("0123456789ab")

@@ -1,0 +1,130 @@
+"""A patched model: what is served, what is left, and that nothing else of it changes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import tritongemm
+from tests.support.linear_layers import problem, record
+from tritongemm.core.record import Record
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.patch import ServedLinear
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """A feed-forward block with a tied weight, an adapter and a layer of a foreign class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 96), nn.Linear(96, 64, bias=False)
+        self.tied = nn.Linear(64, 96)
+        self.tied.weight = self.up.weight
+        self.adapter = LoraLinear(nn.Linear(64, 96))
+        self.other = QuantisedLinear(64, 96)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(functional.silu(self.up(x)) * self.tied(x))
+        return y
+
+
+class LoraLinear(nn.Module):  # type: ignore[misc]
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+
+
+class QuantisedLinear(nn.Linear):  # type: ignore[misc]
+    pass
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> list[Record]:
+    """Rows for N=96 and K=64; the process's dispatcher is one without any."""
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
+    return [record(problem(m, 96, 64, "n")) for m in (1, 16)]
+
+
+def test_says_what_is_served_and_what_is_left(records: list[Record]) -> None:
+    model = Block()
+    patch = tritongemm.patch(model, records)
+    assert patch.patched == ("up", "tied", "adapter.base_layer")
+    assert patch.left == {
+        "down": "no row for N=64, K=96",
+        "adapter": f"of class {__name__}.LoraLinear",
+        "other": f"of class {__name__}.QuantisedLinear",
+    }
+    assert str(patch).startswith("3 of 6 linear layers are served; 1 left: no row for N=64, K=96; 1 left: of class")
+    assert set(tritongemm.patch(model).left.values()) >= {"served already"}
+    patch.undo()
+    patch.undo()
+    assert not any(isinstance(module, ServedLinear) for module in model.modules())
+
+
+def test_layers_that_others_changed_are_left(records: list[Record]) -> None:
+    class Packed(Tensor):  # type: ignore[misc]
+        pass
+
+    hooked, packed, wrapped = nn.Linear(64, 96), nn.Linear(64, 96), nn.Linear(64, 96)
+    hooked.forward = lambda input: input  # as accelerate does
+    packed.weight = nn.Parameter(torch.empty(96, 64).as_subclass(Packed), requires_grad=False)
+    nn.utils.parametrizations.weight_norm(wrapped)
+    left = tritongemm.patch(nn.ModuleList([hooked, packed, wrapped]), records).left
+    assert left["0"] == "another library replaced its forward" and left["1"] == "its weight is a Packed"
+    assert "ParametrizedLinear" in left["2"]
+
+
+def test_nothing_but_the_computation_changes(records: list[Record]) -> None:
+    model, x = Block().bfloat16(), torch.randn(5, 64).bfloat16()
+    before, names = model.state_dict(), [name for name, _ in model.named_parameters()]
+    with torch.no_grad():
+        expected = model(x)
+        patch = tritongemm.patch(model, records)
+        assert torch.equal(model(x), expected)
+        assert model.state_dict().keys() == before.keys()
+        assert [name for name, _ in model.named_parameters()] == names and model.up.weight is model.tied.weight
+        copied, file = copy.deepcopy(model), io.BytesIO(pickle.dumps(model))
+        for other in (copied, pickle.load(file)):
+            assert type(other.up) is ServedLinear and torch.equal(other(x), expected)
+            assert other.up.weight is other.tied.weight
+        copied.load_state_dict(before)
+        patch.undo()
+        assert type(model.up) is nn.Linear and type(copied.up) is ServedLinear
+        assert model.to("meta").up.weight.is_meta
+
+
+def test_training_is_pytorchs(records: list[Record]) -> None:
+    model, x = Block(), torch.randn(5, 64, requires_grad=True)
+    model(x).sum().backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    tritongemm.patch(model, records)
+    model(x).sum().backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters(), strict=False) if p.grad is not None)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_one_graph_serves_every_m(records: list[Record], backend: str) -> None:
+    graphs: list[list[Any]] = []
+    inner = torch._dynamo.lookup_backend(backend)
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return inner(graph, inputs)
+
+    torch._dynamo.reset()
+    model = Block()
+    tritongemm.patch(model, records)
+    compiled = torch.compile(model, dynamic=True, fullgraph=True, backend=keep)
+    with torch.no_grad():
+        for rows in (2, 3, 17, 300):
+            x = torch.randn(rows, 64)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert len(graphs) == 1 and graphs[0].count(torch.ops.tritongemm.mm) == 2

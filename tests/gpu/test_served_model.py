@@ -1,0 +1,139 @@
+"""A model served on a real GPU: patched, in a region, compiled, in graphs, and through the servers' plug-ins."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import tritongemm
+from tests.support.fakes.servers import install_sglang, install_vllm, layer_of
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import results_format
+from tritongemm.hip_ext.driver import driver
+from tritongemm.integrations import sglang, vllm
+from tritongemm.numerics import error_metric
+from tritongemm.serving.dispatcher import Dispatcher
+
+VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
+pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
+ARCH = driver.open_driver(VENDOR).device().arch if VENDOR else "none"
+M, N, K = 16, 256, 512
+TILE = Config("tile", 16, 64, 64, 1, 1, 4, 3)
+
+
+@pytest.fixture(autouse=True)
+def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
+    """That of a process which has read nothing."""
+    fresh = Dispatcher()
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", fresh)
+    with torch.no_grad():
+        yield fresh
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kernel of a known tile for M=16, with a bias and without."""
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
+    toolchain, file = {"triton": settings.version("triton")}, tmp_path / "tuned.yaml"
+    problems = [Problem(M, N, K, "bf16", "bf16", "bf16", row_major_b=False, bias=bias) for bias in ("none", "n")]
+    records = [Record(p, ARCH, TILE, "triton", 1e-6, 0.01, "events", toolchain=toolchain) for p in problems]
+    file.write_text(results_format().write(records), encoding="utf-8")
+    return file
+
+
+def make(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def assert_close(out: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
+    exact = functional.linear(x.double(), w.double(), None if bias is None else bias.double())
+    assert error_metric.deviation(out, exact) < 0.02
+
+
+def test_a_patched_model(table: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(K, N), nn.Linear(N, K)).cuda().bfloat16()
+    inputs = [make(m, K) for m in (1, M, 17, 300)]
+    expected = [model[0](x) for x in inputs]
+    with caplog.at_level(logging.INFO, "tritongemm"):
+        patch = tritongemm.patch(model, table)
+    assert patch.patched == ("0",) and "2 of 2 rows serve cuda:0" in caplog.text
+    assert tritongemm.explain(inputs[1], model[0].weight, model[0].bias).startswith("exact")
+    for x, theirs in zip(inputs, expected, strict=True):
+        ours = model[0](x)
+        assert_close(ours, x, model[0].weight, model[0].bias)
+        assert x.shape[0] == M or torch.equal(ours, theirs)
+    patch.undo()
+    assert torch.equal(model[0](inputs[1]), expected[1])
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_patched_model_compiled(table: Path, mode: str) -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(K, N), nn.SiLU()).cuda().bfloat16()
+    tritongemm.patch(model, table)
+    compiled = torch.compile(model, dynamic=True, fullgraph=True, mode=mode)
+    for m in (2, M, 17, 300, M):
+        x = make(m, K)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), model(x), rtol=0.02, atol=0.02)
+
+
+def test_a_region(table: Path) -> None:
+    x, other, w, bias = make(M, K), make(17, K), make(N, K), make(N)
+    calls: list[Callable[[Tensor], Tensor]] = [
+        lambda x: functional.linear(x, w),
+        lambda x: functional.linear(x, w, bias),
+        lambda x: x @ w.t(),
+        lambda x: torch.mm(x, w.t()),
+        lambda x: torch.addmm(bias, x, w.t()),
+    ]
+    theirs = [call(other) for call in calls]
+    with tritongemm.serve(table):
+        served = [call(x) for call in calls]
+        assert all(torch.equal(call(other), expected) for call, expected in zip(calls, theirs, strict=True))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = calls[0](x)
+        shifted = torch.empty(M * K + 1, device="cuda", dtype=torch.bfloat16)[1:].view(M, K).copy_(x)
+        assert_close(functional.linear(shifted, w), x, w)  # an address that kernels don't take
+    for ours, with_bias in zip(served, (False, True, False, False, True), strict=True):
+        assert torch.equal(ours, tritongemm.mm(x, w, bias if with_bias else None))
+        assert_close(ours, x, w, bias if with_bias else None)
+    x.copy_(make(M, K))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_close(captured, x, w)
+
+
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_a_servers_plug_in(table: Path, server: str, monkeypatch: pytest.MonkeyPatch, dispatcher: Dispatcher) -> None:
+    monkeypatch.setenv("TRITONGEMM_CONFIG", str(table))
+    if server == "vllm":
+        _, utils = install_vllm(monkeypatch)
+        vllm.register()
+        gemm: Callable[..., Tensor] = utils.default_unquantized_gemm
+    else:
+        registry, method_class, _ = install_sglang(monkeypatch)
+        sglang.register()
+        registry.apply_hooks()
+        gemm = lambda layer, x, w, bias=None: method_class().apply(layer_of(w), x, bias)
+    assert dispatcher.weights == {(N, K)} and not dispatcher._devices, "no GPU is started before a call"
+    w, bias = make(N, K), make(N)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: gemm(None, x, w, bias), dynamic=True, fullgraph=True)
+    for m in (M, 2, 17, 300):
+        x = make(m, K)
+        plain = functional.linear(x, w, bias)
+        for out in (gemm(None, x, w, bias), compiled(x)):
+            assert_close(out, x, w, bias)
+            assert m == M or torch.equal(out, plain)
+    assert "exact" in str(dispatcher.explain(make(M, K), w, bias))

@@ -1,0 +1,93 @@
+"""Stand-ins of the servers' modules that plug-ins change: the names and signatures of vLLM 0.33 and SGLang 0.5.23."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import defaultdict
+from enum import Enum
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch.nn import functional
+
+
+def install_vllm(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """(`vllm.envs`, `vllm.model_executor.layers.utils`), which can be imported until the test ends."""
+
+    def default_unquantized_gemm(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return functional.linear(x, weight, bias)
+
+    def rocm_unquantized_gemm_impl(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return functional.linear(x, weight, bias) + 1
+
+    def rocm_unquantized_gemm(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return rocm_unquantized_gemm_impl(x, weight, bias)
+
+    functions = default_unquantized_gemm, rocm_unquantized_gemm, rocm_unquantized_gemm_impl
+    envs: Any = _module(monkeypatch, "vllm.envs")
+    envs.VLLM_BATCH_INVARIANT, envs.environment_variables = False, {}
+    utils: Any = _module(monkeypatch, "vllm.model_executor.layers.utils", **{f.__name__: f for f in functions})
+    return envs, utils
+
+
+class HookType(Enum):
+    """How SGLang calls a hook."""
+
+    AROUND = "around"
+
+
+class HookRegistry:
+    """Keeps hooks as SGLang's registry does, and applies them to one class."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[str, list[tuple[HookType, Any, None]]] = defaultdict(list)
+
+    def register(self, target: str, hook: Any, hook_type: HookType) -> None:
+        self._hooks[target].append((hook_type, hook, None))
+
+    def apply_hooks(self) -> None:
+        for target, hooks in self._hooks.items():
+            module, owner, name = target.rsplit(".", 2)
+            kind = getattr(sys.modules[module], owner)
+            for _, hook, _ in hooks:
+                original = getattr(kind, name)
+                setattr(kind, name, functools.wraps(original)(_around(hook, original)))
+
+
+def _around(hook: Any, original: Any) -> Any:
+    return lambda *args, **kwargs: hook(original, *args, **kwargs)
+
+
+def install_sglang(monkeypatch: pytest.MonkeyPatch) -> tuple[HookRegistry, Any, Any]:
+    """(the registry of hooks, the class of linear layers, the module of its deterministic mode)."""
+
+    class UnquantizedLinearMethod:
+        def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+            return functional.linear(x, layer.weight, bias)
+
+    registry = HookRegistry()
+    _module(monkeypatch, "sglang.srt.plugins.hook_registry", HookRegistry=registry, HookType=HookType)
+    _module(monkeypatch, "sglang.srt.layers.quantization.unquant", UnquantizedLinearMethod=UnquantizedLinearMethod)
+    mode: Any = _module(monkeypatch, "sglang.srt.batch_invariant_ops")
+    mode.is_batch_invariant_mode_enabled = lambda: False
+    return registry, UnquantizedLinearMethod, mode
+
+
+def layer_of(weight: Tensor) -> Any:
+    """A layer as the servers' functions are given one."""
+    return SimpleNamespace(weight=weight)
+
+
+def _module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:
+    """A module that can be imported, in packages that can."""
+    module = ModuleType(name)
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+    package, _, last = name.rpartition(".")
+    if package:
+        parent = sys.modules.get(package) or _module(monkeypatch, package)
+        setattr(parent, last, module)
+    return module

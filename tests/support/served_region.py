@@ -1,0 +1,77 @@
+"""Shared by tests of what serves a model: a dispatcher that believes in a GPU, and tensors that pretend to be there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from tests.support.linear_layers import StandInKernel, attach_device
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.serving.dispatcher import Dispatcher
+
+
+class ServedCalls:
+    """Stands in for kernels: each call that would be launched is kept.
+
+    Attributes:
+        shapes: of x and w of the calls.
+        otherwise: what each prepared kernel would give calls to that it can't take.
+    """
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self.otherwise: list[Any] = []
+
+    def prepare(self, kernel: Any, device: Any, shape: tuple[int, ...], dtype: torch.dtype, otherwise: Any) -> Any:
+        self.otherwise.append(otherwise)
+
+        def call(x: Tensor, w: Tensor, bias: Tensor | None, _: torch.dtype | None) -> Tensor:
+            self.shapes.append((tuple(x.shape), tuple(w.shape)))
+            return x.new_empty(shape, dtype=dtype)
+
+        return call
+
+
+@contextmanager
+def gpu_that_serves(
+    monkeypatch: pytest.MonkeyPatch, dispatcher: Dispatcher, records: list[Record]
+) -> Iterator[tuple[ServedCalls, Callable[..., Tensor]]]:
+    """(the calls that kernels serve, a function that makes tensors on the GPU) while records are loaded."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr("tritongemm.serving.tuned_calls._modes", lambda: 0)  # fake tensors are one
+    monkeypatch.setattr("tritongemm.serving.serve._PLAIN", {FakeTensor, torch.nn.Parameter})
+    served = ServedCalls()
+    monkeypatch.setattr("tritongemm.serving.tuned_calls.FastCall", served.prepare)
+    dispatcher.load(records)
+    loaded: dict[Problem, Any] = {record.problem: StandInKernel() for record in records}
+    attach_device(dispatcher, loaded)
+
+    def make(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="cuda:0")
+
+    with FakeTensorMode():
+        yield served, make
+
+
+def compile_for_each_m(function: Callable[[Tensor], Any], make: Callable[..., Tensor]) -> list[list[Any]]:
+    """What each graph calls that torch.compile makes of a function of x [M, 64], when it is called with several M."""
+    graphs: list[list[Any]] = []
+
+    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, dynamic=True, fullgraph=True, backend=keep)
+    with torch.no_grad():
+        for rows in (2, 3, 16, 300):
+            compiled(make(rows, 64))
+    return graphs

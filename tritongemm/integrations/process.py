@@ -1,0 +1,77 @@
+"""What every process of a server does first, whichever server it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.tuned_calls import TunedCalls
+
+LOG = logging.getLogger("tritongemm")
+
+_SCHEMA = "(Tensor x, Tensor w, Tensor? bias=None) -> Tensor"
+
+
+def start_serving() -> str:
+    """Read the tables that TRITONGEMM_CONFIG names, in a process that may never use a GPU, so that none is started.
+
+    Kernels are loaded by the first call on a GPU; a line that tells what they serve is logged then. A file that can't
+    be read is told as an error, and the server computes as it did without us.
+
+    Returns:
+        What tells the tables from others; "" where nothing is to be served.
+    """
+    try:
+        return default_dispatcher().add_configured()
+    except TritonGemmError as error:
+        LOG.error("%s; nothing is served by tuned kernels", error)
+        return ""
+
+
+def serves_weight(w: Tensor) -> bool:
+    """Whether a record has a weight's N and K."""
+    return w.dim() == 2 and (w.shape[0], w.shape[1]) in default_dispatcher().weights
+
+
+class OpaqueOperation:
+    """The operation ``tritongemm::name``, opaque to torch.compile: M is looked up in its body, when it runs.
+
+    Attributes:
+        call: the operation, of x [..., K], w [N, K] and a bias [N] or None. It exists as long as this object.
+
+    Args:
+        name: of the operation.
+        calls: computes it.
+    """
+
+    def __init__(self, name: str, calls: TunedCalls) -> None:
+        exact = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+        self._library = torch.library.Library("tritongemm", "FRAGMENT")
+        self._library.define(f"{name}{_SCHEMA}", tags=(torch.Tag.pt2_compliant_tag, exact))
+
+        def compute(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+            return calls(x, w, bias).contiguous()
+
+        def infer(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+            return x.new_empty((*x.shape[:-1], w.shape[0]))
+
+        for key in ("CUDA", "CPU"):
+            self._library.impl(name, compute, key)
+        torch.library.register_fake(f"tritongemm::{name}", infer, lib=self._library)
+        self.call: Callable[..., Any] = getattr(torch.ops.tritongemm, name)
+
+
+def speak_through(server: str) -> None:
+    """Have our lines go where those of a server go, as a server may set up no logger but its own.
+
+    Args:
+        server: the name of its logger.
+    """
+    LOG.parent = logging.getLogger(server)
+    LOG.setLevel(logging.NOTSET)  # It has the server's level, also where another was known before.

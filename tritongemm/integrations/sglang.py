@@ -1,0 +1,67 @@
+"""SGLang's general plug-in: its unquantised linear layers are served where TRITONGEMM_CONFIG names a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritongemm.integrations.process import OpaqueOperation, serves_weight, speak_through, start_serving
+from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.tuned_calls import TunedCalls
+
+TARGET = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply"
+
+
+def register() -> None:
+    """Have SGLang ask us before `UnquantizedLinearMethod.apply`; the entry point. A second time it does nothing.
+
+    SGLang applies the hook when all plug-ins have registered theirs. Without TRITONGEMM_CONFIG nothing is imported or
+    changed.
+    """
+    if not start_serving():
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    speak_through("sglang")
+    if any(hook.__module__ == __name__ for _, hook, *_ in HookRegistry._hooks.get(TARGET, ())):
+        return
+    HookRegistry.register(TARGET, make_hook(), HookType.AROUND)
+
+
+def make_hook() -> Callable[..., Tensor]:
+    """What SGLang calls around its own method: ``hook(original, method, layer, x, bias)``.
+
+    A layer that no row holds for is given to the method itself; so is everything while SGLang computes in a way that
+    must not depend on the batch.
+    """
+    from sglang.srt import batch_invariant_ops
+
+    calls = TunedCalls(default_dispatcher(), _apply_method)
+    operation = OpaqueOperation("sglang_linear", calls)
+
+    def serve_apply(
+        original: Callable[..., Tensor], method: Any, layer: Any, x: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        weight = layer.weight
+        if not serves_weight(weight) or not x.is_cuda or batch_invariant_ops.is_batch_invariant_mode_enabled():
+            return original(method, layer, x, bias)
+        if torch.compiler.is_compiling():
+            result: Tensor = operation.call(x, weight, bias)
+            return result
+        call = calls.find(x, weight, bias)
+        return original(method, layer, x, bias) if call is None else call(x, weight, bias, None)
+
+    return serve_apply
+
+
+def _apply_method(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """SGLang's own method, in the body of our operation: of the layer it wants nothing but the weight."""
+    from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+
+    method: Any = UnquantizedLinearMethod
+    result: Tensor = method.apply.__wrapped__(method(), SimpleNamespace(weight=w), x, bias)
+    return result

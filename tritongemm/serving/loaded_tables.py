@@ -1,0 +1,107 @@
+"""The tables of tuned records that a process has loaded, and the one line that it logs of them for each GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tritongemm.core import settings
+from tritongemm.core.printable import printable
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+from tritongemm.serving import rank_agreement
+from tritongemm.serving.calls import is_layer
+from tritongemm.serving.record_source import read_source
+
+if TYPE_CHECKING:
+    from tritongemm.serving.device_kernels import DeviceKernels
+
+_LOG = logging.getLogger("tritongemm")
+_DIGEST_DIGITS = 12  # of a hash, which tell apart the tables that anybody has
+
+
+@dataclass(frozen=True)
+class LoadedTable:
+    """Tuned records from one source.
+
+    Attributes:
+        name: the file's path, or ``records``.
+        digest: the first digits of the file's SHA-256, in hexadecimal.
+        records: those of linear layers, which calls can ask for.
+    """
+
+    name: str
+    digest: str
+    records: tuple[Record, ...]
+
+    @property
+    def weights(self) -> frozenset[tuple[int, int]]:
+        """(N, K) of the weights that have a record."""
+        return frozenset((record.problem.n, record.problem.k) for record in self.records)
+
+
+def read_table(source: str | os.PathLike[str] | Iterable[Record]) -> LoadedTable:
+    """The records of a results file, or those given, with what tells them from others.
+
+    Raises:
+        InputError: the file can't be read, or holds no tuned result.
+        TypeError: the source is neither a path nor records.
+    """
+    records = read_source(source)
+    if isinstance(source, str | os.PathLike):
+        name, content = os.fspath(source), b""
+        with suppress(OSError):  # It was read a moment ago.
+            content = Path(source).read_bytes()
+    else:
+        name, content = "records", repr(records).encode()
+    return LoadedTable(name, _digest(content), tuple(record for record in records if is_layer(record.problem)))
+
+
+def combined_digest(tables: Sequence[LoadedTable]) -> str:
+    """What tells the tables of one process from another's: the file's hash where there is one table."""
+    return tables[0].digest if len(tables) == 1 else _digest(" ".join(table.digest for table in tables).encode())
+
+
+def announce(tables: Sequence[LoadedTable], device: DeviceKernels) -> None:
+    """Log the line that tells what a process serves on a GPU, and warn where another rank loaded other tables."""
+    if not tables:
+        return
+    _LOG.info("%s", describe(tables, device))
+    rank_agreement.agree(combined_digest(tables), generation=len(tables))
+
+
+def describe(tables: Sequence[LoadedTable], device: DeviceKernels) -> str:
+    """Which files were loaded, their hashes, how many of their rows a GPU can use, and why it can't use the others."""
+    here, records = device.device, [record for table in tables for record in table.records]
+    files = ", ".join(f"{printable(table.name)} (sha256 {table.digest})" for table in tables)
+    reasons = [_why_stale(record, device) for record in records]
+    stale = Counter(reason for reason in reasons if reason)
+    others = "".join(f"; {count} {reason}" for reason, count in stale.most_common())
+    installed = settings.version("triton")
+    checked = sum(not why and r.toolchain.get("triton") != installed for r, why in zip(records, reasons, strict=True))
+    again = f"; {checked} of those that serve were made by another Triton than {installed}" if checked else ""
+    usable = f"{len(records) - stale.total()} of {len(records)} rows serve"
+    return f"{files}: {usable} {here.torch_device} ({here.arch}, {here.compute_units} compute units){others}{again}"
+
+
+def _why_stale(record: Record, device: DeviceKernels) -> str:
+    """Why a record does not serve a GPU; "" where it does."""
+    here = device.device
+    if record.target != here.arch:
+        return f"for {printable(record.target or 'no target named')}"
+    if record.compute_units not in (0, here.compute_units):
+        return f"for {record.compute_units} compute units"
+    if record.predicted:
+        return "predicted, not measured"
+    return "refused when loaded" if isinstance(device.loaded.get(record.problem), Support) else ""
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:_DIGEST_DIGITS]

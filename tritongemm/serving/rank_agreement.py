@@ -1,0 +1,43 @@
+"""Whether the ranks of a distributed job serve the same tables: told, without one rank ever waiting for another."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torch import distributed
+
+_LOG = logging.getLogger("tritongemm")
+
+
+def agree(digest: str, generation: int = 1) -> bool:
+    """Whether this rank's tables are those of the rank that loaded its own first; a warning tells where they are not.
+
+    Ranks compare through the store that they met in, not through a collective operation: nobody waits for a rank that
+    loads later, or for one that loads nothing, which is therefore not noticed. Without torch.distributed, or before it
+    is initialised, there is nobody to compare with.
+
+    Args:
+        digest: what tells this rank's tables from others.
+        generation: how many tables it stands for, as ranks may add tables one after the other.
+    """
+    if not distributed.is_available() or not distributed.is_initialized():
+        return True
+    store = distributed.distributed_c10d._get_default_store()
+    first = _first_digest(store, digest, generation)
+    if first == digest:
+        return True
+    _LOG.warning(
+        "rank %d loaded other tuned records (sha256 %s) than the rank that was first (sha256 %s): "
+        "ranks will compute by different kernels; give all of them the same file in TRITONGEMM_CONFIG",
+        distributed.get_rank(),
+        digest,
+        first,
+    )
+    return False
+
+
+def _first_digest(store: Any, digest: str, generation: int) -> str:
+    """The digest of the first rank that asked, which is this one if no other did before."""
+    answer: bytes = store.compare_set(f"tritongemm/tables/{generation}", "", digest)
+    return answer.decode()

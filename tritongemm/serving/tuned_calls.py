@@ -1,0 +1,100 @@
+"""Calls of a function of PyTorch or a server that tuned kernels take over; without a row, the function itself runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tritongemm.serving.calls import CallOperands
+from tritongemm.serving.dispatcher import CallTable, Dispatcher
+from tritongemm.serving.fast_call import FastCall
+from tritongemm.serving.torch_fallback import float32_precision, output_dtype
+
+LinearFunction: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
+
+_NOT_TUNED = ("fallback", "library")  # kinds of resolutions that leave a call to the function itself
+_MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
+_UNKNOWN: Final = object()
+_grad = torch.is_grad_enabled
+_autocast = torch.is_autocast_enabled
+_tracing = torch._C._get_tracing_state
+_modes = torch._C._len_torch_dispatch_stack
+_forward = torch.autograd.forward_ad
+
+
+class _FoundCalls(threading.local):
+    """What one thread has found: a kernel, or None where none serves, by shapes, dtypes, device and precision."""
+
+    def __init__(self) -> None:
+        self.table: dict[tuple[Any, ...], FastCall | None] = {}
+        self.valid_with: CallTable | None = None  # The dispatcher replaces its table when records are added.
+
+
+class TunedCalls:
+    """The calls of one linear function, served by tuned kernels where a row of a table holds for them.
+
+    Args:
+        dispatcher: has the records and the loaded kernels.
+        otherwise: the function itself, given x [..., K], w [N, K] and a bias [N] or None. It computes every call that
+            no row holds for, and is given the very operands that the caller gave.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, otherwise: LinearFunction) -> None:
+        self._dispatcher, self._otherwise = dispatcher, otherwise
+        self._found = _FoundCalls()
+
+    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+        """X @ w.T (+ bias) by a tuned kernel, or by the function itself."""
+        call = self.find(x, w, bias)
+        return self._otherwise(x, w, bias) if call is None else call(x, w, bias, None)
+
+    def find(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> FastCall | None:
+        """The tuned kernel of a call; None where there is no row for it, or where PyTorch has to see the call.
+
+        PyTorch sees calls that want a gradient, and those under autocast, a tracer or a mode.
+        """
+        if w.shape not in self._dispatcher.weights or not x.is_cuda or _is_pytorchs(x, w, bias):
+            return None
+        precision = float32_precision() if x.dtype is torch.float32 else None
+        key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), precision)
+        if bias is not None:
+            key = (*key, bias.shape, bias.dtype)
+        found = self._found
+        if found.valid_with is not self._dispatcher.calls:
+            found.table, found.valid_with = {}, self._dispatcher.calls
+        call = found.table.get(key, _UNKNOWN)
+        return self._resolve(key, CallOperands(x, w, bias)) if call is _UNKNOWN else call  # type: ignore[return-value]
+
+    def _resolve(self, key: tuple[Any, ...], operands: CallOperands) -> FastCall | None:
+        """Ask the sources of kernels, and keep the answer where an equal call will have the same."""
+        table = self._found.table
+        answers = self._dispatcher.explain(*operands, frequent=False)
+        resolution, call = answers.resolution, None
+        x, w = operands.x, operands.w
+        if resolution.kind not in _NOT_TUNED and resolution.kernel is not None and answers.device is not None:
+            shape = (*x.shape[:-1], w.shape[0])
+            dtype = output_dtype(x, None)
+            call = FastCall(resolution.kernel, answers.device.device, shape, dtype, self._compute_otherwise)
+        if resolution.lasting and x.layout == w.layout == torch.strided:
+            if len(table) >= _MOST_CALLS:
+                table.clear()
+            table[key] = call
+        return call
+
+    def _compute_otherwise(self, x: Tensor, w: Tensor, bias: Tensor | None, _: torch.dtype | None) -> Tensor:
+        return self._otherwise(x, w, bias)
+
+
+def _is_pytorchs(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
+    """Whether PyTorch must see a call, as it does more than compute the product."""
+    return (
+        (_grad() and (x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)))
+        or bool(_modes())
+        or _autocast()
+        or _tracing() is not None
+        or _forward._current_level >= 0
+    )

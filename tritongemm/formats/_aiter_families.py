@@ -93,7 +93,7 @@ _FIRST = ("gfx", "cu_num", "M", "B", "token")
 def is_header(columns: Collection[str]) -> bool:
     """Whether the first line of a file is one of AITER's."""
     known = {*_SIZES} <= {*columns} or {"token", "model_dim", "expert"} <= {*columns}
-    return known and next(iter(columns)) in _FIRST
+    return known and next(iter(columns), "") in _FIRST
 
 
 def fitting(columns: Collection[str]) -> tuple[CsvFamily, ...]:

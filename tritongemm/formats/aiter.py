@@ -38,7 +38,7 @@ class AiterCsv(Format):
             words = (word for family in FAMILIES for word in family.words)
             return path.suffix in self.suffixes and "tuned" in path.name and any(word in path.name for word in words)
         columns = cells_of(text.partition("\n")[0].removeprefix("\ufeff"))
-        return bool(columns) and is_header(columns)
+        return columns is not None and is_header(columns)
 
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
         """The rows of a file, in its order."""

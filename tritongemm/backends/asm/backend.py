@@ -54,7 +54,7 @@ class AsmBackend(KernelBackend):
 
     def named_kernel(self, config: Config | None) -> NamedKernel | None:
         """A kernel by its symbol."""
-        return config and NamedKernel(self.name, config.template, split_k=config.split_k)
+        return None if config is None else NamedKernel(self.name, config.template, split_k=config.split_k)
 
     def config_of(self, kernel: NamedKernel) -> Config | None:
         """The config of one of AITER's kernels, whose symbol has its tile; the same as that of its manifest's row."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import DEFAULT_FAMILY
 
 DEVICE = ("gfx", "cu_num")
@@ -28,6 +29,7 @@ class CsvFamily:
         results: the columns after them.
         words: beginning of a file name's part that says the family.
         runs: libraries whose kernels its rows can name by a name alone.
+        shuffled: ours for rows whose column bpreshuffle says True; "" where the family has no such column.
         log2_split: columns of splits hold exponents of two for assembly kernels too.
         dtype: of A and B, where no column says it; "" for that of our family.
     """
@@ -38,6 +40,7 @@ class CsvFamily:
     results: tuple[str, ...]
     words: tuple[str, ...]
     runs: tuple[str, ...] = ()
+    shuffled: str = ""
     log2_split: bool = False
     dtype: str = ""
 
@@ -71,6 +74,7 @@ FAMILIES = (
         ("libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw"),
         ("bf16",),
         runs=("asm", "hipblaslt", "torch"),
+        shuffled="dense_bpreshuffle",
     ),
     CsvFamily(
         "a8w8_blockscale_bpreshuffle", "a8w8_blockscale_bpreshuffle", _SIZES, _MIXED,
@@ -132,7 +136,7 @@ def family_of_file(path: Path, columns: Collection[str], wanted: str) -> CsvFami
         return found[0]
     choices = ", ".join(family.name for family in found)
     asked = [family for family in found if wanted in (family.name, family.ours)]
-    if wanted not in ("", DEFAULT_FAMILY) and not asked:
+    if wanted not in ("", Defaults.family) and not asked:
         raise InputError(f"{path}: the columns {','.join(columns)} are not those of family {wanted}, but of {choices}")
     named = [family for family in found if any(word in path.name.lower() for word in family.words)]
     if not (asked or named):

@@ -10,7 +10,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Merged
 from tritongemm.formats._aiter_families import DEVICE, OLDER_NAMES, CsvFamily, family_of_file
 from tritongemm.formats._aiter_rows import device, seconds_of, whole_number
-from tritongemm.formats._aiter_table import Line, Table
+from tritongemm.formats._aiter_table import CsvLine, CsvTable
 
 _Key = tuple[str, ...]
 # What becomes of lines that are merged, where it is worth telling.
@@ -33,7 +33,7 @@ class Lines:
         family: of it; of several with the same keys any.
     """
 
-    def __init__(self, table: Table, family: CsvFamily) -> None:
+    def __init__(self, table: CsvTable, family: CsvFamily) -> None:
         self.table, self._family = table, family
         self._lines = list(table.lines)
         self._places: dict[_Key, int] = {}
@@ -54,12 +54,12 @@ class Lines:
     def __contains__(self, cells: Mapping[str, str]) -> bool:
         return self._key(cells) in self._places
 
-    def put(self, line: Line, cells: Mapping[str, str]) -> None:
+    def put(self, line: CsvLine, cells: Mapping[str, str]) -> None:
         """Add a line, in the place of that which tells of the same thing."""
         place = self._places.setdefault(self._key(cells), len(self._lines))
         self._lines[place : place + 1] = [line]
 
-    def keep(self, line: Line) -> None:
+    def keep(self, line: CsvLine) -> None:
         """Add a line that nobody can read, unless it is there."""
         if all(line.text != other.text for other in self._lines):
             self._lines.append(line)
@@ -84,14 +84,14 @@ class Lines:
         return (target, str(units), *(_canonical(cells.get(name, "")) for name in keys))
 
 
-def _sort_key(line: Line) -> tuple[object, ...]:
+def _sort_key(line: CsvLine) -> tuple[object, ...]:
     """Where AITER's tuners put a line; equal lines keep their order."""
     cells = line.cells or {}
     numbers = [whole_number(cells.get(name, "")) or 0 for name in _SORTED]
     return (line.cells is None, *device(cells), *numbers)
 
 
-def _are_sorted(lines: Sequence[Line]) -> bool:
+def _are_sorted(lines: Sequence[CsvLine]) -> bool:
     keys = [_sort_key(line) for line in lines]
     return all(line.cells is not None for line in lines) and keys == sorted(keys)
 
@@ -112,7 +112,7 @@ def merge(sources: Sequence[tuple[Path, str]], wanted: str) -> Merged:
     Raises:
         InputError: they are of several families, or one can't be read.
     """
-    tables = [(path, Table.parse(path, text)) for path, text in sources]
+    tables = [(path, CsvTable.parse(path, text)) for path, text in sources]
     families = [family_of_file(path, table.columns, wanted) for path, table in tables]
     (first, base), family = tables[0], families[0]
     for (path, table), other in zip(tables, families, strict=True):
@@ -131,7 +131,7 @@ def merge(sources: Sequence[tuple[Path, str]], wanted: str) -> Merged:
     return Merged(lines.text(), tuple(notes))
 
 
-def _add(lines: Lines, table: Table) -> dict[str, int]:
+def _add(lines: Lines, table: CsvTable) -> dict[str, int]:
     """Add a file's lines; how many of them had each fate that is worth telling."""
     counts = dict.fromkeys((_SHADOWED, _FASTER, _WRONG), 0)
     same = table.columns == lines.table.columns
@@ -152,23 +152,23 @@ def _add(lines: Lines, table: Table) -> dict[str, int]:
     return counts
 
 
-def _name_in(table: Table, name: str) -> str:
+def _name_in(table: CsvTable, name: str) -> str:
     """What a table calls a column, which has had other names."""
     others = [other for names in OLDER_NAMES.items() if name in names for other in names]
     return next((other for other in (name, *others) if other in table.columns), name)
 
 
-def _has_times(table: Table) -> bool:
+def _has_times(table: CsvTable) -> bool:
     return not {"us", "soltimes"}.isdisjoint(table.columns)
 
 
-def _widened(table: Table, more: Sequence[str]) -> Table:
+def _widened(table: CsvTable, more: Sequence[str]) -> CsvTable:
     """The table with more columns: those of the device in front, as AITER has them, others behind."""
     if not more:
         return table
     front = [name for name in DEVICE if name in more]
     columns = (*front, *table.columns, *(name for name in more if name not in front))
-    wide = Table(columns, ",".join(columns) + table.line_end, (), True)
+    wide = CsvTable(columns, ",".join(columns) + table.line_end, (), True)
     lines = []
     for line in table.lines:
         if line.cells is None:
@@ -176,4 +176,4 @@ def _widened(table: Table, more: Sequence[str]) -> Table:
             continue
         target, units = device(line.cells)
         lines.append(wide.line_of({"gfx": target, "cu_num": str(units), **line.cells}))
-    return Table(columns, wide.header, tuple(lines), True)
+    return CsvTable(columns, wide.header, tuple(lines), True)

@@ -17,11 +17,11 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow, NamedKernel
 from tritongemm.core.printable import printable
-from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.values import MOST, MOST_OF_OPTION
 from tritongemm.formats._aiter_families import OLDER_NAMES, CsvFamily
-from tritongemm.formats._aiter_table import Line
+from tritongemm.formats._aiter_table import CsvLine
 from tritongemm.formats._rows import make_problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend
@@ -29,7 +29,6 @@ from tritongemm.plugins.contracts import Backend
 TIMER = "aiter"
 _GFX_OF_UNITS = {80: "gfx942", 304: "gfx942", 256: "gfx950"}  # in files from before the column gfx
 _FNUZ = ("gfx942",)
-_SHUFFLED = "dense_bpreshuffle"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
 _MOST_EXPONENT = 16
 _SHOWN = 60
@@ -49,7 +48,7 @@ class CellReader:
         self._kinds: dict[tuple[object, ...], tuple[Any, ...]] = {}  # a problem's fields after its sizes
         self._backends: dict[str, Backend | None] = {}
 
-    def read(self, line: Line, where: str) -> FormatRow:
+    def read(self, line: CsvLine, where: str) -> FormatRow:
         """What a line says.
 
         Args:
@@ -76,7 +75,7 @@ class CellReader:
         family = self._family
         dtype = cells.text("dtype") or cells.text("q_dtype_w") or self._defaults.dtype_a or family.dtype
         given: dict[str, Any] = {
-            "family": _SHUFFLED if cells.flag("bpreshuffle") and family.ours == DEFAULT_FAMILY else family.ours,
+            "family": family.shuffled if family.shuffled and cells.flag("bpreshuffle") else family.ours,
             "dtype_a": dtype,
             "dtype_c": cells.text("outdtype") or ("bf16" if family.dtype or "q_dtype_w" in family.keys else ""),
             "row_major_a": True,
@@ -195,10 +194,8 @@ def is_of(problem: Problem, family: CsvFamily) -> bool:
     """Whether a family of AITER's computes a problem."""
     if not family.ours or problem.groups != 1 or (problem.batch > 1) != ("B" in family.keys):
         return False
-    orders = {registry.family_of(family.ours)[1].order_b}
-    if "bpreshuffle" in family.keys:
-        orders.add(registry.family_of(_SHUFFLED)[1].order_b)
-    return registry.family_of(family.ours)[0].name == problem.family and problem.order_b in orders
+    known = (registry.family_of(name) for name in (family.ours, family.shuffled) if name)
+    return any((found.name, typical.order_b) == (problem.family, problem.order_b) for found, typical in known)
 
 
 def told_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: float) -> dict[str, str]:

@@ -15,7 +15,7 @@ _MOST_COLUMNS = 200
 
 
 @dataclass(frozen=True)
-class Line:
+class CsvLine:
     """One line after the first.
 
     Attributes:
@@ -34,7 +34,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Table:
+class CsvTable:
     """A file.
 
     Attributes:
@@ -46,11 +46,11 @@ class Table:
 
     columns: tuple[str, ...]
     header: str
-    lines: tuple[Line, ...]
+    lines: tuple[CsvLine, ...]
     ended: bool
 
     @classmethod
-    def parse(cls, path: Path, text: str) -> Table:
+    def parse(cls, path: Path, text: str) -> CsvTable:
         """The table of a file.
 
         Raises:
@@ -64,7 +64,7 @@ class Table:
         return cls(tuple(columns), header, tuple(_lines(columns, texts[:-1] if ended else texts)), ended)
 
     @property
-    def rows(self) -> Iterator[tuple[Line, Mapping[str, str]]]:
+    def rows(self) -> Iterator[tuple[CsvLine, Mapping[str, str]]]:
         """The lines that are not blank nor wrong, with their cells."""
         return ((line, line.cells) for line in self.lines if line.cells is not None)
 
@@ -73,13 +73,13 @@ class Table:
         """What stands before the end of each line: a carriage return in files of Windows."""
         return "\r" if self.header.endswith("\r") else ""
 
-    def line_of(self, cells: Mapping[str, str]) -> Line:
+    def line_of(self, cells: Mapping[str, str]) -> CsvLine:
         """A new line with those cells that the file has columns for."""
         out, held = io.StringIO(), {name: cells.get(name, "") for name in self.columns}
         csv.writer(out, lineterminator="").writerow(held.values())
-        return Line(out.getvalue() + self.line_end, cells=held)
+        return CsvLine(out.getvalue() + self.line_end, cells=held)
 
-    def with_lines(self, lines: Sequence[Line]) -> str:
+    def with_lines(self, lines: Sequence[CsvLine]) -> str:
         """The file's text with other lines; the last one has an end where the file is not as it was."""
         same = [line.text for line in lines] == [line.text for line in self.lines]
         text = "\n".join([self.header, *(line.text for line in lines)])
@@ -94,17 +94,17 @@ def cells_of(line: str) -> list[str] | None:
         return None
 
 
-def _lines(columns: Sequence[str], texts: Sequence[str]) -> Iterator[Line]:
+def _lines(columns: Sequence[str], texts: Sequence[str]) -> Iterator[CsvLine]:
     row = 0
     for number, text in enumerate(texts, start=2):
         if not text.strip(" \t\r,"):
-            yield Line(text, number)
+            yield CsvLine(text, number)
             continue
         row += 1
         cells = cells_of(text)
         if cells is None:
-            yield Line(text, number, row, fault="is no CSV")
+            yield CsvLine(text, number, row, fault="is no CSV")
         elif len(cells) != len(columns):
-            yield Line(text, number, row, fault=f"has {len(cells)} values for {len(columns)} columns")
+            yield CsvLine(text, number, row, fault=f"has {len(cells)} values for {len(columns)} columns")
         else:
-            yield Line(text, number, row, dict(zip(columns, cells, strict=True)))
+            yield CsvLine(text, number, row, dict(zip(columns, cells, strict=True)))

@@ -17,7 +17,7 @@ from tritongemm.core.record import Record
 from tritongemm.formats import _aiter_merge as merging
 from tritongemm.formats._aiter_families import FAMILIES, CsvFamily, family_of_file, fitting, is_header
 from tritongemm.formats._aiter_rows import CellReader, is_of, seconds_of, told_cells
-from tritongemm.formats._aiter_table import Line, Table, cells_of
+from tritongemm.formats._aiter_table import CsvLine, CsvTable, cells_of
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
 
@@ -52,7 +52,7 @@ class AiterCsv(Format):
         Raises:
             InputError: nothing says which family it is, or nothing here computes that.
         """
-        table = Table.parse(path, text)
+        table = CsvTable.parse(path, text)
         family = family_of_file(path, table.columns, defaults.family)
         if not family.ours:
             raise InputError(
@@ -83,7 +83,7 @@ class AiterCsv(Format):
         if family is None:
             reason = "no family of AITER's computes it"
             return Translation({"": before.get("", "")}, 0, tuple((group[0], reason) for group in groups))
-        table = Table.parse(_OUTPUT, before.get("") or ",".join(family.header) + "\n")
+        table = CsvTable.parse(_OUTPUT, before.get("") or ",".join(family.header) + "\n")
         lines = merging.Lines(table, family)
         for group in groups:
             reason = _untellable(group[0], family)
@@ -100,7 +100,7 @@ class AiterCsv(Format):
 
     def arrange(self, text: str) -> str:
         """The file sorted by device, N, M, K and the other keys, as AITER's tuners leave it."""
-        table = Table.parse(_OUTPUT, text)
+        table = CsvTable.parse(_OUTPUT, text)
         found = fitting(table.columns)
         if not found:
             raise InputError(f"its columns are those of none of AITER's families ({', '.join(table.columns)})")
@@ -113,7 +113,7 @@ def _thing(record: Record) -> tuple[object, ...]:
     return record.target, record.compute_units, p.n, p.m, p.k, p.key
 
 
-def _without_doubles(path: Path, rows: Sequence[FormatRow], table: Table) -> list[FormatRow]:
+def _without_doubles(path: Path, rows: Sequence[FormatRow], table: CsvTable) -> list[FormatRow]:
     """The rows without those that tell of what a better one tells of."""
     times = {line.row: seconds_of(cells) for line, cells in table.rows}
     best: dict[tuple[object, ...], FormatRow] = {}
@@ -140,7 +140,7 @@ def _family_of_output(text: str, records: Sequence[Record]) -> CsvFamily | None:
     Raises:
         InputError: the file that is there is none of AITER's.
     """
-    columns = Table.parse(_OUTPUT, text).columns if text else ()
+    columns = CsvTable.parse(_OUTPUT, text).columns if text else ()
     possible = fitting(columns) if columns else FAMILIES
     if not possible:
         raise InputError(f"the file that is there is none of AITER's: its columns are {', '.join(columns)}")
@@ -203,7 +203,7 @@ def _kept_numbers(there: Mapping[str, str], cells: Mapping[str, str]) -> dict[st
     return {number: there[number]} if same else {}
 
 
-def _is_said(there: Mapping[str, str], line: Line) -> bool:
+def _is_said(there: Mapping[str, str], line: CsvLine) -> bool:
     """Whether the line that is there says the same of what runs and how fast; the rest of it is nobody's to change."""
     names = ("libtype", "solidx", "kernelId", "splitK", "kernelName")
     held = line.cells or {}

@@ -150,6 +150,18 @@ class ToldFile:
         known = {r.problem for r in there.rows if (r.target, r.compute_units) == (target.name, target.compute_units)}
         return [row for row in rows if row.problem not in known], there.damaged
 
+    def arrange(self) -> None:
+        """Sort the rows as the other tool does.
+
+        Raises:
+            InputError: the file can't be read.
+            OutputError: it can't be written.
+        """
+        text = read_exactly(self.path)
+        arranged = self._format.arrange(text) if text else text
+        if arranged != text:
+            files.atomic_write(self.path, arranged)
+
     def write(self, store: Store, problems: Iterable[Problem]) -> Translation:
         """Tell the results of some problems.
 

@@ -21,11 +21,13 @@ NAMES = [*registry.names(Format), TOY]
 
 # A file of each format as its tool or its user writes it, and one with a wrong row and what names it.
 SAMPLES = {
+    "aiter": ("a8w8_untuned_gemm.csv", "M,N,K\n1,2,3\n4,5,6\n"),
     "native_yaml": ("sizes.yaml", "# of mine\n- {M: 1, N: 2, K: 3, dtype_a: bf16}\n- {M: 4, N: 5, K: 6}\n"),
     "tune_gemm": ("sizes.yaml", "- {'M': 1, 'N': 2, 'K': 3}\n- {'M': 4, 'N': 5, 'K': 6}\n"),
     TOY: ("sizes.csv", "toy,M,N,K\na,1,2,3\nb,4,5,6\n"),
 }
 WRONG = {
+    "aiter": ("M,N,K\n1, 2, 3\n\n4,x,6\n", r"row 2 \(line 4\) N must"),
     "native_yaml": ("- {M: 1, N: 2, K: 3, dtype_a: bf16}\n- {M: 4, N: 5, K: 0}\n", r"row 2 \(line 2\) K must"),
     "tune_gemm": ("- {M: 1, N: 2, K: 3}\n\n- {M: 4, N: x, K: 6}\n", r"row 2 \(line 3\) N must"),
     TOY: ("toy,M,N,K\na,1,2,3\nb,4,x,6\n", r"row 2 \(line 3\) M, N, K"),

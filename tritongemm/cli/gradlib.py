@@ -44,40 +44,51 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> arguments.Parser:
     p = arguments.Parser(prog="python -m tritongemm.gradlib", description="Tune as gradlib's and AITER's tuners do.")
-    add = p.add_argument
-    add("-i", "--untune_file", "--input_file", dest="untune_file", type=arguments.path, metavar="CSV",
+    p.add_argument("-i", "--untune_file", "--input_file", dest="untune_file", type=arguments.path, metavar="CSV",
         help="sizes to tune, or results to tune anew with --all")  # fmt: skip
-    add("-o", "--tune_file", "--tuned_file", dest="tune_file", type=arguments.output, metavar="CSV",
+    p.add_argument("-o", "--tune_file", "--tuned_file", dest="tune_file", type=arguments.output, metavar="CSV",
         help="tuned configs, beside the rows that are there; our own results go to a YAML file beside it "
         f"(default: the input's name with tuned for untuned, or {_TUNED})")  # fmt: skip
-    add("-o2", "--profile_file", type=arguments.path, metavar="CSV", help="every candidate, as tune writes them")
-    add("--mp", type=arguments.whole(1, 1024), metavar="N", help="GPUs to use (default: all)")
-    add("--all", action="store_true", help="tune anew what the output tells already")
-    add("--sort", type=_flag, metavar="BOOL",
+    p.add_argument(
+        "-o2", "--profile_file", type=arguments.path, metavar="CSV", help="every candidate, as tune writes them"
+    )
+    p.add_argument("--mp", type=arguments.whole(1, 1024), metavar="N", help="GPUs to use (default: all)")
+    p.add_argument("--all", action="store_true", help="tune anew what the output tells already")
+    p.add_argument("--sort", type=_flag, metavar="BOOL",
         help="True: sort the whole output by device, N, M and K (default: an output that is sorted stays so, in others "
         "new rows are the last)")  # fmt: skip
-    add("--errRatio", type=arguments.number(0, 1, below=True), default=0.05, metavar="R",
+    p.add_argument("--errRatio", type=arguments.number(0, 1, below=True), default=0.05, metavar="R",
         help="share of C's elements that may be outside the tolerance (default %(default)s)")  # fmt: skip
-    add(
+    p.add_argument(
         "--libtype",
         metavar="B,…",
         help="backends that race, as of tune; all, the default, are those that compile quickly",
     )
-    add("--family", metavar="NAME", help="what a file of M, N and K alone is of, as of tune")
-    add("--indtype", choices=_DTYPES, help="type of A and B, whatever the file says")
-    add("--outdtype", choices=_DTYPES, help="type of C, whatever the file says (default: that of --indtype)")
-    add("--all_bias", action="store_true", help="tune each size with and without a bias")
-    add("--model_dir", type=arguments.path, metavar="DIR", help="sizes from a model's config.json, instead of -i")
-    add("--tp", metavar="N", help="GPUs that share the model, as of tune")
-    add("--nsets", metavar="M,…", help="numbers of tokens, as of tune")
-    add("--batch_size", metavar="N", help="what --nsets is multiplied by, as of tune")
-    add("--warmup", type=arguments.whole(0, 1_000_000), default=5, metavar="N", help="untimed launches (%(default)s)")
-    add("--iters", type=arguments.whole(1, 1_000_000), default=101, metavar="N", help="timed launches (%(default)s)")
-    add("--timeout", type=arguments.seconds, metavar="S", help="seconds for a compile or a candidate, as of tune")
-    add("--target", metavar="ARCH", help="another architecture, as of tune: nothing is timed, and the CSV stays")
-    add("--batch", metavar="N", help="accepted: every result is kept as it comes, whatever the number")
-    add("-k", "--splitK", action="store_true", help="accepted: splits along K are always tried")
-    add("-v", "--verbose", action="store_true", help="say what became of each candidate")
+    p.add_argument("--family", metavar="NAME", help="what a file of M, N and K alone is of, as of tune")
+    p.add_argument("--indtype", choices=_DTYPES, help="type of A and B, whatever the file says")
+    p.add_argument("--outdtype", choices=_DTYPES, help="type of C, whatever the file says (default: that of --indtype)")
+    p.add_argument("--all_bias", action="store_true", help="tune each size with and without a bias")
+    p.add_argument(
+        "--model_dir", type=arguments.path, metavar="DIR", help="sizes from a model's config.json, instead of -i"
+    )
+    p.add_argument("--tp", metavar="N", help="GPUs that share the model, as of tune")
+    p.add_argument("--nsets", metavar="M,…", help="numbers of tokens, as of tune")
+    p.add_argument("--batch_size", metavar="N", help="what --nsets is multiplied by, as of tune")
+    p.add_argument(
+        "--warmup", type=arguments.whole(0, 1_000_000), default=5, metavar="N", help="untimed launches (%(default)s)"
+    )
+    p.add_argument(
+        "--iters", type=arguments.whole(1, 1_000_000), default=101, metavar="N", help="timed launches (%(default)s)"
+    )
+    p.add_argument(
+        "--timeout", type=arguments.seconds, metavar="S", help="seconds for a compile or a candidate, as of tune"
+    )
+    p.add_argument(
+        "--target", metavar="ARCH", help="another architecture, as of tune: nothing is timed, and the CSV stays"
+    )
+    p.add_argument("--batch", metavar="N", help="accepted: every result is kept as it comes, whatever the number")
+    p.add_argument("-k", "--splitK", action="store_true", help="accepted: splits along K are always tried")
+    p.add_argument("-v", "--verbose", action="store_true", help="say what became of each candidate")
     return p
 
 

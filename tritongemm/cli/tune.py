@@ -70,7 +70,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
                 else _retime(again, rows, file, plan.library, reporter)
             )
             return max(status, door.WRONG if damaged else door.DONE)
-        problems = [row.problem for row in rows]
+        problems = list(dict.fromkeys(row.problem for row in rows))  # rows of several GPUs may be of one problem
         store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, problems))
         stack.enter_context(holding_module_folder(plan.folder, output))
         run = TuningRun(tools.evaluators, tools.pool, store, plan, reporter)

@@ -41,8 +41,9 @@ def output_format(path: Path, name: str = "") -> Format:
         if found[0] not in telling:
             raise InputError(f"--to {name}: {found[0].title} can't tell results; these can: {_names(telling)}")
         return found[0]
-    claimed = [f for f in telling if f.recognises(path, "" if path.is_dir() else read_exactly(path))]
-    suffixed = [] if path.exists() and not path.is_dir() else [f for f in telling if path.suffix in f.suffixes]
+    text = read_exactly(path) if os.path.isfile(path) else ""
+    claimed = [f for f in telling if f.recognises(path, text)]
+    suffixed = [] if text.strip() else [f for f in telling if path.suffix in f.suffixes]
     found = claimed or suffixed
     if len(found) != 1:
         which = "none" if not found else "several"
@@ -113,7 +114,10 @@ class ToldFile:
         Raises:
             InputError: a file that is there can't be read.
         """
-        ours, text = results_format(), "" if path.is_dir() else read_exactly(path)
+        ours = results_format()
+        if path.suffix in ours.suffixes:
+            return None
+        text = read_exactly(path) if os.path.isfile(path) else ""
         found = (f for f in registry.every(Format) if f is not ours and f.tells_results and f.recognises(path, text))
         format_ = next(found, None)
         return cls(path, format_) if format_ else None

@@ -15,6 +15,7 @@ from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, Plugin, Strategy, Timer
 from tritongemm.results.run_files import check_output_name
+from tritongemm.results.told_file import ToldFile
 from tritongemm.search_spaces import loader as target_files
 
 EXAMPLES = """\
@@ -303,7 +304,8 @@ def _add_results(p: argparse.ArgumentParser) -> None:
         dest="output",
         type=arguments.output,
         metavar="FILE",
-        help="write results into this YAML file (default output/tuning_results_<target>.yaml)",
+        help="write results into this YAML file (default output/tuning_results_<target>.yaml); into a YAML file beside "
+        "it, and what another tool can run into it, where it is called as that tool's, such as bf16_tuned_gemm.csv",
     )
     g.add_argument(
         "--profile-file",
@@ -386,7 +388,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         p.error(complaint)
     if args.output is not None:
         try:
-            check_output_name(Path(args.output))
-        except OutputError as error:
+            if ToldFile.find(Path(args.output)) is None:
+                check_output_name(Path(args.output))
+        except (InputError, OutputError) as error:
             p.error(str(error))
     return args

@@ -24,6 +24,7 @@ from tritongemm.report.revalidation import print_retimed, print_verified
 from tritongemm.report.sizes import print_sizes
 from tritongemm.results.run_files import RunFiles, holding_module_folder
 from tritongemm.results.store import Store
+from tritongemm.results.told_file import ToldFile
 from tritongemm.runtime.machine import Machine, find_machine
 from tritongemm.tuning.m_table import MTable
 from tritongemm.tuning.revalidate import Revalidation, require_results
@@ -60,10 +61,13 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         for name, reason in roster.left_out.items() if args.verbose or args.libtype == "all" else ():
             reporter.say(f"{name} does not race: {reason}")
         output = Path(args.output or f"output/tuning_results_{machine.target.name}.yaml")
+        told_file = None if args.compare_wo_tuning or args.benchmark else ToldFile.find(output)
+        if told_file is not None:
+            told_file.check()
+            rows, output = _wanted(rows, told_file, args, machine, reporter), told_file.results
         if args.profile_file is not None:
-            sizes_file = [] if args.gemm_size_file is None else [Path(args.gemm_size_file)]
-            sizes_file += [] if args.workload is None else [Path(args.workload)]
-            candidates_csv.check(Path(args.profile_file), [*RunFiles(output).every(), *sizes_file])
+            others = [Path(path) for path in (args.gemm_size_file, args.workload, args.output) if path is not None]
+            candidates_csv.check(Path(args.profile_file), [*RunFiles(output).every(), *others])
         plan = session.make_options(args, machine, roster.backends, protocol, output)
         if args.compare_wo_tuning or args.benchmark:
             again, file = Revalidation(tools.evaluators[0], tools.pool, reporter), args.gemm_size_file
@@ -74,12 +78,13 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             )
             return max(status, door.WRONG if damaged else door.DONE)
         spans = tables.read_spans(rows, args)
-        problems = tables.list_searched(spans) if spans else [row.problem for row in rows]
+        # rows of several GPUs may be of one problem
+        problems = tables.list_searched(spans) if spans else list(dict.fromkeys(row.problem for row in rows))
         order = tables.list_measured(spans) if spans else problems
         store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, order))
         stack.enter_context(holding_module_folder(plan.folder, output))
         run = TuningRun(tools.evaluators, tools.pool, store, plan, reporter)
-        return _tune(problems, spans, run, args, command)
+        return _tune(problems, spans, run, args, command, told_file)
 
 
 def _rows(args: argparse.Namespace, machine: Machine) -> tuple[Sequence[FormatRow], Sequence[DamagedRow]]:
@@ -100,6 +105,30 @@ def _rows(args: argparse.Namespace, machine: Machine) -> tuple[Sequence[FormatRo
     if not found.rows:
         found.require_undamaged()
     return require_results(found.rows, args.gemm_size_file), found.damaged
+
+
+def _wanted(
+    rows: Sequence[FormatRow], told_file: ToldFile, args: argparse.Namespace, machine: Machine, reporter: Reporter
+) -> list[FormatRow]:
+    """The rows that another tool's file of results does not tell yet."""
+    source = None if args.gemm_size_file is None else Path(args.gemm_size_file)
+    wanted, damaged = told_file.wanted(rows, source, machine.target, again=not args.resume)
+    for row in damaged:
+        reporter.say(f"kept, but not understood: {row.reason}")
+    if len(wanted) < len(rows):
+        reporter.say(
+            f"{len(rows) - len(wanted)} of {len(rows)} sizes are not tuned: {told_file.path} tells them already"
+        )
+    return wanted
+
+
+def _tell(told_file: ToldFile, store: Store, problems: Sequence[Problem], reporter: Reporter) -> None:
+    """Tell results in another tool's file, and say what it can't hold."""
+    told = told_file.write(store, problems)
+    for record, reason in told.untold:
+        reporter.say(f"{told_file.path}: {record.problem.key}: {reason}")
+    lost = f"; {len(told.untold)} lost something, which {store.path} has" if told.untold else ""
+    reporter.say(f"{told_file.path}: {told.told} results told{lost}")
 
 
 def _require_families(rows: Sequence[FormatRow], machine: Machine, path: str | None) -> None:
@@ -141,7 +170,7 @@ def _print_refused(rows: Sequence[FormatRow], trials: Sequence[Trial], path: str
 
 @contextmanager
 def _merging(
-    store: Store, problems: Sequence[Problem], command: str, write_profile: Callable[[], None]
+    store: Store, problems: Sequence[Problem], command: str, write_others: Callable[[], None]
 ) -> Iterator[None]:
     """Merge what is done whatever happens, and after Ctrl-C say how to go on."""
     try:
@@ -153,7 +182,7 @@ def _merging(
     except KeyboardInterrupt:
         with door.uninterrupted():
             store.merge(problems)
-            write_profile()
+            write_others()
         done = store.path if store.path.exists() else store.journal
         print(file=sys.stderr)  # the line ends that the terminal began with ^C
         door.tell(f"stopped; what is done is in {done}. Go on with:")
@@ -165,11 +194,16 @@ def _merging(
         raise
     with door.uninterrupted():
         store.merge(problems)
-        write_profile()
+        write_others()
 
 
 def _tune(
-    problems: list[Problem], spans: Sequence[MSpan], run: TuningRun, args: argparse.Namespace, command: str
+    problems: list[Problem],
+    spans: Sequence[MSpan],
+    run: TuningRun,
+    args: argparse.Namespace,
+    command: str,
+    told_file: ToldFile | None,
 ) -> int:
     store, reporter, folder = run.store, run.watcher, run.options.folder
     assert isinstance(reporter, Reporter)
@@ -180,13 +214,15 @@ def _tune(
             "them anew)"
         )
 
-    def write_profile() -> None:
+    def write_others() -> None:
+        if told_file is not None and not run.options.stop:
+            _tell(told_file, store, problems, reporter)
         if args.profile_file is not None:
             count = candidates_csv.write(Path(args.profile_file), store, problems, run.unstored)
             reporter.say(f"profile: {args.profile_file}: {count} rows")
 
     found: dict[MSpan, MTable] = {}
-    with _merging(store, tables.list_measured(spans) or problems, command, write_profile):
+    with _merging(store, tables.list_measured(spans) or problems, command, write_others):
         failures = run.tune(problems)
         if not run.options.stop:
             session.write_missing_winners(problems, run)

@@ -1,5 +1,7 @@
-"""The nouns `FormatRow` (one row of a file of sizes or results), `NewerRow`, `DamagedRow` and `ResultsFile` (all that a
-file holds), and `Defaults` (what holds for a row that does not say).
+"""The nouns of files of sizes or results.
+
+`FormatRow` is one row; `NewerRow`, `DamagedRow` and `ResultsFile` are all that a file holds; `Defaults` is what holds
+for a row that does not say; `Translation`, `Merged` and `NamedKernel` (a kernel) are for the files of other tools.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ class FormatRow:
         line: where the row starts, from 1; None for the command line.
         number: its place among the rows of the file, from 1; None where that is not said.
         target: name of the target that the config is for; "" where that is not said.
+        compute_units: of the device that the row is for; 0 where that is not said.
         count: calls of it in the workload that the file tells of, or what else weighs it against other rows.
         operation: the operation that was called, such as ``linear``; "" where that is not said.
         callers: modules that called it.
@@ -38,6 +41,7 @@ class FormatRow:
     line: int | None = None
     number: int | None = field(default=None, compare=False)
     target: str = field(default="", compare=False)
+    compute_units: int = field(default=0, compare=False)
     count: float = 1.0
     operation: str = ""
     callers: tuple[str, ...] = ()
@@ -128,6 +132,36 @@ class Translation:
     files: Mapping[str, str]
     told: int
     untold: tuple[tuple[Record, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Files of one format as one file.
+
+    Attributes:
+        text: the file; what was kept is in it byte for byte.
+        notes: what was left out, a line for each file that lost rows.
+    """
+
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NamedKernel:
+    """A kernel as files of other tools name it.
+
+    Attributes:
+        library: whose it is, by the name or an alias of a backend.
+        name: its own name.
+        index: its number in one version of the library; 0 where it has none.
+        split_k: workgroups that share the K loop of a tile; 0 where the library decides that.
+    """
+
+    library: str
+    name: str
+    index: int = 0
+    split_k: int = 0
 
 
 @dataclass(frozen=True)

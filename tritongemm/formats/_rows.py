@@ -1,4 +1,4 @@
-"""What formats share with their callers: the problem of a row, the text of a file, and which format is our own."""
+"""What formats share with their callers: the problem of a row, the text of a file, its format, and which is our own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.core.dtypes import dtype
-from tritongemm.core.errors import InputError
+from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.reading import read_bytes
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format, ResultsFormat
 
@@ -56,6 +57,53 @@ def results_format() -> ResultsFormat:
     return next(f for f in registry.every(Format) if isinstance(f, ResultsFormat))
 
 
+def format_of(path: Path, text: str) -> Format:
+    """The format that a file is in.
+
+    Args:
+        path: of the file.
+        text: contents.
+
+    Raises:
+        InputError: no format claims it; lists those there are.
+    """
+    formats = registry.every(Format)
+    for format_ in formats:
+        if format_.recognises(path, text):
+            return format_
+    missing = [str(why) for name in registry.names(Format) if not (why := _loads(name))]
+    known = "; ".join([*(f.title for f in formats), *missing])
+    raise InputError(f"{path} is in no known format; there are: {known}")
+
+
+def _loads(name: str) -> Support:
+    """Whether a format's own imports work."""
+    try:
+        registry.get(Format, name)
+    except UnavailableError as error:
+        return Support(str(error))
+    return SUPPORTED
+
+
+def plain_text(text: str) -> str:
+    """The contents of a file without marks of its encoding, with lines that end as here."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_exactly(path: Path) -> str:
+    """Contents of a file that is to be written again: every character, line ends and marks too; "" where it is none.
+
+    Raises:
+        InputError: it can't be read, or is not text.
+    """
+    try:
+        return read_bytes(path).decode("utf-8") if path.exists() else ""
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text: byte {error.start} is not UTF-8") from None
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror}") from None
+
+
 def read_text(path: Path) -> str:
     """Contents of a file that should hold rows, or of a pipe.
 
@@ -63,7 +111,7 @@ def read_text(path: Path) -> str:
         InputError: missing, unreadable, no file, too large, not text, or empty.
     """
     try:
-        text = read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        text = plain_text(read_bytes(path).decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not text: byte {error.start} is not UTF-8") from None
     if not text.strip():

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, final
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TritonGemmError
-from tritongemm.core.format_row import Defaults, FormatRow, NewerRow, ResultsFile, Translation
+from tritongemm.core.format_row import Defaults, FormatRow, Merged, NamedKernel, NewerRow, ResultsFile, Translation
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
@@ -164,6 +164,18 @@ class Backend(Plugin, abstract=True):
     def label(self) -> str:
         """What tables call it."""
         return self.name
+
+    def named_kernel(self, config: Config | None) -> NamedKernel | None:
+        """What files of other tools call a kernel; None where no other tool can run it.
+
+        Args:
+            config: one of this backend's; None for what it chooses by itself.
+        """
+        return None
+
+    def config_of(self, kernel: NamedKernel) -> Config | None:
+        """The config of a kernel that another tool's file names; None where that can't be told."""
+        return None
 
     @final
     def supports(self, problem: Problem, target: Target) -> Support:
@@ -798,7 +810,8 @@ class Format(Plugin, abstract=True):
         Rows of `before` that tell of other problems or devices are kept as they are, byte for byte.
 
         Args:
-            records: the results.
+            records: the results. Several of one problem on one device are its best and what may stand for it where the
+                format can't tell that, the best first.
             before: text of each file that is there, by its name; "" is the output itself.
 
         Raises:
@@ -806,6 +819,27 @@ class Format(Plugin, abstract=True):
         """
         told = list(records)
         return Translation({"": self.write(told)}, len(told))
+
+    def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged | None:
+        """Files of this format as one, with the rows that nobody here can run; None where the format has no such rows.
+
+        Args:
+            sources: path and text of each; of rows that tell of the same thing the fastest is kept, on ties the first.
+            family: what they compute, where the files do not say.
+
+        Raises:
+            InputError: a file can't be read, or they do not belong together.
+        """
+        return None
+
+    def arrange(self, text: str) -> str:
+        """The text of a file of this format with its rows sorted, where the format has an order of its own."""
+        return text
+
+    @property
+    def tells_results(self) -> bool:
+        """Whether `translate` can tell results, all that there is to say of them or not."""
+        return self.can_write or type(self).translate is not Format.translate
 
 
 class ResultsFormat(Format, abstract=True):

@@ -80,6 +80,12 @@ def find_machine(wanted: str | None, gpu_ids: str | None = None, ngpus: int = 0)
     return Machine(facts, vendor, ids, device.name, f"tuning on {device.name}{others} ({facts.name})")
 
 
+def count_devices() -> int:
+    """How many GPUs this machine has."""
+    vendor = driver.find_vendor()
+    return 0 if vendor is None else driver.open_driver(vendor).device_count()
+
+
 def _kind_of(device: Device) -> tuple[str, str, int]:
     """What devices must agree in for their times to be compared; a part of a chip has the name of the whole."""
     return device.arch, device.name, device.properties.get("compute_units", 0)

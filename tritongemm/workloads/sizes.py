@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile
-from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.formats import make_problem, read_text
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format
+from tritongemm.formats import format_of, make_problem, read_text
 
 __all__ = ["Defaults", "FormatRow", "from_file", "from_options", "from_results"]
 
@@ -43,24 +39,4 @@ def from_results(path: Path, defaults: Defaults) -> ResultsFile:
         UnavailableError: the backend of one of its configs needs a package that is missing.
     """
     text = read_text(path)
-    format_ = _format_of(path, text)
-    return format_.read_usable(path, text, defaults)
-
-
-def _format_of(path: Path, text: str) -> Format:
-    formats = registry.every(Format)
-    for format_ in formats:
-        if format_.recognises(path, text):
-            return format_
-    missing = [str(why) for name in registry.names(Format) if not (why := _loads(name))]
-    known = "; ".join([*(f.title for f in formats), *missing])
-    raise InputError(f"{path} is in no known format; there are: {known}")
-
-
-def _loads(name: str) -> Support:
-    """Whether a format's own imports work."""
-    try:
-        registry.get(Format, name)
-    except UnavailableError as error:
-        return Support(str(error))
-    return SUPPORTED
+    return format_of(path, text).read_usable(path, text, defaults)

@@ -62,7 +62,7 @@ ALLOWED = {
 }
 
 HEAVY = ("jinja2", "joblib", "scipy", "rich", "triton", "yaml")  # what serving a call does without
-DOORS = ("tune", "export", "launch_plan")  # of `python -m tritongemm.…`
+DOORS = ("tune", "convert", "gradlib", "export", "launch_plan")  # of `python -m tritongemm.…`
 
 
 def test_the_table_goes_down() -> None:

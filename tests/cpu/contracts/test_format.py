@@ -31,6 +31,7 @@ _LOOKUP = (
 SAMPLES = {
     "inductor_lookup": ("table.json", _LOOKUP),
     "moe_json": ("E=8,N=64,device_name=NVIDIA_H200.json", _TABLES),
+    "aiter": ("a8w8_untuned_gemm.csv", "M,N,K\n1,2,3\n4,5,6\n"),
     "native_yaml": ("sizes.yaml", "# of mine\n- {M: 1, N: 2, K: 3, dtype_a: bf16}\n- {M: 4, N: 5, K: 6}\n"),
     "sglang_dense_json": (f"{_DEVICE},block_shape=[128, 128].json", _TABLES),
     "tune_gemm": ("sizes.yaml", "- {'M': 1, 'N': 2, 'K': 3}\n- {'M': 4, 'N': 5, 'K': 6}\n"),
@@ -46,6 +47,7 @@ WHOLE = ("inductor_lookup", "sglang_dense_json", "tunableop_csv", "vllm_dense_js
 WRONG = {
     "inductor_lookup": (_LOOKUP.replace("[]}", "[0]}"), r"row 2 \(line 2\) .* must be a list"),
     "moe_json": (_TABLES[:-1], r"line 2, column \d+: the file ends too early"),
+    "aiter": ("M,N,K\n1, 2, 3\n\n4,x,6\n", r"row 2 \(line 4\) N must"),
     "native_yaml": ("- {M: 1, N: 2, K: 3, dtype_a: bf16}\n- {M: 4, N: 5, K: 0}\n", r"row 2 \(line 2\) K must"),
     "sglang_dense_json": (_TABLES.replace('"4"', '"x"'), r"row 2 \(line 2\) M 'x': M must"),
     "tune_gemm": ("- {M: 1, N: 2, K: 3}\n\n- {M: 4, N: x, K: 6}\n", r"row 2 \(line 3\) N must"),

@@ -41,7 +41,7 @@ def test_file_of_any_name(tmp_path: Path) -> None:
 def test_what_can_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text(" \n")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "table.csv").write_text("M,N,K\n")
+    (tmp_path / "table.csv").write_text("a,b,c\n")
     for name, complaint in {
         "absent.yaml": "there is no such file",
         "": "is a folder",

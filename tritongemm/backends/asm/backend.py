@@ -7,6 +7,7 @@ before each launch; kernels that share the K loop of a tile choose among the spl
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,7 @@ from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import NamedKernel
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import SUPPORTED, Support
@@ -33,6 +35,9 @@ from tritongemm.plugins.contracts import NO_INPUTS, BuildInputs, Capabilities, K
 from tritongemm.search.cost_model import model as cost_model
 
 _THREADS = 256  # of AITER's workgroups
+_WAVE = 64  # threads of a wave, on the GPUs that AITER's kernels are for
+_DEPTH = 64  # of K in one step, where a manifest does not say
+_TILE, _PREFETCH = re.compile(r"_(\d{1,5})x(\d{1,5})(?=_|E$|$)"), re.compile(r"_pf(\d)(?=_|E$|$)")
 _GRIDS = {"i8": "nk,m", "fp8_blockscale": "nk,m"}
 
 
@@ -46,6 +51,19 @@ class AsmBackend(KernelBackend):
         """Whether a manifest is named; one that is not there is said by who reads it."""
         named = settings.asm_manifests()
         return SUPPORTED if named else Support("no manifest of assembly kernels: TRITONGEMM_ASM_MANIFESTS names none")
+
+    def named_kernel(self, config: Config | None) -> NamedKernel | None:
+        """A kernel by its symbol."""
+        return None if config is None else NamedKernel(self.name, config.template, split_k=config.split_k)
+
+    def config_of(self, kernel: NamedKernel) -> Config | None:
+        """The config of one of AITER's kernels, whose symbol has its tile; the same as that of its manifest's row."""
+        tile, prefetch = _TILE.search(kernel.name), _PREFETCH.search(kernel.name)
+        if not tile or not re.fullmatch(r"\w+", kernel.name):
+            return None
+        stages = int(prefetch[1]) if prefetch else 2
+        shape = int(tile[1]), int(tile[2]), _DEPTH, 1, kernel.split_k, _THREADS // _WAVE, stages
+        return Config(kernel.name, *shape, backend=self.name)
 
     def _candidates(self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool) -> Iterable[Config]:
         configs = survey(problem, target, inputs.manifests)[0]

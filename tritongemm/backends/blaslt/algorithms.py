@@ -142,15 +142,33 @@ def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Prepare
     return (plan, bias is None) if plan else None
 
 
+def _template(name: str) -> str:
+    """A library's name of a kernel as a config's template."""
+    return re.sub(r"\W", "_", name).replace("__bm", "_bm")
+
+
+def config_of_solution(name: str, index: int, version: int = 0) -> Config:
+    """The config of one of hipBLASLt's solutions, whose name has its tile and its split.
+
+    Args:
+        name: as the library has it.
+        index: its number in that version of the library.
+        version: 0 where it isn't known: the solution is found again by its name.
+    """
+    template = _template(name)
+    found, split = _MACRO_TILE.search(template), _SPLIT.search(template)
+    rows, cols, depth = (int(g) for g in found.groups()) if found else (0, 0, 0)
+    shape = (cols, rows, depth, 1, max(1, int(split[1]) if split else 1), 0, 0)
+    return Config(template or NAMELESS, *shape, options=(("index", index), ("version", version)), backend="blaslt")
+
+
 def _config(algorithm: Algorithm, index: int, version: int, fast: bool) -> Config:
     values = dict(algorithm.values)
     options = {**values, "index": index, "version": version} | ({"fast": 1} if fast else {})
-    name = re.sub(r"\W", "_", algorithm.name).replace("__bm", "_bm")
+    name = _template(algorithm.name)
     if "solution" in values:
-        options["index"] = options.pop("solution")
-        found, split = _MACRO_TILE.search(name), _SPLIT.search(name)
-        rows, cols, depth = (int(g) for g in found.groups()) if found else (0, 0, 0)
-        shape = (cols, rows, depth, 1, max(1, int(split[1]) if split else 1), 0, 0)
+        own = config_of_solution(algorithm.name, options.pop("solution"), version)
+        return replace(own, options=tuple((options | dict(own.options)).items()))
     else:
         rows, cols = blaslt_tables.tiles().get(values["tile"], (0, 0))
         depth, stages = blaslt_tables.stages().get(values["stages"], (0, 0))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from tritongemm.backends.blaslt import algorithms, served_algorithm
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
+from tritongemm.core.format_row import NamedKernel
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -21,6 +23,8 @@ from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 if TYPE_CHECKING:
     from tritongemm.hip_ext.driver import driver
 
+_SOLUTION = ("Cijk_", "Custom_Cijk_")  # names of Tensile's kernels begin so
+
 
 class BlasltBackend(LibraryBackend):
     """Each algorithm of the vendor's library."""
@@ -33,6 +37,17 @@ class BlasltBackend(LibraryBackend):
     def label(self) -> str:
         """What tables call it; which library it is depends on the driver."""
         return blaslt_tables.TABLES[algorithms.vendor() or "nvidia"].label
+
+    def named_kernel(self, config: Config | None) -> NamedKernel | None:
+        """A solution of hipBLASLt; cuBLASLt's have no names, and no other tool's files tell them."""
+        if config is None or config.template == algorithms.NAMELESS or "index" not in dict(config.options):
+            return None
+        return NamedKernel("hipblaslt", config.template, config.option("index"))
+
+    def config_of(self, kernel: NamedKernel) -> Config | None:
+        """A solution by its name; its number alone means another one in another version of the library."""
+        known = re.fullmatch(r"\w+", kernel.name) and kernel.name.startswith(_SOLUTION)
+        return algorithms.config_of_solution(kernel.name, kernel.index) if known else None
 
     def available(self) -> Support:
         """Whether there is a GPU, and its library loads."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from tritongemm.core import settings
 from tritongemm.core.config import Config
+from tritongemm.core.format_row import NamedKernel
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import SUPPORTED, Support
@@ -14,6 +15,7 @@ from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 
 # Which kernel PyTorch takes is its own affair.
 CHOICE = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend="torch")
+_NAMED = NamedKernel("torch", "native")  # as AITER's files have it
 
 
 class TorchBackend(LibraryBackend):
@@ -26,6 +28,14 @@ class TorchBackend(LibraryBackend):
     def available(self) -> Support:
         """Whether PyTorch is installed."""
         return SUPPORTED if settings.version("torch") != "missing" else Support("the torch package is not installed")
+
+    def named_kernel(self, config: Config | None) -> NamedKernel | None:
+        """PyTorch, whose choice of a kernel is its own."""
+        return _NAMED
+
+    def config_of(self, kernel: NamedKernel) -> Config | None:
+        """PyTorch's one config."""
+        return CHOICE
 
     def _supports(self, problem: Problem, target: Target) -> Support:
         return SUPPORTED if function(problem) else Support("PyTorch has no function for these types and sizes")

@@ -1,0 +1,97 @@
+"""Results told in another tool's format, and files merged, from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.stores import ONE, TWO, record
+from tritongemm.cli import convert
+from tritongemm.core.problem import Problem
+from tritongemm.formats import Defaults, results_format
+from tritongemm.workloads import sizes
+
+HEADER = (
+    "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
+)
+SIZE = "False,torch.bfloat16,torch.bfloat16,False,False"
+TORCH = f"gfx942,304,16,512,4096,{SIZE},torch,0,0,9.0,native,0.0,7.46,482.42"
+OTHER = f"gfx950,256,16,512,4096,{SIZE},flydsl,7,0,8.0,flydsl_bf16_x,0.0,1.0,1.0"
+
+
+def written(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def test_results_go_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tuned, ours, again = tmp_path / "bf16_tuned_gemm.csv", tmp_path / "ours.yaml", tmp_path / "again_bf16_tuned.csv"
+    written(tuned, HEADER, TORCH, OTHER)
+    assert convert.main([str(tuned), "-o", str(ours)]) == 0
+    said = capsys.readouterr()
+    assert "1 of 1 results told as the YAML of our results" in said.out
+    assert "1 rows are sizes, or name kernels that can't be run from here" in said.err
+    (row,) = sizes.from_file(ours, Defaults())
+    assert row.record and (row.record.winner, row.record.compute_units, row.record.seconds) == ("torch", 304, 9e-6)
+    assert convert.main([str(ours), "-o", str(again)]) == 0
+    assert again.read_text().splitlines() == [HEADER, TORCH]
+
+
+def test_what_the_output_holds_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ours, output = tmp_path / "ours.yaml", tmp_path / "bf16_tuned_gemm.csv"
+    problem = Problem(16, 512, 4096, "bf16", "bf16", "bf16", row_major_b=False)
+    told = record(problem, 9e-6, winner="torch", library="torch", library_seconds=8e-6, compute_units=304)
+    ours.write_text(results_format().write([told, record(ONE)]), encoding="utf-8")
+    text = f"{HEADER}\r\n{OTHER}\r\n\r\nnonsense\r\n{TORCH}\r\n"
+    output.write_bytes(text.encode())
+    assert convert.main([str(ours), "-o", str(output)]) == 0
+    assert output.read_bytes().decode() == text.replace("9.0,native,0.0,7.46,482.42", "8.0,native,0.0,8.39,542.72")
+    said = capsys.readouterr()
+    assert "1 of 2 results told" in said.out and f"not told, or not whole: {ONE.key}: " in said.err
+
+
+def test_files_are_merged_with_rows_that_nobody_here_can_run(tmp_path: Path) -> None:
+    one, two, output = tmp_path / "a_bf16_tuned.csv", tmp_path / "b_bf16_tuned.csv", tmp_path / "all_bf16_tuned.csv"
+    written(one, HEADER, OTHER)
+    written(two, HEADER, OTHER.replace("8.0", "7.0"), TORCH)
+    assert convert.main([str(one), str(two), "-o", str(output)]) == 0
+    assert sorted(output.read_text().splitlines()) == sorted([HEADER, OTHER.replace("8.0", "7.0"), TORCH])
+    assert one.read_text() == f"{HEADER}\n{OTHER}\n", "sources stay as they are"
+    before = output.read_bytes()
+    assert convert.main([str(one), str(two), "-o", str(output)]) == 0 and output.read_bytes() == before
+
+
+def test_results_of_one_thing_are_told_once(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.yaml" for name in "ab"]
+    for path, seconds in zip(paths, (2e-5, 1e-5), strict=True):
+        path.write_text(results_format().write([record(ONE, seconds), record(TWO)]), encoding="utf-8")
+    assert convert.main([*map(str, paths), "-o", str(tmp_path / "all.yaml")]) == 0
+    rows = sizes.from_file(tmp_path / "all.yaml", Defaults())
+    assert [row.record and row.record.seconds for row in rows] == [1e-5, 1e-5]
+
+
+def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tuned, ours = tmp_path / "bf16_tuned_gemm.csv", tmp_path / "ours.yaml"
+    written(tuned, HEADER, TORCH, TORCH.replace(",512,", ",none,"))
+    ours.write_text(results_format().write([record(ONE)]), encoding="utf-8")
+    bare = written(tmp_path / "sizes.csv", "M,N,K", "1,2,3")
+    before = ours.read_bytes()
+    for words, status, complaint in (
+        ([str(tuned), "-o", str(ours)], 2, "holds results; name it among the files too"),
+        (
+            [str(tuned), "-o", str(tmp_path / "x.json")],
+            2,
+            "none of the formats that can tell results is meant; name it",
+        ),
+        ([str(tuned), "-o", str(tmp_path / "x.csv"), "--to", "tune_gemm"], 2, "can't tell results; these can: "),
+        ([str(tuned), "-o", str(tmp_path / "x.csv"), "--to", "pdf"], 2, "no format is called 'pdf'"),
+        ([str(tmp_path / "absent.csv"), "-o", str(tmp_path / "x.yaml")], 2, "absent.csv: there is no such file"),
+        ([bare, "-o", str(tmp_path / "x.yaml")], 2, "those of several families; name one with --family"),
+        ([str(tuned), str(ours), "-o", str(ours)], 1, "row 2 (line 3) N must be a whole number"),
+    ):
+        assert convert.main(words) == status, words
+        assert complaint in capsys.readouterr().err
+        if status == 2:
+            assert ours.read_bytes() == before and not list(tmp_path.glob("x.*"))
+    assert len(sizes.from_file(ours, Defaults())) == 2

@@ -1,0 +1,118 @@
+"""The flags of gradlib's and AITER's tuners, in the words of `tune`, and a run with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tritongemm.cli import gradlib, options, tune
+from tritongemm.formats import Defaults
+from tritongemm.runtime import machine
+from tritongemm.workloads import sizes
+
+HEADER = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle"
+LINE = "16,64,64,False,torch.bfloat16,torch.bfloat16,False,False"
+TUNED = (
+    "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
+)
+
+
+@pytest.fixture
+def untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "bf16_untuned_gemm.csv"
+    path.write_text(f"{HEADER}\n{LINE}\n\n{LINE}\n8, 64,64,FALSE,torch.bfloat16,torch.bfloat16, False,False\n")
+    return path
+
+
+@pytest.fixture
+def words(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What `tune` was called with."""
+    called: list[str] = []
+
+    def take(argv: Sequence[str]) -> int:
+        called[:] = argv
+        return 0
+
+    monkeypatch.setattr(tune, "main", take)
+    monkeypatch.setattr(machine, "count_devices", lambda: 8)
+    return called
+
+
+def test_defaults_are_theirs(untuned: Path, words: list[str]) -> None:
+    assert gradlib.main(["--input_file", str(untuned)]) == 0
+    args = options.parse(words)
+    assert (args.output, args.gemm_size_file) == ("bf16_tuned_gemm.csv", str(untuned))
+    assert (args.err_ratio, args.warmup, args.iters, args.ngpus, args.timeout) == (0.05, 5, 101, 8, 60)
+    assert args.resume and not args.verbose and args.libtype is None
+
+
+def test_every_flag_has_its_meaning(untuned: Path, words: list[str]) -> None:
+    flags = "-o t_bf16_tuned.csv -o2 p.csv --mp 2 --batch 100 --all --sort True --errRatio 0.01 --libtype asm,hipblaslt"
+    more = "--warmup 3 --iters 7 --timeout 1800 -v -k --family a8w8"
+    assert gradlib.main(["-i", str(untuned), *flags.split(), *more.split()]) == 0
+    args = options.parse(words)
+    assert (args.output, args.profile_file, args.ngpus) == ("t_bf16_tuned.csv", "p.csv", 2)
+    assert (args.err_ratio, args.libtype, args.warmup, args.iters) == (0.01, "asm,hipblaslt", 3, 7)
+    assert (args.timeout, args.verbose, args.resume, args.family) == (1800, True, False, "a8w8")
+
+
+def test_sizes_of_a_model_are_handed_on(words: list[str]) -> None:
+    flags = "--model_dir /models/m --tp 8 --nsets 1,16 --batch_size 2 --indtype bf16 --outdtype f32 --all_bias"
+    assert gradlib.main(flags.split()) == 0
+    expected = "--model_dir /models/m --tp 8 --nsets 1,16 --batch_size 2 -dtype_a bf16 -dtype_c fp32 --all_bias"
+    assert expected in " ".join(words) and "bf16_tuned_gemm.csv" in words
+
+
+def test_types_and_biases_go_before_the_files(untuned: Path, words: list[str]) -> None:
+    assert gradlib.main(["-i", str(untuned), "--indtype", "f16", "--all_bias"]) == 0
+    lines = Path("bf16_tuned_gemm_sizes.csv").read_text().splitlines()
+    half = "torch.float16,torch.float16,False,False"
+    assert lines == [HEADER, *(f"{m},64,64,{bias},{half}" for m in (16, 8) for bias in (False, True))]
+    assert "bf16_tuned_gemm_sizes.csv" in words
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ("", "name a file of sizes with -i, or a model with --model_dir, one of them"),
+        ("-i a.csv --model_dir m", "one of them"),
+        ("-i a.csv -o out.yaml", "-o out.yaml is not called as a file of AITER's"),
+        ("-i bare_a4w4.csv -o a4w4_tuned.csv --indtype bf16", "has no column dtype, outdtype that --indtype"),
+        ("-i bf16_long.csv --indtype bf16", "line 2 has more values than there are columns"),
+    ],
+)
+def test_what_can_not_be_meant(
+    flags: str, complaint: str, untuned: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("bare_a4w4.csv").write_text("M,N,K\n1,2,3\n")
+    Path("bf16_long.csv").write_text(f"{HEADER}\n{LINE},7\n")
+    assert gradlib.main(flags.split()) == 2 and not words
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.filterwarnings("ignore:.*tell of what others tell of")
+def test_a_run_keeps_other_rows_and_skips_what_is_told(
+    untuned: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prediction is no time to tell: our own file has it, and the CSV stays as it was, sorted as asked."""
+    there = [
+        TUNED,
+        "gfx942,304,8,64,64,False,torch.bfloat16,torch.bfloat16,False,False,flydsl,3,0,5.1,flydsl_x,0.0,0.1,0.2",
+        "gfx1100,96,8,64,64,False,torch.bfloat16,torch.bfloat16,False,False,flydsl,3,0,5.1,flydsl_x,0.0,0.1,0.2",
+    ]
+    tuned = Path("bf16_tuned_gemm.csv")
+    tuned.write_text("\n".join(there) + "\n")
+    whole = tune.main
+    monkeypatch.setattr(tune, "main", lambda argv: whole([*argv, "--budget", "1", "--num_threads", "1"]))
+    flags = ["-i", str(untuned), "--target", "gfx1100", "--libtype", "triton", "--sort", "True"]
+    assert gradlib.main(flags) == 0
+    said = capsys.readouterr()
+    assert "1 of 2 sizes are not tuned: bf16_tuned_gemm.csv tells them already" in said.err
+    assert "16x64x64_bf16_TN: its time is a prediction" in said.err
+    assert tuned.read_text().splitlines() == [there[0], there[2], there[1]]
+    (row,) = sizes.from_file(Path("bf16_tuned_gemm.yaml"), Defaults())
+    assert row.problem.m == 16 and row.record and row.record.predicted

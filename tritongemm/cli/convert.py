@@ -1,0 +1,137 @@
+"""The command line of `python -m tritongemm.convert`: results of one format told in another, and files merged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tritongemm.cli import arguments, door
+from tritongemm.core import files
+from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.format_row import Defaults
+from tritongemm.core.problem import DEFAULT_FAMILY, Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import format_of, plain_text, read_exactly, read_text
+from tritongemm.plugins.contracts import Format
+from tritongemm.results import told_file
+
+_Thing = tuple[Problem, str, int]
+
+
+@dataclass
+class _Found:
+    """What the files hold.
+
+    Attributes:
+        records: the best result of each problem on each device.
+        merged: files in the output's own format, whose rows are kept byte for byte.
+        notes: what was left out.
+        damaged: whether that was because it can't be read.
+    """
+
+    records: dict[_Thing, Record] = field(default_factory=dict)
+    merged: list[tuple[Path, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    damaged: bool = False
+
+
+@door.command
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status is one of `cli.door`."""
+    args = _parser().parse_args(argv)
+    output, paths = Path(args.output), [Path(path) for path in args.files]
+    format_ = told_file.output_format(output, args.to)
+    files_there = _base(output, format_, paths)
+    found = _read(paths, format_, args.family)
+    base, notes = _merge(format_, files_there, found.merged, args.family)
+    told = told_file.write(output, format_, found.records.values(), base)
+    for line in (*found.notes, *notes):
+        door.tell(f"left out: {line}")
+    for record, reason in told.untold:
+        door.tell(f"not told, or not whole: {record.problem.key}: {reason}")
+    merged = f"{len(found.merged)} files merged; " if found.merged else ""
+    print(f"{output}: {merged}{told.told} of {len(found.records)} results told as {format_.title}")
+    return door.WRONG if found.damaged else door.DONE
+
+
+def _parser() -> arguments.Parser:
+    p = arguments.Parser(
+        prog="python -m tritongemm.convert", description="Tell results in another format, or merge files of one format."
+    )
+    p.add_argument("files", nargs="+", type=arguments.path, metavar="FILE", help="results, or files to merge")
+    p.add_argument("-o", "--output", type=arguments.output, required=True, metavar="OUT",
+                   help="the file that is written; what it holds already and is not told anew stays")  # fmt: skip
+    p.add_argument("--to", default="", metavar="NAME", help="format of OUT (default: by its contents or its name)")
+    p.add_argument("--family", default=DEFAULT_FAMILY, metavar="NAME",
+                   help="family of files that do not say it, such as AITER's with M, N and K alone")  # fmt: skip
+    return p
+
+
+def _base(output: Path, format_: Format, paths: Iterable[Path]) -> list[tuple[Path, str]]:
+    """The output as it stands, where its rows are kept.
+
+    Raises:
+        OutputError: it can't be written, or holds results that would be lost.
+    """
+    if output.is_dir():
+        return []
+    files.check_place(output, lambda start: True, "results", "choose another file with -o")
+    text = read_exactly(output)
+    if not text.strip():
+        return []
+    if format_.can_write:
+        if not any(_are_one(output, path) for path in paths):
+            raise OutputError(
+                f"{output} holds results; name it among the files too, to keep them, or choose another -o"
+            )
+        return []
+    return [(output, text)]
+
+
+def _are_one(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _read(paths: Sequence[Path], format_: Format, family: str) -> _Found:
+    """What the files hold; of results of one thing the fastest, and of equally fast ones the first."""
+    found = _Found()
+    for path in paths:
+        exact = read_exactly(path) or read_text(path)  # which says what is wrong with a file that holds nothing
+        text = plain_text(exact)
+        source = format_of(path, text)
+        if source is format_ and format_.merge([(path, exact)], family) is not None:
+            found.merged.append((path, exact))
+            continue
+        _add_results(found, path, text, source, family)
+    return found
+
+
+def _add_results(found: _Found, path: Path, text: str, source: Format, family: str) -> None:
+    results = source.read_usable(path, text, Defaults(family=family))
+    if results.newer:
+        raise InputError(
+            f"{path}: a newer version of tritongemm wrote line {results.newer[0].line}; convert with that one"
+        )
+    found.damaged |= bool(results.damaged)
+    found.notes += [row.reason for row in results.damaged]
+    records = [row.record for row in results.rows if row.record is not None]
+    if len(records) < len(results.rows):
+        count = len(results.rows) - len(records)
+        found.notes.append(f"{path}: {count} rows are sizes, or name kernels that can't be run from here")
+    for record in records:
+        thing = (record.problem, record.target, record.compute_units)
+        if thing not in found.records or record.seconds < found.records[thing].seconds:
+            found.records[thing] = record
+
+
+def _merge(
+    format_: Format, there: Sequence[tuple[Path, str]], sources: Sequence[tuple[Path, str]], family: str
+) -> tuple[str | None, tuple[str, ...]]:
+    """The text that results are told in, and what merging left out; None where the format merges nothing."""
+    known = [path for path, _ in there]
+    every = [*there, *((path, text) for path, text in sources if not any(_are_one(path, one) for one in known))]
+    if not every or (merged := format_.merge(every, family)) is None:
+        return None, ()
+    return merged.text, merged.notes

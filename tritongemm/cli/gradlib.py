@@ -1,0 +1,203 @@
+"""The command line of `python -m tritongemm.gradlib`: the flags of gradlib's tuner and AITER's, over `tritongemm.tune`.
+
+What these tuners call by a letter or a word is another thing in `tune` (``-k``, ``-o2``, ``--batch``), so this door has
+a parser of its own and hands the words on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tritongemm.cli import arguments, door, tune
+from tritongemm.core import files
+from tritongemm.core.errors import InputError
+from tritongemm.formats import read_text
+from tritongemm.results.told_file import ToldFile
+from tritongemm.runtime import machine
+
+_DTYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "fp8": "fp8"}
+_COLUMN_DTYPES = {"f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16"}
+_TUNED = "bf16_tuned_gemm.csv"
+_FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+@door.command
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status is one of `cli.door`."""
+    args = _parser().parse_args(argv)
+    output = Path(args.tune_file or _tuned_name(args.untune_file))
+    told_file = ToldFile.find(output)
+    if told_file is None:
+        raise InputError(
+            f"-o {output} is not called as a file of AITER's; name its family in it, as {_TUNED} does, or use "
+            "python -m tritongemm.tune"
+        )
+    status: int = tune.main(_words(args, output))
+    if args.sort:
+        told_file.arrange()
+    return status
+
+
+def _parser() -> arguments.Parser:
+    p = arguments.Parser(prog="python -m tritongemm.gradlib", description="Tune as gradlib's and AITER's tuners do.")
+    p.add_argument("-i", "--untune_file", "--input_file", dest="untune_file", type=arguments.path, metavar="CSV",
+        help="sizes to tune, or results to tune anew with --all")  # fmt: skip
+    p.add_argument("-o", "--tune_file", "--tuned_file", dest="tune_file", type=arguments.output, metavar="CSV",
+        help="tuned configs, beside the rows that are there; our own results go to a YAML file beside it "
+        f"(default: the input's name with tuned for untuned, or {_TUNED})")  # fmt: skip
+    p.add_argument(
+        "-o2", "--profile_file", type=arguments.path, metavar="CSV", help="every candidate, as tune writes them"
+    )
+    p.add_argument("--mp", type=arguments.whole(1, 1024), metavar="N", help="GPUs to use (default: all)")
+    p.add_argument("--all", action="store_true", help="tune anew what the output tells already")
+    p.add_argument("--sort", type=_flag, metavar="BOOL",
+        help="True: sort the whole output by device, N, M and K (default: an output that is sorted stays so, in others "
+        "new rows are the last)")  # fmt: skip
+    p.add_argument("--errRatio", type=arguments.number(0, 1, below=True), default=0.05, metavar="R",
+        help="share of C's elements that may be outside the tolerance (default %(default)s)")  # fmt: skip
+    p.add_argument(
+        "--libtype",
+        metavar="B,…",
+        help="backends that race, as of tune; all, the default, are those that compile quickly",
+    )
+    p.add_argument("--family", metavar="NAME", help="what a file of M, N and K alone is of, as of tune")
+    p.add_argument("--indtype", choices=_DTYPES, help="type of A and B, whatever the file says")
+    p.add_argument("--outdtype", choices=_DTYPES, help="type of C, whatever the file says (default: that of --indtype)")
+    p.add_argument("--all_bias", action="store_true", help="tune each size with and without a bias")
+    p.add_argument(
+        "--model_dir", type=arguments.path, metavar="DIR", help="sizes from a model's config.json, instead of -i"
+    )
+    p.add_argument("--tp", metavar="N", help="GPUs that share the model, as of tune")
+    p.add_argument("--nsets", metavar="M,…", help="numbers of tokens, as of tune")
+    p.add_argument("--batch_size", metavar="N", help="what --nsets is multiplied by, as of tune")
+    p.add_argument(
+        "--warmup", type=arguments.whole(0, 1_000_000), default=5, metavar="N", help="untimed launches (%(default)s)"
+    )
+    p.add_argument(
+        "--iters", type=arguments.whole(1, 1_000_000), default=101, metavar="N", help="timed launches (%(default)s)"
+    )
+    p.add_argument(
+        "--timeout", type=arguments.seconds, metavar="S", help="seconds for a compile or a candidate, as of tune"
+    )
+    p.add_argument(
+        "--target", metavar="ARCH", help="another architecture, as of tune: nothing is timed, and the CSV stays"
+    )
+    p.add_argument("--batch", metavar="N", help="accepted: every result is kept as it comes, whatever the number")
+    p.add_argument("-k", "--splitK", action="store_true", help="accepted: splits along K are always tried")
+    p.add_argument("-v", "--verbose", action="store_true", help="say what became of each candidate")
+    return p
+
+
+def _flag(text: str) -> bool:
+    """A word that says yes or no.
+
+    Raises:
+        argparse.ArgumentTypeError: it is neither.
+    """
+    if text.lower() not in _FLAGS:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
+    return _FLAGS[text.lower()]
+
+
+def _tuned_name(source: str | None) -> str:
+    """Where results go that the user names no file for: the current folder, as the sizes' file may be a package's."""
+    name = Path(source or "").name
+    return name.replace("untuned", "tuned") if "untuned" in name else _TUNED
+
+
+def _words(args: argparse.Namespace, output: Path) -> list[str]:
+    """The same for `tune`.
+
+    Raises:
+        InputError: sizes come from nowhere or from two places, or a file can't be changed as asked.
+    """
+    if (args.untune_file is None) == (args.model_dir is None):
+        raise InputError("name a file of sizes with -i, or a model with --model_dir, one of them")
+    words = [
+        "-o",
+        str(output),
+        "--errRatio",
+        str(args.errRatio),
+        "--warmup",
+        str(args.warmup),
+        "--iters",
+        str(args.iters),
+    ]
+    words += _sizes_of_model(args) if args.untune_file is None else ["--gemm_size_file", str(_sizes_file(args, output))]
+    given = {
+        "--profile_file": args.profile_file,
+        "--libtype": None if args.libtype == "all" else args.libtype,
+        "--family": args.family,
+        "--timeout": args.timeout,
+        "--target": args.target,
+        "--ngpus": args.mp or machine.count_devices() or None,
+    }
+    words += [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    flags = {"--no_resume": args.all, "--verbose": args.verbose}
+    return words + [name for name, is_given in flags.items() if is_given]
+
+
+def _sizes_of_model(args: argparse.Namespace) -> list[str]:
+    given = {
+        "--model_dir": args.model_dir,
+        "--tp": args.tp,
+        "--nsets": args.nsets,
+        "--batch_size": args.batch_size,
+        "-dtype_a": _DTYPES.get(args.indtype),
+        "-dtype_c": _DTYPES.get(args.outdtype or args.indtype),
+    }
+    words = [word for name, value in given.items() if value is not None for word in (name, value)]
+    return [*words, "--all_bias"] if args.all_bias else words
+
+
+def _sizes_file(args: argparse.Namespace, output: Path) -> Path:
+    """The file of sizes; one beside the output where types or biases are other ones than the user's file says."""
+    source = Path(args.untune_file)
+    if not (args.indtype or args.outdtype or args.all_bias):
+        return source
+    changed = output.with_name(f"{output.stem}_sizes.csv")
+    files.check_place(
+        changed, lambda start: start.startswith((b"M,", b"gfx,", b"cu_num,")), "a file of sizes", "move it"
+    )
+    files.atomic_write(changed, "\n".join(_changed(read_text(source), source, args)) + "\n")
+    return changed
+
+
+def _changed(text: str, source: Path, args: argparse.Namespace) -> Iterator[str]:
+    """The lines of a file of sizes with other types, and with and without a bias."""
+    rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    columns = [name.strip() for name in rows.fieldnames or ()]
+    wanted = {"dtype": args.indtype, "outdtype": args.outdtype or args.indtype}
+    types = {name: _COLUMN_DTYPES.get(value, value) for name, value in wanted.items() if value}
+    missing = [name for name in (*types, *(["bias"] if args.all_bias else [])) if name not in columns]
+    if missing:
+        raise InputError(
+            f"{source} has no column {', '.join(missing)} that --indtype, --outdtype or --all_bias could change"
+        )
+    seen = set[str]()
+    yield ",".join(columns)
+    for row in _checked(rows, source):
+        for bias in ("False", "True") if args.all_bias else (row.get("bias"),):
+            line = ",".join((row | types | {"bias": bias}).get(name) or "" for name in columns)
+            if line not in seen:
+                seen.add(line)
+                yield line
+
+
+def _checked(rows: csv.DictReader[str], source: Path) -> Iterator[dict[str, str]]:
+    """The rows of a file, none of which may have more values than there are columns.
+
+    Raises:
+        InputError: one has, or is no CSV.
+    """
+    try:
+        for row in rows:
+            if None in row:
+                raise InputError(f"{source}: line {rows.line_num} has more values than there are columns")
+            yield row
+    except csv.Error as error:
+        raise InputError(f"{source}: line {rows.line_num} is no CSV: {error}") from None

@@ -1,0 +1,147 @@
+"""AITER's families of tuned configs: the columns of their CSVs, and what each is called here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults
+from tritongemm.core.problem import DEFAULT_FAMILY
+
+DEVICE = ("gfx", "cu_num")
+_RESULT = ("us", "kernelName", "tflops", "bw", "errRatio")
+_CK = ("kernelId", "splitK", *_RESULT)
+_MIXED = ("libtype", *_CK)
+# Names that columns had in older generations of the files.
+OLDER_NAMES = {"soltimes": "us", "err_ratio": "errRatio"}
+
+
+@dataclass(frozen=True)
+class CsvFamily:
+    """A family of AITER's.
+
+    Attributes:
+        name: what its files are called.
+        ours: the family or variant of a family that computes the same; "" where there is none yet.
+        keys: columns that say what is computed; with `DEVICE` they tell rows apart.
+        results: the columns after them.
+        words: beginning of a file name's part that says the family.
+        runs: libraries whose kernels its rows can name by a name alone.
+        shuffled: ours for rows whose column bpreshuffle says True; "" where the family has no such column.
+        log2_split: columns of splits hold exponents of two for assembly kernels too.
+        dtype: of A and B, where no column says it; "" for that of our family.
+    """
+
+    name: str
+    ours: str
+    keys: tuple[str, ...]
+    results: tuple[str, ...]
+    words: tuple[str, ...]
+    runs: tuple[str, ...] = ()
+    shuffled: str = ""
+    log2_split: bool = False
+    dtype: str = ""
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """Columns of a file of results as AITER writes it today."""
+        return (*DEVICE, *self.keys, *self.results)
+
+
+_SIZES = ("M", "N", "K")
+_MOE = (
+    *("token", "model_dim", "inter_dim", "expert", "topk", "act_type", "dtype", "q_dtype_a", "q_dtype_w", "q_type"),
+    *(
+        "use_g1u1",
+        "doweight_stage1",
+        "shared_expert_id",
+        "hidden_pad",
+        "intermediate_pad",
+        "gate_mode",
+        "max_m",
+        "_tag",
+    ),
+)
+
+# Of names that begin alike the longer goes first.
+FAMILIES = (
+    CsvFamily(
+        "bf16",
+        DEFAULT_FAMILY,
+        (*_SIZES, "bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"),
+        ("libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw"),
+        ("bf16",),
+        runs=("asm", "hipblaslt", "torch"),
+        shuffled="dense_bpreshuffle",
+    ),
+    CsvFamily(
+        "a8w8_blockscale_bpreshuffle", "a8w8_blockscale_bpreshuffle", _SIZES, _MIXED,
+        ("a8w8_blockscale_bpreshuffle",), runs=("asm",),
+    ),
+    CsvFamily("a8w8_blockscale", "", _SIZES, _MIXED, ("a8w8_blockscale",)),
+    CsvFamily(
+        "a8w8_bpreshuffle", "a8w8_bpreshuffle", (*_SIZES, "q_dtype_w"), _MIXED, ("a8w8_bpreshuffle",), runs=("asm",)
+    ),
+    CsvFamily("a8w8", "a8w8", (*_SIZES, "q_dtype_w"), _CK, ("a8w8",), dtype="int8"),
+    CsvFamily("a4w4_blockscale", "a4w4_bpreshuffle", _SIZES, _CK, ("a4w4",), runs=("asm",), log2_split=True),
+    CsvFamily("batched_a8w8", "a8w8", ("B", *_SIZES), _CK, ("a8w8",), dtype="int8"),
+    CsvFamily("batched_bf16", DEFAULT_FAMILY, ("B", *_SIZES), _CK, ("bf16",), dtype="bf16"),
+    CsvFamily("fmoe", "", _MOE, ("us",), ("fmoe", "fhmoe")),
+)  # fmt: skip
+_KEYS = frozenset(key for family in FAMILIES for key in family.keys)
+_FIRST = ("gfx", "cu_num", "M", "B", "token")
+
+
+def is_header(columns: Collection[str]) -> bool:
+    """Whether the first line of a file is one of AITER's."""
+    known = {*_SIZES} <= {*columns} or {"token", "model_dim", "expert"} <= {*columns}
+    return known and next(iter(columns), "") in _FIRST
+
+
+def fitting(columns: Collection[str]) -> tuple[CsvFamily, ...]:
+    """The families whose files may have these columns, of any generation."""
+    has = {*columns} & _KEYS
+    return tuple(family for family in FAMILIES if has <= {*family.keys} and _may_be(family, {*columns}))
+
+
+def _may_be(family: CsvFamily, columns: set[str]) -> bool:
+    """Whether no column speaks against a family whose keys hold all of theirs."""
+    own = next((key for key in ("token", "B") if key in family.keys), "")
+    if own:
+        return own in columns
+    if "libtype" in columns and "libtype" not in family.results:
+        return False
+    if "solidx" in columns or "bias" in columns or "bias" in family.keys:
+        return {"bias", "dtype"} <= columns and "bias" in family.keys
+    return "q_dtype_w" not in columns or "q_dtype_w" in family.keys
+
+
+def family_of_file(path: Path, columns: Collection[str], wanted: str) -> CsvFamily:
+    """The family of a file, by its columns, by what the user says, or by its name.
+
+    Args:
+        path: of the file.
+        columns: its first line.
+        wanted: AITER's name of a family, or ours; the default family says nothing.
+
+    Raises:
+        InputError: nothing tells which one it is, or the user's word is wrong; lists the choices.
+    """
+    found = fitting(columns)
+    if not found:
+        raise InputError(f"{path}: its columns are those of none of AITER's families ({', '.join(columns)})")
+    if len(found) == 1:
+        return found[0]
+    choices = ", ".join(family.name for family in found)
+    asked = [family for family in found if wanted in (family.name, family.ours)]
+    if wanted not in ("", Defaults.family) and not asked:
+        raise InputError(f"{path}: the columns {','.join(columns)} are not those of family {wanted}, but of {choices}")
+    named = [family for family in found if any(word in path.name.lower() for word in family.words)]
+    if not (asked or named):
+        raise InputError(
+            f"{path}: the columns {','.join(columns)} are those of several families; name one with --family, or in the "
+            f"file's name: {choices}"
+        )
+    return (asked or named)[0]

@@ -1,0 +1,179 @@
+"""Lines of AITER's CSVs replaced, added and merged: by what they are of, the fastest first, untouched otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Merged
+from tritongemm.formats._aiter_families import DEVICE, OLDER_NAMES, CsvFamily, family_of_file
+from tritongemm.formats._aiter_rows import device, seconds_of, whole_number
+from tritongemm.formats._aiter_table import CsvLine, CsvTable
+
+_Key = tuple[str, ...]
+# What becomes of lines that are merged, where it is worth telling.
+_SHADOWED = "are told as fast, or faster, by an earlier file"
+_FASTER = "go before slower ones of earlier files"
+_WRONG = "have more or fewer values than columns, and are left out"
+_SORTED = ("B", "N", "M", "K", "token")  # N before M, as AITER's tuners sort; B stands before both
+
+
+def is_faster(time: Decimal | None, other: Decimal | None) -> bool:
+    """Whether a time goes before another; a placeholder's, which is none, goes after every time."""
+    return time is not None and (other is None or time < other)
+
+
+class Lines:
+    """The lines of a file, some of which are replaced.
+
+    Args:
+        table: the file.
+        family: of it; of several with the same keys any.
+    """
+
+    def __init__(self, table: CsvTable, family: CsvFamily) -> None:
+        self.table, self._family = table, family
+        self._lines = list(table.lines)
+        self._places: dict[_Key, int] = {}
+        for place, line in enumerate(self._lines):
+            if line.cells is not None:
+                self._places.setdefault(self._key(line.cells), place)
+        self._sorted = _are_sorted(self._lines)
+
+    def there(self, cells: Mapping[str, str]) -> Mapping[str, str]:
+        """The cells of the line that tells of the same thing; empty where there is none."""
+        place = self._places.get(self._key(cells))
+        return {} if place is None else self._lines[place].cells or {}
+
+    def seconds(self, cells: Mapping[str, str]) -> Decimal | None:
+        """The time in the line that tells of the same thing; None where there is none."""
+        return seconds_of(self.there(cells))
+
+    def __contains__(self, cells: Mapping[str, str]) -> bool:
+        return self._key(cells) in self._places
+
+    def put(self, line: CsvLine, cells: Mapping[str, str]) -> None:
+        """Add a line, in the place of that which tells of the same thing."""
+        place = self._places.setdefault(self._key(cells), len(self._lines))
+        self._lines[place : place + 1] = [line]
+
+    def keep(self, line: CsvLine) -> None:
+        """Add a line that nobody can read, unless it is there."""
+        if all(line.text != other.text for other in self._lines):
+            self._lines.append(line)
+
+    def text(self, arranged: bool = False) -> str:
+        """The file; one that was sorted still is.
+
+        Args:
+            arranged: sort it in any case; blank lines go then.
+        """
+        lines = self._lines
+        if arranged:
+            lines = [line for line in lines if line.text.strip()]
+        if arranged or self._sorted:
+            lines = sorted(lines, key=_sort_key)
+        return self.table.with_lines(lines)
+
+    def _key(self, cells: Mapping[str, str]) -> _Key:
+        """What a line is of: its device and the family's keys, each as a reader takes it."""
+        target, units = device(cells)
+        keys = (name for name in self._family.keys if name in self.table.columns)
+        return (target, str(units), *(_canonical(cells.get(name, "")) for name in keys))
+
+
+def _sort_key(line: CsvLine) -> tuple[object, ...]:
+    """Where AITER's tuners put a line; equal lines keep their order."""
+    cells = line.cells or {}
+    numbers = [whole_number(cells.get(name, "")) or 0 for name in _SORTED]
+    return (line.cells is None, *device(cells), *numbers)
+
+
+def _are_sorted(lines: Sequence[CsvLine]) -> bool:
+    keys = [_sort_key(line) for line in lines]
+    return all(line.cells is not None for line in lines) and keys == sorted(keys)
+
+
+def _canonical(text: str) -> str:
+    """A cell as it is compared: ``FALSE`` is ``False``, and ``64.0`` is ``64``."""
+    number = whole_number(text)
+    return str(number) if number is not None else text.lower()
+
+
+def merge(sources: Sequence[tuple[Path, str]], wanted: str) -> Merged:
+    """Files of one family as one: the first file, then the others' lines that it has not or that are faster.
+
+    Args:
+        sources: path and text of each.
+        wanted: the family, where the files do not say.
+
+    Raises:
+        InputError: they are of several families, or one can't be read.
+    """
+    tables = [(path, CsvTable.parse(path, text)) for path, text in sources]
+    families = [family_of_file(path, table.columns, wanted) for path, table in tables]
+    (first, base), family = tables[0], families[0]
+    for (path, table), other in zip(tables, families, strict=True):
+        if other != family:
+            raise InputError(
+                f"{path} is of AITER's family {other.name}, and {first} of {family.name}; merge each alone"
+            )
+        if _has_times(table) != _has_times(base):
+            raise InputError(f"of {first} and {path} one has sizes and the other has results; merge each alone")
+    names = dict.fromkeys(_name_in(base, name) for _, table in tables for name in table.columns)
+    lines = Lines(_widened(base, [name for name in names if name not in base.columns]), family)
+    notes = []
+    for path, table in tables[1:]:
+        counts = _add(lines, table)
+        notes += [f"{path}: {count} lines {fate}" for fate, count in counts.items() if count]
+    return Merged(lines.text(), tuple(notes))
+
+
+def _add(lines: Lines, table: CsvTable) -> dict[str, int]:
+    """Add a file's lines; how many of them had each fate that is worth telling."""
+    counts = dict.fromkeys((_SHADOWED, _FASTER, _WRONG), 0)
+    same = table.columns == lines.table.columns
+    for line in table.lines:
+        if line.cells is None:
+            if line.row and same:
+                lines.keep(line)
+            counts[_WRONG] += bool(line.row and not same)
+            continue
+        told = {_name_in(lines.table, name): cell for name, cell in line.cells.items()}
+        target, units = device(told)
+        told |= {"gfx": target, "cu_num": str(units)} if target else {}
+        if told in lines and not is_faster(seconds_of(told), lines.seconds(told)):
+            counts[_SHADOWED] += 1
+            continue
+        counts[_FASTER] += told in lines
+        lines.put(line if same else lines.table.line_of(told), told)
+    return counts
+
+
+def _name_in(table: CsvTable, name: str) -> str:
+    """What a table calls a column, which has had other names."""
+    others = [other for names in OLDER_NAMES.items() if name in names for other in names]
+    return next((other for other in (name, *others) if other in table.columns), name)
+
+
+def _has_times(table: CsvTable) -> bool:
+    return not {"us", "soltimes"}.isdisjoint(table.columns)
+
+
+def _widened(table: CsvTable, more: Sequence[str]) -> CsvTable:
+    """The table with more columns: those of the device in front, as AITER has them, others behind."""
+    if not more:
+        return table
+    front = [name for name in DEVICE if name in more]
+    columns = (*front, *table.columns, *(name for name in more if name not in front))
+    wide = CsvTable(columns, ",".join(columns) + table.line_end, (), True)
+    lines = []
+    for line in table.lines:
+        if line.cells is None:
+            lines.append(line)
+            continue
+        target, units = device(line.cells)
+        lines.append(wide.line_of({"gfx": target, "cu_num": str(units), **line.cells}))
+    return CsvTable(columns, wide.header, tuple(lines), True)

@@ -1,0 +1,239 @@
+"""What the cells of AITER's CSVs mean ↔ problems, configs and results.
+
+M counts tokens and N output features; A lies in rows and B in columns (TN), as a linear layer has them. A bias is one
+along N. Splits are literal numbers in some families and exponents of two in others. Rows of another tool's or AITER's
+own kernels are sizes here: what their kernels are is kept in the file alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from decimal import Decimal, InvalidOperation
+from typing import Any, NoReturn
+
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults, FormatRow, NamedKernel
+from tritongemm.core.printable import printable
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.record import Record
+from tritongemm.core.values import MOST, MOST_OF_OPTION
+from tritongemm.formats._aiter_families import OLDER_NAMES, CsvFamily
+from tritongemm.formats._aiter_table import CsvLine
+from tritongemm.formats._rows import make_problem
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend
+
+TIMER = "aiter"
+_GFX_OF_UNITS = {80: "gfx942", 304: "gfx942", 256: "gfx950"}  # in files from before the column gfx
+_FNUZ = ("gfx942",)
+_FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
+_MOST_EXPONENT = 16
+_SHOWN = 60
+_AFTER_SIZES = tuple(f.name for f in fields(Problem))[3:]
+
+
+class CellReader:
+    """Reads the rows of one file.
+
+    Args:
+        family: of the file.
+        defaults: what holds for a row that does not say.
+    """
+
+    def __init__(self, family: CsvFamily, defaults: Defaults) -> None:
+        self._family, self._defaults = family, defaults
+        self._kinds: dict[tuple[object, ...], tuple[Any, ...]] = {}  # a problem's fields after its sizes
+        self._backends: dict[str, Backend | None] = {}
+
+    def read(self, line: CsvLine, where: str) -> FormatRow:
+        """What a line says.
+
+        Args:
+            line: of the file.
+            where: file, row and line, for messages.
+
+        Raises:
+            InputError: it is wrong, or nothing here computes it.
+        """
+        if line.cells is None:
+            raise InputError(f"{where} {line.fault}")
+        cells = _Cells(line.cells, where)
+        target, units = device(line.cells)
+        problem = self._problem(cells, target)
+        config = self._config(cells)
+        record = None if config is None else _record(cells, problem, config, target, units)
+        return FormatRow(problem, config, record, line.number, line.row, target, units)
+
+    def _problem(self, cells: _Cells, target: str) -> Problem:
+        m, n, k = (cells.whole(name, 1) for name in "MNK")
+        if cells.flag("scaleAB"):
+            cells.fail("scaleAB is True: a product with one scale for all of A and of B can't be tuned here")
+        encoding = self._defaults.fp8_encoding if not target else "fnuz" if target in _FNUZ else "fn"
+        family = self._family
+        dtype = cells.text("dtype") or cells.text("q_dtype_w") or self._defaults.dtype_a or family.dtype
+        given: dict[str, Any] = {
+            "family": family.shuffled if family.shuffled and cells.flag("bpreshuffle") else family.ours,
+            "dtype_a": dtype,
+            "dtype_c": cells.text("outdtype") or ("bf16" if family.dtype or "q_dtype_w" in family.keys else ""),
+            "row_major_a": True,
+            "row_major_b": False,
+            "bias": "n" if cells.flag("bias") else "none",
+            "batch": cells.whole("B", 1, 1),
+        }
+        kind = (*given.values(), encoding)
+        try:
+            if kind not in self._kinds:
+                model = make_problem(Defaults(fp8_encoding=encoding), m, n, k, given)
+                self._kinds[kind] = tuple(getattr(model, name) for name in _AFTER_SIZES)
+            return Problem(m, n, k, *self._kinds[kind])
+        except InputError as error:
+            cells.fail(f"can't be: {error}")
+
+    def _config(self, cells: _Cells) -> Config | None:
+        """The row's config; None for a size, and for a kernel that only AITER has."""
+        name = cells.text("kernelName")
+        library = cells.text("libtype") or ("asm" if name.startswith("_Z") else "")
+        if not name or library not in self._family.runs:
+            return None
+        split = cells.whole("splitK", 0, 0)
+        if self._family.log2_split:
+            split = 1 << min(split, _MOST_EXPONENT)
+        kernel = NamedKernel(library, name, cells.whole("solidx", 0, 0, MOST_OF_OPTION), max(1, split))
+        if library not in self._backends:
+            self._backends[library] = registry.get(Backend, registry.resolve(Backend, library))
+        backend = self._backends[library]
+        config = backend and backend.config_of(kernel)
+        return config if config and _is_nameable(config) else None
+
+
+class _Cells:
+    """The cells of one line, with complaints that name it."""
+
+    def __init__(self, values: Mapping[str, str], where: str) -> None:
+        self._values = {OLDER_NAMES.get(name, name): value for name, value in values.items()}
+        self._where = where
+
+    def text(self, name: str) -> str:
+        """A cell's text, "" where there is none."""
+        return self._values.get(name, "")
+
+    def whole(self, name: str, least: int, default: int | None = None, most: int = MOST) -> int:
+        """A cell's whole number; `default` where it is empty."""
+        text = self.text(name)
+        if not text and default is not None:
+            return default
+        number = whole_number(text)
+        if number is None or not least <= number <= most:
+            self.fail(f"{name} must be a whole number from {least} to {most}, not {printable(text, _SHOWN)!r}")
+        return number
+
+    def flag(self, name: str) -> bool:
+        """A cell that says True or False."""
+        text = self.text(name)
+        if text.lower() not in _FLAGS:
+            self.fail(f"{name} must be True or False, not {printable(text, _SHOWN)!r}")
+        return _FLAGS[text.lower()]
+
+    def fail(self, complaint: str) -> NoReturn:
+        """Refuse the row."""
+        raise InputError(f"{self._where} {complaint}")
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a cell holds, also as pandas writes it (``304.0``); None where it holds something else."""
+    digits = text.removesuffix(".0")
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= len(str(MOST_OF_OPTION)) else None
+
+
+def device(cells: Mapping[str, str]) -> tuple[str, int]:
+    """The target and the compute units that a row is for; "" and 0 for a row of sizes."""
+    units = whole_number(cells.get("cu_num", "")) or 0
+    units = units if units <= MOST else 0
+    return cells.get("gfx") or _GFX_OF_UNITS.get(units, ""), units
+
+
+def seconds_of(cells: Mapping[str, str]) -> Decimal | None:
+    """The time of a row; None for placeholders, which have 0, and for what is no time."""
+    text = next((cells[name] for name in ("us", "soltimes") if name in cells), "")
+    try:
+        seconds = Decimal(text).scaleb(-6)
+    except InvalidOperation:
+        return None
+    return seconds if seconds.is_finite() and 0 < seconds < 10**9 and float(seconds) > 0 else None
+
+
+def _record(cells: _Cells, problem: Problem, config: Config, target: str, units: int) -> Record | None:
+    """The row's result, where it has a time and says what it was tuned on."""
+    seconds = seconds_of({"us": cells.text("us")})
+    if seconds is None or not target:
+        return None
+    return Record(
+        problem=problem,
+        target=target,
+        config=config,
+        winner=config.backend,
+        seconds=float(seconds),
+        spread=0.0,
+        timer=TIMER,
+        compute_units=units,
+    )
+
+
+def _is_nameable(config: Config) -> bool:
+    """Whether a config's name tells it whole."""
+    try:
+        return Config.parse(config.name) == config
+    except InputError:
+        return False
+
+
+def is_of(problem: Problem, family: CsvFamily) -> bool:
+    """Whether a family of AITER's computes a problem."""
+    if not family.ours or problem.groups != 1 or (problem.batch > 1) != ("B" in family.keys):
+        return False
+    known = (registry.family_of(name) for name in (family.ours, family.shuffled) if name)
+    return any((found.name, typical.order_b) == (problem.family, problem.order_b) for found, typical in known)
+
+
+def told_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: float) -> dict[str, str]:
+    """The cells of a result as AITER writes them.
+
+    Args:
+        record: the result.
+        family: of the file.
+        kernel: which one runs.
+        seconds: its time.
+    """
+    p, us = record.problem, seconds * 1e6
+    split = max(0, kernel.split_k.bit_length() - 1) if family.log2_split else kernel.split_k
+    cells = {
+        "gfx": record.target,
+        "cu_num": str(record.compute_units),
+        "B": str(p.batch),
+        "M": str(p.m),
+        "N": str(p.n),
+        "K": str(p.k),
+        "bias": str(p.bias == "n"),
+        "dtype": f"torch.{p.a.torch}",
+        "outdtype": f"torch.{p.c.torch}",
+        "scaleAB": "False",
+        "bpreshuffle": str(p.order_b != PLAIN),
+        "q_dtype_w": f"torch.{p.b.torch}",
+        "libtype": kernel.library,
+        "solidx": str(kernel.index),
+        "kernelId": str(kernel.index),
+        "splitK": str(split),
+        "us": str(round(us, 4)),
+        "kernelName": kernel.name,
+        "tflops": _two_decimals(p.flops / us / 1e6),
+        "bw": _two_decimals(p.bytes / us / 1e3),
+        "errRatio": "0.0",  # a result is kept only where nothing that counts is outside its tolerance
+    }
+    return cells | {older: cells[name] for older, name in OLDER_NAMES.items()}
+
+
+def _two_decimals(value: float) -> str:
+    return str(round(value, 2)) if math.isfinite(value) else ""

@@ -1,0 +1,110 @@
+"""The lines of one of AITER's CSVs, kept byte for byte, with their cells by the names of columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tritongemm.core.errors import InputError
+
+_MARK = "\ufeff"  # of a file that a spreadsheet wrote
+_MOST_COLUMNS = 200
+
+
+@dataclass(frozen=True)
+class CsvLine:
+    """One line after the first.
+
+    Attributes:
+        text: as it is in the file, without its end.
+        number: of the line in the file, from 1.
+        row: its number among the lines that are not blank, from 1; 0 for a blank one.
+        cells: without the blanks around them, by column; empty where the line is blank or wrong.
+        fault: what is wrong with it.
+    """
+
+    text: str
+    number: int = 0
+    row: int = 0
+    cells: Mapping[str, str] | None = None
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """A file.
+
+    Attributes:
+        columns: names in the first line.
+        header: the first line as it is.
+        lines: those after it.
+        ended: whether the last line has an end.
+    """
+
+    columns: tuple[str, ...]
+    header: str
+    lines: tuple[CsvLine, ...]
+    ended: bool
+
+    @classmethod
+    def parse(cls, path: Path, text: str) -> CsvTable:
+        """The table of a file.
+
+        Raises:
+            InputError: its first line is no CSV.
+        """
+        header, *texts = text.split("\n")
+        columns = cells_of(header.removeprefix(_MARK))
+        if columns is None or len(columns) > _MOST_COLUMNS or len({*columns}) != len(columns):
+            raise InputError(f"{path}: line 1 does not name the columns of a CSV, each once")
+        ended = bool(texts) and not texts[-1]
+        return cls(tuple(columns), header, tuple(_lines(columns, texts[:-1] if ended else texts)), ended)
+
+    @property
+    def rows(self) -> Iterator[tuple[CsvLine, Mapping[str, str]]]:
+        """The lines that are not blank nor wrong, with their cells."""
+        return ((line, line.cells) for line in self.lines if line.cells is not None)
+
+    @property
+    def line_end(self) -> str:
+        """What stands before the end of each line: a carriage return in files of Windows."""
+        return "\r" if self.header.endswith("\r") else ""
+
+    def line_of(self, cells: Mapping[str, str]) -> CsvLine:
+        """A new line with those cells that the file has columns for."""
+        out, held = io.StringIO(), {name: cells.get(name, "") for name in self.columns}
+        csv.writer(out, lineterminator="").writerow(held.values())
+        return CsvLine(out.getvalue() + self.line_end, cells=held)
+
+    def with_lines(self, lines: Sequence[CsvLine]) -> str:
+        """The file's text with other lines; the last one has an end where the file is not as it was."""
+        same = [line.text for line in lines] == [line.text for line in self.lines]
+        text = "\n".join([self.header, *(line.text for line in lines)])
+        return text if same and not self.ended else text + "\n"
+
+
+def cells_of(line: str) -> list[str] | None:
+    """The cells of a line without the blanks around them; None where it is no CSV."""
+    try:
+        return [cell.strip() for cell in next(csv.reader([line], strict=True), [])]
+    except csv.Error:
+        return None
+
+
+def _lines(columns: Sequence[str], texts: Sequence[str]) -> Iterator[CsvLine]:
+    row = 0
+    for number, text in enumerate(texts, start=2):
+        if not text.strip(" \t\r,"):
+            yield CsvLine(text, number)
+            continue
+        row += 1
+        cells = cells_of(text)
+        if cells is None:
+            yield CsvLine(text, number, row, fault="is no CSV")
+        elif len(cells) != len(columns):
+            yield CsvLine(text, number, row, fault=f"has {len(cells)} values for {len(columns)} columns")
+        else:
+            yield CsvLine(text, number, row, dict(zip(columns, cells, strict=True)))

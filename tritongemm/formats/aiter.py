@@ -1,0 +1,222 @@
+"""Format: AITER's CSVs of sizes (``bf16_untuned_gemm.csv``) and of tuned configs (``bf16_tuned_gemm.csv``).
+
+`_aiter_families` has the columns of each family, `_aiter_rows` what their cells mean. Columns are known by their names,
+in the order of any generation. What is written changes only the lines of results that are told.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from tritongemm.core.errors import DamagedFileWarning, InputError
+from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Merged, NamedKernel, ResultsFile, Translation
+from tritongemm.core.record import Record
+from tritongemm.formats import _aiter_merge as merging
+from tritongemm.formats._aiter_families import FAMILIES, CsvFamily, family_of_file, fitting, is_header
+from tritongemm.formats._aiter_rows import CellReader, is_of, seconds_of, told_cells
+from tritongemm.formats._aiter_table import CsvLine, CsvTable, cells_of
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Format
+
+_TARGETS = "gfx"  # names of the GPUs that AITER runs on begin so
+_OUTPUT = Path("the output")
+_Told = tuple[NamedKernel, float]
+
+
+class AiterCsv(Format):
+    """A file of one of AITER's families, with sizes or with results."""
+
+    title = "AITER's CSV of sizes or tuned configs"
+    suffixes = (".csv",)
+
+    def recognises(self, path: Path, text: str) -> bool:
+        """Whether the first line has AITER's columns; of a file yet to be written, whether it is called as AITER's."""
+        if not text:
+            words = (word for family in FAMILIES for word in family.words)
+            return path.suffix in self.suffixes and "tuned" in path.name and any(word in path.name for word in words)
+        columns = cells_of(text.partition("\n")[0].removeprefix("\ufeff"))
+        return columns is not None and is_header(columns)
+
+    def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
+        """The rows of a file, in its order."""
+        return list(self.read_usable(path, text, defaults).require_undamaged().rows)
+
+    def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
+        """As `read`, with the rows that are wrong, or that nothing here computes, apart.
+
+        Of rows that tell of one thing the fastest is used, or the first; a warning says how many others there are.
+
+        Raises:
+            InputError: nothing says which family it is, or nothing here computes that.
+        """
+        table = CsvTable.parse(path, text)
+        family = family_of_file(path, table.columns, defaults.family)
+        if not family.ours:
+            raise InputError(
+                f"{path}: no family here computes AITER's {family.name} yet; such files can only be merged, by "
+                "python -m tritongemm.convert"
+            )
+        reader = CellReader(family, defaults)
+        rows: list[FormatRow] = []
+        damaged: list[DamagedRow] = []
+        for line in table.lines:
+            if not line.row:
+                continue
+            try:
+                rows.append(reader.read(line, f"{path}: row {line.row} (line {line.number})"))
+            except InputError as error:
+                damaged.append(DamagedRow(line.row, line.number, str(error)))
+        return ResultsFile(rows=tuple(_without_doubles(path, rows, table)), damaged=tuple(damaged))
+
+    def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
+        """Tell the results whose kernels AITER has; other lines stay as they are.
+
+        A result whose kernel AITER has not is told by the fastest other kernel of the same problem that it has, with
+        that one's time, unless the file has a faster one.
+        """
+        told, untold = 0, list[tuple[Record, str]]()
+        groups = [list(group) for _, group in groupby(sorted(records, key=_thing), key=_thing)]
+        family = _family_of_output(before.get("", ""), [group[0] for group in groups])
+        if family is None:
+            reason = "no family of AITER's computes it"
+            return Translation({"": before.get("", "")}, 0, tuple((group[0], reason) for group in groups))
+        table = CsvTable.parse(_OUTPUT, before.get("") or ",".join(family.header) + "\n")
+        lines = merging.Lines(table, family)
+        for group in groups:
+            reason = _untellable(group[0], family)
+            if not reason:
+                is_told, reason = _tell(group, family, lines)
+                told += is_told
+            if reason:
+                untold.append((group[0], reason))
+        return Translation({"": lines.text() if told else before.get("", "")}, told, tuple(untold))
+
+    def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged:
+        """Files of one family as one, in the columns of all; only lines that lost are left out."""
+        return merging.merge(sources, family)
+
+    def arrange(self, text: str) -> str:
+        """The file sorted by device, N, M, K and the other keys, as AITER's tuners leave it."""
+        table = CsvTable.parse(_OUTPUT, text)
+        found = fitting(table.columns)
+        if not found:
+            raise InputError(f"its columns are those of none of AITER's families ({', '.join(table.columns)})")
+        return merging.Lines(table, found[0]).text(arranged=True)
+
+
+def _thing(record: Record) -> tuple[object, ...]:
+    """What a row of a file is of; sorts as AITER sorts."""
+    p = record.problem
+    return record.target, record.compute_units, p.n, p.m, p.k, p.key
+
+
+def _without_doubles(path: Path, rows: Sequence[FormatRow], table: CsvTable) -> list[FormatRow]:
+    """The rows without those that tell of what a better one tells of."""
+    times = {line.row: seconds_of(cells) for line, cells in table.rows}
+    best: dict[tuple[object, ...], FormatRow] = {}
+    for row in rows:
+        thing = (row.problem, row.target, row.compute_units)
+        kept = best.setdefault(thing, row)
+        if merging.is_faster(times.get(row.number or 0), times.get(kept.number or 0)):
+            best[thing] = row
+    if len(best) < len(rows):
+        used = {row.number for row in best.values()}
+        first = next(row for row in rows if row.number not in used)
+        warnings.warn(
+            f"{path}: {len(rows) - len(best)} rows tell of what others tell of, and are not used; the first is in line "
+            f"{first.line}",
+            DamagedFileWarning,
+            stacklevel=4,
+        )
+    return sorted(best.values(), key=lambda row: row.number or 0)
+
+
+def _family_of_output(text: str, records: Sequence[Record]) -> CsvFamily | None:
+    """The family of a file that results are told in: that of most of them, of those that the file can be of.
+
+    Raises:
+        InputError: the file that is there is none of AITER's.
+    """
+    columns = CsvTable.parse(_OUTPUT, text).columns if text else ()
+    possible = fitting(columns) if columns else FAMILIES
+    if not possible:
+        raise InputError(f"the file that is there is none of AITER's: its columns are {', '.join(columns)}")
+    counts = {family: sum(is_of(record.problem, family) for record in records) for family in possible}
+    best = max(counts, key=lambda family: counts[family])
+    return best if counts[best] else None
+
+
+def _untellable(record: Record, family: CsvFamily) -> str:
+    """Why no kernel of a problem can be told, or ""."""
+    rules: tuple[tuple[Callable[[], bool], str], ...] = (
+        (lambda: not is_of(record.problem, family), f"the file is of AITER's family {family.name}"),
+        (lambda: not record.target.startswith(_TARGETS), f"AITER does not run on {record.target or 'an unknown GPU'}"),
+        (lambda: record.predicted, "its time is a prediction"),
+        (lambda: not record.compute_units, "it does not say how many compute units its GPU has"),
+        (lambda: not family.runs, f"rows of AITER's {family.name} name kernels by numbers of AITER's own alone"),
+    )
+    return next((reason for holds, reason in rules if holds()), "")
+
+
+def _tell(group: Sequence[Record], family: CsvFamily, lines: merging.Lines) -> tuple[bool, str]:
+    """Put the best result of a problem that can be told into the file.
+
+    Returns:
+        Whether it was, and what was lost; "" for nothing.
+    """
+    best = group[0]
+    ways = [way for record in group for way in _ways(record)]
+    known = [(kernel, s) for kernel, s in ways if kernel is not None and kernel.library in family.runs]
+    winner = best.config.short_name if best.winner == best.config.backend else best.winner
+    if not known:
+        return False, f"AITER has no kernel for {winner}, and no time of one of its kernels is known"
+    told: _Told = known[0] if ways[0] == known[0] else min(known, key=lambda way: way[1])
+    cells = told_cells(best, family, *told)
+    lost = ""
+    if ways[0] != told:
+        seconds, stead = ways[0][1], told[0].name
+        lost = f"AITER has no kernel for {winner} ({seconds * 1e6:.2f} us)"
+        if merging.is_faster(lines.seconds(cells), seconds_of(cells)):
+            return False, f"{lost}; the line that is there stays"
+        lost += f"; told as {told[0].library} {stead} ({told[1] * 1e6:.2f} us)"
+    cells |= _kept_numbers(lines.there(cells), cells)
+    line = lines.table.line_of(cells)
+    try:
+        read = CellReader(family, Defaults()).read(line, "")
+        same = (read.problem, read.target, read.compute_units) == (best.problem, best.target, best.compute_units)
+    except InputError:
+        same = False
+    if not same:
+        return False, f"the columns of the file can't tell it ({','.join(lines.table.columns)})"
+    if not _is_said(lines.there(cells), line):
+        lines.put(line, cells)
+    return True, lost
+
+
+def _kept_numbers(there: Mapping[str, str], cells: Mapping[str, str]) -> dict[str, str]:
+    """AITER's own number of a kernel, where the line that is there names the same one."""
+    number = next((name for name in ("solidx", "kernelId") if name in there), "")
+    same = number and there.get("kernelName") == cells["kernelName"] and cells[number] == "0"
+    return {number: there[number]} if same else {}
+
+
+def _is_said(there: Mapping[str, str], line: CsvLine) -> bool:
+    """Whether the line that is there says the same of what runs and how fast; the rest of it is nobody's to change."""
+    names = ("libtype", "solidx", "kernelId", "splitK", "kernelName")
+    held = line.cells or {}
+    same = bool(there) and all(there.get(name) == held.get(name) for name in names)
+    return same and seconds_of(there) == seconds_of(held)
+
+
+def _ways(record: Record) -> list[tuple[NamedKernel | None, float]]:
+    """The kernels that a result tells the times of, the winner first, by the names that other tools know."""
+    own = registry.get(Backend, record.config.backend).named_kernel(record.config)
+    ways = [(own, record.seconds)]
+    if record.library and record.library_seconds is not None and record.library in registry.names(Backend):
+        library = registry.get(Backend, record.library).named_kernel(None)
+        place = 0 if record.winner == record.library else 1
+        ways.insert(place, (library, record.library_seconds))
+    return ways

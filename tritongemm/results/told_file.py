@@ -1,0 +1,193 @@
+"""Stage: results → a file of another tool's format, beside what that tool has written there.
+
+Our own results stay in a YAML file with all that is known of them; the other file tells what its tool can run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
+
+from tritongemm.core import files
+from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Translation
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.target import Target
+from tritongemm.formats import read_exactly, results_format
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Format
+from tritongemm.results.store import Store
+
+_MOST_FILES = 10_000  # of a folder that is told in
+_ADVICE = "choose another file with -o"
+
+
+def output_format(path: Path, name: str = "") -> Format:
+    """The format in which results are told in a file.
+
+    Args:
+        path: the file, there or not; or a folder.
+        name: the format's, where the user says it.
+
+    Raises:
+        InputError: none, or several, can be meant; lists those there are.
+    """
+    telling = [f for f in registry.every(Format) if f.tells_results]
+    if name:
+        found = [registry.get(Format, name)]
+        if found[0] not in telling:
+            raise InputError(f"--to {name}: {found[0].title} can't tell results; these can: {_names(telling)}")
+        return found[0]
+    text = read_exactly(path) if os.path.isfile(path) else ""
+    claimed = [f for f in telling if f.recognises(path, text)]
+    suffixed = [] if text.strip() else [f for f in telling if path.suffix in f.suffixes]
+    found = claimed or suffixed
+    if len(found) != 1:
+        which = "none" if not found else "several"
+        raise InputError(
+            f"{path}: {which} of the formats that can tell results is meant; name it by --to: {_names(telling)}"
+        )
+    return found[0]
+
+
+def _names(formats: Iterable[Format]) -> str:
+    return ", ".join(f.name for f in formats)
+
+
+def write(path: Path, format_: Format, records: Iterable[Record], base: str | None = None) -> Translation:
+    """Tell results in a file or folder, each file replaced as a whole.
+
+    Args:
+        path: the file, or the folder of a format that keeps one.
+        format_: how.
+        records: the results, as `Format.translate` takes them.
+        base: what stands in the file; None for what does now.
+
+    Raises:
+        InputError: what is there is not in the format.
+        OutputError: a file can't be written.
+    """
+    before = dict(_texts(path)) if base is None else {"": base}
+    told = format_.translate(records, before)
+    for name, text in told.files.items():
+        if name and PurePath(name).name != name:
+            raise OutputError(f"{path}: {name!r} is no name of a file in it")
+        place = path / name if name else path
+        if text and text != read_exactly(place):
+            files.atomic_write(place, text)
+    return told
+
+
+def _texts(path: Path) -> Iterator[tuple[str, str]]:
+    if not path.is_dir():
+        yield "", read_exactly(path)
+        return
+    for count, found in enumerate(sorted(path.iterdir())):
+        if count >= _MOST_FILES:
+            raise InputError(f"{path} holds more than {_MOST_FILES} files; name another folder")
+        if found.is_file() and not found.name.startswith("."):
+            yield found.name, read_exactly(found)
+
+
+class ToldFile:
+    """The file of another tool's format that a tuning run is asked for.
+
+    Args:
+        path: as the user names it.
+        format_: in which it is told.
+
+    Attributes:
+        results: our own results, in the YAML file beside it.
+    """
+
+    def __init__(self, path: Path, format_: Format) -> None:
+        self.path, self._format = path, format_
+        self.results = path.with_suffix(results_format().suffixes[0])
+
+    @classmethod
+    def find(cls, path: Path) -> ToldFile | None:
+        """The file at a path; None where that is not called, and does not begin, as another tool's file of results.
+
+        Raises:
+            InputError: a file that is there can't be read.
+        """
+        ours = results_format()
+        if path.suffix in ours.suffixes:
+            return None
+        text = read_exactly(path) if os.path.isfile(path) else ""
+        found = (f for f in registry.every(Format) if f is not ours and f.tells_results and f.recognises(path, text))
+        format_ = next(found, None)
+        return cls(path, format_) if format_ else None
+
+    def check(self) -> None:
+        """Refuse a place that can't be written, before hours are spent.
+
+        Raises:
+            OutputError: says why.
+        """
+        files.check_place(self.path, lambda start: True, "results", _ADVICE)
+
+    def wanted(
+        self, rows: Sequence[FormatRow], source: Path | None, target: Target, again: bool
+    ) -> tuple[list[FormatRow], Sequence[DamagedRow]]:
+        """The rows to tune, and the rows of the file that nobody can use.
+
+        Args:
+            rows: what the user asks for.
+            source: the file that they are from. Of rows of this file itself those of the run's device count alone.
+            target: the run's device.
+            again: tune also what the file tells already.
+
+        Raises:
+            InputError: the file can't be read.
+        """
+        if source is not None and os.path.realpath(source) == os.path.realpath(self.path):
+            here = (target.name, target.compute_units)
+            rows = [row for row in rows if (row.target, row.compute_units) in (("", 0), here)]
+        text = read_exactly(self.path)
+        if again or not text.strip():
+            return list(rows), ()
+        there = self._format.read_usable(self.path, text, Defaults(fp8_encoding=target.fp8))
+        known = {r.problem for r in there.rows if (r.target, r.compute_units) == (target.name, target.compute_units)}
+        return [row for row in rows if row.problem not in known], there.damaged
+
+    def arrange(self) -> None:
+        """Sort the rows as the other tool does.
+
+        Raises:
+            InputError: the file can't be read.
+            OutputError: it can't be written.
+        """
+        text = read_exactly(self.path)
+        arranged = self._format.arrange(text) if text else text
+        if arranged != text:
+            files.atomic_write(self.path, arranged)
+
+    def write(self, store: Store, problems: Iterable[Problem]) -> Translation:
+        """Tell the results of some problems.
+
+        Raises:
+            InputError, OutputError: as of `write`.
+        """
+        records = [record for problem in problems for record in _told_of(store, problem)]
+        return write(self.path, self._format, records)
+
+
+def _told_of(store: Store, problem: Problem) -> Iterator[Record]:
+    """A problem's result, then those of its finalists that other tools know."""
+    best = store.record(problem)
+    if best is None:
+        return
+    yield best
+    for trial in store.trials(problem).values():
+        if trial.stage != "final" or trial.status != "ok" or not trial.samples or trial.config == best.config:
+            continue
+        backend = registry.get(Backend, trial.config.backend)
+        if backend.named_kernel(trial.config) is not None:
+            yield replace(
+                best, config=trial.config, winner=trial.config.backend, seconds=trial.seconds, spread=trial.spread,
+                error=trial.error, tolerance=trial.tolerance, library="", library_seconds=None, tie=False,
+            )  # fmt: skip

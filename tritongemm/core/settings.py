@@ -4,6 +4,8 @@ TRITONGEMM_CACHE    folder of compiled kernels; default: ~/.cache/tritongemm
 TRITONGEMM_CACHE_TRUST   users whose compiled kernels are used too where a folder is shared, separated by ","; "group"
                     for the folder's group; default: only root, and the owner of a folder that nobody else can write
 TRITONGEMM_CONFIG   tuned records that `tritongemm.mm` serves
+TRITONGEMM_CAPTURE  file of sizes that gets the products which a program asks PyTorch for
+AITER_TUNE_GEMM     1: bf16_untuned_gemm.csv in the working folder gets them too, as AITER writes it
 TRITONGEMM_ASM_MANIFESTS   manifests of assembly kernels that compete, separated by ":"
 CK_DIR              Composable Kernel: its sources or an installation; default: ROCm's, or that of the amd-aiter package
 CUTLASS_DIR         CUTLASS: its sources; default: those of the nvidia-cutlass package
@@ -14,12 +16,15 @@ TRITONGEMM_EMULATOR_CHECKOUT   checkout of tinygrad, from which that emulator is
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 from tritongemm.core.errors import UnavailableError
+
+UNTUNED_NAME = "bf16_untuned_gemm.csv"  # AITER's name of the sizes that it was asked for
 
 
 def cache_folder() -> Path:
@@ -68,6 +73,32 @@ def cache_trust() -> tuple[str, ...]:
 def tuned_config() -> Path | None:
     """File of tuned records, if one is set."""
     return _path("TRITONGEMM_CONFIG")
+
+
+def capture_files() -> tuple[Path, ...]:
+    """Files that get the products which this process asks PyTorch for."""
+    named = _path("TRITONGEMM_CAPTURE")
+    aiter = os.environ.get("AITER_TUNE_GEMM", "").lower() in ("1", "true")
+    return (*((named,) if named else ()), *((Path(UNTUNED_NAME),) if aiter else ()))
+
+
+def capture_in_children(path: Path) -> None:
+    """Have the processes that this one starts write what they ask PyTorch for."""
+    os.environ["TRITONGEMM_CAPTURE"] = str(path)
+
+
+def is_own_command() -> bool:
+    """Whether this process runs ``python -m tritongemm.…``, whose own products nobody wants to tune."""
+    words = sys.orig_argv
+    modules = [word for before, word in zip(words, words[1:], strict=False) if before == "-m"]
+    return any(name.startswith("tritongemm.") for name in modules[:1]) or any(
+        os.path.basename(word).startswith("tritongemm-") for word in words[1:2]
+    )
+
+
+def for_own_children() -> dict[str, str]:
+    """The environment of child processes of this project, in which nothing is captured."""
+    return {name: value for name, value in os.environ.items() if name not in ("TRITONGEMM_CAPTURE", "AITER_TUNE_GEMM")}
 
 
 def asm_manifests() -> tuple[Path, ...]:

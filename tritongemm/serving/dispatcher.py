@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import linear as torch_linear
 
 from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
@@ -47,7 +47,7 @@ ReadyCall: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None", "torch.dtype |
 
 def plain_linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     """PyTorch's linear layer; `mm` knows this function and skips its frame."""
-    return functional.linear(x, w, bias)
+    return torch_linear(x, w, bias)
 
 
 class LearnAfterCalls:
@@ -69,7 +69,7 @@ class LearnAfterCalls:
         """The result of PyTorch's linear layer, or of what the size is resolved to."""
         self._calls_left -= 1
         if self._calls_left > 0:
-            return functional.linear(x, w, bias)
+            return torch_linear(x, w, bias)
         return self._resolve(CallOperands(x, w, bias, out_dtype))(x, w, bias, out_dtype)
 
 

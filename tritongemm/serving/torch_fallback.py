@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import linear as torch_linear
 
 from tritongemm.core.dtypes import DTYPES
 
@@ -43,7 +43,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | N
         out_dtype: see `output_dtype`; a wider one is accumulated and stored without rounding in between.
     """
     if is_plain(x, w, out_dtype):
-        return functional.linear(x, w, bias)
+        return torch_linear(x, w, bias)
     wanted = output_dtype(x, out_dtype)
     if x.dim() > 1 and w.dim() == 2 and not x.is_nested:
         rows = x.reshape(-1, x.shape[-1])
@@ -53,7 +53,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | N
     # Integers go through float64, which holds every sum of int8 products exactly.
     wide = torch.float64 if not x.dtype.is_floating_point else torch.promote_types(torch.float32, wanted)
     summand = None if bias is None else bias.to(wide)
-    return functional.linear(x.to(wide), w.to(wide), summand).to(wanted)
+    return torch_linear(x.to(wide), w.to(wide), summand).to(wanted)
 
 
 def _mixed_product(x: Tensor, w: Tensor, bias: Tensor | None, wanted: torch.dtype) -> Tensor | None:

@@ -13,7 +13,7 @@ from torch.nn import Module
 _NUMBER_INSIDE = re.compile(r"(?<![^.])\d+(?=\.)")
 _MADE_BY_COMPILERS = ("GraphModule", "OptimizedModule")
 _COMPILED = "_orig_mod."  # what torch.compile puts into a module's path
-_NOT_THE_PROGRAM = ("torch.", "tritongemm.capturing", "runpy")
+_NOT_THE_PROGRAM = ("torch.", "tritongemm.capturing.", "runpy.")
 
 
 class Callers:
@@ -26,9 +26,9 @@ class Callers:
         """Who called the function that asks.
 
         Returns:
-            The module that was called last, by its path in the outermost one that has it: ``model.layers.*.mlp.up_proj``,
-            where layers of one kind are told together. The name of its class, where it is the outermost. The module
-            and name of the function, where no module is under way.
+            The module that was called last, by its path in the outermost one that has it, where layers of one kind are
+            told together: ``model.layers.*.mlp.up_proj``. The name of its class, where it is the outermost. The
+            function with its module of Python, where no module of a model is under way.
         """
         frame: FrameType | None = sys._getframe(1)
         modules, function = list[Module](), ""
@@ -37,7 +37,7 @@ class Callers:
             if module is not None and not (modules and modules[-1] is module):
                 modules.append(module)
             name = str(frame.f_globals.get("__name__", ""))
-            if not function and name != "torch" and not name.startswith(_NOT_THE_PROGRAM):
+            if not function and not f"{name}.".startswith(_NOT_THE_PROGRAM):
                 function = f"{name}.{frame.f_code.co_name}".replace(".<module>", "")
             frame = frame.f_back
         own = [module for module in modules if type(module).__name__ not in _MADE_BY_COMPILERS]

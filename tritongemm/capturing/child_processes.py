@@ -7,13 +7,14 @@ as ``subprocess.run([python, "other.py"])``, capture where they import tritongem
 
 from __future__ import annotations
 
-import functools
+from itertools import pairwise
 from multiprocessing import spawn
 from typing import Any
 
 from tritongemm.core import import_path
 
 _START = "import sys; sys.path += {home}; from tritongemm.capturing import session; session.start_if_asked(); "
+_command = spawn.get_command_line
 
 
 def start_text() -> str:
@@ -23,18 +24,14 @@ def start_text() -> str:
 
 def cover() -> None:
     """Have children capture that are started from now on."""
-    original = spawn.get_command_line
-    if hasattr(original, "__wrapped__"):
-        return
-
-    @functools.wraps(original)
-    def get_command_line(**kwargs: Any) -> list[str]:
-        command: list[str] = original(**kwargs)
-        return [start_text() + word if command[place - 1] == "-c" else word for place, word in enumerate(command)]
-
-    spawn.get_command_line = get_command_line
+    spawn.get_command_line = _command_that_captures
 
 
 def uncover() -> None:
     """Have them capture no more."""
-    spawn.get_command_line = getattr(spawn.get_command_line, "__wrapped__", spawn.get_command_line)
+    spawn.get_command_line = _command
+
+
+def _command_that_captures(**kwargs: Any) -> list[str]:
+    command: list[str] = _command(**kwargs)
+    return [start_text() + word if before == "-c" else word for before, word in pairwise(["", *command])]

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from tritongemm.capturing.product import BASIC, Product, of_aten, of_nothing
 
 
-class _Watching(TorchDispatchMode):
+class _Watching(TorchDispatchMode):  # type: ignore[misc]
     """Keeps the products among the basic operations that are run under it."""
 
     def __init__(self, operation: str) -> None:

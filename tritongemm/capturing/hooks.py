@@ -71,10 +71,10 @@ class Hooks:
                 setattr(owner, name, original)
             else:
                 delattr(owner, name)
-        inductor = sys.modules.get("torch._inductor.select_algorithm")
-        for name, value in list(vars(inductor.extern_kernels).items()) if inductor else ():
-            if id(value) in originals:  # Inductor was imported while the hooks stood
-                setattr(inductor.extern_kernels, name, originals[id(value)])
+        for kernels in _kernels_of_inductor():
+            for name, value in list(vars(kernels).items()):
+                if id(value) in originals:  # Inductor was imported while the hooks stood
+                    setattr(kernels, name, originals[id(value)])
         self._before.clear()
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -148,6 +148,10 @@ def _calls() -> Iterator[tuple[Any, str]]:
         yield from ((owner, name) for name in names)
     yield from ((torch.Tensor, name) for name in _METHODS)
     yield from ((torch.nn.functional, name) for name in _FUNCTIONAL)
-    inductor = sys.modules.get("torch._inductor.select_algorithm")
-    if inductor:
-        yield from ((inductor.extern_kernels, name) for name in _BY_INDUCTOR)
+    yield from ((kernels, name) for kernels in _kernels_of_inductor() for name in _BY_INDUCTOR)
+
+
+def _kernels_of_inductor() -> list[Any]:
+    """Where the code that Inductor writes finds PyTorch's products, once it is imported."""
+    module = sys.modules.get("torch._inductor.select_algorithm")
+    return [module.extern_kernels] if module else []

@@ -124,7 +124,7 @@ def _of_sum(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pr
 
 
 def _is_one_row(summand: Tensor) -> bool:
-    return summand.dim() == 1 or summand.shape[0] == 1 or summand.stride(0) == 0
+    return bool(summand.dim() == 1 or summand.shape[0] == 1 or summand.stride(0) == 0)
 
 
 def _of_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:

@@ -44,7 +44,7 @@ class Tally:
 
 
 class Recorder:
-    """Keeps the tallies of a process. What is known is counted by `Counter`s and by `count`; all else comes to `note_…`.
+    """Keeps the tallies of a process. Known layers are counted by `Counter`s; all other calls come here.
 
     Args:
         on_new: is called where a product, or a caller of it, is met for the first time.

@@ -32,8 +32,8 @@ class Capture:
     """Write every product that PyTorch is asked for while this is open, with counts and callers.
 
     Args:
-        path: YAML of sizes, for ``python -m tritongemm.tune --gemm_size_file``; counts are added to those of a file that
-            is there. A name that ends in ``.csv`` is a file of AITER's untuned sizes, without counts.
+        path: YAML of sizes, for ``python -m tritongemm.tune --gemm_size_file``; counts are added to those that a file
+            has. A name that ends in ``.csv`` is a file of AITER's untuned sizes, without counts.
 
     Raises:
         InputError: another capture is under way.
@@ -57,8 +57,8 @@ class Capture:
 def start_if_asked() -> bool:
     """Start a capture until the process ends, if TRITONGEMM_CAPTURE or AITER_TUNE_GEMM ask for one.
 
-    It does nothing where one is under way. A server's plug-in calls it in every process; it takes no GPU. Where the file
-    can't be written a warning says so, and the program goes on.
+    It does nothing where one is under way. A server's plug-in calls it in every process; it takes no GPU. Where the
+    file can't be written a warning says so, and the program goes on.
 
     Returns:
         Whether a capture is under way.
@@ -76,7 +76,7 @@ class _Captures:
     """The capture of this process, of which there is one at a time."""
 
     def __init__(self) -> None:
-        self._session: Session | None = None
+        self._session: OpenCapture | None = None
 
     @property
     def running(self) -> bool:
@@ -88,7 +88,7 @@ class _Captures:
         if self._session:
             told = ", ".join(str(file.path) for file in self._session.files)
             raise InputError(f"a capture into {told} is under way in this process; end it first")
-        session = Session(paths)
+        session = OpenCapture(paths)
         session.start()
         self._session = session
 
@@ -104,7 +104,7 @@ class _Captures:
             self._session.enter_child()
 
 
-class Session:
+class OpenCapture:
     """One capture.
 
     Args:
@@ -128,7 +128,7 @@ class Session:
         self._replays.install()
         child_processes.cover()
         atexit.register(self.flush)
-        util.register_after_fork(self, Session.flush_at_end)
+        util.register_after_fork(self, OpenCapture.flush_at_end)
 
     def stop(self) -> None:
         """Remove the hooks, and write what is left."""

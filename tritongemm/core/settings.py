@@ -20,6 +20,7 @@ import sys
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 
 from tritongemm.core.errors import UnavailableError
@@ -90,10 +91,9 @@ def capture_in_children(path: Path) -> None:
 def is_own_command() -> bool:
     """Whether this process runs ``python -m tritongemm.…``, whose own products nobody wants to tune."""
     words = sys.orig_argv
-    modules = [word for before, word in zip(words, words[1:], strict=False) if before == "-m"]
-    return any(name.startswith("tritongemm.") for name in modules[:1]) or any(
-        os.path.basename(word).startswith("tritongemm-") for word in words[1:2]
-    )
+    modules = [word for before, word in pairwise(words) if before == "-m"]
+    scripts = [os.path.basename(word) for word in words[1:2]]
+    return any(name.startswith(("tritongemm.", "tritongemm-")) for name in (*modules[:1], *scripts))
 
 
 def for_own_children() -> dict[str, str]:

@@ -18,7 +18,7 @@ from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.workloads import sizes
 
 
-class Mlp(nn.Module):
+class Mlp(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(16, 32, bias=False)
@@ -28,7 +28,7 @@ class Mlp(nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
-class Model(nn.Module):
+class Model(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Mlp() for _ in range(3))
@@ -87,27 +87,36 @@ def test_a_second_capture_adds_to_what_is_there(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) == 4
 
 
+def some(*shape: int) -> torch.Tensor:
+    return torch.ones(shape)
+
+
+def bytes_of(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.int8)
+
+
 @pytest.mark.parametrize(
     ("call", "key", "operation"),
     [
-        (lambda: torch.mm(torch.randn(5, 6), torch.randn(6, 7)), "5x7x6_fp32_TT", "mm"),
-        (lambda: torch.randn(5, 6).mm(torch.randn(7, 6).t()), "5x7x6_fp32_TN", "mm"),
-        (lambda: torch.randn(6, 5).t() @ torch.randn(6, 7), "5x7x6_fp32_NT", "matmul by mm"),
-        (lambda: torch.matmul(torch.randn(2, 3, 6), torch.randn(6, 7)), "6x7x6_fp32_TT", "matmul by mm"),
-        (lambda: torch.randn(2, 3, 5, 6) @ torch.randn(2, 3, 6, 7), "5x7x6_fp32_TT_batch6", "matmul by bmm"),
-        (lambda: torch.bmm(torch.randn(3, 5, 6), torch.randn(3, 6, 7)), "5x7x6_fp32_TT_batch3", "bmm"),
-        (lambda: torch.addmm(torch.randn(7), torch.randn(5, 6), torch.randn(6, 7)), "5x7x6_fp32_TT_biasn", "addmm"),
-        (lambda: torch.addmm(torch.randn(5, 7), torch.randn(5, 6), torch.randn(6, 7)), "5x7x6_fp32_TT", "addmm with a matrix"),
-        (lambda: torch.baddbmm(torch.randn(3, 5, 7), torch.randn(3, 5, 6), torch.randn(3, 6, 7)), "5x7x6_fp32_TT_batch3", "baddbmm with a matrix"),
-        (lambda: torch.einsum("bij,bjk->bik", torch.randn(3, 5, 6), torch.randn(3, 6, 7)), "5x7x6_fp32_TT_batch3", "einsum by bmm"),
-        (lambda: torch.tensordot(torch.randn(5, 6), torch.randn(6, 7), dims=1), "5x7x6_fp32_TT", "tensordot by mm"),
-        (lambda: torch.mm(torch.randn(5, 6), torch.randn(6, 7), out=torch.empty(5, 7)), "5x7x6_fp32_TT", "mm"),
-        (lambda: torch._int_mm(torch.ones(32, 16, dtype=torch.int8), torch.ones(8, 16, dtype=torch.int8).t()), "32x8x16_int8-int8-int32_TN", "_int_mm"),
-        (lambda: functional.linear(input=torch.randn(5, 6), weight=torch.randn(7, 6), bias=None), "5x7x6_fp32_TN", "linear"),
-        (lambda: functional.linear(torch.randn(6), torch.randn(7, 6)), "1x7x6_fp32_TN", "linear"),
-        (lambda: tritongemm.mm(torch.randn(5, 6), torch.randn(7, 6)), "5x7x6_fp32_TN", "tritongemm.mm"),
+        (lambda: torch.mm(some(5, 6), some(6, 7)), "5x7x6_fp32_TT", "mm"),
+        (lambda: some(5, 6).mm(some(7, 6).t()), "5x7x6_fp32_TN", "mm"),
+        (lambda: some(6, 5).t() @ some(6, 7), "5x7x6_fp32_NT", "matmul by mm"),
+        (lambda: torch.matmul(some(2, 3, 6), some(6, 7)), "6x7x6_fp32_TT", "matmul by mm"),
+        (lambda: some(2, 3, 5, 6) @ some(2, 3, 6, 7), "5x7x6_fp32_TT_batch6", "matmul by bmm"),
+        (lambda: torch.bmm(some(3, 5, 6), some(3, 6, 7)), "5x7x6_fp32_TT_batch3", "bmm"),
+        (lambda: torch.addmm(some(7), some(5, 6), some(6, 7)), "5x7x6_fp32_TT_biasn", "addmm"),
+        (lambda: torch.addmm(some(5, 7), some(5, 6), some(6, 7)), "5x7x6_fp32_TT", "addmm with a matrix"),
+        (lambda: torch.addmm(some(7), some(5, 6), some(6, 7), beta=0), "5x7x6_fp32_TT", "addmm"),
+        (lambda: some(3, 5, 7).baddbmm(some(3, 5, 6), some(3, 6, 7)), "5x7x6_fp32_TT_batch3", "baddbmm with a matrix"),
+        (lambda: torch.einsum("bij,bjk->bik", some(3, 5, 6), some(3, 6, 7)), "5x7x6_fp32_TT_batch3", "einsum by bmm"),
+        (lambda: torch.tensordot(some(5, 6), some(6, 7), dims=1), "5x7x6_fp32_TT", "tensordot by mm"),
+        (lambda: torch.mm(some(5, 6), some(6, 7), out=some(5, 7)), "5x7x6_fp32_TT", "mm"),
+        (lambda: torch._int_mm(bytes_of(32, 16), bytes_of(8, 16).t()), "32x8x16_int8-int8-int32_TN", "_int_mm"),
+        (lambda: functional.linear(input=some(5, 6), weight=some(7, 6), bias=None), "5x7x6_fp32_TN", "linear"),
+        (lambda: functional.linear(some(6), some(7, 6)), "1x7x6_fp32_TN", "linear"),
+        (lambda: tritongemm.mm(some(5, 6), some(7, 6)), "5x7x6_fp32_TN", "tritongemm.mm"),
     ],
-)  # fmt: skip
+)
 def test_each_operation_is_written_as_what_it_becomes(
     tmp_path: Path, call: Callable[[], torch.Tensor], key: str, operation: str
 ) -> None:
@@ -183,7 +192,7 @@ def test_an_error_of_the_program_is_its_own(path: Path) -> None:
     with tritongemm.capture(path), pytest.raises(RuntimeError, match="cannot be multiplied"):
         functional.linear(torch.ones(2, 3), torch.ones(4, 5))
     with tritongemm.capture(path), pytest.raises(TypeError):
-        functional.linear(torch.ones(2, 3))
+        functional.linear(torch.ones(2, 3))  # type: ignore[call-arg]
     assert not path.exists()
 
 

@@ -1,21 +1,29 @@
 """A Triton-first GEMM autotuner. `mm` serves what was tuned; `load`, `explain`, `patch` and `serve` go with it.
 
+`capture` writes what a program asks PyTorch to multiply.
+
 PyTorch is imported on first use of one of them, so the command line starts without it.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
+from tritongemm.core import settings
+
 if TYPE_CHECKING:
+    from tritongemm.capturing.session import Capture as capture
     from tritongemm.serving.api import explain, load, mm
     from tritongemm.serving.patch import patch
     from tritongemm.serving.serve import serve
 
-__all__ = ["explain", "load", "mm", "patch", "serve"]
+__all__ = ["capture", "explain", "load", "mm", "patch", "serve"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "capture":
+        return importlib.import_module("tritongemm.capture")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tritongemm.serving import api, patch, serve
@@ -23,3 +31,9 @@ def __getattr__(name: str) -> Any:
     globals().update({each: getattr(api, each) for each in ("explain", "load", "mm")})
     globals().update({"patch": patch.patch, "serve": serve.serve})
     return globals()[name]
+
+
+if settings.capture_files() and not settings.is_own_command():
+    from tritongemm.capturing.session import start_if_asked
+
+    start_if_asked()

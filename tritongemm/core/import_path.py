@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # the folder of the package
+HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # the folder of the package
 
 
 def for_children() -> list[str]:
@@ -18,7 +18,7 @@ def for_children() -> list[str]:
     The package's own folder is always among them.
     """
     kept = [entry for entry in sys.path[_added_by_python() :] if entry not in ("", os.curdir)]
-    return kept if _HOME in kept else [_HOME, *kept]
+    return kept if HOME in kept else [HOME, *kept]
 
 
 def leave_out_current_folder() -> None:

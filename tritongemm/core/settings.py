@@ -7,6 +7,8 @@ TRITONGEMM_CONFIG   tuned records that `tritongemm.mm` serves, and the plug-ins 
 TRITONGEMM_ONLINE   1: algorithms of the vendor's library are tried for sizes that `tritongemm.mm` meets untuned
 HIP_ONLINE_TUNING   the same, as AITER calls it
 TRITONGEMM_ONLINE_SECONDS   seconds that this may take for a size, then, behind ":", for a process; default: 1:60
+TRITONGEMM_CAPTURE  file of sizes that gets the products which a program asks PyTorch for
+AITER_TUNE_GEMM     1: bf16_untuned_gemm.csv in the working folder gets them too, as AITER writes it
 TRITONGEMM_ASM_MANIFESTS   manifests of assembly kernels that compete, separated by ":"
 CK_DIR              Composable Kernel: its sources or an installation; default: ROCm's, or that of the amd-aiter package
 CUTLASS_DIR         CUTLASS: its sources; default: those of the nvidia-cutlass package
@@ -18,15 +20,19 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 
 from tritongemm.core.errors import InputError, UnavailableError
 
 _ON = ("1", "true", "yes", "on")
 _SECONDS = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,6})?)(?::([0-9]{1,7}(?:\.[0-9]{1,6})?))?")
+
+UNTUNED_NAME = "bf16_untuned_gemm.csv"  # AITER's name of the sizes that it was asked for
 
 
 def cache_folder() -> Path:
@@ -96,6 +102,31 @@ def online_seconds() -> tuple[float, float]:
         )
     size, process = found.groups() if found else (None, None)
     return float(size or 1), float(process or 60)
+
+
+def capture_files() -> tuple[Path, ...]:
+    """Files that get the products which this process asks PyTorch for."""
+    named = _path("TRITONGEMM_CAPTURE")
+    aiter = os.environ.get("AITER_TUNE_GEMM", "").lower() in ("1", "true")
+    return (*((named,) if named else ()), *((Path(UNTUNED_NAME),) if aiter else ()))
+
+
+def capture_in_children(path: Path) -> None:
+    """Have the processes that this one starts write what they ask PyTorch for."""
+    os.environ["TRITONGEMM_CAPTURE"] = str(path)
+
+
+def is_own_command() -> bool:
+    """Whether this process runs ``python -m tritongemm.…``, whose own products nobody wants to tune."""
+    words = sys.orig_argv
+    modules = [word for before, word in pairwise(words) if before == "-m"]
+    scripts = [os.path.basename(word) for word in words[1:2]]
+    return any(name.startswith(("tritongemm.", "tritongemm-")) for name in (*modules[:1], *scripts))
+
+
+def for_own_children() -> dict[str, str]:
+    """The environment of child processes of this project, in which nothing is captured."""
+    return {name: value for name, value in os.environ.items() if name not in ("TRITONGEMM_CAPTURE", "AITER_TUNE_GEMM")}
 
 
 def asm_manifests() -> tuple[Path, ...]:

@@ -15,6 +15,7 @@ What a row leaves out:
     winner, timer, cold                   the backend; tune_gemm; false, as it times with warm caches
     compute_units                         0: any device of the target
     M_from, held_out                      the row serves its own M alone; nothing
+    count, operation, callers             1; not said; not said
 
 instruction_sched_variant is read and dropped; today's Triton has no such option. Times are decimal shifts of seconds,
 so that what is written is read back equal.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -50,14 +51,15 @@ _THEIR_CONFIG = (*_BLOCKS, *_COUNTS, *_OPTIONS, "instruction_sched_variant")
 _OUR_CONFIG = ("template", "backend", "options")
 _TYPED = ("dtype_a", "dtype_b", "dtype_c", "bias")
 _OUR_PROBLEM = (*_TYPED, "batch", "groups", "family", "order_b")
+_OUR_WORKLOAD = ("count", "operation", "callers")  # of sizes, as a capture writes them
 _OUR_RESULT = (
     *("target", "compute_units", "winner", "timer", "spread", "error", "tolerance"),
     *("library", "library_us", "tie", "verified", "cold", "toolchain", "M_from", "held_out"),
 )
 
 THEIR_KEYS = (*_SIZES, *_LAYOUTS, *_THEIR_CONFIG, *_TIMES)  # those of tune_gemm and tune_streamk
-OUR_KEYS = (*_OUR_CONFIG, *_OUR_PROBLEM, *_OUR_RESULT)
-KEYS = (*THEIR_KEYS[:5], *_THEIR_CONFIG, *_OUR_CONFIG, *_TIMES, *_OUR_PROBLEM, *_OUR_RESULT)
+OUR_KEYS = (*_OUR_CONFIG, *_OUR_PROBLEM, *_OUR_WORKLOAD, *_OUR_RESULT)
+KEYS = (*THEIR_KEYS[:5], *_THEIR_CONFIG, *_OUR_CONFIG, *_TIMES, *_OUR_PROBLEM, *_OUR_WORKLOAD, *_OUR_RESULT)
 
 _CONFIG_KEYS = dict.fromkeys((*_THEIR_CONFIG, *_OUR_CONFIG, *_OUR_RESULT))
 _AFTER_SIZES = tuple(f.name for f in fields(Problem))[3:]
@@ -106,7 +108,13 @@ class RowReader:
         """
         problem, config = self._problem(entry), self._config(entry)
         record = _record(entry, problem, config) if config else None
-        return FormatRow(problem, config, record, entry.line, entry.row, entry.text("target"))
+        count = entry.number("count")
+        if count == 0:
+            entry.fail("count must be above 0; remove a row that nobody calls")
+        return FormatRow(
+            problem, config, record, entry.line, entry.row, entry.text("target"),
+            count=1.0 if count is None else count, operation=entry.text("operation"), callers=entry.names("callers"),
+        )  # fmt: skip
 
     def refuse_twin(self, entry: Entry, row: FormatRow) -> None:
         """Complain about a row that an earlier one of the file repeats.
@@ -196,6 +204,7 @@ def read_rows(path: Path, text: str, defaults: Defaults) -> ResultsFile:
     rows: list[FormatRow] = []
     newer: list[NewerRow] = []
     damaged: list[DamagedRow] = []
+    sizes: dict[Problem, int] = {}  # place of each among the rows
     for index, entry in enumerate(read_entries(path, text, KEYS)):
         try:
             entry.require_map()
@@ -206,11 +215,22 @@ def read_rows(path: Path, text: str, defaults: Defaults) -> ResultsFile:
             if entry.unknown and not is_result(entry):
                 entry.refuse_unknown_keys()
             row = reader.read(entry)
+            place = sizes.setdefault(row.problem, len(rows)) if row.config is None else len(rows)
+            if place < len(rows) and (row.operation or rows[place].operation):
+                rows[place] = _joined(rows[place], row)
+                continue
             reader.refuse_twin(entry, row)
             rows.append(row)
         except InputError as error:
             damaged.append(DamagedRow(entry.row, entry.line, str(error)))
     return ResultsFile(schema, tuple(rows), tuple(newer), tuple(damaged))
+
+
+def _joined(first: FormatRow, second: FormatRow) -> FormatRow:
+    """One row of two sizes of a workload, which different operations asked for."""
+    operations = dict.fromkeys(filter(None, (*first.operation.split(", "), second.operation)))
+    callers = tuple(dict.fromkeys((*first.callers, *second.callers)))
+    return replace(first, count=first.count + second.count, operation=", ".join(operations), callers=callers)
 
 
 def _unusable(entry: Entry, reader: RowReader) -> str:

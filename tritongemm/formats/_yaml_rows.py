@@ -153,6 +153,13 @@ class Entry:
         """A map of plain values, as they are written."""
         return {k: _as_written(v) for k, v in self._table(key).items()}
 
+    def names(self, key: str) -> tuple[str, ...]:
+        """A list of text."""
+        values = self.values.get(key, [])
+        if not isinstance(values, list) or any(type(v) is not str for v in values):
+            self.fail(f"{key} must be a list of text, not {describe(values)}")
+        return tuple(values)
+
     def wholes(self, key: str) -> dict[str, int]:
         """A map of whole numbers, none negative."""
         return {k: _whole(self, f"{key}: {k}", v, 0) for k, v in self._table(key).items()}

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from tritongemm.core import import_path
+from tritongemm.core import import_path, settings
 from tritongemm.core.errors import UnavailableError
 
 _END_TIMEOUT_SECONDS = 10.0  # A process that has closed its pipes may take so long to end.
@@ -113,7 +113,7 @@ class WorkerProcess:
                     self.role,
                     *map(str, pipes),
                 ],
-                env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(path)},
+                env={**settings.for_own_children(), **self.environment, "PYTHONPATH": os.pathsep.join(path)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

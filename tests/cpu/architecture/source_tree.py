@@ -16,7 +16,7 @@ from tritongemm.plugins import contracts
 
 PACKAGE = "tritongemm"
 HOME = Path(tritongemm.__file__).parent
-DOOR_LINES = 18  # a module at the first level with no more lines is a door of `python -m`
+DOOR_LINES = 20  # a module at the first level with no more lines is a door of `python -m`
 _ROLE = re.compile(rf"{PACKAGE}(\.\w+)+:\w+")  # what a child process is told to run
 
 

@@ -1,0 +1,111 @@
+"""Many processes, one file: forked and new ones, and one that is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from tests.support import ROOT
+from tritongemm.capturing.session import Capture
+from tritongemm.core.format_row import Defaults
+from tritongemm.workloads import sizes
+
+PROCESSES, SHAPES, CALLS = 8, 5, 20
+OLD = "".join(f"- {{'M': {m}, 'N': 3, 'K': 3}}\n" for m in range(1, 443))
+
+PROGRAM = """
+import multiprocessing, os, sys
+import torch
+
+def multiply(m):
+    for _ in range(5):
+        torch.nn.functional.linear(torch.ones(m, 6), torch.ones(7, 6))
+
+if __name__ == "__main__":
+    assert sys.argv[1:] == ["-o", "x", "--flag"], sys.argv
+    assert sys.path[0] == os.path.dirname(os.path.abspath(__file__))
+    multiply(1)
+    for m, method in ((2, "fork"), (3, "spawn")):
+        child = multiprocessing.get_context(method).Process(target=multiply, args=(m,))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+    sys.exit(7)
+"""
+
+
+def counts(path: Path) -> dict[int, float]:
+    rows = sizes.from_file(path, Defaults())
+    return {row.problem.m: row.count for row in rows if row.operation}
+
+
+def multiply(path: Path, first: int, is_killed: bool) -> None:
+    with Capture(path), torch.no_grad():
+        w = torch.ones(7, 6)
+        for m in range(first, first + SHAPES):
+            for _ in range(CALLS):
+                functional.linear(torch.ones(m, 6), w)
+        if is_killed:
+            while not _has(path, first + SHAPES - 1):
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _has(path: Path, m: int) -> bool:
+    return f'- {{"M": {m},' in path.read_text(encoding="utf-8")
+
+
+def test_a_killed_process_loses_nothing_that_was_written(tmp_path: Path) -> None:
+    """What was in the file stays too, and what the others write at the same time."""
+    path = tmp_path / "shapes.yaml"
+    path.write_text(OLD, encoding="utf-8")
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=multiply, args=(path, 1000 + 100 * i, i == 3)) for i in range(PROCESSES)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+    assert [child.exitcode for child in children] == [0, 0, 0, -signal.SIGKILL, 0, 0, 0, 0]
+    found = counts(path)
+    assert set(found) == {1000 + 100 * i + j for i in range(PROCESSES) for j in range(SHAPES)}
+    assert {m for m, count in found.items() if count != CALLS} <= {1300 + j for j in range(SHAPES)}
+    assert path.read_text(encoding="utf-8").startswith(OLD)
+
+
+def test_a_new_shape_is_written_while_the_program_runs(tmp_path: Path) -> None:
+    path = tmp_path / "shapes.yaml"
+    with Capture(path):
+        functional.linear(torch.ones(5, 6), torch.ones(7, 6))
+        deadline = time.monotonic() + 30
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert counts(path) == {5: 1}
+
+
+def test_an_unmodified_program_and_its_children_are_captured(tmp_path: Path) -> None:
+    program, path = tmp_path / "program.py", tmp_path / "shapes.yaml"
+    program.write_text(PROGRAM, encoding="utf-8")
+    command = [sys.executable, "-m", "tritongemm.capture", "-o", str(path), str(program), "-o", "x", "--flag"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (7, "")
+    assert counts(path) == {1: 5, 2: 5, 3: 5}
+
+
+def test_a_program_that_fails_shows_its_own_traceback(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import torch\ntorch.ones(2, 3) @ torch.ones(3, 4)\nopen('/no/such/file')\n", encoding="utf-8")
+    command = [sys.executable, "-m", "tritongemm.capture", str(program)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AITER_TUNE_GEMM": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert re.search(r"program.py\", line 3.*FileNotFoundError", done.stderr, re.DOTALL)
+    assert (tmp_path / "bf16_untuned_gemm.csv").exists() is False

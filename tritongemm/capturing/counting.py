@@ -1,0 +1,146 @@
+"""Counters of calls of a layer: a function that stands in PyTorch's place, counts what it knows, and calls PyTorch.
+
+What a call costs is one look-up by the weight's identity and the number of x's elements. Neither a shape nor a dtype is
+read: the weight has them. `session` forgets all weights every few seconds, so that one that was given other memory is
+read again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from functools import cache
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from tritongemm.core.errors import OutputError
+from tritongemm.core.temporary_folder import TemporaryFolder
+
+_SOURCE = Path(__file__).with_name("counter.c")
+_MODULE = "tritongemm_counter"
+_COMPILERS = ("cc", "gcc", "clang")
+_COMPILE_SECONDS = 30.0  # of a file that takes a third of one
+
+
+class Counter(Protocol):
+    """Counts calls by their weight and the size of x.
+
+    Attributes:
+        function: what stands in the layer's place.
+    """
+
+    function: Callable[..., Tensor]
+
+    def slot(self) -> int:
+        """A new count, of zero."""
+
+    def read(self, slot: int) -> int:
+        """How many calls a count has."""
+
+    def learn(self, weight: int, elements: int, has_bias: bool, slot: int) -> None:
+        """Count calls from now on.
+
+        Args:
+            weight: identity of the weight, which lives until it is forgotten.
+            elements: of x.
+            has_bias: whether a bias is given.
+            slot: the count.
+        """
+
+    def forget(self, weight: int) -> None:
+        """Count no more calls of a weight."""
+
+    def clear(self) -> None:
+        """Count no more calls of any weight."""
+
+
+def make_counter(layer: Callable[..., Tensor], first: Callable[..., Tensor]) -> Counter:
+    """A counter of a layer's calls: in C, or in Python where this machine has no compiler or not Python's headers.
+
+    Args:
+        layer: PyTorch's function.
+        first: is called in its place where a call is not known.
+    """
+    native = _compiled()
+    if native is None:
+        return PythonCounter(layer, first)
+    counter: Counter = native.Counter(layer, first, Tensor.numel)
+    return counter
+
+
+@cache
+def _compiled() -> ModuleType | None:
+    """The module of counter.c, which is compiled anew in every process: that takes less than a look at who made it."""
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        return None
+    command = [compiler, "-O2", "-shared", "-fPIC", f"-I{sysconfig.get_path('include')}", str(_SOURCE)]
+    try:
+        with TemporaryFolder() as folder:
+            built = folder / f"{_MODULE}.so"
+            subprocess.run([*command, "-o", str(built)], check=True, capture_output=True, timeout=_COMPILE_SECONDS)
+            loader = ExtensionFileLoader(_MODULE, str(built))
+            module = module_from_spec(ModuleSpec(_MODULE, loader, origin=str(built)))
+            loader.exec_module(module)
+            return module
+    except (OSError, ImportError, OutputError, subprocess.SubprocessError):  # e.g. nothing may be run from /tmp
+        return None
+
+
+class PythonCounter:
+    """A counter where there is no compiler; a call costs what a function of Python does.
+
+    Args:
+        layer: PyTorch's function.
+        first: is called in its place where a call is not known.
+    """
+
+    def __init__(self, layer: Callable[..., Tensor], first: Callable[..., Tensor]) -> None:
+        self._counts: list[list[int]] = []
+        self._plain: dict[int, dict[int, list[int]]] = {}
+        self._biased: dict[int, dict[int, list[int]]] = {}
+        self.function = self._make_function(layer, first)
+
+    def _make_function(self, layer: Callable[..., Tensor], first: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        plain, biased = self._plain, self._biased
+
+        def linear(*args: Any, **named: Any) -> Tensor:
+            try:
+                x, weight, bias = args if len(args) == 3 else (*args, None)
+                (plain if bias is None else biased)[id(weight)][x.numel()][0] += 1
+            except (KeyError, TypeError, ValueError, AttributeError):  # also of symbolic numbers, and other arguments
+                return first(*args, **named)
+            return layer(*args, **named)
+
+        return linear
+
+    def slot(self) -> int:
+        """A new count, of zero."""
+        self._counts.append([0])
+        return len(self._counts) - 1
+
+    def read(self, slot: int) -> int:
+        """How many calls a count has."""
+        return self._counts[slot][0]
+
+    def learn(self, weight: int, elements: int, has_bias: bool, slot: int) -> None:
+        """Count calls from now on."""
+        by_weight = self._biased if has_bias else self._plain
+        by_weight.setdefault(weight, {})[elements] = self._counts[slot]
+
+    def forget(self, weight: int) -> None:
+        """Count no more calls of a weight."""
+        self._plain.pop(weight, None)
+        self._biased.pop(weight, None)
+
+    def clear(self) -> None:
+        """Count no more calls of any weight."""
+        self._plain.clear()
+        self._biased.clear()

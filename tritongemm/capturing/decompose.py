@@ -1,0 +1,62 @@
+"""Which products a call of PyTorch becomes: it is run once more on tensors without memory, and watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from tritongemm.capturing.product import BASIC, Product, of_aten, of_nothing
+
+
+class _Watching(TorchDispatchMode):  # type: ignore[misc]
+    """Keeps the products among the basic operations that are run under it."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__()
+        self.operation, self.products, self.seen = operation, list[Product](), False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and keep it if it is a product."""
+        name = func._schema.name.removeprefix("aten::")
+        if name in BASIC:
+            self.seen = True
+            product = of_aten(self.operation, name, args, kwargs or {})
+            self.products += [product] if product else []
+        return func(*args, **(kwargs or {}))
+
+
+def decompose(operation: str, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> list[Product]:
+    """The products that a call becomes.
+
+    Args:
+        operation: what the called function is named.
+        function: PyTorch's own, in whose place no hook stands.
+        args: its arguments.
+        kwargs: those that were given by name; ``out`` plays no part.
+
+    Returns:
+        One or more; none where an operand is empty, or nothing but numbers are multiplied one by one.
+    """
+    watching = _Watching(operation)
+    given = (args, {k: v for k, v in kwargs.items() if k != "out"})
+    without_memory = tree_map_only(Tensor, _meta, given)
+    try:
+        with torch.no_grad(), watching:
+            function(*without_memory[0], **without_memory[1])
+    except Exception as error:  # it went well on the program's own tensors, so that only the watching failed
+        if not watching.seen:
+            return [of_nothing(operation, f"a call that can't be followed: {type(error).__name__}")]
+    return watching.products
+
+
+def _meta(t: Tensor) -> Tensor:
+    """A tensor without memory, of the same shape and strides, and of the dtype that autocast gives it."""
+    device = t.device.type
+    cast = t.is_floating_point() and torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if cast else t.dtype
+    return torch.empty_strided(t.shape, t.stride(), dtype=dtype, device="meta")

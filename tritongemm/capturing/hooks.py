@@ -1,0 +1,157 @@
+"""Where products are seen: functions that stand in the place of PyTorch's, and of `tritongemm.mm`.
+
+They stand where programs look them up when they call: ``torch.nn.functional.linear``, ``torch.mm``, ``Tensor.mm``, the
+operator @, and what the code calls that Inductor writes. A program that took one of them by ``from … import`` before
+keeps PyTorch's own, and is not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tritongemm.capturing.counting import make_counter
+from tritongemm.capturing.recorder import Recorder
+
+_FUNCTIONS = ("mm", "addmm", "matmul", "bmm", "baddbmm", "addbmm", "einsum", "tensordot", "inner", "chain_matmul",
+              "mv", "_int_mm", "_scaled_mm", "_scaled_mm_v2", "_grouped_mm", "_scaled_grouped_mm",
+              "_scaled_grouped_mm_v2")  # fmt: skip
+_METHODS = ("mm", "addmm", "addmm_", "matmul", "bmm", "baddbmm", "baddbmm_", "addbmm", "inner", "mv", "__matmul__")
+_LINALG = ("matmul", "multi_dot")
+_FUNCTIONAL = ("bilinear",)  # the others of its functions call one of `_FUNCTIONS`
+_BY_INDUCTOR = ("mm", "addmm", "bmm", "baddbmm", "_int_mm", "_scaled_mm", "_grouped_mm")
+_LAYERS = {
+    "linear": (("torch.nn.functional", "linear"), ("torch._C._nn", "linear")),
+    "tritongemm.mm": (("tritongemm", "mm"), ("tritongemm.serving.api", "mm")),
+}
+_PLACES = {"input": 0, "x": 0, "weight": 1, "w": 1, "bias": 2, "out_dtype": 3}  # of a layer's arguments
+
+
+class Hooks:
+    """The functions that stand in PyTorch's place, from `install` to `remove`.
+
+    Args:
+        recorder: counts what they see.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._before: list[tuple[Any, str, Any, bool]] = []
+        self._wrappers: dict[int, Any] = {}  # by the identity of what they stand for
+        self._in_graphs: list[Any] = []
+        self._active = False
+
+    def install(self) -> None:
+        """Put them in place."""
+        self._active = True
+        importlib.import_module("tritongemm.serving.api")  # which keeps PyTorch's own linear for itself
+        for operation, places in _LAYERS.items():
+            for module, name in places:
+                self._replace(sys.modules[module], name, functools.partial(self._layer, operation))
+        for owner, name in _calls():
+            self._replace(owner, name, functools.partial(self._call, name.strip("_") if name[-2:] == "__" else name))
+        self._replace(torch, "compile", self._compile)
+        if "torch._dynamo" in sys.modules:
+            self._let_compilers_pass()
+
+    def remove(self) -> None:
+        """Put everything back. What a graph of torch.compile holds counts no more."""
+        self._active = False
+        originals = {id(self._wrappers[id(original)]): original for _, _, original, _ in self._before}
+        scripted = _scripted_functions()
+        for wrapper in originals:
+            scripted.pop(wrapper, None)
+        for owner, name, original, was_own in reversed(self._before):
+            if was_own:
+                setattr(owner, name, original)
+            else:
+                delattr(owner, name)
+        for kernels in _kernels_of_inductor():
+            for name, value in list(vars(kernels).items()):
+                if id(value) in originals:  # Inductor was imported while the hooks stood
+                    setattr(kernels, name, originals[id(value)])
+        self._before.clear()
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name, None)
+        if original is None or any(original is wrapper for wrapper in self._wrappers.values()):
+            return
+        if id(original) not in self._wrappers:
+            wrapper = self._wrappers[id(original)] = make(original)
+            scripted = _scripted_functions()
+            if id(original) in scripted:  # torch.jit.script knows functions by their identity
+                scripted[id(wrapper)] = scripted[id(original)]
+        self._before.append((owner, name, original, name in vars(owner)))
+        setattr(owner, name, self._wrappers[id(original)])
+
+    def _layer(self, operation: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands for a linear layer."""
+        note = self._recorder.guarded(self._recorder.note_layer)
+
+        def first(*args: Any, **named: Any) -> Any:
+            result = original(*args, **named)
+            if self._active:
+                given = dict(enumerate(args)) | {_PLACES[name]: value for name, value in named.items()}
+                note(operation, counter, given[0], given[1], given.get(2), result)
+            return result
+
+        counter = make_counter(original, first)
+        self._recorder.add_counter(counter)
+        function = counter.function
+        self._in_graphs.append(function)
+        return function
+
+    def _call(self, operation: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands for a function that multiplies."""
+        note = self._recorder.guarded(self._recorder.note_call)
+
+        @functools.wraps(original, assigned=("__name__", "__qualname__", "__doc__"))
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if self._active and result is not NotImplemented:
+                note(operation, original, args, kwargs)
+            return result
+
+        self._in_graphs.append(call)
+        return call
+
+    def _compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands for torch.compile."""
+
+        @functools.wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            self._let_compilers_pass()
+            return original(*args, **kwargs)
+
+        return compile
+
+    def _let_compilers_pass(self) -> None:
+        """Have torch.compile take the hooks into its graphs, as it does PyTorch's functions, and not look inside."""
+        for wrapper in self._in_graphs:
+            torch.compiler.allow_in_graph(wrapper)
+
+
+def _scripted_functions() -> dict[int, str]:
+    """The table by which torch.jit.script knows PyTorch's functions."""
+    table: dict[int, str] = torch.jit._builtins._get_builtin_table()
+    return table
+
+
+def _calls() -> Iterator[tuple[Any, str]]:
+    """The places of all functions that multiply, but for linear layers."""
+    for owner, names in ((torch, _FUNCTIONS), (torch.functional, _FUNCTIONS), (torch.linalg, _LINALG)):
+        yield from ((owner, name) for name in names)
+    yield from ((torch.Tensor, name) for name in _METHODS)
+    yield from ((torch.nn.functional, name) for name in _FUNCTIONAL)
+    yield from ((kernels, name) for kernels in _kernels_of_inductor() for name in _BY_INDUCTOR)
+
+
+def _kernels_of_inductor() -> list[Any]:
+    """Where the code that Inductor writes finds PyTorch's products, once it is imported."""
+    module = sys.modules.get("torch._inductor.select_algorithm")
+    return [module.extern_kernels] if module else []

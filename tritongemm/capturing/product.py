@@ -1,0 +1,211 @@
+"""The noun `Product`: one product of matrices as a program asked for it; and those of PyTorch's own operations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.dtypes import DTYPES
+
+_NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
+_TUNABLE = frozenset(name for name, d in DTYPES.items() if d.packed == 1 and name not in ("int32", "e8m0"))
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product C[M, N] = A[M, K] @ B[K, N], or why there is none that can be tuned.
+
+    Attributes:
+        operation: the function that was called, such as ``linear``.
+        m, n, k: sizes.
+        dtype_a, dtype_b, dtype_c: names of `core.dtypes`, or PyTorch's own where that has none.
+        row_major_a, row_major_b: layouts, as in `core.problem.Problem`.
+        bias: ``n`` for one value per column of C, or ``none``.
+        batch: number of independent products.
+        family: what is computed, a name of numerics/families.
+        left_out: why it can't be tuned; "" where it can.
+        one_scale: whether A and B have one scale factor each, as AITER's ``scaleAB`` says.
+    """
+
+    operation: str
+    m: int
+    n: int
+    k: int
+    dtype_a: str
+    dtype_b: str
+    dtype_c: str
+    row_major_a: bool = True
+    row_major_b: bool = True
+    bias: str = "none"
+    batch: int = 1
+    family: str = "dense"
+    left_out: str = ""
+    one_scale: bool = False
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether it has the layouts of a linear layer."""
+        return self.row_major_a and not self.row_major_b and self.batch == 1
+
+
+def of_layer(operation: str, x: Tensor, w: Tensor, bias: Tensor | None, result: Tensor) -> Product | None:
+    """The product of a linear layer; None where an operand is empty.
+
+    Args:
+        operation: the function that was called.
+        x: [..., K].
+        w: [N, K], the weight.
+        bias: [N] or None.
+        result: [..., N]; under autocast its dtype is also that of the operands.
+    """
+    if x.dim() == 0 or w.dim() != 2:
+        return of_nothing(operation, f"a layer of {x.dim()} and {w.dim()} dimensions")
+    k = x.shape[-1]
+    if not x.numel() or not w.numel():
+        return None
+    cast = torch.is_autocast_enabled(x.device.type)
+    a, b = (result.dtype, result.dtype) if cast else (x.dtype, w.dtype)
+    rows = x.reshape(-1, k) if x.dim() > 2 and x.is_contiguous() else x
+    return _judged(
+        Product(
+            operation,
+            x.numel() // k,
+            w.shape[0],
+            k,
+            _name(a),
+            _name(b),
+            _name(result.dtype),
+            row_major_a=x.dim() == 1 or _is_row_major(rows),
+            row_major_b=w.shape[1] > 1 and w.stride(1) != 1 and w.stride(0) == 1,
+            bias="none" if bias is None else "n",
+        )
+    )
+
+
+def of_aten(operation: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """The product of one of PyTorch's basic operations; None where an operand is empty.
+
+    Args:
+        operation: the function that the program called.
+        name: the basic operation, a key of `BASIC`.
+        args: its arguments.
+        kwargs: those that were given by name.
+    """
+    return BASIC[name](operation if operation == name else f"{operation} by {name}", args, kwargs)
+
+
+def of_nothing(operation: str, reason: str) -> Product:
+    """A call of which only is known that it can't be tuned, and why."""
+    return Product(operation, 0, 0, 0, "", "", "", left_out=reason)
+
+
+def _of_two(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """`mm`, `bmm` and `_int_mm`: A @ B."""
+    wide = torch.int32 if operation.endswith("_int_mm") else None
+    return _of(operation, args[0], args[1], kwargs.get("out_dtype") or (args[2] if len(args) > 2 else wide))
+
+
+def _of_sum(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """`addmm` and `baddbmm`: beta * a summand + alpha * A @ B."""
+    summand, a, b = args[:3]
+    beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
+    is_bias = summand.dim() <= 2 and summand.shape[-1:] == b.shape[-1:] and _is_one_row(summand)
+    if beta == 1 and alpha == 1 and is_bias:
+        return _of(operation, a, b, bias="n")
+    what = "a matrix" if beta else ""
+    factors = "" if beta in (0, 1) and alpha == 1 else "factors"
+    added = " and ".join(filter(None, (what, factors)))
+    return _of(f"{operation} with {added}" if added else operation, a, b)
+
+
+def _is_one_row(summand: Tensor) -> bool:
+    return bool(summand.dim() == 1 or summand.shape[0] == 1 or summand.stride(0) == 0)
+
+
+def _of_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """`_scaled_mm`: A @ B with scale factors."""
+    names = ("scale_a", "scale_b", "bias", "scale_result", "out_dtype")
+    given = {**dict(zip(names, args[2:], strict=False)), **kwargs}
+    a, b, scale_a, scale_b = args[0], args[1], given["scale_a"], given["scale_b"]
+    m, n, one = a.shape[0], b.shape[1], scale_a.numel() == 1 and scale_b.numel() == 1
+    by_row = scale_a.numel() == m and scale_b.numel() == n and scale_a.dtype == torch.float32 and not one
+    reason = "" if by_row else "one scale factor for a tensor" if one else "scale factors of blocks"
+    bias = "none" if given.get("bias") is None else "n"
+    return _of(operation, a, b, given.get("out_dtype"), bias, "a8w8" if by_row else "dense", reason, one)
+
+
+def _of_vector(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """`mv` and `dot`: what has no matrix on one side."""
+    return of_nothing(operation, f"a product with a vector of {args[-1].shape[0]}")
+
+
+def _of_recipe(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """`_scaled_mm_v2`: A @ B with scale factors that a recipe describes."""
+    return _of(operation, args[0], args[1], left_out="scale factors by a recipe")
+
+
+def _of_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """`_grouped_mm` and its scaled form: products of different M."""
+    a, b = (tuple(t.shape) for t in args[:2])
+    return of_nothing(operation, f"grouped products of {a} and {b} {_name(args[0].dtype)}")
+
+
+BASIC: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Product | None]] = {
+    "mm": _of_two,
+    "bmm": _of_two,
+    "_int_mm": _of_two,
+    "addmm": _of_sum,
+    "baddbmm": _of_sum,
+    "_scaled_mm": _of_scaled,
+    "_scaled_mm_v2": _of_recipe,
+    "mv": _of_vector,
+    "dot": _of_vector,
+    "vdot": _of_vector,
+    "_grouped_mm": _of_groups,
+    "_scaled_grouped_mm": _of_groups,
+    "_scaled_grouped_mm_v2": _of_groups,
+}
+
+
+def _of(
+    operation: str,
+    a: Tensor,
+    b: Tensor,
+    out: torch.dtype | None = None,
+    bias: str = "none",
+    family: str = "dense",
+    left_out: str = "",
+    one_scale: bool = False,
+) -> Product | None:
+    if not a.numel() or not b.numel():
+        return None
+    *batch, m, k = a.shape
+    dtypes = _name(a.dtype), _name(b.dtype), _name(out or a.dtype)
+    layouts = _is_row_major(a), _is_row_major(b)
+    return _judged(
+        Product(operation, m, b.shape[-1], k, *dtypes, *layouts, bias, math.prod(batch), family, left_out, one_scale)
+    )
+
+
+def _is_row_major(t: Tensor) -> bool:
+    """Whether the elements of a row lie side by side; what lies otherwise is copied into rows by PyTorch."""
+    columns = t.stride(-2) == 1 and t.shape[-2] > 1
+    return t.stride(-1) == 1 or not columns
+
+
+def _name(dtype: torch.dtype) -> str:
+    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def _judged(product: Product) -> Product:
+    """The product, with the reason why its dtypes can't be tuned."""
+    unknown = [d for d in (product.dtype_a, product.dtype_b) if d not in _TUNABLE]
+    unknown += [d for d in (product.dtype_c,) if d not in DTYPES]
+    if not unknown or product.left_out:
+        return product
+    return Product(**{**product.__dict__, "left_out": f"there are no kernels for {unknown[0]}"})

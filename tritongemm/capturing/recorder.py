@@ -1,0 +1,197 @@
+"""Counts of the products that a program asked for, and who asked."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from tritongemm.capturing.callers import Callers
+from tritongemm.capturing.counting import Counter
+from tritongemm.capturing.decompose import decompose
+from tritongemm.capturing.product import Product, of_layer, of_nothing
+
+_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
+
+
+@dataclass
+class Tally:
+    """How often one product was asked for.
+
+    Attributes:
+        callers: who did.
+        slow: calls that were counted one by one.
+        replayed: calls of graphs that were launched again.
+        counter, slot: where the others are counted.
+    """
+
+    callers: set[str] = field(default_factory=set)
+    slow: int = 0
+    replayed: int = 0
+    counter: Counter | None = None
+    slot: int = 0
+
+    @property
+    def calls(self) -> int:
+        """All of them, but for those of graphs that were launched again."""
+        return self.slow + (self.counter.read(self.slot) if self.counter else 0)
+
+
+class Recorder:
+    """Keeps the tallies of a process. Known layers are counted by `Counter`s; all other calls come here.
+
+    Args:
+        on_new: is called where a product, or a caller of it, is met for the first time.
+    """
+
+    def __init__(self, on_new: Callable[[], None]) -> None:
+        self.with_gradient = False  # products were asked for of which autograd makes others
+        self._tallies: dict[Product, Tally] = {}
+        self._known: dict[Any, tuple[Tally, ...]] = {}
+        self._weights: dict[int, weakref.ref[Tensor]] = {}
+        self._caller_of: dict[int, str] = {}
+        self._counters: list[Counter] = []
+        self._callers, self._on_new = Callers(), on_new
+        self._lock = threading.RLock()  # a weight may be deleted while its own thread is here
+
+    def __iter__(self) -> Iterator[tuple[Product, Tally]]:
+        """Every product with its tally."""
+        return iter(list(self._tallies.items()))
+
+    def add_counter(self, counter: Counter) -> None:
+        """Have a counter learn the weights that are seen twice."""
+        self._counters.append(counter)
+
+    def enter_child(self) -> None:
+        """Go on in a forked process, where a thread that held the lock is not."""
+        self._lock = threading.RLock()
+
+    def forget(self) -> None:
+        """Look anew at what the next call of everything is."""
+        self._known.clear()
+        for counter in self._counters:
+            counter.clear()
+
+    def guarded(self, note: Callable[..., None]) -> Callable[..., None]:
+        """A function that counts, such as `note_call`, and fails no program: it counts what it can't follow as that."""
+
+        def guarded(operation: str, *rest: Any) -> None:
+            if torch._C._get_tracing_state() is not None:  # torch.jit.trace: sizes are no numbers
+                return
+            try:
+                note(operation, *rest)
+            except Exception as error:
+                with self._lock:
+                    self._tally(
+                        of_nothing(operation, f"a call that can't be followed: {type(error).__name__}")
+                    ).slow += 1
+
+        return guarded
+
+    def note_layer(
+        self, operation: str, counter: Counter, x: Tensor, w: Tensor, bias: Tensor | None, result: Tensor
+    ) -> None:
+        """Count a call of a layer that its counter does not know yet, and have it learn the weight."""
+        with self._lock:
+            if not (_has_memory(x) and _has_memory(w)):
+                self._leave_out(operation, (x, w))
+                return
+            product = of_layer(operation, x, w, bias, result)
+            if product is None:
+                return
+            tally = self._tally(product)
+            tally.slow += 1
+            name = self._caller_of.get(id(w))
+            if name is None:
+                name = self._caller_of[id(w)] = self._callers.find()
+            self._add_caller(tally, name)
+            self._note_gradient((x, w))
+            if self._is_lasting(w) and not torch.is_autocast_enabled(x.device.type):
+                if tally.counter is None:
+                    tally.counter, tally.slot = counter, counter.slot()
+                counter.learn(id(w), x.numel(), bias is not None, tally.slot)
+
+    def note_call(
+        self, operation: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Count a call of a function that multiplies."""
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if not all(map(_has_memory, tensors)):
+            with self._lock:
+                self._leave_out(operation, tensors)
+            return
+        settings = tuple(x for x in tree_leaves((args, kwargs)) if not isinstance(x, Tensor))
+        half = bool(tensors) and torch.is_autocast_enabled(tensors[0].device.type)
+        key = (operation, half, settings, tuple([(t.shape, t.stride(), t.dtype) for t in tensors]))
+        known = self._known.get(key)
+        if known is None:
+            with self._lock:
+                known = self._known[key] = tuple(
+                    self._tally(product) for product in decompose(operation, function, args, kwargs)
+                )
+                for tally in known:
+                    self._add_caller(tally, self._callers.find())
+                self._note_gradient(tensors)
+        for tally in known:
+            tally.slow += 1
+
+    def _leave_out(self, operation: str, tensors: Any) -> None:
+        """Count a call of tensors that are no plain memory; what a tracer runs is no call."""
+        kinds = sorted({type(t).__name__ for t in tensors if not _has_memory(t)})
+        if not any(_is_traced(t) for t in tensors):
+            what = "sparse or nested tensors" if set(kinds) <= {"Tensor", "Parameter"} else ", ".join(kinds)
+            tally = self._tally(of_nothing(operation, f"operands are {what}"))
+            tally.slow += 1
+            self._add_caller(tally, self._callers.find())
+
+    def _tally(self, product: Product) -> Tally:
+        if product not in self._tallies:
+            self._tallies[product] = Tally()
+            self._on_new()
+        return self._tallies[product]
+
+    def _add_caller(self, tally: Tally, name: str) -> None:
+        if name and name not in tally.callers:
+            tally.callers = {*tally.callers, name}  # the old set may be being read
+            self._on_new()
+
+    def _note_gradient(self, tensors: Any) -> None:
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            self.with_gradient = True
+
+    def _is_lasting(self, w: Tensor) -> bool:
+        """Whether a weight was seen before; one that is made for each call is not worth learning."""
+        weight = id(w)
+        if weight in self._weights:
+            return True
+        counters, weights, callers = self._counters, self._weights, self._caller_of
+
+        def forget(_: object) -> None:
+            weights.pop(weight, None)
+            callers.pop(weight, None)
+            for counter in counters:
+                counter.forget(weight)
+
+        self._weights[weight] = weakref.ref(w, forget)
+        return False
+
+
+def _has_memory(t: Tensor) -> bool:
+    """Whether a tensor is dense memory, of PyTorch's own class or of one that only adds to it."""
+    kind = type(t)
+    if kind is not Tensor and kind is not torch.nn.Parameter and kind.__torch_dispatch__ is not _NO_DISPATCH:
+        return False
+    return t.layout is torch.strided and not t.is_nested and t.device.type != "meta"
+
+
+def _is_traced(t: Tensor) -> bool:
+    """Whether a tensor stands for another one while a compiler looks at the program."""
+    if t.device.type == "meta" or type(t).__name__ in ("FakeTensor", "FunctionalTensor", "ProxyTensor"):
+        return True
+    return bool(torch._C._len_torch_dispatch_stack()) and type(t).__module__.startswith("torch.")

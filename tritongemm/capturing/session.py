@@ -1,0 +1,201 @@
+"""A capture, from its start to its end: `Capture` for programs, `start_if_asked` for what starts with a process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import util
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from tritongemm.capturing import child_processes
+from tritongemm.capturing.aiter_untuned import AiterUntuned
+from tritongemm.capturing.graph_replays import GraphReplays
+from tritongemm.capturing.hooks import Hooks
+from tritongemm.capturing.product import Product
+from tritongemm.capturing.recorder import Recorder
+from tritongemm.capturing.workload_file import Counted, WorkloadFile
+from tritongemm.core import settings
+from tritongemm.core.errors import InputError, OutputError
+
+NEW_SECONDS = 0.3  # until a product that is met for the first time is written
+COUNTS_SECONDS = 3.0  # between two times that counts are written
+_JOIN_SECONDS = 60.0
+
+
+class Capture:
+    """Write every product that PyTorch is asked for while this is open, with counts and callers.
+
+    Args:
+        path: YAML of sizes, for ``python -m tritongemm.tune --gemm_size_file``; counts are added to those that a file
+            has. A name that ends in ``.csv`` is a file of AITER's untuned sizes, without counts.
+
+    Raises:
+        InputError: another capture is under way.
+        OutputError: no such file can be written there.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._paths = (Path(path).expanduser().absolute(),)
+
+    def __enter__(self) -> None:
+        """Start."""
+        _captures.start(self._paths)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop, and write what was counted."""
+        _captures.stop()
+
+
+def start_if_asked() -> bool:
+    """Start a capture until the process ends, if TRITONGEMM_CAPTURE or AITER_TUNE_GEMM ask for one.
+
+    It does nothing where one is under way. A server's plug-in calls it in every process; it takes no GPU. Where the
+    file can't be written a warning says so, and the program goes on.
+
+    Returns:
+        Whether a capture is under way.
+    """
+    paths = tuple(path.absolute() for path in settings.capture_files())
+    if paths and not _captures.running:
+        try:
+            _captures.start(paths)
+        except OutputError as error:
+            warnings.warn(f"nothing is captured: {error}", RuntimeWarning, stacklevel=2)
+    return _captures.running
+
+
+class _Captures:
+    """The capture of this process, of which there is one at a time."""
+
+    def __init__(self) -> None:
+        self._session: OpenCapture | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether there is one."""
+        return self._session is not None
+
+    def start(self, paths: Sequence[Path]) -> None:
+        """Start one."""
+        if self._session:
+            told = ", ".join(str(file.path) for file in self._session.files)
+            raise InputError(f"a capture into {told} is under way in this process; end it first")
+        session = OpenCapture(paths)
+        session.start()
+        self._session = session
+
+    def stop(self) -> None:
+        """End the one that is under way, if any."""
+        session, self._session = self._session, None
+        if session:
+            session.stop()
+
+    def enter_child(self) -> None:
+        """Go on in a process that was forked."""
+        if self._session:
+            self._session.enter_child()
+
+
+class OpenCapture:
+    """One capture.
+
+    Args:
+        paths: files to write.
+
+    Raises:
+        OutputError: one of them can't be written.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.files = [AiterUntuned(p) if p.suffix == ".csv" else WorkloadFile(p) for p in paths]
+        self._recorder = Recorder(self._wake)
+        self._hooks, self._replays = Hooks(self._recorder), GraphReplays(self._recorder)
+        self._written: dict[Product, tuple[int, frozenset[str]]] = {}
+        self._told = False
+        self._make_thread()
+
+    def start(self) -> None:
+        """Put the hooks in place."""
+        self._hooks.install()
+        self._replays.install()
+        child_processes.cover()
+        atexit.register(self.flush)
+        util.register_after_fork(self, OpenCapture.flush_at_end)
+
+    def stop(self) -> None:
+        """Remove the hooks, and write what is left."""
+        self._hooks.remove()
+        self._replays.remove()
+        child_processes.uncover()
+        atexit.unregister(self.flush)
+        self._ending.set()
+        self._new.set()
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_SECONDS)
+        self.flush()
+
+    def enter_child(self) -> None:
+        """Go on in a forked process: what its parent counted is the parent's to write, and threads are not forked."""
+        self._recorder.enter_child()
+        self._written = {p: (t.calls + t.replayed, frozenset(t.callers)) for p, t in self._recorder}
+        self._make_thread()
+
+    def flush_at_end(self) -> None:
+        """Write what is left when a process ends that `multiprocessing` forked, which calls no function of atexit."""
+        util.Finalize(self, self.flush, exitpriority=0)
+
+    def flush(self) -> None:
+        """Write what was counted since the last time. What can't be written is kept, and told once."""
+        with self._writing:
+            totals = {p: (t.calls + t.replayed, frozenset(t.callers)) for p, t in self._recorder}
+            before = (0, frozenset[str]())
+            counted = [
+                Counted(product, calls - self._written.get(product, before)[0], callers)
+                for product, (calls, callers) in totals.items()
+                if (calls, callers) != self._written.get(product)
+            ]
+            if not counted:
+                return
+            try:
+                for file in self.files:
+                    file.add(counted, self._recorder.with_gradient)
+                self._written = totals
+            except OutputError as error:
+                if not self._told:
+                    warnings.warn(f"what was captured is not written yet: {error}", RuntimeWarning, stacklevel=1)
+                self._told = True
+
+    def _make_thread(self) -> None:
+        self._new, self._ending, self._writing = threading.Event(), threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._write_on, name="tritongemm.capture", daemon=True)
+        self._started = False
+
+    def _wake(self) -> None:
+        """Have what is new written soon; the thread is started by the first, as a fork would lose it."""
+        if not self._started:
+            self._started = True
+            with suppress(RuntimeError):  # at the end of the process, which writes what is left by itself
+                self._thread.start()
+        self._new.set()
+
+    def _write_on(self) -> None:
+        new, ending = self._new, self._ending
+        while not ending.is_set():
+            if new.wait(COUNTS_SECONDS):
+                ending.wait(NEW_SECONDS)
+                new.clear()
+            else:
+                self._recorder.forget()
+            self.flush()
+
+
+_captures: Final = _Captures()
+os.register_at_fork(after_in_child=_captures.enter_child)

@@ -1,0 +1,158 @@
+"""The file of sizes that a capture writes: YAML of one row a line, which any number of processes add to.
+
+A row is a JSON map, which is YAML too, and ends with what changes: the number of calls, and who called. Products that
+can't be tuned are remarks of the same form. Lines of other forms, of a person or another program, are left as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from tritongemm.capturing.product import Product
+from tritongemm.core.errors import OutputError
+from tritongemm.core.files import atomic_write, check_place, read_regular, sweep
+
+LOCK_SECONDS = 30.0  # Another process writes for milliseconds.
+ADVICE = "choose another file"
+_MOST_CALLERS = 100  # of one row
+_ROW = re.compile(r'(?P<start>(?:- |# left out: )\{.*), "count": (?P<count>\d{1,18}), "callers": (?P<callers>\[.*\])\}')
+_HEAD = (
+    "# Captured by tritongemm: what a program asked PyTorch to multiply, with the number of calls.\n"
+    "# A graph of CUDA or HIP counts when it is captured, and again each time it is launched.\n"
+)
+_GRADIENT = "# Gradients were wanted: the products of the backward pass are not among them.\n"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What is to be added to a file.
+
+    Attributes:
+        product: what was asked for.
+        calls: how often, since it was last written.
+        callers: who did.
+    """
+
+    product: Product
+    calls: int
+    callers: frozenset[str]
+
+
+class WorkloadFile:
+    """A file of sizes that counts are added to.
+
+    Args:
+        path: there or not.
+
+    Raises:
+        OutputError: no such file can be written there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        check_place(path, _may_be_sizes, "a list of sizes", ADVICE)
+        with locked(path):
+            sweep(path.parent, path.name)
+
+    def add(self, counted: Sequence[Counted], with_gradient: bool) -> None:
+        """Add calls to the file's rows, and rows that it lacks.
+
+        Args:
+            counted: what was called.
+            with_gradient: whether the program made products in backward passes too.
+
+        Raises:
+            OutputError: it can't be written; what was there still is.
+        """
+        with locked(self.path):
+            lines = read_lines(self.path) or [_HEAD]
+            if with_gradient and _GRADIENT not in lines:
+                lines.insert(0, _GRADIENT)
+            atomic_write(self.path, "".join(_merged(lines, counted)), ADVICE)
+
+
+def locked(path: Path) -> FileLock:
+    """The lock of a file that several processes write, already held.
+
+    Raises:
+        OutputError: it can't be had.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        lock.acquire(timeout=LOCK_SECONDS)
+    except Timeout:
+        raise OutputError(f"{path} can't be written: another process holds {lock.lock_file}; {ADVICE}") from None
+    except OSError as error:
+        raise OutputError(f"{path} can't be written: {error.strerror}; {ADVICE}") from error
+    return lock
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file with their ends, the last one's too; none where there is no file.
+
+    Raises:
+        OutputError: it can't be read.
+    """
+    try:
+        text = read_regular(path).decode("utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise OutputError(f"{path} can't be added to: {error}; {ADVICE}") from None
+    lines = text.splitlines(keepends=True)
+    return lines if not lines or lines[-1].endswith("\n") else [*lines[:-1], lines[-1] + "\n"]
+
+
+def _may_be_sizes(start: bytes) -> bool:
+    return start.lstrip()[:1] in (b"", b"#", b"-") and b"\0" not in start
+
+
+def _merged(lines: list[str], counted: Iterable[Counted]) -> list[str]:
+    places = dict[str, int]()
+    for place, line in enumerate(lines):
+        if row := _ROW.match(line):
+            places.setdefault(row["start"], place)
+    for one in counted:
+        start = _start(one.product)
+        if start not in places:
+            places[start] = len(lines)
+            lines.append(_line(start, one.calls, one.callers))
+        else:
+            lines[places[start]] = _with(lines[places[start]], one)
+    return lines
+
+
+def _with(line: str, one: Counted) -> str:
+    """A row with more calls."""
+    row = _ROW.match(line)
+    assert row
+    try:
+        named = json.loads(row["callers"])
+    except ValueError:  # somebody edited it
+        named = []
+    callers = {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
+    return _line(row["start"], int(row["count"]) + one.calls, callers | one.callers)
+
+
+def _line(start: str, calls: int, callers: Iterable[str]) -> str:
+    return f'{start}, "count": {calls}, "callers": {json.dumps(sorted(callers)[:_MOST_CALLERS])}}}\n'
+
+
+def _start(product: Product) -> str:
+    """What a row begins with: all that does not change."""
+    p = product
+    values: dict[str, object] = {"M": p.m, "N": p.n, "K": p.k} if p.m else {}
+    if p.m:
+        values |= {"rowMajorA": "T" if p.row_major_a else "N", "rowMajorB": "T" if p.row_major_b else "N"}
+        values |= {"dtype_a": p.dtype_a, "dtype_b": p.dtype_b, "dtype_c": p.dtype_c, "bias": p.bias}
+        values |= {"batch": p.batch} if p.batch > 1 else {}
+        values |= {"family": p.family}
+    values |= {"reason": p.left_out} if p.left_out else {}
+    values |= {"operation": p.operation}
+    return ("# left out: " if p.left_out else "- ") + json.dumps(values)[:-1]

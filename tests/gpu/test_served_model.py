@@ -125,15 +125,17 @@ def test_a_servers_plug_in(table: Path, server: str, monkeypatch: pytest.MonkeyP
         registry, method_class, _ = install_sglang(monkeypatch)
         sglang.register()
         registry.apply_hooks()
-        gemm = lambda layer, x, w, bias=None: method_class().apply(layer_of(w), x, bias)
+        method = method_class()
+        gemm = lambda layer, x, w, bias=None: method.apply(layer, x, bias)
     assert dispatcher.weights == {(N, K)} and not dispatcher._devices, "no GPU is started before a call"
     w, bias = make(N, K), make(N)
+    layer = layer_of(w)
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x: gemm(None, x, w, bias), dynamic=True, fullgraph=True)
+    compiled = torch.compile(lambda x: gemm(layer, x, w, bias), dynamic=True, fullgraph=True)
     for m in (M, 2, 17, 300):
         x = make(m, K)
         plain = functional.linear(x, w, bias)
-        for out in (gemm(None, x, w, bias), compiled(x)):
+        for out in (gemm(layer, x, w, bias), compiled(x)):
             assert_close(out, x, w, bias)
             assert m == M or torch.equal(out, plain)
     assert "exact" in str(dispatcher.explain(make(M, K), w, bias))

@@ -10,14 +10,20 @@ from tritongemm.core.problem import Problem
 from tritongemm.report.console import Reporter
 from tritongemm.report.m_tables import print_held_out, print_table
 from tritongemm.tuning.m_table import MTable
-from tritongemm.workloads.m_spans import MSpan, group_spans
+from tritongemm.workloads.m_spans import MSpan, drop_small, group_spans
 
 
-def read_spans(rows: Sequence[FormatRow], args: argparse.Namespace) -> list[MSpan]:
-    """The spans of M that tables are asked for; none where sizes alone are."""
+def read_spans(rows: Sequence[FormatRow], args: argparse.Namespace, reporter: Reporter) -> list[MSpan]:
+    """The spans of M that tables are asked for; none where sizes alone are. What is left out is said."""
     if args.workload is None and args.m_range is None:
         return []
-    return group_spans(rows, args.m_range)
+    if args.workload is None:
+        return group_spans(rows, args.m_range)
+    kept, small = drop_small(rows)
+    for product, share in small.items():
+        size = f"N {product.n}, K {product.k}, {product.dtypes} {product.layout}"
+        reporter.say(f"left out: {size}: {share:.2%} of the workload's time, as far as its bytes and operations tell")
+    return group_spans(kept, args.m_range)
 
 
 def list_searched(spans: Sequence[MSpan]) -> list[Problem]:

@@ -77,7 +77,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
                 else _retime(again, rows, file, plan.library, reporter)
             )
             return max(status, door.WRONG if damaged else door.DONE)
-        spans = tables.read_spans(rows, args)
+        spans = tables.read_spans(rows, args, reporter)
         # rows of several GPUs may be of one problem
         problems = tables.list_searched(spans) if spans else list(dict.fromkeys(row.problem for row in rows))
         order = tables.list_measured(spans) if spans else problems

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 
+LEAST_SHARE = 0.002  # A product that takes less of a workload's time has no table.
+_OPERATIONS_A_BYTE = 200  # What a GPU computes while it reads a byte, in 16-bit floats, roughly.
 MOST_WANTED = 8  # M of a span that are searched as a size of their own is, beside powers of two.
 # Powers of two whose winners are among those of their neighbours.
 _NOT_SEARCHED = (2, 4, 8, 128, 512, 1024, 4096)
@@ -49,6 +51,27 @@ class MSpan:
 def _searched_up_to(high: int) -> list[int]:
     powers = [2**e for e in range(high.bit_length())]
     return [m for m in powers if m not in _NOT_SEARCHED and m <= high]
+
+
+def drop_small(rows: Sequence[FormatRow]) -> tuple[list[FormatRow], dict[Problem, float]]:
+    """The rows of products that take a share of a workload's time worth tuning, and the shares of the others.
+
+    The least time of a product is estimated from its bytes and operations, whatever the device.
+
+    Args:
+        rows: sizes, with how often each is called.
+
+    Returns:
+        The rows that are kept, and by product, with an M of 1, the share that each other takes.
+    """
+    work: dict[Problem, float] = {}
+    for row in rows:
+        of_row = row.count * (row.problem.bytes + row.problem.flops / _OPERATIONS_A_BYTE)
+        product = replace(row.problem, m=1)
+        work[product] = work.get(product, 0.0) + of_row
+    total = sum(work.values())
+    small = {product: done / total for product, done in work.items() if done < LEAST_SHARE * total}
+    return [row for row in rows if replace(row.problem, m=1) not in small], small
 
 
 def group_spans(rows: Iterable[FormatRow], m_range: tuple[int, int] | None = None) -> list[MSpan]:

@@ -1,0 +1,132 @@
+"""Rows that serve a range of M: looked up, bound to the M that is called, told by explain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tests.support.linear_layers import StandInKernel, attach_device, problem, record
+from tritongemm.build import prepare
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.launch import Launch
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.support import Support
+from tritongemm.formats import Defaults, results_format
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
+from tritongemm.serving.record_table import RecordTable
+
+SM90 = target_files.load_target("sm90", compute_units=132)
+TABLE = [
+    record(problem(1, 32, 64), m_from=1),
+    record(problem(16, 32, 64), m_from=2),
+    record(problem(20, 32, 64)),
+    record(problem(64, 32, 64), winner="torch", m_from=17),
+]
+
+
+@given(m=st.integers(1, 80))
+def test_each_m_has_the_row_of_its_range_and_its_own_before_that(m: int) -> None:
+    found = RecordTable(TABLE).find(problem(m, 32, 64), "sm90", 132)
+    wanted = TABLE[2] if m == 20 else next((r for r in (*TABLE[:2], TABLE[3]) if m <= r.problem.m), None)
+    if wanted is None:
+        assert isinstance(found, Support) and "the table over M has 1 to 64, and not this one" in str(found)
+    else:
+        assert found is wanted
+
+
+def test_a_range_is_of_its_product_target_and_compute_units() -> None:
+    one = record(problem(16, 32, 64), m_from=1, compute_units=132)
+    table = RecordTable([one])
+    assert table.find(problem(3, 32, 64), "sm90", 132) is one
+    for other, arch, units in (
+        (problem(3, 32, 64, "n"), "sm90", 132),
+        (problem(3, 32, 128), "sm90", 132),
+        (problem(3, 32, 64), "gfx942", 132),
+        (problem(3, 32, 64), "sm90", 78),
+    ):
+        assert isinstance(table.find(other, arch, units), Support)
+
+
+def test_a_range_that_can_not_be_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="m_from must be at most M, 16, not 17"):
+        record(problem(16, 32, 64), m_from=17)
+    text = results_format().write([TABLE[1]]).replace("'M_from': 2", "'M_from': 99")
+    with pytest.raises(InputError, match=r"x.yaml: row 1 \(line 2\).*m_from must be at most M, 16, not 99"):
+        results_format().read(Path("x.yaml"), text, Defaults())
+    text = results_format().write([replace(TABLE[1], held_out={"7": [0.01, 1.1]})]).replace("[0.01, 1.1]", "[0.01]")
+    with pytest.raises(InputError, match=r"row 1 .*held_out must be a map of two numbers from 0 on for each M"):
+        results_format().read(Path("x.yaml"), text, Defaults())
+
+
+def test_explain_tells_the_range_and_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    dispatcher = Dispatcher()
+    dispatcher.load(TABLE)
+    own, bound = StandInKernel(), StandInKernel()
+    loaded: dict[Problem, LoadedKernel | Support] = {r.problem: own for r in TABLE[:3]}
+    kernels = attach_device(dispatcher, loaded)
+    asked: list[int] = []
+
+    def bind(m: int) -> LoadedKernel:
+        asked.append(m)
+        return bound
+
+    kernels.binders[TABLE[1].problem] = bind
+
+    def answers(m: int) -> CallAnswers:
+        with FakeTensorMode():
+            x, w = (torch.empty(rows, 64, dtype=torch.bfloat16, device="cuda:0") for rows in (m, 32))
+            return dispatcher.explain(x, w)
+
+    def explained(m: int) -> str:
+        return str(answers(m))
+
+    assert explained(16).startswith("exact: tile__") and not asked
+    assert explained(7).startswith("range: M 2 to 16: tile__") and "at M 16" in explained(7) and set(asked) == {7}
+    assert answers(7).resolution.kernel is bound
+    assert explained(40).startswith("library: torch won the tuning of 64x32x64")
+    assert "whose range of M is 17 to 64" in explained(40)
+    assert explained(65).startswith("fallback: ")
+    kernels.binders[TABLE[1].problem] = lambda m: Support("another binary")
+    assert explained(7).startswith("fallback: ") and "M 7: another binary" in explained(7)
+
+
+CONFIGS = (
+    Config("tile", 16, 32, 32, 1, 2, 4, 2),
+    Config("tma", 64, 32, 64, num_warps=4, num_stages=2),
+    Config("persistent", 64, 64, 64, num_warps=4, num_stages=2),
+)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.template)
+def test_one_binary_serves_every_m_of_a_range(config: Config, tmp_path: Path) -> None:
+    """The launch at another M is that of a kernel compiled for it: its grid, sizes and workspace, never padded."""
+    row = record(problem(200, 96, 128), config, m_from=1)
+    cache = ArtifactCache(tmp_path)
+    prepared = prepare.prepare_kernels([row], SM90, cache)[row.problem]
+    assert not isinstance(prepared, Support) and prepared.serves_range()
+    for m in (1, 33, 199):
+        own: Record = replace(row, problem=replace(row.problem, m=m), m_from=0)
+        assert prepared.launch_at(m) == prepare.prepare_launches([own], SM90, cache)[own.problem]
+        launch = prepared.launch_at(m)
+        assert isinstance(launch, Launch) and m in [p.value for p in launch.params if p.kind == "i32"]
+
+
+def test_a_range_that_needs_several_binaries_is_not_served(tmp_path: Path) -> None:
+    """Of a column-major A the compiler knows what divides M."""
+    row = record(replace(problem(64, 96, 128), row_major_a=False), CONFIGS[0], m_from=33)
+    prepared = prepare.prepare_kernels([row], SM90, ArtifactCache(tmp_path))[row.problem]
+    assert not isinstance(prepared, Support), str(prepared)
+    assert str(prepared.serves_range()) == "M 33 needs another binary than M 64"

@@ -257,3 +257,26 @@ def test_aiter_gets_its_own_file(tmp_path: Path) -> None:
         b"5,7,6,True,torch.bfloat16,torch.bfloat16,False,False\n"
         b"5,7,6,False,torch.bfloat16,torch.bfloat16,False,False\n"
     )
+
+
+def test_a_class_that_computes_functions_itself_finds_them(path: Path) -> None:
+    """Its table has the functions as they were when it was made: PyTorch's own, or the hooks."""
+
+    def make_class() -> type[torch.Tensor]:
+        table = {functional.linear: "linear", torch.matmul: "matmul", torch.Tensor.matmul: "method"}
+
+        class Quantised(torch.Tensor):  # type: ignore[misc]
+            @classmethod
+            def __torch_function__(
+                cls, func: object, types: object, args: object = (), kwargs: object = None
+            ) -> object:
+                return table.get(func, "unknown")
+
+        return Quantised
+
+    before, x = make_class(), torch.ones(2, 3)
+    with tritongemm.capture(path):
+        for kind in (before, make_class()):
+            w = torch.ones(3, 3).as_subclass(kind)
+            called = functional.linear(x, w), functional.linear(x, weight=w), torch.matmul(x, w), w @ x, x @ w
+            assert called == ("linear", "linear", "matmul", "method", "method")

@@ -7,6 +7,7 @@ Calls are timed with and without the capture in turns. On a GPU nothing waits fo
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,12 +19,14 @@ from torch.nn import functional
 
 import tritongemm
 
-CALLS, ROUNDS = 1000, 60
-
 
 def main() -> None:
     """Print the host time of a call without and with the capture, in microseconds, and what it adds in percent."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--count", type=int, default=1000, help="calls a round makes of one kind (default 1000)")
+    args = parser.parse_args()
     torch.set_num_threads(1)
     layer = torch.nn.Linear(16, 16, bias=False, device=device).requires_grad_(False)
     x, w = torch.randn(4, 16, device=device), layer.weight
@@ -34,28 +37,28 @@ def main() -> None:
     }
     with tempfile.NamedTemporaryFile(suffix=".yaml") as file, torch.no_grad():
         for name, call in cases.items():
-            without, with_it = _in_turns(call, Path(file.name))
+            without, with_it = _in_turns(call, Path(file.name), args.rounds, args.count)
             print(f"{name:20} {without:8.3f} us {with_it:8.3f} us {100 * (with_it / without - 1):6.2f} %")
 
 
-def _in_turns(call: Callable[[], object], path: Path) -> tuple[float, float]:
+def _in_turns(call: Callable[[], object], path: Path, rounds: int, count: int) -> tuple[float, float]:
     without, with_it = list[float](), list[float]()
-    for _ in range(ROUNDS):
-        without.append(_microseconds(call))
+    for _ in range(rounds):
+        without.append(_microseconds(call, count))
         with tritongemm.capture(path):
             for _ in range(3):  # the second call of a weight has it learnt
                 call()
-            with_it.append(_microseconds(call))
+            with_it.append(_microseconds(call, count))
     return median(without), median(with_it)
 
 
-def _microseconds(call: Callable[[], object]) -> float:
+def _microseconds(call: Callable[[], object], count: int) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     started = time.perf_counter()
-    for _ in range(CALLS):
+    for _ in range(count):
         call()
-    return (time.perf_counter() - started) / CALLS * 1e6
+    return (time.perf_counter() - started) / count * 1e6
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,13 +103,9 @@ def bytes_of(*shape: int) -> torch.Tensor:
         (lambda: some(5, 6).mm(some(7, 6).t()), "5x7x6_fp32_TN", "mm"),
         (lambda: some(6, 5).t() @ some(6, 7), "5x7x6_fp32_NT", "matmul by mm"),
         (lambda: torch.matmul(some(2, 3, 6), some(6, 7)), "6x7x6_fp32_TT", "matmul by mm"),
-        (lambda: some(2, 3, 5, 6) @ some(2, 3, 6, 7), "5x7x6_fp32_TT_batch6", "matmul by bmm"),
-        (lambda: torch.bmm(some(3, 5, 6), some(3, 6, 7)), "5x7x6_fp32_TT_batch3", "bmm"),
         (lambda: torch.addmm(some(7), some(5, 6), some(6, 7)), "5x7x6_fp32_TT_biasn", "addmm"),
         (lambda: torch.addmm(some(5, 7), some(5, 6), some(6, 7)), "5x7x6_fp32_TT", "addmm with a matrix"),
         (lambda: torch.addmm(some(7), some(5, 6), some(6, 7), beta=0), "5x7x6_fp32_TT", "addmm"),
-        (lambda: some(3, 5, 7).baddbmm(some(3, 5, 6), some(3, 6, 7)), "5x7x6_fp32_TT_batch3", "baddbmm with a matrix"),
-        (lambda: torch.einsum("bij,bjk->bik", some(3, 5, 6), some(3, 6, 7)), "5x7x6_fp32_TT_batch3", "einsum by bmm"),
         (lambda: torch.tensordot(some(5, 6), some(6, 7), dims=1), "5x7x6_fp32_TT", "tensordot by mm"),
         (lambda: torch.mm(some(5, 6), some(6, 7), out=some(5, 7)), "5x7x6_fp32_TT", "mm"),
         (lambda: torch._int_mm(bytes_of(32, 16), bytes_of(8, 16).t()), "32x8x16_int8-int8-int32_TN", "_int_mm"),
@@ -125,6 +122,26 @@ def test_each_operation_is_written_as_what_it_becomes(
         call()
     (row,) = sizes.from_file(tmp_path / "shapes.yaml", Defaults())
     assert (row.problem.key, row.operation, row.count) == (key, operation, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "batch", "operation"),
+    [
+        (lambda: some(2, 3, 5, 6) @ some(2, 3, 6, 7), 6, "matmul by bmm"),
+        (lambda: torch.bmm(some(3, 5, 6), some(3, 6, 7)), 3, "bmm"),
+        (lambda: some(3, 5, 7).baddbmm(some(3, 5, 6), some(3, 6, 7)), 3, "baddbmm with a matrix"),
+        (lambda: torch.einsum("bij,bjk->bik", some(3, 5, 6), some(3, 6, 7)), 3, "einsum by bmm"),
+    ],
+)
+def test_batched_products_are_kept_with_their_sizes(
+    tmp_path: Path, call: Callable[[], torch.Tensor], batch: int, operation: str
+) -> None:
+    with tritongemm.capture(tmp_path / "shapes.yaml"):
+        call()
+    (line,) = [x for x in (tmp_path / "shapes.yaml").read_text(encoding="utf-8").splitlines() if "left out" in x]
+    kept = json.loads(line.removeprefix("# left out: "))
+    assert (kept["M"], kept["N"], kept["K"], kept["batch"]) == (5, 7, 6, batch)
+    assert (kept["operation"], kept["reason"]) == (operation, "there are no kernels for batched products")
 
 
 @pytest.mark.parametrize(

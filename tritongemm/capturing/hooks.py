@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from tritongemm.capturing.counting import make_counter
+from tritongemm.capturing.overriding import Overriding
 from tritongemm.capturing.recorder import Recorder
 
 _FUNCTIONS = ("mm", "addmm", "matmul", "bmm", "baddbmm", "addbmm", "einsum", "tensordot", "inner", "chain_matmul",
@@ -26,7 +28,7 @@ _LINALG = ("matmul", "multi_dot")
 _FUNCTIONAL = ("bilinear",)  # the others of its functions call one of `_FUNCTIONS`
 _BY_INDUCTOR = ("mm", "addmm", "bmm", "baddbmm", "_int_mm", "_scaled_mm", "_grouped_mm")
 _LAYERS = {
-    "linear": (("torch.nn.functional", "linear"), ("torch._C._nn", "linear")),
+    "linear": (("torch.nn.functional", "linear"),),
     "tritongemm.mm": (("tritongemm", "mm"), ("tritongemm.serving.api", "mm")),
 }
 _PLACES = {"input": 0, "x": 0, "weight": 1, "w": 1, "bias": 2, "out_dtype": 3}  # of a layer's arguments
@@ -45,6 +47,8 @@ class Hooks:
         self._wrappers: dict[int, Any] = {}  # by the identity of what they stand for
         self._in_graphs: list[Any] = []
         self._active = False
+        self._overriding = Overriding()
+        self._operator, self._method = torch.Tensor.__matmul__, torch.Tensor.matmul
 
     def install(self) -> None:
         """Put them in place."""
@@ -94,6 +98,10 @@ class Hooks:
         note = self._recorder.guarded(self._recorder.note_layer)
 
         def first(*args: Any, **named: Any) -> Any:
+            operands = (*args, *named.values())
+            asked = self._asked(operands, function, original)
+            if asked is not None:
+                return handle_torch_function(asked, operands, *args, **named)
             result = original(*args, **named)
             if self._active:
                 given = dict(enumerate(args)) | {_PLACES[name]: value for name, value in named.items()}
@@ -112,6 +120,9 @@ class Hooks:
 
         @functools.wraps(original, assigned=("__name__", "__qualname__", "__doc__"))
         def call(*args: Any, **kwargs: Any) -> Any:
+            asked = self._asked(args, call, original)
+            if asked is not None:
+                return handle_torch_function(asked, args, *args, **kwargs)
             result = original(*args, **kwargs)
             if self._active and result is not NotImplemented:
                 note(operation, original, args, kwargs)
@@ -119,6 +130,14 @@ class Hooks:
 
         self._in_graphs.append(call)
         return call
+
+    def _asked(self, args: Sequence[Any], hook: Any, original: Any) -> Any:
+        """The function that a class of tensors is asked for which computes PyTorch's itself, or None."""
+        if not (self._active and has_torch_function(args)):
+            return None
+        if original is self._operator:  # PyTorch asks for `matmul` where @ stands
+            hook, original = torch.Tensor.matmul, self._method
+        return self._overriding.choose(args, hook, original)
 
     def _compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """What stands for torch.compile."""

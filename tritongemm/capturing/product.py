@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -203,9 +203,10 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _judged(product: Product) -> Product:
-    """The product, with the reason why its dtypes can't be tuned."""
+    """The product, with the reason why it can't be tuned."""
     unknown = [d for d in (product.dtype_a, product.dtype_b) if d not in _TUNABLE]
     unknown += [d for d in (product.dtype_c,) if d not in DTYPES]
-    if not unknown or product.left_out:
+    what = unknown[0] if unknown else "batched products" if product.batch > 1 else ""
+    if not what or product.left_out:
         return product
-    return Product(**{**product.__dict__, "left_out": f"there are no kernels for {unknown[0]}"})
+    return replace(product, left_out=f"there are no kernels for {what}")

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from tritongemm.capturing.callers import Callers
 from tritongemm.capturing.counting import Counter
@@ -85,7 +84,8 @@ class Recorder:
             if torch._C._get_tracing_state() is not None:  # torch.jit.trace: sizes are no numbers
                 return
             try:
-                note(operation, *rest)
+                with torch._C.DisableTorchFunctionSubclass():
+                    note(operation, *rest)
             except Exception as error:
                 with self._lock:
                     self._tally(
@@ -121,25 +121,41 @@ class Recorder:
         self, operation: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Count a call of a function that multiplies."""
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        if not all(map(_has_memory, tensors)):
-            with self._lock:
-                self._leave_out(operation, tensors)
-            return
-        settings = tuple(x for x in tree_leaves((args, kwargs)) if not isinstance(x, Tensor))
-        half = bool(tensors) and torch.is_autocast_enabled(tensors[0].device.type)
-        key = (operation, half, settings, tuple([(t.shape, t.stride(), t.dtype) for t in tensors]))
-        known = self._known.get(key)
+        given = [*args, *kwargs.values()]
+        leaves = [x for one in given for x in (one if isinstance(one, list | tuple) else (one,))]
+        try:
+            kinds = [_kind(x) if isinstance(x, Tensor) else x for x in leaves]
+            key = (operation, *kwargs, torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"), *kinds)
+            known = self._known.get(key)
+        except (RuntimeError, TypeError):  # sparse tensors have no strides, symbolic sizes are not told apart
+            key, known = None, None
         if known is None:
             with self._lock:
-                known = self._known[key] = tuple(
-                    self._tally(product) for product in decompose(operation, function, args, kwargs)
-                )
-                for tally in known:
-                    self._add_caller(tally, self._callers.find())
-                self._note_gradient(tensors)
+                known = self._learn(operation, function, args, kwargs, [x for x in leaves if isinstance(x, Tensor)])
+                if key is not None and known:
+                    self._known[key] = known
         for tally in known:
             tally.slow += 1
+
+    def _learn(
+        self,
+        operation: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+    ) -> tuple[Tally, ...]:
+        """The tallies of a call that was not known; none where it is a tracer's."""
+        if not all(map(_has_memory, tensors)):
+            self._leave_out(operation, tensors)
+            return ()
+        if not tensors:  # torch.fx, whose proxies are no tensors
+            return ()
+        tallies = tuple(self._tally(product) for product in decompose(operation, function, args, kwargs))
+        for tally in tallies:
+            self._add_caller(tally, self._callers.find())
+        self._note_gradient(tensors)
+        return tallies
 
     def _leave_out(self, operation: str, tensors: Any) -> None:
         """Count a call of tensors that are no plain memory; what a tracer runs is no call."""
@@ -180,6 +196,11 @@ class Recorder:
 
         self._weights[weight] = weakref.ref(w, forget)
         return False
+
+
+def _kind(t: Tensor) -> tuple[Any, ...]:
+    """All of an operand that decides which product is computed."""
+    return type(t), t.shape, t.stride(), t.dtype, t.device
 
 
 def _has_memory(t: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,13 +103,9 @@ def bytes_of(*shape: int) -> torch.Tensor:
         (lambda: some(5, 6).mm(some(7, 6).t()), "5x7x6_fp32_TN", "mm"),
         (lambda: some(6, 5).t() @ some(6, 7), "5x7x6_fp32_NT", "matmul by mm"),
         (lambda: torch.matmul(some(2, 3, 6), some(6, 7)), "6x7x6_fp32_TT", "matmul by mm"),
-        (lambda: some(2, 3, 5, 6) @ some(2, 3, 6, 7), "5x7x6_fp32_TT_batch6", "matmul by bmm"),
-        (lambda: torch.bmm(some(3, 5, 6), some(3, 6, 7)), "5x7x6_fp32_TT_batch3", "bmm"),
         (lambda: torch.addmm(some(7), some(5, 6), some(6, 7)), "5x7x6_fp32_TT_biasn", "addmm"),
         (lambda: torch.addmm(some(5, 7), some(5, 6), some(6, 7)), "5x7x6_fp32_TT", "addmm with a matrix"),
         (lambda: torch.addmm(some(7), some(5, 6), some(6, 7), beta=0), "5x7x6_fp32_TT", "addmm"),
-        (lambda: some(3, 5, 7).baddbmm(some(3, 5, 6), some(3, 6, 7)), "5x7x6_fp32_TT_batch3", "baddbmm with a matrix"),
-        (lambda: torch.einsum("bij,bjk->bik", some(3, 5, 6), some(3, 6, 7)), "5x7x6_fp32_TT_batch3", "einsum by bmm"),
         (lambda: torch.tensordot(some(5, 6), some(6, 7), dims=1), "5x7x6_fp32_TT", "tensordot by mm"),
         (lambda: torch.mm(some(5, 6), some(6, 7), out=some(5, 7)), "5x7x6_fp32_TT", "mm"),
         (lambda: torch._int_mm(bytes_of(32, 16), bytes_of(8, 16).t()), "32x8x16_int8-int8-int32_TN", "_int_mm"),
@@ -125,6 +122,26 @@ def test_each_operation_is_written_as_what_it_becomes(
         call()
     (row,) = sizes.from_file(tmp_path / "shapes.yaml", Defaults())
     assert (row.problem.key, row.operation, row.count) == (key, operation, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "batch", "operation"),
+    [
+        (lambda: some(2, 3, 5, 6) @ some(2, 3, 6, 7), 6, "matmul by bmm"),
+        (lambda: torch.bmm(some(3, 5, 6), some(3, 6, 7)), 3, "bmm"),
+        (lambda: some(3, 5, 7).baddbmm(some(3, 5, 6), some(3, 6, 7)), 3, "baddbmm with a matrix"),
+        (lambda: torch.einsum("bij,bjk->bik", some(3, 5, 6), some(3, 6, 7)), 3, "einsum by bmm"),
+    ],
+)
+def test_batched_products_are_kept_with_their_sizes(
+    tmp_path: Path, call: Callable[[], torch.Tensor], batch: int, operation: str
+) -> None:
+    with tritongemm.capture(tmp_path / "shapes.yaml"):
+        call()
+    (line,) = [x for x in (tmp_path / "shapes.yaml").read_text(encoding="utf-8").splitlines() if "left out" in x]
+    kept = json.loads(line.removeprefix("# left out: "))
+    assert (kept["M"], kept["N"], kept["K"], kept["batch"]) == (5, 7, 6, batch)
+    assert (kept["operation"], kept["reason"]) == (operation, "there are no kernels for batched products")
 
 
 @pytest.mark.parametrize(
@@ -257,3 +274,26 @@ def test_aiter_gets_its_own_file(tmp_path: Path) -> None:
         b"5,7,6,True,torch.bfloat16,torch.bfloat16,False,False\n"
         b"5,7,6,False,torch.bfloat16,torch.bfloat16,False,False\n"
     )
+
+
+def test_a_class_that_computes_functions_itself_finds_them(path: Path) -> None:
+    """Its table has the functions as they were when it was made: PyTorch's own, or the hooks."""
+
+    def make_class() -> type[torch.Tensor]:
+        table = {functional.linear: "linear", torch.matmul: "matmul", torch.Tensor.matmul: "method"}
+
+        class Quantised(torch.Tensor):  # type: ignore[misc]
+            @classmethod
+            def __torch_function__(
+                cls, func: object, types: object, args: object = (), kwargs: object = None
+            ) -> object:
+                return table.get(func, "unknown")
+
+        return Quantised
+
+    before, x = make_class(), torch.ones(2, 3)
+    with tritongemm.capture(path):
+        for kind in (before, make_class()):
+            w = torch.ones(3, 3).as_subclass(kind)
+            called = functional.linear(x, w), functional.linear(x, weight=w), torch.matmul(x, w), w @ x, x @ w
+            assert called == ("linear", "linear", "matmul", "method", "method")

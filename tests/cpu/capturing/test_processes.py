@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import signal
@@ -26,6 +25,8 @@ PROGRAM = """
 import multiprocessing, os, sys
 import torch
 
+torch.set_num_threads(1)  # threads of OpenMP are not forked
+
 def multiply(m):
     for _ in range(5):
         torch.nn.functional.linear(torch.ones(m, 6), torch.ones(7, 6))
@@ -42,39 +43,51 @@ if __name__ == "__main__":
     sys.exit(7)
 """
 
+MANY = """
+import multiprocessing, os, signal, sys, time
+from pathlib import Path
+import torch
+import tritongemm
+
+path, (processes, shapes, calls) = Path(sys.argv[1]), map(int, sys.argv[2:])
+torch.set_num_threads(1)  # threads of OpenMP are not forked
+
+def multiply(first, is_killed):
+    with tritongemm.capture(path), torch.no_grad():
+        w = torch.ones(7, 6)
+        for m in range(first, first + shapes):
+            for _ in range(calls):
+                torch.nn.functional.linear(torch.ones(m, 6), w)
+        if is_killed:
+            while f'- {{"M": {first + shapes - 1},' not in path.read_text(encoding="utf-8"):
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+context = multiprocessing.get_context("fork")
+children = [context.Process(target=multiply, args=(1000 + 100 * i, i == 3)) for i in range(processes)]
+for child in children:
+    child.start()
+for child in children:
+    child.join(60)
+print(*[child.exitcode for child in children])
+"""
+
 
 def counts(path: Path) -> dict[int, float]:
     rows = sizes.from_file(path, Defaults())
     return {row.problem.m: row.count for row in rows if row.operation}
 
 
-def multiply(path: Path, first: int, is_killed: bool) -> None:
-    with Capture(path), torch.no_grad():
-        w = torch.ones(7, 6)
-        for m in range(first, first + SHAPES):
-            for _ in range(CALLS):
-                functional.linear(torch.ones(m, 6), w)
-        if is_killed:
-            while not _has(path, first + SHAPES - 1):
-                time.sleep(0.02)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _has(path: Path, m: int) -> bool:
-    return f'- {{"M": {m},' in path.read_text(encoding="utf-8")
-
-
 def test_a_killed_process_loses_nothing_that_was_written(tmp_path: Path) -> None:
     """What was in the file stays too, and what the others write at the same time."""
     path = tmp_path / "shapes.yaml"
     path.write_text(OLD, encoding="utf-8")
-    context = multiprocessing.get_context("fork")
-    children = [context.Process(target=multiply, args=(path, 1000 + 100 * i, i == 3)) for i in range(PROCESSES)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(60)
-    assert [child.exitcode for child in children] == [0, 0, 0, -signal.SIGKILL, 0, 0, 0, 0]
+    program = tmp_path / "program.py"
+    program.write_text(MANY, encoding="utf-8")
+    command = [sys.executable, str(program), str(path), *map(str, (PROCESSES, SHAPES, CALLS))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["0", "0", "0", str(-signal.SIGKILL), "0", "0", "0", "0"], done.stderr
     found = counts(path)
     assert set(found) == {1000 + 100 * i + j for i in range(PROCESSES) for j in range(SHAPES)}
     assert {m for m, count in found.items() if count != CALLS} <= {1300 + j for j in range(SHAPES)}

@@ -55,7 +55,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         for row in damaged:
             reporter.say(f"left out: {row.reason}")
         if not (args.compare_wo_tuning or args.benchmark):  # there a row that can't be computed costs itself alone
-            _require_families(rows, machine, args.gemm_size_file or args.workload)
+            rows = _computable(rows, machine, args, reporter)
         roster = choose_roster(args.libtype, bool(machine.devices), args.compile_only)
         reporter.say(machine.why)
         for name, reason in roster.left_out.items() if args.verbose or args.libtype == "all" else ():
@@ -131,18 +131,28 @@ def _tell(told_file: ToldFile, store: Store, problems: Sequence[Problem], report
     reporter.say(f"{told_file.path}: {told.told} results told{lost}")
 
 
-def _require_families(rows: Sequence[FormatRow], machine: Machine, path: str | None) -> None:
-    """Refuse problems that the target can't compute, whatever kernels there are.
+def _computable(
+    rows: Sequence[FormatRow], machine: Machine, args: argparse.Namespace, reporter: Reporter
+) -> list[FormatRow]:
+    """The rows that the target can compute; others of a workload are named, of sizes that were asked for none may be.
 
     Raises:
         InputError: says which, where in the file of sizes, and why.
     """
+    path, kept = args.gemm_size_file or args.workload, list[FormatRow]()
     for row in rows:
-        problem = row.problem
-        supported = registry.get(Family, problem.family).supports(problem, machine.target)
-        if not supported:
-            where = "" if path is None else f"{row.where(path)}: "
-            raise InputError(f"{where}{problem.key}: {supported}")
+        supported = registry.get(Family, row.problem.family).supports(row.problem, machine.target)
+        if supported:
+            kept.append(row)
+            continue
+        where = "" if path is None else f"{row.where(path)}: "
+        complaint = f"{where}{row.problem.key}: {supported}"
+        if args.workload is None:
+            raise InputError(complaint)
+        reporter.say(f"left out: {complaint}")
+    if not kept:
+        raise InputError(f"{path}: {machine.target.name} can compute none of its products")
+    return kept
 
 
 def _verify(again: Revalidation, rows: Sequence[FormatRow], path: str, reporter: Reporter) -> int:

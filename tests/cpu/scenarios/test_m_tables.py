@@ -1,0 +1,81 @@
+"""Tables over M from the command line, on a machine without a GPU: made, gone on with, refused in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.evaluators import passed
+from tritongemm.cli import tune
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import Defaults
+from tritongemm.measure.offline_evaluator import OfflineEvaluator
+from tritongemm.serving.record_table import RecordTable
+from tritongemm.workloads import sizes
+
+pytestmark = pytest.mark.usefixtures("without_gpu")
+SEARCH = ["--target", "gfx1100", "--budget", "2", "--num_threads", "2"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_workload_becomes_tables_that_a_second_run_finds_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shapes.yaml").write_text(
+        "- {M: 24, N: 48, K: 64, rowMajorB: N, count: 40, operation: linear, callers: [q_proj]}\n"
+        "- {M: 1, N: 48, K: 64, rowMajorB: N, count: 900}\n"
+        "- {M: 24, N: 8, K: 1, rowMajorB: N, count: 1}\n"
+        "- {M: 2, N: 48, K: 64, rowMajorB: N, dtype_a: fp8e4m3fnuz, count: 3}\n"
+    )
+    argv = ["--workload", "shapes.yaml", *SEARCH, "-o", "tuned.yaml"]
+    assert tune.main(argv) == 0
+    said = capsys.readouterr()
+    out = said.out + said.err
+    assert "left out: N 8, K 1, fp16 TN: 0." in out and "% of the workload's time" in out
+    assert "left out: shapes.yaml: row 4 (line 4): 2x48x64" in out
+    assert "M of N 48, K 64, fp16 TN" in out and "held-out M: " in out
+    records = [row.record for row in sizes.from_file(tmp_path / "tuned.yaml", Defaults()) if row.record]
+    table = RecordTable(records)
+    for m in range(1, 25):
+        found = table.find(Problem(m, 48, 64, row_major_b=False), "gfx1100", records[0].compute_units)
+        assert isinstance(found, Record) and found.serves(m)
+    before = (tmp_path / "tuned.yaml").read_bytes()
+    assert tune.main(argv) == 0
+    assert (tmp_path / "tuned.yaml").read_bytes() == before and "trials:" not in str(capsys.readouterr())
+
+
+def test_a_range_is_of_n_and_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune.main(["--m_range", "3-9", "-n", "48", "-k", "64", "-col_b", *SEARCH, "-o", "tuned.yaml"]) == 0
+    rows = [row.record for row in sizes.from_file(tmp_path / "tuned.yaml", Defaults()) if row.record]
+    spans = sorted((r.m_from, r.problem.m) for r in rows if r.m_from)
+    assert spans[0][0] == 3 and spans[-1][1] == 9
+    assert all(after[0] == before[1] + 1 for before, after in zip(spans, spans[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--m_range", "9-3", "-n", "8", "-k", "8"], "'9-3' is not a range of M such as 1-8192"),
+        (["--m_range", "0-3", "-n", "8", "-k", "8"], "'0' is not a whole number from 1"),
+        (["--m_range", "1-", "-n", "8", "-k", "8"], "is not a range of M"),
+        (["--m_range", "1-9", "-m", "4", "-n", "8", "-k", "8"], "-m and --m_range exclude each other"),
+        (["--m_range", "1-9", "-n", "8"], "name a size with -m, -n and -k, a table with --m_range, -n and -k"),
+        (["--workload", "a", "--gemm_size_file", "b"], "--gemm_size_file and --workload exclude each other"),
+        (["--workload", "a", "-m", "4"], "exclude each other"),
+        (["--workload", "absent.yaml"], "absent.yaml"),
+        (["--workload", "a", "--benchmark"], "--workload and --m_range tune"),
+    ],
+)
+def test_what_can_not_be_is_told(argv: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = tune.main(argv)
+    except SystemExit as end:
+        status = int(str(end.code))
+    assert status == 2 and complaint in capsys.readouterr().err

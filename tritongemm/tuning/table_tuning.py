@@ -27,7 +27,7 @@ from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.core.trial import BASELINE_ENTRY
+from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.plugins.validity import check_config
 from tritongemm.tuning import roster
@@ -145,6 +145,8 @@ class TableTuning:
         verified = evaluator.describe(problem, config)
         record = _preferring_kernels(make_record(problem, result, target, options, libraries, verified))
         kept = [trial for trial in result.trials if not trial.try_again]
+        answered = {trial.config for trial in result.trials}
+        kept += [Trial(c, "pruned", "it did not race at this M", stage="final") for c in wanted if c not in answered]
         self._run.store.add_trials(problem, kept, record)
         for trial in result.trials:
             self._run.watcher.trial(problem, trial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_range_is_of_n_and_k(tmp_path: Path, capsys: pytest.CaptureFixture[str
     rows = [row.record for row in sizes.from_file(tmp_path / "tuned.yaml", Defaults()) if row.record]
     spans = sorted((r.m_from, r.problem.m) for r in rows if r.m_from)
     assert spans[0][0] == 3 and spans[-1][1] == 9
-    assert all(after[0] == before[1] + 1 for before, after in zip(spans, spans[1:], strict=False))
+    assert all(after[0] == before[1] + 1 for before, after in pairwise(spans))
 
 
 @pytest.mark.parametrize(

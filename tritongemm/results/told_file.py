@@ -46,10 +46,8 @@ def output_format(path: Path, name: str = "") -> Format:
     suffixed = [] if text.strip() else [f for f in telling if path.suffix in f.suffixes]
     found = claimed or suffixed
     if len(found) != 1:
-        which = "none" if not found else "several"
-        raise InputError(
-            f"{path}: {which} of the formats that can tell results is meant; name it by --to: {_names(telling)}"
-        )
+        which = "none of the formats that can tell results is" if not found else "several formats may be"
+        raise InputError(f"{path}: {which} meant; name one by --to: {_names(found or telling)}")
     return found[0]
 
 

@@ -82,7 +82,12 @@ def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: pytest.Ca
         (
             [str(tuned), "-o", str(tmp_path / "x.json")],
             2,
-            "none of the formats that can tell results is meant; name it",
+            "several formats may be meant; name one by --to: inductor_lookup",
+        ),
+        (
+            [str(tuned), "-o", str(tmp_path / "x.odd")],
+            2,
+            "none of the formats that can tell results is meant; name one",
         ),
         ([str(tuned), "-o", str(tmp_path / "x.csv"), "--to", "tune_gemm"], 2, "can't tell results; these can: "),
         ([str(tuned), "-o", str(tmp_path / "x.csv"), "--to", "pdf"], 2, "no format is called 'pdf'"),

@@ -81,7 +81,7 @@ def test_bad_options(
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
-        ((), "name a size with -m, -n and -k, or a file of sizes with --gemm_size_file"),
+        ((), "name a size with -m, -n and -k, a table with --m_range, -n and -k"),
         (("-m", "16"), "name a size"),
         ((*SIZE, "--gemm_size_file", "x"), "exclude each other"),
         ((*SIZE, "--compare_wo_tuning"), "name their file with --gemm_size_file"),

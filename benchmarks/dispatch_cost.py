@@ -16,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -41,7 +42,7 @@ CONFIGS = {
     "tma": (384, Config("tma", 64, 64, 64, 1, 1, 4, 3)),
     "persistent": (512, Config("persistent", 64, 64, 64, 1, 1, 4, 3)),
 }
-NEVER, LOST, ALGORITHM = 128, 192, 448  # other N
+NEVER, LOST, ALGORITHM, RANGE = 128, 192, 448, 576  # other N
 LINEAR = " by linear"
 
 
@@ -108,6 +109,8 @@ def main() -> None:
     records = [record(n, config, bias) for n, config in configs.values() for bias in kinds]
     records += [record(ALGORITHM, algorithm(ALGORITHM, bias), bias, libraries[0].name) for bias in kinds]
     records += [record(LOST, CONFIGS["tile"][1], bias, "torch") for bias in kinds]
+    for one in [record(RANGE, CONFIGS["tile"][1], bias) for bias in kinds]:
+        records.append(replace(one, problem=replace(one.problem, m=2 * M), m_from=1))
     start = time.perf_counter()
     tritongemm.load(records)
     seconds = time.perf_counter() - start
@@ -127,6 +130,7 @@ def main() -> None:
 
     for name, (n, config) in configs.items():
         add(name, n, f"exact: {config.name}")
+    add("tile, range of M", RANGE, "range: ")
     library = "cuBLASLt" if vendor == "nvidia" else "hipBLASLt"
     add(f"{library}'s algorithm", ALGORITHM, f"exact: {libraries[0].name}.")
     add("library won", LOST, "library")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.report.console import Reporter
-from tritongemm.report.m_tables import print_held_out, print_table
+from tritongemm.report.m_tables import print_gain, print_held_out, print_table
 from tritongemm.tuning.m_table import MTable
 from tritongemm.workloads.m_spans import MSpan, drop_small, group_spans
 
@@ -36,9 +36,11 @@ def list_measured(spans: Sequence[MSpan]) -> list[Problem]:
     return [span.at(m) for span in spans for m in span.ladder()]
 
 
-def print_tables(tables: Mapping[MSpan, MTable], reporter: Reporter) -> None:
-    """Print the ranges of each table, and how well all of them do at M held out."""
+def print_tables(tables: Mapping[MSpan, MTable], rows: Sequence[FormatRow], reporter: Reporter) -> None:
+    """Print the ranges of each table, how well all of them do at M held out, and what the rows' calls gain."""
     found = [table.records() for table in tables.values() if table.rows]
     for records in found:
         print_table(reporter, records)
-    print_held_out(reporter, [record for records in found for record in records])
+    every = [record for records in found for record in records]
+    print_held_out(reporter, every)
+    print_gain(reporter, rows, every)

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm.cli import door, model_options, options, session, tables
@@ -84,7 +85,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
         store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, order))
         stack.enter_context(holding_module_folder(plan.folder, output))
         run = TuningRun(tools.evaluators, tools.pool, store, plan, reporter)
-        return _tune(problems, spans, run, args, command, told_file)
+        return _tune(_Asked(rows, problems, spans), run, args, command, told_file)
 
 
 def _rows(args: argparse.Namespace, machine: Machine) -> tuple[Sequence[FormatRow], Sequence[DamagedRow]]:
@@ -207,14 +208,23 @@ def _merging(
         write_others()
 
 
-def _tune(
-    problems: list[Problem],
-    spans: Sequence[MSpan],
-    run: TuningRun,
-    args: argparse.Namespace,
-    command: str,
-    told_file: ToldFile | None,
-) -> int:
+@dataclass(frozen=True)
+class _Asked:
+    """What a tuning command asks for.
+
+    Attributes:
+        rows: of the command line or its file.
+        problems: sizes that are tuned.
+        spans: of the M of tables; none where sizes alone are asked for.
+    """
+
+    rows: Sequence[FormatRow]
+    problems: list[Problem]
+    spans: Sequence[MSpan]
+
+
+def _tune(asked: _Asked, run: TuningRun, args: argparse.Namespace, command: str, told_file: ToldFile | None) -> int:
+    problems, spans = asked.problems, asked.spans
     store, reporter, folder = run.store, run.watcher, run.options.folder
     assert isinstance(reporter, Reporter)
     wanted = [p for p in problems if store.record(p) is None]
@@ -243,7 +253,7 @@ def _tune(
     else:
         if args.compare or not spans:
             _print_records([r for r in map(store.record, problems) if r is not None], run, reporter, args.compare)
-        tables.print_tables(found, reporter)
+        tables.print_tables(found, asked.rows, reporter)
         if counts:
             reporter.say(f"trials: {counts}")
         if any(store.record(p) for p in problems):

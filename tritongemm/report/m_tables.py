@@ -7,6 +7,7 @@ from itertools import groupby
 
 import numpy as np
 
+from tritongemm.core.format_row import FormatRow
 from tritongemm.core.record import Record
 from tritongemm.report.console import Reporter
 
@@ -44,3 +45,27 @@ def print_held_out(reporter: Reporter, records: Iterable[Record]) -> None:
         mean = float(np.exp(np.log(raced).mean()))
         text += f"; {mean:.3f} of the library's speed (geometric mean), {raced.min():.3f} at least"
     reporter.say(text)
+
+
+def print_gain(reporter: Reporter, rows: Iterable[FormatRow], records: Iterable[Record]) -> None:
+    """Print what the calls of a workload take by the library and by what serves them, weighed by their number.
+
+    Args:
+        reporter: where to print.
+        rows: the workload's sizes and counts.
+        records: what was measured; sizes without a record, or whose library did not race, are left out.
+    """
+    known = {record.problem: record for record in records if record.library_seconds is not None}
+    theirs = ours = 0.0
+    for row in rows:
+        record = known.get(row.problem)
+        if record is None:
+            continue
+        library = record.library_seconds or 0.0
+        theirs += row.count * library
+        ours += row.count * (library if record.winner == record.library else record.seconds)
+    if ours:
+        reporter.say(
+            f"the workload's products: {theirs * 1e3:.3f} ms by the library, {ours * 1e3:.3f} ms by what serves them, "
+            f"{theirs / ours:.3f} times as fast"
+        )

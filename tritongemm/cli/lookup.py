@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from tritongemm.cli import arguments, door, options
@@ -25,20 +25,12 @@ from tritongemm.serving.source_row import SourceRow, kind_of
 from tritongemm.workloads import sizes
 
 
-@dataclass(frozen=True)
-class _Device:
-    """The kind of device that is asked for: its architecture, and how many compute units it has."""
-
-    arch: str
-    compute_units: int
-
-
 @door.command
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is 0 where a row serves and 1 where none does, else one of `cli.door`."""
     args = _parser().parse_args(options.normalised(argv))
     target = machine.find_machine(args.target).target
-    device = _Device(target.name, args.compute_units or target.compute_units)
+    device = replace(target, compute_units=args.compute_units or target.compute_units)
     problem = _problem(args, target)
     found = _find(args.files, problem, device)
     lines = [f"fallback: {found}"] if isinstance(found, Support) else _describe(found, problem, device)
@@ -69,24 +61,24 @@ def _problem(args: argparse.Namespace, target: Target) -> Problem:
     return row.problem
 
 
-def _find(files: Sequence[str], problem: Problem, device: _Device) -> SourceRow | Support:
+def _find(files: Sequence[str], problem: Problem, device: Target) -> SourceRow | Support:
     """The row that serves a call, of the best of all files, or why there is none."""
     if not is_layer(problem):
         return Support(f"{problem.key} is no product that tritongemm.mm computes")
     tables = merge([read_table(Path(file)) for file in files])
     found = RecordTable(row for table in tables for row in table.rows)
-    row = found.find_row(problem, device.arch, device.compute_units)
+    row = found.find_row(problem, device.name, device.compute_units)
     if isinstance(row, Support) or (winners.baseline_won(row.record) and not row.record.predicted):
         return row
     launchable = winners.is_launchable(row.record)
     return row if launchable else Support(f"{row.where}: {launchable}")
 
 
-def _describe(row: SourceRow, problem: Problem, device: _Device) -> Iterator[str]:
+def _describe(row: SourceRow, problem: Problem, device: Target) -> Iterator[str]:
     record = row.record
     kind = kind_of(record, problem.m)
     spans = {"range": f", M {record.m_from} to {record.problem.m}", "bucket": f", padded M {record.problem.m}"}
-    yield f"{kind}: {problem.key} on {device.arch}, {device.compute_units} compute units{spans.get(kind, '')}"
+    yield f"{kind}: {problem.key} on {device.name}, {device.compute_units} compute units{spans.get(kind, '')}"
     yield f"row       {row.where}"
     yield f"config    {record.config.name}"
     yield f"winner    {record.winner}"

@@ -63,15 +63,15 @@ class PreparedKernel:
     target: Target
     launch: Launch | HostLaunch
 
-    def serves_range(self) -> Support:
-        """Whether the kernel that was compiled for the record's M is the one of every M of its range."""
-        lowest = compile_job(self._problem(self.record.m_from), self.record.config, self.target)
-        if isinstance(lowest, Support) or lowest.digest == self.artifact.digest:
-            return lowest if isinstance(lowest, Support) else SUPPORTED
-        return Support(f"M {self.record.m_from} needs another binary than M {self.record.problem.m}")
+    def serves(self, m: int) -> Support:
+        """Whether the kernel that was compiled for the record's M is the one of another M, and of all between."""
+        job = compile_job(self._problem(m), self.record.config, self.target)
+        if isinstance(job, Support) or job.digest == self.artifact.digest:
+            return job if isinstance(job, Support) else SUPPORTED
+        return Support(f"M {m} needs another binary than M {self.record.problem.m}")
 
     def launch_at(self, m: int) -> Launch | HostLaunch | Support:
-        """The launch on the record's problem with another M of its range, or why there is none."""
+        """The launch on the record's problem with another M that its kernel serves, or why there is none."""
         problem, record = self._problem(m), self.record
         possible = check_config(record.config, problem, self.target, record.target)
         return _launch(record.config, problem, self.artifact, self.target) if possible else possible

@@ -59,8 +59,8 @@ class Resolution:
     """Who serves a call.
 
     Attributes:
-        kind: ``exact`` (the tuned kernel), ``range`` (the one of the range of M that the call lies in), ``library`` (it
-            won the tuning) or ``fallback`` (PyTorch).
+        kind: ``exact`` (the tuned kernel), ``range`` (the one of the range of M that the call lies in), ``bucket`` (the
+            one of AITER's padded M), ``library`` (it won the tuning) or ``fallback`` (PyTorch).
         text: which kernel, and why.
         kernel: what is launched; None where PyTorch is called.
         lasting: whether an equal call will be resolved alike until other records are loaded.

@@ -3,7 +3,9 @@
 TRITONGEMM_CACHE    folder of compiled kernels; default: ~/.cache/tritongemm
 TRITONGEMM_CACHE_TRUST   users whose compiled kernels are used too where a folder is shared, separated by ","; "group"
                     for the folder's group; default: only root, and the owner of a folder that nobody else can write
-TRITONGEMM_CONFIG   tuned records that `tritongemm.mm` serves, and the plug-ins of servers
+TRITONGEMM_CONFIG   files of tuned records that `tritongemm.mm` serves, and the plug-ins of servers, separated by ":"
+AITER_CONFIG_GEMM_BF16   the same, as AITER calls it, behind those; the lists of AITER's other families are not served
+TRITONGEMM_LOG      config: a line in the log for each new size that is called; AITER_LOG_TUNED_CONFIG=1 is the same
 TRITONGEMM_ONLINE   1: algorithms of the vendor's library are tried for sizes that `tritongemm.mm` meets untuned
 HIP_ONLINE_TUNING   the same, as AITER calls it
 TRITONGEMM_ONLINE_SECONDS   seconds that this may take for a size, then, behind ":", for a process; default: 1:60
@@ -30,6 +32,16 @@ from pathlib import Path
 from tritongemm.core.errors import InputError, UnavailableError
 
 _ON = ("1", "true", "yes", "on")
+_AITER_CONFIG = "AITER_CONFIG_GEMM_BF16"
+_OTHER_AITER_CONFIGS = (
+    "AITER_CONFIG_GEMM_A8W8",
+    "AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE",
+    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE",
+    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
+    "AITER_CONFIG_GEMM_A4W4",
+    "AITER_CONFIG_A8W8_BATCHED_GEMM",
+    "AITER_CONFIG_BF16_BATCHED_GEMM",
+)
 _SECONDS = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,6})?)(?::([0-9]{1,7}(?:\.[0-9]{1,6})?))?")
 
 UNTUNED_NAME = "bf16_untuned_gemm.csv"  # AITER's name of the sizes that it was asked for
@@ -78,9 +90,25 @@ def cache_trust() -> tuple[str, ...]:
     return tuple(name.strip() for name in names if name.strip())
 
 
-def tuned_config() -> Path | None:
-    """File of tuned records, if one is set."""
-    return _path("TRITONGEMM_CONFIG")
+def tuned_configs() -> tuple[Path, ...]:
+    """Files of tuned records, in the order given."""
+    return _paths("TRITONGEMM_CONFIG")
+
+
+def aiter_configs() -> tuple[Path, ...]:
+    """AITER's files of tuned configs of dense products, in the order given."""
+    return _paths(_AITER_CONFIG)
+
+
+def unserved_aiter_configs() -> tuple[str, ...]:
+    """Variables of AITER's that are set and name files of products that no call here asks for."""
+    return tuple(name for name in _OTHER_AITER_CONFIGS if os.environ.get(name))
+
+
+def logs_choices() -> bool:
+    """Whether the log tells of each new size who serves it."""
+    asked = os.environ.get("AITER_LOG_TUNED_CONFIG", "").lower() in _ON
+    return asked or "config" in os.environ.get("TRITONGEMM_LOG", "").lower().split(",")
 
 
 def online() -> bool:
@@ -131,8 +159,7 @@ def for_own_children() -> dict[str, str]:
 
 def asm_manifests() -> tuple[Path, ...]:
     """Manifests of assembly kernels, in the order given."""
-    value = os.environ.get("TRITONGEMM_ASM_MANIFESTS", "")
-    return tuple(Path(os.path.expanduser(p)) for p in value.split(os.pathsep) if p)
+    return _paths("TRITONGEMM_ASM_MANIFESTS")
 
 
 def ck_folder() -> Path | None:
@@ -159,6 +186,12 @@ def _path(variable: str) -> Path | None:
     """The path that a variable names; ``~`` stays where nobody knows the user's home."""
     value = os.environ.get(variable, "")
     return Path(os.path.expanduser(value)) if value else None
+
+
+def _paths(variable: str) -> tuple[Path, ...]:
+    """The paths that a variable lists, in its order."""
+    value = os.environ.get(variable, "")
+    return tuple(Path(os.path.expanduser(path)) for path in value.split(os.pathsep) if path)
 
 
 @cache

@@ -31,6 +31,7 @@ class AiterCsv(Format):
 
     title = "AITER's CSV of sizes or tuned configs"
     suffixes = (".csv",)
+    padded_m = True
 
     def recognises(self, path: Path, text: str) -> bool:
         """Whether the first line has AITER's columns; of a file yet to be written, whether it is called as AITER's."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls
@@ -28,7 +29,7 @@ def start_serving() -> str:
         What tells the tables from others; "" where nothing is to be served.
     """
     try:
-        return default_dispatcher().add_configured()
+        return default_dispatcher().add_configured() if settings.tuned_configs() else ""
     except TritonGemmError as error:
         LOG.error("%s; nothing is served by tuned kernels", error)
         return ""

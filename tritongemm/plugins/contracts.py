@@ -762,6 +762,7 @@ class Format(Plugin, abstract=True):
         title: what it is, in a few words, for messages.
         suffixes: file names end so.
         can_write: it can tell our results.
+        padded_m: AITER looks its rows up at a padded M where a call has no row of its own M.
     """
 
     package = "tritongemm.formats"
@@ -769,6 +770,7 @@ class Format(Plugin, abstract=True):
     title: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
     can_write: ClassVar[bool] = False
+    padded_m: ClassVar[bool] = False
 
     @abstractmethod
     def recognises(self, path: Path, text: str) -> bool:

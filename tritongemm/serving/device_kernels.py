@@ -13,6 +13,7 @@ from tritongemm.core.support import Support
 from tritongemm.serving import winners
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice
+from tritongemm.serving.source_row import SourceRow
 from tritongemm.serving.torch_kernels import TorchKernels
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class DeviceKernels:
         records: the tuned records of all devices.
         torch_kernels: PyTorch's own kernels.
         loaded: the kernel of each tuned problem that a kernel or an algorithm won, or why it can't be launched.
-        binders: what gives the kernel of another M, by the problem of a record that serves a range of M.
+        loaded_ranges: the same of records that serve a range of M, by the problem of its largest M.
+        binders: what gives the kernel of another M, by the problem and the least M of a record that serves others.
         tf32: the problems whose kernels round float32 operands to tf32.
         online: what tries algorithms for sizes that were never tuned; None where that was not asked for.
     """
@@ -39,9 +41,18 @@ class DeviceKernels:
     records: RecordTable
     torch_kernels: TorchKernels
     loaded: dict[Problem, LoadedKernel | Support] = field(default_factory=dict)
-    binders: dict[Problem, Binder] = field(default_factory=dict)
+    loaded_ranges: dict[Problem, LoadedKernel | Support] = field(default_factory=dict)
+    binders: dict[tuple[Problem, int], Binder] = field(default_factory=dict)
     tf32: frozenset[Problem] = frozenset()
     online: OnlineTuner | None = None
+
+    def find_row(self, problem: Problem) -> SourceRow | Support:
+        """The tuned row of a problem for this GPU, or why there is none."""
+        return self.records.find_row(problem, self.device.arch, self.device.compute_units)
+
+    def loaded_for(self, record: Record) -> LoadedKernel | Support | None:
+        """The kernel of a record, or why it can't be launched; None where nobody asked for it."""
+        return (self.loaded_ranges if record.m_from else self.loaded).get(record.problem)
 
     def find_record(self, problem: Problem) -> Record | Support:
         """The tuned record of a problem for this GPU, or why there is none."""
@@ -53,7 +64,7 @@ class DeviceKernels:
         if isinstance(record, Support):
             return record
         problem = record.problem
-        kernel, where = self.loaded.get(problem), f"{problem.key} on {self.device.arch}"
+        kernel, where = self.loaded_for(record), f"{problem.key} on {self.device.arch}"
         if kernel is None:
             return winners.is_launchable(record)
         if isinstance(kernel, Support):
@@ -63,7 +74,8 @@ class DeviceKernels:
             return Support(f"{where}: {reason}")
         if problem.m == call.problem.m:
             return kernel
-        bound = self.binders[problem](call.problem.m) if problem in self.binders else Support("it serves its own M")
+        binder = self.binders.get((problem, record.m_from))
+        bound = binder(call.problem.m) if binder else Support("it serves its own M")
         return Support(f"{where}, M {call.problem.m}: {bound}") if isinstance(bound, Support) else bound
 
     def why_not_tuned(self, call: CallSignature) -> str:

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.serving import calls
 from tritongemm.serving.calls import CallOperands, sign_call
+from tritongemm.serving.choice_log import ChoiceLog
+from tritongemm.serving.config_files import read_configured
 from tritongemm.serving.fast_call import FastCall
 from tritongemm.serving.loaded_tables import LoadedTable, announce, combined_digest, read_table
 from tritongemm.serving.record_table import RecordTable
@@ -117,6 +118,8 @@ class Dispatcher:
         self._tables: tuple[LoadedTable, ...] = ()
         self._records = RecordTable()
         self._records_read = False
+        self._times_added = 0
+        self._choices = ChoiceLog()
         self._devices: dict[int, DeviceKernels] = {}
         self._former: dict[int, DeviceKernels] = {}
         self._lock = threading.RLock()
@@ -140,7 +143,7 @@ class Dispatcher:
         return len(table.records)
 
     def add_configured(self) -> str:
-        """Read the records that TRITONGEMM_CONFIG names, if none were read before. No GPU is started.
+        """Read the records that TRITONGEMM_CONFIG and AITER's variable name, if none were read before; no GPU starts.
 
         Returns:
             What tells the tables that this process has loaded from others; "" where it has loaded none.
@@ -149,18 +152,18 @@ class Dispatcher:
             InputError: the file can't be read, or holds no tuned result.
         """
         with self._lock:
-            path = settings.tuned_config()
-            if not self._records_read and path is not None:
-                self._add(read_table(path))
+            if not self._records_read and (tables := read_configured()):
+                self._add(*tables)
             self._records_read = True
             return combined_digest(self._tables) if self._tables else ""
 
-    def _add(self, table: LoadedTable) -> None:
-        """Add a table's records, whose kernels a device loads at its next call."""
-        self._tables += (table,)
-        self.weights |= table.weights
+    def _add(self, *tables: LoadedTable) -> None:
+        """Add tables' records, whose kernels a device loads at its next call."""
+        self._tables += tables
+        self._times_added += 1
+        self.weights = self.weights.union(*(table.weights for table in tables))
         self.transposed_weights = frozenset((k, n) for n, k in self.weights)
-        self._records, self._records_read = self._records.extend(table.records), True
+        self._records, self._records_read = self._records.extend(row for table in tables for row in table.rows), True
         self._former, self._devices = self._former | self._devices, {}
         self.calls = CallTable()
 
@@ -226,7 +229,11 @@ class Dispatcher:
         if device is None:
             text = "not loaded on this device before a graph is captured; call tritongemm.load or run it once first"
             return CallAnswers(Resolution("fallback", text, lasting=False))
-        return _first_answer(self.sources, call, device)
+        answers = _first_answer(self.sources, call, device)
+        row = device.find_row(call.problem)
+        where = "" if isinstance(row, Support) else row.where
+        self._choices.tell(call.problem.key, str(device.device.torch_device), answers.resolution, where)
+        return answers
 
     def _device(self, index: int) -> DeviceKernels | None:
         """The kernels of a device, loaded at its first call; None while a capture forbids that."""
@@ -238,7 +245,7 @@ class Dispatcher:
                     from tritongemm.serving import kernel_loading  # which imports what it takes to compile
 
                     self._devices[index] = kernel_loading.load_device(index, self._records, self._former.get(index))
-                    announce(self._tables, self._devices[index])
+                    announce(self._tables, self._devices[index], self._times_added)
                 device = self._devices[index]
         return device
 

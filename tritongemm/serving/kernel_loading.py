@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -47,9 +47,15 @@ def load_device(index: int, records: RecordTable, former: DeviceKernels | None =
             from tritongemm.serving import online
 
             found.online = online.open_tuner(device)
-        tuned = records.list_records(device.arch, device.compute_units)
+        rows = records.list_rows(device.arch, device.compute_units)
+        tuned = [row.record for row in rows]
         launchable = [record for record in tuned if winners.is_launchable(record)]
-        found.loaded, found.binders = load_kernels(device, launchable)
+        padded = frozenset(row.record.problem for row in rows if row.padded)
+        found.loaded, own = load_kernels(device, [record for record in launchable if not record.m_from], padded)
+        found.loaded_ranges, ranges = load_kernels(device, [record for record in launchable if record.m_from])
+        found.binders = {(problem, 0): binder for problem, binder in own.items()}
+        least = {record.problem: record.m_from for record in launchable if record.m_from}
+        found.binders |= {(problem, least[problem]): binder for problem, binder in ranges.items()}
         found.tf32 = frozenset(record.problem for record in launchable if winners.rounds_to_tf32(record))
         for problem in (record.problem for record in tuned if winners.baseline_won(record)):
             found.torch_kernels.find(problem, float32_precision() if problem.dtype_a == "fp32" else "fp32")
@@ -57,19 +63,20 @@ def load_device(index: int, records: RecordTable, former: DeviceKernels | None =
 
 
 def load_kernels(
-    device: ServingDevice, records: Sequence[Record]
+    device: ServingDevice, records: Sequence[Record], padded: Collection[Problem] = ()
 ) -> tuple[dict[Problem, LoadedKernel | Support], dict[Problem, Binder]]:
-    """The kernel of each record on a GPU, or why it can't be launched there; and what gives it at other M of its range.
+    """The kernel of each record on a GPU, or why it can't be launched there; and what gives it at the M it also serves.
 
     Args:
         device: PyTorch's current device.
         records: one for each problem.
+        padded: problems of those that serve other M too, though they name no range.
     """
     compiled = [r for r in records if isinstance(winners.find_winner(r), KernelBackend)]
-    kernels, binders = _load_compiled(device, compiled)
+    kernels, binders = _load_compiled(device, compiled, padded)
     for record in (r for r in records if r.problem not in kernels):
         kernels[record.problem] = or_refusal(partial(_load_algorithm, device, record))
-        if record.m_from:
+        if record.m_from or record.problem in padded:
             binders[record.problem] = partial(_load_algorithm_at, device, record)
     _reserve_workspaces(device, kernels)
     for record in records:
@@ -115,9 +122,9 @@ def _needs_check(record: Record, kernel: LoadedKernel) -> bool:
 
 
 def _load_compiled(
-    device: ServingDevice, records: Sequence[Record]
+    device: ServingDevice, records: Sequence[Record], padded: Collection[Problem]
 ) -> tuple[dict[Problem, LoadedKernel | Support], dict[Problem, Binder]]:
-    """The compiled kernel of each record, and the binders of those that serve ranges of M."""
+    """The compiled kernel of each record, and the binders of those that serve other M; arguments as above."""
     kernels: dict[Problem, LoadedKernel | Support] = {}
     binders: dict[Problem, Binder] = {}
     if not records:
@@ -131,8 +138,10 @@ def _load_compiled(
             kernels[problem] = prepared
             continue
         kernels[problem] = kernel = or_refusal(partial(_load_code, device, prepared.launch, functions))
-        if prepared.record.m_from and not isinstance(kernel, Support):
-            support = or_refusal(prepared.serves_range)
+        if isinstance(kernel, Support):
+            continue
+        if prepared.record.m_from or problem in padded:
+            support = or_refusal(partial(prepared.serves, prepared.record.m_from or 1))
             binders[problem] = partial(_bind, prepared, kernel) if support else partial(_refuse, support)
     return kernels, binders
 
@@ -153,6 +162,10 @@ def _load_code(
 
 def _bind(prepared: PreparedKernel, kernel: LoadedKernel, m: int) -> LoadedKernel | Support:
     """A loaded kernel at another M."""
+    if m > prepared.record.problem.m:  # AITER looks the largest M up at the largest that it tunes
+        carries = or_refusal(partial(prepared.serves, m))
+        if not carries:
+            return carries
     launch = prepared.launch_at(m)
     if isinstance(launch, Support):
         return launch

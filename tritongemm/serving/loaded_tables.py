@@ -19,6 +19,7 @@ from tritongemm.core.support import Support
 from tritongemm.serving import rank_agreement
 from tritongemm.serving.calls import is_layer
 from tritongemm.serving.record_source import read_source
+from tritongemm.serving.source_row import SourceRow
 
 if TYPE_CHECKING:
     from tritongemm.serving.device_kernels import DeviceKernels
@@ -34,17 +35,22 @@ class LoadedTable:
     Attributes:
         name: the file's path, or ``records``.
         digest: the first digits of the file's SHA-256, in hexadecimal.
-        records: those of linear layers, which calls can ask for.
+        rows: those of linear layers, which calls can ask for.
     """
 
     name: str
     digest: str
-    records: tuple[Record, ...]
+    rows: tuple[SourceRow, ...]
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """The records of the rows."""
+        return tuple(row.record for row in self.rows)
 
     @property
     def weights(self) -> frozenset[tuple[int, int]]:
         """(N, K) of the weights that have a record."""
-        return frozenset((record.problem.n, record.problem.k) for record in self.records)
+        return frozenset((row.record.problem.n, row.record.problem.k) for row in self.rows)
 
 
 def read_table(source: str | os.PathLike[str] | Iterable[Record]) -> LoadedTable:
@@ -54,14 +60,14 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record]) -> LoadedTable
         InputError: the file can't be read, or holds no tuned result.
         TypeError: the source is neither a path nor records.
     """
-    records = read_source(source)
+    rows = read_source(source)
     if isinstance(source, str | os.PathLike):
         name, content = os.fspath(source), b""
         with suppress(OSError):  # It was read a moment ago.
             content = Path(source).read_bytes()
     else:
-        name, content = "records", repr(records).encode()
-    return LoadedTable(name, _digest(content), tuple(record for record in records if is_layer(record.problem)))
+        name, content = "records", repr([row.record for row in rows]).encode()
+    return LoadedTable(name, _digest(content), tuple(row for row in rows if is_layer(row.record.problem)))
 
 
 def combined_digest(tables: Sequence[LoadedTable]) -> str:
@@ -69,12 +75,18 @@ def combined_digest(tables: Sequence[LoadedTable]) -> str:
     return tables[0].digest if len(tables) == 1 else _digest(" ".join(table.digest for table in tables).encode())
 
 
-def announce(tables: Sequence[LoadedTable], device: DeviceKernels) -> None:
-    """Log the line that tells what a process serves on a GPU, and warn where another rank loaded other tables."""
+def announce(tables: Sequence[LoadedTable], device: DeviceKernels, generation: int = 1) -> None:
+    """Log the line that tells what a process serves on a GPU, and warn where another rank loaded other tables.
+
+    Args:
+        tables: all that were loaded.
+        device: the GPU and its kernels.
+        generation: how often tables were added.
+    """
     if not tables:
         return
     _LOG.info("%s", describe(tables, device))
-    rank_agreement.agree(combined_digest(tables), generation=len(tables))
+    rank_agreement.agree(combined_digest(tables), generation)
 
 
 def describe(tables: Sequence[LoadedTable], device: DeviceKernels) -> str:
@@ -100,7 +112,7 @@ def _why_stale(record: Record, device: DeviceKernels) -> str:
         return f"for {record.compute_units} compute units"
     if record.predicted:
         return "predicted, not measured"
-    return "refused when loaded" if isinstance(device.loaded.get(record.problem), Support) else ""
+    return "refused when loaded" if isinstance(device.loaded_for(record), Support) else ""
 
 
 def _digest(content: bytes) -> str:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
-from tritongemm.serving.record_table import read_records
+from tritongemm.serving.record_table import read_rows
+from tritongemm.serving.source_row import SourceRow
 
 
-def read_source(source: str | os.PathLike[str] | Iterable[Record]) -> list[Record]:
-    """The records in a results file, or those given.
+def read_source(source: str | os.PathLike[str] | Iterable[Record]) -> list[SourceRow]:
+    """The tuned rows of a results file, or the records given.
 
     Raises:
         InputError: the file can't be read, is no regular file, or holds no tuned result.
@@ -23,13 +24,13 @@ def read_source(source: str | os.PathLike[str] | Iterable[Record]) -> list[Recor
         if not isinstance(path, str):
             raise TypeError(f"a results file is named by text, not by {type(path).__name__}: {path!r:.100}")
         _require_regular(path)
-        return read_records(path)
+        return read_rows(Path(path))
     if isinstance(source, bytes | bytearray) or not isinstance(source, Iterable):
         raise TypeError(f"load takes the path of a results file, or records, not {type(source).__name__}")
     records = list(source)
     if strangers := [r for r in records if not isinstance(r, Record)]:
         raise TypeError(f"load takes records; one of those given is a {type(strangers[0]).__name__}")
-    return records
+    return [SourceRow(record) for record in records]
 
 
 def _require_regular(path: str) -> None:

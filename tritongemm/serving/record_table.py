@@ -5,87 +5,155 @@ from __future__ import annotations
 import os
 import warnings
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
+from tritongemm.serving.calls import is_layer
+from tritongemm.serving.source_row import SourceRow, padded_ms
+
+_Device: TypeAlias = "tuple[str, int]"  # a target and compute units
+RowKey: TypeAlias = "tuple[Problem, str, int, bool]"
+
+
+def row_key(row: SourceRow) -> RowKey:
+    """What a row tells of: a problem, a target, compute units, and whether it is one of a table over M.
+
+    Rows of one M and of ranges up to that M stand beside each other.
+    """
+    record = row.record
+    return record.problem, record.target, record.compute_units, record.m_from > 0
 
 
 class RecordTable:
     """Tuned records; of two for the same problem, target and compute units the later one counts.
 
-    A record that serves a range of M is found for every M of it, after those of exactly that M.
+    A record that serves a range of M is found for every M of it, after those of exactly that M, and a row of AITER's
+    own files at AITER's padded M after both.
 
     A record of another number of compute units does not serve a device: the split and the order of a grid follow from
     that number. A record that names none serves every device of its target, after those that name the device's own.
 
     Args:
-        records: the records.
+        rows: the records, with or without their places.
     """
 
-    def __init__(self, records: Iterable[Record] = ()) -> None:
-        self._by_problem: dict[Problem, dict[tuple[str, int], Record]] = {}
-        for record in records:
-            self._by_problem.setdefault(record.problem, {})[record.target, record.compute_units] = record
-        self._ranges: dict[Problem, dict[tuple[str, int], list[Record]]] = {}  # by the problem of M 1, by their M
-        for problem in sorted(self._by_problem):
-            for device, record in self._by_problem[problem].items():
-                if record.m_from:
-                    self._ranges.setdefault(_any_m(problem), {}).setdefault(device, []).append(record)
+    def __init__(self, rows: Iterable[Record | SourceRow] = ()) -> None:
+        placed = (row if isinstance(row, SourceRow) else SourceRow(row) for row in rows)
+        self._rows = {row_key(row): row for row in placed}
+        self._by_problem: dict[Problem, dict[_Device, SourceRow]] = {}
+        self._ranges: dict[Problem, dict[_Device, list[SourceRow]]] = {}  # by the problem of M 1, by their M
+        for (problem, target, units, ranged), row in sorted(self._rows.items(), key=lambda item: item[0][0].m):
+            if ranged:
+                self._ranges.setdefault(_any_m(problem), {}).setdefault((target, units), []).append(row)
+            else:
+                self._by_problem.setdefault(problem, {})[target, units] = row
 
-    def extend(self, records: Iterable[Record]) -> RecordTable:
+    def extend(self, rows: Iterable[Record | SourceRow]) -> RecordTable:
         """A table of these records beside those of this one."""
-        return RecordTable([*(r for found in self._by_problem.values() for r in found.values()), *records])
+        return RecordTable([*self._rows.values(), *rows])
 
     def find(self, problem: Problem, arch: str, compute_units: int) -> Record | Support:
-        """The record of a problem on a device, its own or that of a range of M, or why there is none.
+        """The record of a problem on a device, or why there is none; see `find_row`."""
+        row = self.find_row(problem, arch, compute_units)
+        return row.record if isinstance(row, SourceRow) else row
+
+    def find_row(self, problem: Problem, arch: str, compute_units: int) -> SourceRow | Support:
+        """The row of a problem on a device, its own, that of a range of M or that of a padded M, or why there is none.
 
         Args:
             problem: what is asked for.
             arch: the device's architecture, which is its target's name.
             compute_units: how many the device has.
         """
+        devices = ((arch, compute_units), (arch, 0))
         found, ranges = self._by_problem.get(problem, {}), self._ranges.get(_any_m(problem), {})
-        for device in ((arch, compute_units), (arch, 0)):
-            record = found.get(device) or _find_range(ranges.get(device, []), problem.m)
-            if record is not None:
-                return record
+        for device in devices:
+            row = found.get(device) or _find_range(ranges.get(device, []), problem.m)
+            if row is not None:
+                return row
+        padded = next(self._padded_rows(problem, devices), None)
+        return padded or Support(self._why_none(problem, arch, compute_units))
+
+    def _padded_rows(self, problem: Problem, devices: Sequence[_Device]) -> Iterator[SourceRow]:
+        """The rows of AITER's files that AITER would take for a problem of another M, the first first."""
+        for m in padded_ms(problem.m, problem.n):
+            found = self._by_problem.get(replace(problem, m=m), {})
+            yield from (found[device] for device in devices if device in found and found[device].padded)
+
+    def _why_none(self, problem: Problem, arch: str, compute_units: int) -> str:
+        found, ranges = self._by_problem.get(problem, {}), self._ranges.get(_any_m(problem), {})
         others = sorted(units for target, units in found if target == arch)
         if others:
             tuned_on = ", ".join(map(str, others))
-            return Support(f"{problem.key} was tuned on {tuned_on} compute units; this GPU has {compute_units}")
+            return f"{problem.key} was tuned on {tuned_on} compute units; this GPU has {compute_units}"
         targets = sorted({target or "no target named" for target, _ in found})
         if targets:
-            return Support(f"{problem.key} was tuned for {', '.join(targets)}; this GPU is {arch}")
-        known = [
-            r
-            for (target, units), held in ranges.items()
-            if target == arch and units in (compute_units, 0)
-            for r in held
-        ]
-        if known:
-            spans = f"{min(r.m_from for r in known)} to {max(r.problem.m for r in known)}"
-            return Support(f"{problem.key} was never tuned for {arch}; the table over M has {spans}, and not this one")
-        return Support(f"{problem.key} was never tuned for {arch}")
+            return f"{problem.key} was tuned for {', '.join(targets)}; this GPU is {arch}"
+        held = [row.record for units in (compute_units, 0) for row in ranges.get((arch, units), [])]
+        if held:
+            spans = f"{min(r.m_from for r in held)} to {max(r.problem.m for r in held)}"
+            return f"{problem.key} was never tuned for {arch}; the table over M has {spans}, and not this one"
+        return f"{problem.key} was never tuned for {arch}"
+
+    def list_rows(self, arch: str, compute_units: int) -> list[SourceRow]:
+        """The rows that serve a device, one for a problem and one for a range of M."""
+        found: dict[tuple[Problem, bool], SourceRow] = {}
+        for units in (0, compute_units):
+            for (problem, *device, ranged), row in self._rows.items():
+                if device == [arch, units]:
+                    found[problem, ranged] = row
+        return list(found.values())
 
     def list_records(self, arch: str, compute_units: int) -> list[Record]:
-        """The records that serve a device, one for a problem."""
-        found = [self.find(problem, arch, compute_units) for problem in self._by_problem]
-        return [record for record in found if isinstance(record, Record)]
+        """The records of `list_rows`."""
+        return [row.record for row in self.list_rows(arch, compute_units)]
 
 
 def _any_m(problem: Problem) -> Problem:
     return replace(problem, m=1)
 
 
-def _find_range(records: Sequence[Record], m: int) -> Record | None:
-    """Of records in the order of their M, the one whose range has this M; None where none has."""
-    at = bisect_left(records, m, key=lambda record: record.problem.m)
-    return records[at] if at < len(records) and records[at].serves(m) else None
+def _find_range(rows: Sequence[SourceRow], m: int) -> SourceRow | None:
+    """Of rows in the order of their M, the first whose range has this M; None where none has.
+
+    Ranges of several files may overlap, so the next one up may begin above this M.
+    """
+    at = bisect_left(rows, m, key=lambda row: row.record.problem.m)
+    return next((row for row in rows[at:] if row.record.serves(m)), None)
+
+
+def read_rows(path: Path, stacklevel: int = 4) -> list[SourceRow]:
+    """The rows of a file of any known format that hold a tuned result. A warning tells of damaged rows.
+
+    Args:
+        path: of the file.
+        stacklevel: whose call a warning names.
+
+    Raises:
+        InputError: the file can't be read as a whole, or holds no tuned result.
+    """
+    from tritongemm.formats import Defaults, format_of, read_text
+
+    text = read_text(path)
+    format_ = format_of(path, text)
+    found = format_.read_usable(path, text, Defaults())
+    rows = [
+        SourceRow(row.record, str(path), row.where(str(path)), format_.padded_m and is_layer(row.problem))
+        for row in found.rows
+        if row.record is not None
+    ]
+    if not rows:
+        found.require_undamaged()
+        raise InputError(f"{path}: holds sizes but no tuned result; tune it first")
+    if found.damaged:
+        warnings.warn(found.tell_damaged(), DamagedFileWarning, stacklevel=stacklevel)
+    return rows
 
 
 def read_records(source: str | os.PathLike[str] | Iterable[Record]) -> list[Record]:
@@ -96,14 +164,4 @@ def read_records(source: str | os.PathLike[str] | Iterable[Record]) -> list[Reco
     """
     if not isinstance(source, str | os.PathLike):
         return list(source)
-    from tritongemm.formats import Defaults
-    from tritongemm.workloads.sizes import from_results
-
-    found = from_results(Path(source), Defaults())
-    records = [row.record for row in found.rows if row.record is not None]
-    if not records:
-        found.require_undamaged()
-        raise InputError(f"{source}: holds sizes but no tuned result; tune it first")
-    if found.damaged:
-        warnings.warn(found.tell_damaged(), DamagedFileWarning, stacklevel=4)  # at the call of `load`
-    return records
+    return [row.record for row in read_rows(Path(source), stacklevel=3)]

@@ -45,6 +45,17 @@ def test_a_file_that_cannot_be_read_leaves_the_server_as_it_is(
     assert "broken.yaml" in line and line.endswith("; nothing is served by tuned kernels")
 
 
+def test_aiters_variable_alone_changes_no_server(
+    config: Path, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AITER's own users have it set, and did not ask us for anything."""
+    monkeypatch.delenv("TRITONGEMM_CONFIG")
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(config))
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    vllm.register()
+    assert fresh.weights == frozenset()
+
+
 def test_serves_what_a_row_holds_for(config: Path, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
     envs, utils = install_vllm(monkeypatch)
     names = "default_unquantized_gemm", "rocm_unquantized_gemm"

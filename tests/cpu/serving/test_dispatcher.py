@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -282,6 +283,24 @@ def test_the_environment_names_the_records(gpu: Gpu, tmp_path: Path, monkeypatch
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(tmp_path / "gone.yaml"))
     with pytest.raises(InputError, match=r"gone\.yaml"):
         say(Dispatcher(), empty(16, 64), empty(32, 64))
+
+
+def test_the_log_has_a_line_for_each_new_size(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dispatcher, empty = gpu
+    won = record(problem(16, 32, 64))
+    dispatcher.load([won])
+    attach_device(dispatcher, {won.problem: StandInKernel()})
+    monkeypatch.setenv("AITER_LOG_TUNED_CONFIG", "1")
+    with caplog.at_level(logging.INFO, "tritongemm"):
+        for _ in range(3):
+            say(dispatcher, empty(16, 64), empty(32, 64))
+        say(dispatcher, empty(8, 64), empty(32, 64))
+    assert [r.getMessage() for r in caplog.records] == [
+        f"16x32x64_bf16_TN on cpu: exact: {TILE.name} (2.00 us, 1.50x torch); a record that was given",
+        "8x32x64_bf16_TN on cpu: fallback: 8x32x64_bf16_TN was never tuned for sm90",
+    ]
 
 
 def test_nothing_is_loaded_while_capturing(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

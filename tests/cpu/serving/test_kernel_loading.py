@@ -34,7 +34,9 @@ from tritongemm.runtime import machine
 from tritongemm.search_spaces import loader
 from tritongemm.serving import api, kernel_loading, load_check, winners
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.loaded_tables import LoadedTable
 from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.source_row import SourceRow
 
 TOY = "toy_backend"
 OTHER = Config("one", 0, 0, 0, backend="library")
@@ -117,6 +119,26 @@ def test_the_record_of_a_backend_put_beside_the_others_serves_calls(
     assert gpu.loaded == [(code, artifact.symbol)]
     monkeypatch.setattr("tritongemm.serving.calls.float32_precision", lambda: "fp32")
     assert tritongemm.explain(x, w).startswith(f"fallback: {p.key} on sm90: tuned in tf32")
+
+
+def test_a_row_of_aiters_kind_serves_the_true_m_of_a_call(
+    toy: KernelBackend, gpu: HostDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where AITER looks M 9000 up at 8192: the launch is that of the call, and nothing is padded."""
+    row, largest = problem(16, 8, 20, dtype="fp32"), problem(8192, 4104, 4, dtype="fp32")
+    for p in (row, largest):
+        (config,) = toy.candidates(p, SM90)
+        artifact, code, name = toy.compile(toy.compile_job(config, p, SM90))
+        ArtifactCache(settings.cache_folder()).put(artifact, code, name)
+    for module in ("api", "calls"):
+        monkeypatch.setattr(f"tritongemm.serving.{module}.float32_precision", lambda: "tf32")
+    rows = tuple(SourceRow(record(p, config, winner=toy.name), padded=True) for p in (row, largest))
+    api.default_dispatcher()._add(LoadedTable("aiter.csv", "0" * 12, rows))
+    for m, n, k in ((13, 8, 20), (9000, 4104, 4)):
+        x, w = torch.randn(m, k), torch.randn(n, k)
+        torch.testing.assert_close(tritongemm.mm(x, w), x @ w.T)
+        assert tritongemm.explain(x, w).startswith(f"bucket: M {16 if m == 13 else 8192}, the padded M of {m}: ")
+    assert tritongemm.explain(torch.randn(33, 20), torch.randn(8, 20)).startswith("fallback: 33x8x20")
 
 
 class Library(LibraryBackend):

@@ -10,6 +10,7 @@ from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
+from tritongemm.serving.source_row import kind_of
 from tritongemm.serving.winners import baseline_won
 
 
@@ -24,7 +25,10 @@ class LibraryWinner(KernelSource):
         if isinstance(record, Support) or record.predicted or not baseline_won(record):
             return Support("no library won the tuning of this size")
         text = f"{record.winner} won the tuning of {record.problem.key} on {device.device.arch}"
-        if record.problem != call.problem:
+        kind = kind_of(record, call.problem.m)
+        if kind == "bucket":
+            text += f", the padded M of {call.problem.m}"
+        elif kind == "range":
             text += f", whose range of M is {record.m_from} to {record.problem.m}"
         kernel = None if call.vector else device.torch_kernels.find(call.problem, call.precision)
         if kernel is None:

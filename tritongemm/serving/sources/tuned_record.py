@@ -1,14 +1,14 @@
-"""Kernel source: the tuned kernel of exactly this size, or of the range of M that it lies in."""
+"""Kernel source: the tuned kernel of exactly this size, of the range of M that it lies in, or of a padded M."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
+from tritongemm.serving.source_row import SourceRow, kind_of
 
 
 class TunedRecord(KernelSource):
@@ -18,12 +18,15 @@ class TunedRecord(KernelSource):
 
     def resolve(self, call: CallSignature, device: DeviceKernels) -> Resolution | Support:
         """The tuned kernel, or why there is none that can be launched."""
-        kernel, record = device.find_tuned(call), device.find_record(call.problem)
+        kernel, row = device.find_tuned(call), device.find_row(call.problem)
         if isinstance(kernel, Support):
             return kernel
-        assert isinstance(record, Record), "a tuned kernel has a record"
+        assert isinstance(row, SourceRow), "a tuned kernel has a record"
+        record = row.record
         gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
         text = f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})"
-        if record.problem.m == call.problem.m:
-            return Resolution("exact", text, kernel)
-        return Resolution("range", f"M {record.m_from} to {record.problem.m}: {text} at M {record.problem.m}", kernel)
+        kind, m = kind_of(record, call.problem.m), record.problem.m
+        if kind == "exact":
+            return Resolution(kind, text, kernel)
+        which = f"M {record.m_from} to {m}" if kind == "range" else f"M {m}, the padded M of {call.problem.m}"
+        return Resolution(kind, f"{which}: {text} at M {m}", kernel)

@@ -1,0 +1,99 @@
+"""`python -m tritongemm.lookup`: which row serves a call, without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.linear_layers import TILE, problem, record
+from tritongemm.cli import lookup
+from tritongemm.formats import results_format
+
+SIZE = ("-n", "32", "-k", "64", "-dtype_a", "bf16", "--target", "sm90")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """A table over M, a row of the library, a prediction, and rows of another device."""
+    found = tmp_path / "tuned.yaml"
+    rows = [
+        record(problem(16, 32, 64), compute_units=132),
+        record(problem(64, 32, 64), m_from=33, compute_units=132, held_out={"40": [0.015, 1.2], "36": [0.0, 1.4]}),
+        record(problem(8, 32, 64), winner="torch"),
+        record(problem(9, 32, 64), timer="model"),
+        record(problem(10, 32, 64), compute_units=78),
+        record(problem(10, 32, 64, bias="n")),
+    ]
+    found.write_text(results_format().write(rows), encoding="utf-8")
+    return str(found)
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, list[str]]:
+    status = lookup.main(argv)
+    said = capsys.readouterr()
+    return status, (said.out or said.err).splitlines()
+
+
+def test_a_row_is_told_with_its_place_and_its_times(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = run(capsys, file, "-m", "16", *SIZE)
+    assert status == 0 and lines == [
+        "exact: 16x32x64_bf16_TN on sm90, 132 compute units",
+        f"row       {file}: row 1 (line 2)",
+        f"config    {TILE.name}",
+        "winner    triton",
+        "time      2.00 us at M 16, 1.500x torch",
+    ]
+
+
+def test_a_range_tells_what_was_held_out(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = run(capsys, file, "-m", "50", *SIZE)
+    assert status == 0 and lines[0] == "range: 50x32x64_bf16_TN on sm90, 132 compute units, M 33 to 64"
+    assert lines[-1] == "held out  M 36: +0.0%, 1.400x torch; M 40: +1.5%, 1.200x torch"
+
+
+def test_a_foreign_row_is_a_bucket(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    csv = tmp_path / "bf16_tuned_gemm.csv"
+    csv.write_text(
+        "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName\n"
+        "gfx950,256,16,32,64,False,torch.bfloat16,torch.bfloat16,False,False,torch,0,0,4.5,native\n",
+        encoding="utf-8",
+    )
+    asked = (str(csv), file, "-m", "13", *SIZE, "--target", "gfx950")
+    status, lines = run(capsys, *asked)
+    assert status == 0 and lines[0] == "bucket: 13x32x64_bf16_TN on gfx950, 256 compute units, padded M 16"
+    assert lines[1] == f"row       {csv}: row 1 (line 2)" and lines[3:] == [
+        "winner    torch",
+        "time      4.50 us at M 16",
+    ]
+    status, lines = run(capsys, *asked, "--compute_units", "80")
+    assert status == 1 and lines[0].startswith("fallback: 13x32x64_bf16_TN was never tuned for gfx950")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "begin"),
+    [
+        (("-m", "8"), 0, "exact: 8x32x64_bf16_TN"),
+        (("-m", "9"), 1, "fallback: {file}: row 4 (line 5): 9x32x64_bf16_TN: its record is a prediction"),
+        (("-m", "10"), 1, "fallback: 10x32x64_bf16_TN was tuned on 78 compute units; this GPU has 132"),
+        (("-m", "10", "--compute_units", "78"), 0, "exact: 10x32x64_bf16_TN on sm90, 78 compute units"),
+        (("-m", "10", "--bias-vector", "n"), 0, "exact: 10x32x64_bf16_TN_biasn"),
+        (("-m", "10", "--bias-vector", "m"), 1, "fallback: 10x32x64_bf16_TN_biasm is no product that"),
+        (("-m", "65"), 1, "fallback: 65x32x64_bf16_TN was never tuned for sm90; the table over M has 33 to 64"),
+        ((), 2, "error: name a size with -m, -n and -k"),
+    ],
+)
+def test_the_exit_status_tells_whether_a_row_serves(
+    words: tuple[str, ...], status: int, begin: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, lines = run(capsys, file, *SIZE, *words)
+    assert found == status and lines[0].startswith(begin.format(file=file))
+
+
+def test_a_file_that_is_missing_or_damaged_is_an_error(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, file, str(tmp_path / "gone.yaml"), "-m", "16", *SIZE)[0] == 2
+    (tmp_path / "cut.csv").write_text("gfx,cu_num,M,N", encoding="utf-8")
+    status, lines = run(capsys, str(tmp_path / "cut.csv"), "-m", "16", *SIZE)
+    assert status == 2 and len(lines) == 1 and lines[0].startswith("error: ") and "cut.csv" in lines[0]

@@ -1,0 +1,32 @@
+"""The names of AITER's functions, over `mm`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tritongemm.core.errors import InputError
+from tritongemm.integrations.aiter import gemm_a16w16, tgemm
+
+
+def test_they_compute_what_aiters_do() -> None:
+    x, w, bias = torch.randn(3, 5, 16), torch.randn(8, 16), torch.randn(8)
+    torch.testing.assert_close(tgemm.mm(x, w, bias), torch.nn.functional.linear(x, w, bias))
+    torch.testing.assert_close(gemm_a16w16(x, w, None, torch.float32), x @ w.T)
+    assert gemm_a16w16(x, w, otype=torch.float64).dtype == torch.float64
+
+
+def test_scales_are_refused_by_name() -> None:
+    x, w, scale = torch.randn(2, 16), torch.randn(8, 16), torch.ones(1)
+    assert tgemm.mm(x, w, None, None, None, None, None).shape == (2, 8)
+    with pytest.raises(InputError, match=r"^scale_a, scale_c: scaled products"):
+        tgemm.mm(x, w, scale_a=scale, scale_c=scale)
+
+
+def test_importing_them_brings_no_torch() -> None:
+    code = "import sys, tritongemm.integrations.aiter; print([m for m in ('torch', 'yaml') if m in sys.modules])"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"

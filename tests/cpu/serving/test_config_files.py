@@ -1,0 +1,136 @@
+"""The files that the environment lists, as one table in memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from tests.support.linear_layers import problem, record
+from tritongemm.core.errors import InputError
+from tritongemm.core.record import Record
+from tritongemm.formats import results_format
+from tritongemm.serving import config_files
+from tritongemm.serving.record_table import RecordTable
+
+HEADER = (
+    "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
+)
+OTHERS = (
+    *("AITER_CONFIG_GEMM_BF16", "AITER_CONFIG_GEMM_A8W8", "AITER_CONFIG_GEMM_A4W4", "AITER_CONFIG_A8W8_BATCHED_GEMM"),
+    "TRITONGEMM_CONFIG",
+)
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is named."""
+    for name in OTHERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+def write(path: Path, records: Sequence[Record]) -> Path:
+    path.write_text(results_format().write(records), encoding="utf-8")
+    return path
+
+
+def aiters(m: int, us: float, gfx: str = "gfx942,304", n: int = 512) -> str:
+    kind = "False,torch.bfloat16,torch.bfloat16,False,False"
+    return f"{gfx},{m},{n},256,{kind},torch,0,0,{us},native,0.0,1.0,1.0"
+
+
+def write_aiters(path: Path, *lines: str, header: str = HEADER) -> Path:
+    path.write_text("\n".join([header, *lines, ""]), encoding="utf-8")
+    return path
+
+
+def configured() -> list[Record]:
+    return [r for table in config_files.read_configured() for r in table.records]
+
+
+def test_the_fastest_row_of_all_files_counts_and_the_first_on_ties(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tie, slow, guess, other_device = (problem(m, 32, 64) for m in (1, 2, 3, 4))
+    one = [record(tie, tie=True), record(slow, seconds=3e-6), record(guess, seconds=1e-6, timer="model")]
+    two = [record(tie), record(slow), record(guess, seconds=9e-6), record(other_device, compute_units=132)]
+    a = write(tmp_path / "a.yaml", [*one, record(other_device, compute_units=78)])
+    b = write(tmp_path / "b.yaml", two)
+    before = a.read_bytes(), b.read_bytes()
+    monkeypatch.setenv("TRITONGEMM_CONFIG", f"{a}:{b}")
+    with caplog.at_level(logging.INFO, "tritongemm"):
+        found = configured()
+    table = RecordTable(found)
+    assert len(found) == 5 and table.find(tie, "sm90", 132) == one[0]
+    assert [table.find(r.problem, "sm90", 132) for r in two[1:]] == two[1:]
+    assert [r.getMessage() for r in caplog.records] == [
+        f"3 of 8 rows are shadowed by faster ones of the same problem and device; the first is {a}: row 2 (line 3), "
+        f"by {b}: row 2 (line 3)"
+    ]
+    assert (a.read_bytes(), b.read_bytes()) == before
+
+
+def test_a_range_and_a_row_of_its_largest_m_stand_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide, one = record(problem(64, 32, 64), m_from=33), record(problem(64, 32, 64), seconds=5e-6)
+    a, b = write(tmp_path / "a.yaml", [wide]), write(tmp_path / "b.yaml", [one])
+    monkeypatch.setenv("TRITONGEMM_CONFIG", f"{a}:{b}")
+    table = RecordTable(configured())
+    assert table.find(problem(64, 32, 64), "sm90", 132) == one and table.find(problem(40, 32, 64), "sm90", 132) == wide
+    assert table.list_records("sm90", 132) == [wide, one]
+
+
+def test_aiters_list_is_read_behind_ours_and_what_is_missing_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    csv = write_aiters(tmp_path / "bf16_tuned_gemm.csv", aiters(16, 0), aiters(32, 4.5))
+    own = write(tmp_path / "a.yaml", [record(problem(16, 512, 256), target="gfx942", compute_units=304)])
+    monkeypatch.setenv("TRITONGEMM_CONFIG", str(own))
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", f"{tmp_path / 'gone.csv'}:{csv}:{own}")
+    monkeypatch.setenv("AITER_CONFIG_GEMM_A4W4", str(csv))
+    with caplog.at_level(logging.INFO, "tritongemm"):
+        found = configured()
+    assert [(r.problem.m, r.seconds) for r in found] == [(16, 2e-6), (32, 4.5e-6)]
+    told = [r.getMessage() for r in caplog.records]
+    assert len(told) == 2 and "gone.csv: there is no such file" in told[0]
+    assert told[1].startswith("AITER_CONFIG_GEMM_A4W4: not read")
+    monkeypatch.setenv("TRITONGEMM_CONFIG", f"{own}:{tmp_path / 'gone.yaml'}")
+    with pytest.raises(InputError, match=r"gone\.yaml"):
+        configured()
+
+
+def test_placeholders_never_win_and_a_device_of_other_compute_units_misses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = write_aiters(tmp_path / "bf16_new.csv", aiters(1, 0), aiters(2, 0), aiters(2, 7.0), aiters(3, -1))
+    legacy = [line.removeprefix("gfx942,") for line in (aiters(1, 5.0), aiters(4, 6.0))]
+    old = write_aiters(tmp_path / "bf16_old.csv", *legacy, header=HEADER.removeprefix("gfx,"))
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", f"{new}:{old}")
+    with pytest.warns(UserWarning, match="1 rows tell of what others tell of"):
+        table = RecordTable(configured())
+    times = {r.problem.m: r.seconds for r in table.list_records("gfx942", 304)}
+    assert times == {1: 5e-6, 2: 7e-6, 4: 6e-6}
+    assert str(table.find(problem(4, 512, 256), "gfx942", 80)) == (
+        "4x512x256_bf16_TN was tuned on 304 compute units; this GPU has 80"
+    )
+
+
+def merged_names(variable: str) -> list[str]:
+    """What another process finds."""
+    import os
+
+    os.environ["TRITONGEMM_CONFIG"] = variable
+    return [repr(r) for r in configured()]
+
+
+def test_two_processes_find_the_same(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.yaml", [record(problem(m, 32, 64), seconds=m * 1e-6) for m in (1, 2, 3)])
+    b = write(tmp_path / "b.yaml", [record(problem(m, 32, 64), seconds=(4 - m) * 1e-6) for m in (1, 2, 3)])
+    with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
+        one, two = pool.map(merged_names, [f"{a}:{b}"] * 2)
+    assert one == two and len(one) == 3

@@ -1,0 +1,146 @@
+"""Calls of other M find rows of AITER's own files where AITER finds them, and run at their true M."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import DATA
+from tests.support.linear_layers import TILE, StandInKernel, problem, record, stand_in_device, stand_in_kernels
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.plugins.contracts import Capabilities, LibraryBackend
+from tritongemm.serving import kernel_loading, load_check, winners
+from tritongemm.serving.choice_log import ChoiceLog
+from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.source_row import SourceRow, kind_of, padded_ms
+from tritongemm.serving.sources.library_winner import LibraryWinner
+from tritongemm.serving.sources.tuned_record import TunedRecord
+
+ASKED = (1, 2, 3, 5, 7, 13, 17, 33, 63, 100, 130, 257, 300, 500, 777, 1000, 1500, 3000, 5000, 9000)
+
+
+def aiters(m: int, n: int = 32, k: int = 64, **changes: Any) -> SourceRow:
+    return SourceRow(record(problem(m, n, k), **changes), "bf16_tuned_gemm.csv", f"row of M {m}", padded=True)
+
+
+def test_all_of_aiters_rows_are_found_where_aiter_finds_them() -> None:
+    """93 weights of its shipped files for gfx950; the counts were taken with AITER's own functions."""
+    lines = (DATA / "aiter" / "bf16_gfx950_sizes.csv").read_text(encoding="utf-8").splitlines()[1:]
+    sizes = {(int(row["N"]), int(row["K"])): list(map(int, row["M"].split())) for row in csv.DictReader(lines)}
+    table = RecordTable(aiters(m, n, k) for (n, k), ms in sizes.items() for m in ms)
+    found: Counter[str] = Counter()
+    for n, k in sizes:
+        for m in ASKED:
+            row = table.find(problem(m, n, k), "sm90", 132)
+            if isinstance(row, Support):
+                found["miss"] += 1
+            else:
+                steps = ["exact" if row.problem.m == m else "bucket", *padded_ms(m, n)]
+                found["exact" if steps[0] == "exact" else f"gl{steps[1:].index(row.problem.m)}"] += 1
+    assert len(sizes) == 93 and found == {"exact": 136, "gl0": 836, "gl1": 643, "miss": 245}
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "expected"),
+    [
+        (13, 64, [16, 16]),
+        (256, 64, [256, 256]),
+        (257, 64, [288, 512]),
+        (1025, 64, [1088, 2048]),
+        (4097, 64, [4224, 8192]),
+        (9000, 5120, [9088, 8192]),
+        (9000, 4096, [9088, 16384]),
+    ],
+)
+def test_the_steps_are_aiters(m: int, n: int, expected: list[int]) -> None:
+    assert list(padded_ms(m, n)) == expected
+
+
+def test_own_rows_and_ranges_go_first_and_our_own_files_have_no_buckets() -> None:
+    wide = record(problem(24, 32, 64), m_from=10)
+    table = RecordTable([aiters(16), aiters(32), wide])
+    assert table.find(problem(13, 32, 64), "sm90", 132) == wide
+    found = {m: table.find(problem(m, 32, 64), "sm90", 132) for m in (5, 16, 25)}
+    assert [kind_of(r, m) for m, r in found.items() if isinstance(r, Record)] == ["bucket", "exact", "bucket"]
+    ours = RecordTable([record(problem(16, 32, 64))])
+    assert str(ours.find(problem(13, 32, 64), "sm90", 132)) == "13x32x64_bf16_TN was never tuned for sm90"
+    assert isinstance(table.find(problem(13, 32, 64, bias="n"), "sm90", 132), Support)
+    assert isinstance(RecordTable([aiters(16, compute_units=80)]).find(problem(13, 32, 64), "sm90", 132), Support)
+
+
+def test_a_bucket_is_bound_to_the_true_m_and_says_whose_row_it_is() -> None:
+    asked: list[int] = []
+
+    def bind(m: int) -> LoadedKernel:
+        asked.append(m)
+        return StandInKernel()
+
+    row, lost = aiters(16), aiters(64, winner="torch")
+    device = stand_in_kernels(RecordTable([row, lost]), {row.record.problem: StandInKernel()}, StandInKernel())
+    device.binders[row.record.problem, 0] = bind
+    answer = TunedRecord().resolve(CallSignature(problem(13, 32, 64)), device)
+    assert isinstance(answer, Resolution) and answer.kind == "bucket" and asked == [13]
+    assert answer.text == f"M 16, the padded M of 13: {TILE.name} (2.00 us, 1.50x torch) at M 16"
+    library = LibraryWinner().resolve(CallSignature(problem(50, 32, 64)), device)
+    assert isinstance(library, Resolution) and "64x32x64_bf16_TN on sm90, the padded M of 50" in library.text
+
+
+class Library(LibraryBackend):
+    """Stands in for a library, which has its one algorithm for some M alone."""
+
+    summary = "one algorithm"
+    capabilities = Capabilities()
+    name = "library"
+
+    def _list_algorithms(self, *_: Any) -> list[Config]:
+        return []
+
+    def operation(self, *_: Any) -> None:
+        return None
+
+    def load(self, record: Record, device_index: int, device: Any) -> LoadedKernel | Support:
+        return StandInKernel() if record.problem.m > 3 else Support("not for 3 rows")
+
+
+def test_an_algorithm_of_a_bucket_is_loaded_and_checked_at_the_true_m(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[tuple[Problem, int]] = []
+
+    def check(kernel: LoadedKernel, record: Record, device: Any) -> Support:
+        checked.append((record.problem, record.m_from))
+        return SUPPORTED
+
+    monkeypatch.setattr(winners, "find_winner", lambda record: Library())
+    monkeypatch.setattr(load_check, "check_kernel", check)
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
+    row = aiters(16, config=Config("one", 0, 0, 0, backend="library"), winner="library").record
+    none, without = kernel_loading.load_kernels(stand_in_device(), [row])
+    _, binders = kernel_loading.load_kernels(stand_in_device(), [row], {row.problem})
+    assert isinstance(none[row.problem], StandInKernel) and without == {}
+    assert isinstance(binders[row.problem](13), StandInKernel) and checked[-1] == (problem(13, 32, 64), 0)
+    assert str(binders[row.problem](3)) == "not for 3 rows"
+
+
+def test_each_size_is_told_of_once_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, choice = ChoiceLog(), Resolution("bucket", "M 16 …")
+    with caplog.at_level(logging.INFO, "tritongemm"):
+        for name, value in (("AITER_LOG_TUNED_CONFIG", "0"), ("TRITONGEMM_LOG", "config")):
+            monkeypatch.setenv(name, value)
+            for _ in range(2):
+                log.tell("13x32x64", "cuda:0", choice, "a.csv: row 3 (line 4)")
+                log.tell("13x32x64", "cuda:1", Resolution("fallback", "not loaded yet", lasting=False), "")
+    assert [r.getMessage() for r in caplog.records] == ["13x32x64 on cuda:0: bucket: M 16 …; a.csv: row 3 (line 4)"]
+
+
+def test_the_file_of_a_row_is_named(tmp_path: Path) -> None:
+    assert SourceRow(record(problem(1, 2, 3))).where == "a record that was given"

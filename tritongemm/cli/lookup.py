@@ -1,0 +1,96 @@
+"""The command line of `python -m tritongemm.lookup`: which row of tuned files serves a call, told without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tritongemm.cli import arguments, door, options
+from tritongemm.core.errors import InputError
+from tritongemm.core.printable import printable
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+from tritongemm.core.target import Target
+from tritongemm.runtime import machine
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.serving import winners
+from tritongemm.serving.calls import is_layer
+from tritongemm.serving.config_files import merge
+from tritongemm.serving.loaded_tables import read_table
+from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.source_row import SourceRow, kind_of
+from tritongemm.workloads import sizes
+
+
+@door.command
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status is 0 where a row serves and 1 where none does, else one of `cli.door`."""
+    args = _parser().parse_args(options.normalised(argv))
+    target = machine.find_machine(args.target).target
+    device = replace(target, compute_units=args.compute_units or target.compute_units)
+    problem = _problem(args, target)
+    found = _find(args.files, problem, device)
+    lines = [f"fallback: {found}"] if isinstance(found, Support) else _describe(found, problem, device)
+    for line in lines:
+        print(printable(line))
+    return door.WRONG if isinstance(found, Support) else door.DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = arguments.Parser(
+        prog="python -m tritongemm.lookup",
+        description="Tell which row of tuned files serves x [M, K] @ w [N, K].T; no GPU is needed.",
+    )
+    p.add_argument("files", nargs="+", type=arguments.path, metavar="FILE", help="results, as in TRITONGEMM_CONFIG")
+    options.problem_options(p.add_argument_group("the call; w is column-major, as a linear layer's weight is"))
+    p.set_defaults(col_b=True)
+    g = p.add_argument_group("the device")
+    known = ", ".join(target_files.target_names())
+    g.add_argument("--target", metavar="ARCH", help=f"default: this machine's GPU, or gfx942; {known}")
+    g.add_argument("--compute-units", type=arguments.size, metavar="N", help="how many it has (default: the target's)")
+    return p
+
+
+def _problem(args: argparse.Namespace, target: Target) -> Problem:
+    if None in (args.m, args.n, args.k):
+        raise InputError("name a size with -m, -n and -k")
+    (row,) = sizes.from_options(args.m, args.n, args.k, options.defaults(args, target.fp8))
+    return row.problem
+
+
+def _find(files: Sequence[str], problem: Problem, device: Target) -> SourceRow | Support:
+    """The row that serves a call, of the best of all files, or why there is none."""
+    if not is_layer(problem):
+        return Support(f"{problem.key} is no product that tritongemm.mm computes")
+    tables = merge([read_table(Path(file)) for file in files])
+    found = RecordTable(row for table in tables for row in table.rows)
+    row = found.find_row(problem, device.name, device.compute_units)
+    if isinstance(row, Support) or (winners.baseline_won(row.record) and not row.record.predicted):
+        return row
+    launchable = winners.is_launchable(row.record)
+    return row if launchable else Support(f"{row.where}: {launchable}")
+
+
+def _describe(row: SourceRow, problem: Problem, device: Target) -> Iterator[str]:
+    record = row.record
+    kind = kind_of(record, problem.m)
+    spans = {"range": f", M {record.m_from} to {record.problem.m}", "bucket": f", padded M {record.problem.m}"}
+    yield f"{kind}: {problem.key} on {device.name}, {device.compute_units} compute units{spans.get(kind, '')}"
+    yield f"row       {row.where}"
+    yield f"config    {record.config.name}"
+    yield f"winner    {record.winner}"
+    share = f", {record.speedup:.3f}x {record.library}" if record.speedup else ""
+    yield f"time      {record.seconds * 1e6:.2f} us at M {record.problem.m}{share}"
+    if record.held_out:
+        yield f"held out  {_held_out(record)}"
+
+
+def _held_out(record: Record) -> str:
+    """What was measured at other M of a range: slower than the best known there by how much, and beside the library."""
+    told = sorted((int(m), regret, share) for m, (regret, share) in record.held_out.items())
+    return "; ".join(
+        f"M {m}: {regret:+.1%}, {share:.3f}x {record.library or 'the library'}" for m, regret, share in told
+    )

@@ -1,0 +1,44 @@
+"""A line in the log for each new size that is called, where TRITONGEMM_LOG or AITER's variable asks for it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from tritongemm.core import settings
+from tritongemm.core.printable import printable
+from tritongemm.core.serving import Resolution
+
+_LOG: Final = logging.getLogger("tritongemm")
+_MOST_KEYS = 8192  # Sizes that are remembered; sequences of any length must not fill the memory.
+
+
+class ChoiceLog:
+    """Tells once of each problem who serves it."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+
+    def tell(self, key: str, device: str, resolution: Resolution, where: str) -> None:
+        """Log a line, unless the environment does not ask for it, or an equal call was told of.
+
+        Args:
+            key: of the problem.
+            device: the GPU.
+            resolution: who serves the call.
+            where: the row that it follows from; "" where there is none.
+        """
+        if not resolution.lasting or (key, device) in self._told or not settings.logs_choices():
+            return
+        if len(self._told) < _MOST_KEYS:
+            self._told.add((key, device))
+            _show_lines()
+            row = f"; {where}" if where else ""
+            _LOG.info("%s", printable(f"{key} on {device}: {resolution}{row}"))
+
+
+def _show_lines() -> None:
+    """Have lines that were asked for shown, also in a program that set up no logging."""
+    if not _LOG.hasHandlers():
+        _LOG.addHandler(logging.StreamHandler())
+        _LOG.setLevel(logging.INFO)

@@ -1,0 +1,79 @@
+"""The files of tuned records that the environment names, as one table in memory; the files stay as they are.
+
+Of rows that tell of one problem on one kind of device the fastest counts, of equally fast ones the first file's, and a
+measured row before a predicted one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tritongemm.core import settings
+from tritongemm.core.errors import InputError
+from tritongemm.core.printable import printable
+from tritongemm.serving.loaded_tables import LoadedTable, read_table
+from tritongemm.serving.record_table import RowKey, row_key
+from tritongemm.serving.source_row import SourceRow
+
+_LOG = logging.getLogger("tritongemm")
+
+
+def read_configured() -> tuple[LoadedTable, ...]:
+    """The tables that TRITONGEMM_CONFIG names, then those of AITER's variable, each without rows that another shadows.
+
+    Raises:
+        InputError: a file can't be read, or one of TRITONGEMM_CONFIG is missing or holds no tuned result.
+    """
+    named = settings.tuned_configs()
+    tables = [read_table(path) for path in named]
+    known = {path.resolve() for path in named}
+    for path in settings.aiter_configs():
+        if path.resolve() not in known and (table := _read_aiters(path)) is not None:
+            tables.append(table)
+            known.add(path.resolve())
+    if others := settings.unserved_aiter_configs():
+        _LOG.info("%s: not read, as tritongemm.mm computes no such products", ", ".join(others))
+    return merge(tables)
+
+
+def _read_aiters(path: Path) -> LoadedTable | None:
+    """A table of AITER's variable; as AITER does, one that is missing is passed over."""
+    if not path.exists():
+        _LOG.warning("%s: there is no such file; AITER_CONFIG_GEMM_BF16 names it", printable(str(path)))
+        return None
+    try:
+        return read_table(path)
+    except InputError as error:
+        _LOG.warning("%s; none of its rows is served", error)
+        return None
+
+
+def merge(tables: Sequence[LoadedTable]) -> tuple[LoadedTable, ...]:
+    """The tables without the rows that a better one shadows; one line is logged for all of those.
+
+    Args:
+        tables: in the order in which they are preferred where rows are equally fast.
+    """
+    best: dict[RowKey, SourceRow] = {}
+    rows = [row for table in tables for row in table.rows]
+    for row in rows:
+        kept = best.setdefault(row_key(row), row)
+        if _rank(row) < _rank(kept):
+            best[row_key(row)] = row
+    if shadowed := [row for row in rows if best[row_key(row)] is not row]:
+        first = shadowed[0]
+        _LOG.info(
+            "%d of %d rows are shadowed by faster ones of the same problem and device; the first is %s, by %s",
+            len(shadowed),
+            len(rows),
+            printable(first.where),
+            printable(best[row_key(first)].where),
+        )
+    return tuple(replace(table, rows=tuple(row for row in table.rows if best[row_key(row)] is row)) for table in tables)
+
+
+def _rank(row: SourceRow) -> tuple[bool, float]:
+    return row.record.predicted, row.record.seconds

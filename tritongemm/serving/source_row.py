@@ -1,0 +1,48 @@
+"""A tuned record with the place it was read from, and the M that AITER looks its own rows up at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tritongemm.core.record import Record
+
+_STEPS = ((256, 16), (1024, 32), (4096, 64))  # up to this M, multiples of that
+_STEP_ABOVE = 128
+_LARGE_M, _LARGE_N = 8192, 4096  # beyond both, AITER looks up the largest M that it tunes
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """A tuned record and where it stands.
+
+    Attributes:
+        record: the record.
+        file: the file's path; "" for a record that was given.
+        where: the file, the row and the line, for messages.
+        padded: whether calls of other M find it at AITER's padded M, as in the files that AITER itself reads.
+    """
+
+    record: Record
+    file: str = ""
+    where: str = "a record that was given"
+    padded: bool = False
+
+
+def kind_of(record: Record, m: int) -> str:
+    """How a record was found for a call of some M: ``exact``, ``range``, or ``bucket`` for a padded M."""
+    if record.problem.m == m:
+        return "exact"
+    return "range" if record.serves(m) else "bucket"
+
+
+def padded_ms(m: int, n: int) -> Iterator[int]:
+    """The M at which AITER looks a call up that has no row of its own M, the finer steps first.
+
+    Args:
+        m: rows of the call.
+        n: columns of its result.
+    """
+    step = next((step for most, step in _STEPS if m <= most), _STEP_ABOVE)
+    yield -(-m // step) * step
+    yield _LARGE_M if m > _LARGE_M and n > _LARGE_N else 1 << (m - 1).bit_length()

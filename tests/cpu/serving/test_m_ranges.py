@@ -17,7 +17,6 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.support import Support
@@ -75,15 +74,15 @@ def test_explain_tells_the_range_and_the_row(monkeypatch: pytest.MonkeyPatch) ->
     dispatcher = Dispatcher()
     dispatcher.load(TABLE)
     own, bound = StandInKernel(), StandInKernel()
-    loaded: dict[Problem, LoadedKernel | Support] = {r.problem: own for r in TABLE[:3]}
-    kernels = attach_device(dispatcher, loaded)
+    kernels = attach_device(dispatcher, {TABLE[2].problem: own})
+    kernels.loaded_ranges = {r.problem: own for r in TABLE[:2]}
     asked: list[int] = []
 
     def bind(m: int) -> LoadedKernel:
         asked.append(m)
         return bound
 
-    kernels.binders[TABLE[1].problem] = bind
+    kernels.binders[TABLE[1].problem, 2] = bind
 
     def answers(m: int) -> CallAnswers:
         with FakeTensorMode():
@@ -99,7 +98,7 @@ def test_explain_tells_the_range_and_the_row(monkeypatch: pytest.MonkeyPatch) ->
     assert explained(40).startswith("library: torch won the tuning of 64x32x64")
     assert "whose range of M is 17 to 64" in explained(40)
     assert explained(65).startswith("fallback: ")
-    kernels.binders[TABLE[1].problem] = lambda m: Support("another binary")
+    kernels.binders[TABLE[1].problem, 2] = lambda m: Support("another binary")
     assert explained(7).startswith("fallback: ") and "M 7: another binary" in explained(7)
 
 
@@ -116,7 +115,7 @@ def test_one_binary_serves_every_m_of_a_range(config: Config, tmp_path: Path) ->
     row = record(problem(200, 96, 128), config, m_from=1)
     cache = ArtifactCache(tmp_path)
     prepared = prepare.prepare_kernels([row], SM90, cache)[row.problem]
-    assert not isinstance(prepared, Support) and prepared.serves_range()
+    assert not isinstance(prepared, Support) and prepared.serves(row.m_from)
     for m in (1, 33, 199):
         own: Record = replace(row, problem=replace(row.problem, m=m), m_from=0)
         assert prepared.launch_at(m) == prepare.prepare_launches([own], SM90, cache)[own.problem]
@@ -129,4 +128,4 @@ def test_a_range_that_needs_several_binaries_is_not_served(tmp_path: Path) -> No
     row = record(replace(problem(64, 96, 128), row_major_a=False), CONFIGS[0], m_from=33)
     prepared = prepare.prepare_kernels([row], SM90, ArtifactCache(tmp_path))[row.problem]
     assert not isinstance(prepared, Support), str(prepared)
-    assert str(prepared.serves_range()) == "M 33 needs another binary than M 64"
+    assert str(prepared.serves(33)) == "M 33 needs another binary than M 64"

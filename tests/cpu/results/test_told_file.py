@@ -94,5 +94,5 @@ def test_a_format_is_found_by_name_contents_or_word(tmp_path: Path) -> None:
     (tmp_path / "mine.dat").write_text(HEADER + "\n")
     for name, word in (("bf16_tuned_gemm.csv", ""), ("mine.dat", ""), ("x.dat", "aiter"), ("y.yaml", "")):
         assert told_file.output_format(tmp_path / name, word).tells_results
-    with pytest.raises(InputError, match="name it by --to: aiter, "):
+    with pytest.raises(InputError, match="name one by --to: aiter, "):
         told_file.output_format(tmp_path / "x.dat")

@@ -25,7 +25,6 @@ import re
 import sys
 from contextlib import suppress
 from functools import cache
-from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 
@@ -197,6 +196,9 @@ def _paths(variable: str) -> tuple[Path, ...]:
 @cache
 def version(package: str) -> str:
     """Installed version of a package, without importing it; ``missing`` if there is none."""
+    # It takes 60 ms, and this module is imported with the package, before a command can answer a signal.
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

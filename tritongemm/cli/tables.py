@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.report.console import Reporter
-from tritongemm.report.m_tables import print_gain, print_held_out, print_table
+from tritongemm.report.m_tables import name_product, print_gain, print_held_out, print_table
 from tritongemm.tuning.m_table import MTable
 from tritongemm.workloads.m_spans import MSpan, drop_small, group_spans
 
@@ -21,8 +21,8 @@ def read_spans(rows: Sequence[FormatRow], args: argparse.Namespace, reporter: Re
         return group_spans(rows, args.m_range)
     kept, small = drop_small(rows)
     for product, share in small.items():
-        size = f"N {product.n}, K {product.k}, {product.dtypes} {product.layout}"
-        reporter.say(f"left out: {size}: {share:.2%} of the workload's time, as far as its bytes and operations tell")
+        told = f"{share:.2%} of the workload's time, as far as its bytes and operations tell"
+        reporter.say(f"left out: {name_product(product)}: {told}")
     return group_spans(kept, args.m_range)
 
 

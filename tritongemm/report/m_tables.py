@@ -8,8 +8,15 @@ from itertools import groupby
 import numpy as np
 
 from tritongemm.core.format_row import FormatRow
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.report.console import Reporter
+
+
+def name_product(problem: Problem) -> str:
+    """A product without its M, as tables over M name it."""
+    bias = "" if problem.bias == "none" else f", bias {problem.bias}"
+    return f"N {problem.n}, K {problem.k}, {problem.dtypes} {problem.layout}{bias}"
 
 
 def print_table(reporter: Reporter, records: Sequence[Record]) -> None:
@@ -27,8 +34,7 @@ def print_table(reporter: Reporter, records: Sequence[Record]) -> None:
         gain = f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "-"
         us = f"{first.seconds * 1e6:.2f} to {last.seconds * 1e6:.2f}"
         rows.append([f"{first.m_from} to {last.problem.m}", us, gain, last.winner, last.config.short_name])
-    size = records[0].problem
-    title = f"M of N {size.n}, K {size.k}, {size.dtypes} {size.layout}"
+    title = f"M of {name_product(records[0].problem)}"
     reporter.table(title, ["M", "us", "ratio", "winner", "config"], rows)
 
 

@@ -10,7 +10,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.report.console import Reporter
 from tritongemm.report.m_tables import name_product, print_gain, print_held_out, print_table
 from tritongemm.tuning.m_table import MTable
-from tritongemm.workloads.m_spans import MSpan, drop_small, group_spans
+from tritongemm.workloads.m_spans import SEARCH_BUDGET, MSpan, drop_small, group_spans
 
 
 def read_spans(rows: Sequence[FormatRow], args: argparse.Namespace, reporter: Reporter) -> list[MSpan]:
@@ -29,6 +29,11 @@ def read_spans(rows: Sequence[FormatRow], args: argparse.Namespace, reporter: Re
 def list_searched(spans: Sequence[MSpan]) -> list[Problem]:
     """The sizes of tables that are tuned as any size is."""
     return [span.at(m) for span in spans for m in span.searched()]
+
+
+def search_budgets(spans: Sequence[MSpan]) -> dict[Problem, int]:
+    """Most configs tried at the searched M that no call is known to have, whose kernels race again at other M."""
+    return {span.at(m): SEARCH_BUDGET for span in spans for m in span.searched() if m not in span.wanted}
 
 
 def list_measured(spans: Sequence[MSpan]) -> list[Problem]:

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tritongemm.cli import door, model_options, options, session, tables
@@ -79,6 +79,8 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             )
             return max(status, door.WRONG if damaged else door.DONE)
         spans = tables.read_spans(rows, args, reporter)
+        if spans and not plan.budget:
+            plan = replace(plan, budgets=tables.search_budgets(spans))
         # rows of several GPUs may be of one problem
         problems = tables.list_searched(spans) if spans else list(dict.fromkeys(row.problem for row in rows))
         order = tables.list_measured(spans) if spans else problems

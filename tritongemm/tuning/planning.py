@@ -63,4 +63,4 @@ def _begin_search(
         tuple(warm_start.winners(task.problem, backend)),
         warm_start.compiled_kernels(task.problem),
     )
-    return registry.get(Strategy, options.strategy).search(plan, options.budget)
+    return registry.get(Strategy, options.strategy).search(plan, options.budgets.get(task.problem, options.budget))

@@ -1,14 +1,14 @@
 """A transformers model, captured, tuned and served without a change: its steps beside PyTorch's; on one GPU.
 
     python benchmarks/served_model.py [--model llama|qwen2] [--layers 8] [--decode 1,16,64] [--prefill 512,2048]
-        [--other-decode 13,37,100] [--other-prefill 777] [--compiled 16] [--rows TUNED.yaml]
-        [--apart]
+        [--other-decode 13,37,100] [--other-prefill 777] [--compiled 16] [--rows TUNED.yaml] [--apart]
 
 The model has random weights and the widths of Llama 3 8B or Qwen 2.5 7B. Its steps at the first numbers of tokens are
 captured with `tritongemm.capture`, tables over M are tuned for what was captured, and `tritongemm.patch` serves them.
 Then each step, of these and of the other numbers of tokens, is replayed from two CUDA graphs, PyTorch's and ours, in
-turns; with --compiled, of these also as torch.compile makes them, where layers are not joined. A decode step is of one token of each sequence
-without its past, a prefill of one sequence. The gain that the rows predict is printed beside the one measured.
+turns; with --compiled, of these also as torch.compile makes them, where no layers are joined. A decode step is of one
+token of each sequence without its past, a prefill of one sequence. The gain that the rows predict is printed beside the
+one measured.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -126,10 +127,11 @@ def predict_saved(model: Any, m: int, tokens: int, rows: RecordTable, joined: Se
                 saved += record.library_seconds - record.served_seconds
     for group in joined:
         layers = [model.get_submodule(name) for name in group]
-        found = [record_of(part, m) for part in (layers, *([layer] for layer in layers))]
-        seconds = [record.served_seconds for record in found if record is not None]
-        if len(seconds) == len(found):
-            saved += saved_seconds(seconds[0], seconds[1:])
+        records = [record_of(part, m) for part in (layers, *([layer] for layer in layers))]
+        found = [record for record in records if record is not None]
+        if len(found) == len(records):
+            seconds = [record.served_seconds for record in found]
+            saved += saved_seconds(replace(found[0].problem, m=m), seconds[0], seconds[1:])
     return saved
 
 
@@ -158,7 +160,7 @@ def main() -> None:
     parser.add_argument("--other-prefill", default="777")
     parser.add_argument("--compiled", default="", help="decode batches that are compared under torch.compile too")
     parser.add_argument("--rows", type=Path, help="results to serve, instead of capturing and tuning")
-    parser.add_argument("--apart", action="store_true", help="join no layers")
+    parser.add_argument("--apart", action="store_true", help="join no layers of one input")
     parser.add_argument("--keep", type=Path, help="copy the captured sizes and the results there")
     args = parser.parse_args()
 

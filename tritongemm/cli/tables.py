@@ -25,8 +25,8 @@ def read_spans(rows: Sequence[FormatRow], args: argparse.Namespace, reporter: Re
         told = f"{share:.2%} of the workload's time, as far as its bytes and operations tell"
         reporter.say(f"left out: {name_product(product)}: {told}")
     joined = [] if args.no_join else [one.row for one in join_rows(kept)]
-    for product, layers in {name_product(row.problem): ", ".join(row.callers) for row in joined}.items():
-        reporter.say(f"joined: {product}: {layers}")
+    for told in dict.fromkeys(f"{name_product(row.problem)}: {', '.join(row.callers)}" for row in joined):
+        reporter.say(f"joined: {told}")
     return group_spans([*kept, *joined], args.m_range)
 
 

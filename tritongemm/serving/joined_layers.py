@@ -47,7 +47,7 @@ class _Turn(threading.local):
     """What one thread does with one input of a group."""
 
     def __init__(self) -> None:
-        self.input: Callable[[], Tensor | None] = _no_input
+        self.input: Callable[[], object] = _no_input
         self.version, self.stream = 0, 0
         self.waiting = 0  # a bit for each layer that was not given the input yet
         self.result: Tensor | None = None  # kept for these
@@ -133,10 +133,10 @@ class JoinedLayers:
 
     def _is_part(self, parameter: Any, joined: Tensor | None, place: int) -> bool:
         if joined is None or type(parameter) is not nn.Parameter:
-            return joined is parameter  # both None: there is no bias
+            return joined is None and parameter is None  # there is no bias
         address = joined.data_ptr() + self._starts[place] * joined.stride(0) * joined.element_size()
         shape = (self._widths[place], *joined.shape[1:])
-        return parameter.data_ptr() == address and parameter.shape == shape and parameter.is_contiguous()
+        return bool(parameter.data_ptr() == address and parameter.shape == shape and parameter.is_contiguous())
 
     def _pays(self, x: Tensor) -> bool:
         """Whether the joined product is the faster one at the rows of x."""
@@ -238,9 +238,9 @@ def _pays_anywhere(layers: Sequence[nn.Linear]) -> bool:
 
 
 def _pays_at(device: DeviceKernels, problems: Iterable[Problem], m: int) -> bool:
-    whole, *parts = (_served_seconds(device, replace(problem, m=m)) for problem in problems)
-    known = [seconds for seconds in parts if seconds is not None]
-    return whole is not None and len(known) == len(parts) and saved_seconds(whole, known) > 0
+    at_m = [replace(problem, m=m) for problem in problems]
+    seconds = [known for problem in at_m if (known := _served_seconds(device, problem)) is not None]
+    return len(seconds) == len(at_m) and saved_seconds(at_m[0], seconds[0], seconds[1:]) > 0
 
 
 def _served_seconds(device: DeviceKernels, problem: Problem) -> float | None:

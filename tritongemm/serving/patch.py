@@ -73,7 +73,7 @@ class Patch:
         for layer in self._layers.values():
             if isinstance(layer, ServedLinear):
                 layer.__class__ = nn.Linear
-                vars(layer).pop("_part", None)
+                layer.__dict__.pop("_part", None)
         for group in self._groups.values():
             group.separate()
         self._layers, self._groups = {}, {}

@@ -26,7 +26,11 @@ SIBLINGS: Final = (
     ("w1", "w3"),
     ("wi_0", "wi_1"),
 )
-_LEAST_GAIN: Final = 1.02  # Others then read the result by columns, which costs them a little.
+_LEAST_GAIN: Final = 1.02
+# Operations element by element read some columns of a result of many rows more slowly than dense rows, by so much as
+# was seen on an H200 with SiLU, its product and rotary embeddings of PyTorch at 16 to 2048 rows.
+_COLUMNS_SECONDS: Final = 1e-6
+_COLUMNS_SECONDS_A_BYTE: Final = 0.8e-12
 
 
 @dataclass(frozen=True)
@@ -77,15 +81,18 @@ def join_rows(rows: Iterable[FormatRow]) -> list[JoinedRow]:
     return joined
 
 
-def saved_seconds(joined: float, parts: Iterable[float]) -> float:
+def saved_seconds(product: Problem, joined: float, parts: Iterable[float]) -> float:
     """What one product for all saves beside a product for each layer; 0 where it is hardly faster or slower.
 
     Args:
-        joined: seconds of the joined product.
+        product: the joined one. Where it has more than one row, its parts are columns, which are slower to read.
+        joined: its seconds.
         parts: seconds of each layer's own.
     """
-    apart = sum(parts)
-    return apart - joined if joined * _LEAST_GAIN <= apart else 0.0
+    apart, result_bytes = sum(parts), product.m * product.n * product.c.bytes
+    reading = _COLUMNS_SECONDS + _COLUMNS_SECONDS_A_BYTE * result_bytes if product.m > 1 else 0.0
+    together = joined + reading
+    return apart - together if together * _LEAST_GAIN <= apart else 0.0
 
 
 def saved_by_joining(joined: Sequence[JoinedRow], records: Mapping[Problem, Record]) -> float:
@@ -95,7 +102,7 @@ def saved_by_joining(joined: Sequence[JoinedRow], records: Mapping[Problem, Reco
         found = [records.get(problem) for problem in (one.row.problem, *one.parts)]
         seconds = [record.served_seconds for record in found if record is not None]
         if len(seconds) == len(found):
-            saved += one.row.count * saved_seconds(seconds[0], seconds[1:])
+            saved += one.row.count * saved_seconds(one.row.problem, seconds[0], seconds[1:])
     return saved
 
 

@@ -60,13 +60,16 @@ def test_a_layer_of_two_sizes_is_not_joined() -> None:
 
 
 def test_what_joining_saves_is_counted_where_it_is_faster() -> None:
-    assert saved_seconds(3.0, [2.0, 1.5]) == 0.5
-    assert saved_seconds(3.0, [2.0, 1.01]) == 0.0 == saved_seconds(3.0, [1.0, 1.0])
+    one, many = problem(1, 96, 64), problem(1000, 1000, 64)
+    assert saved_seconds(one, 3e-6, [2e-6, 1.5e-6]) == pytest.approx(0.5e-6)
+    assert saved_seconds(one, 3e-6, [2e-6, 1.01e-6]) == 0.0 == saved_seconds(one, 3e-6, [1e-6, 1e-6])
+    assert saved_seconds(many, 3e-6, [9e-6]) == pytest.approx(3.4e-6), "columns of many rows are slower to read"
     records = {p: record(p) for p in (problem(16, n, 64) for n in (16, 64, 224, 448, 96))}
     joined = join_rows(LLAMA)
-    assert saved_by_joining(joined, records) == pytest.approx(20 * 4e-6 + 20 * 2e-6)
-    by_library = {**records, problem(16, 96, 64): record(problem(16, 96, 64))}
-    by_library[problem(16, 96, 64)] = replace(by_library[problem(16, 96, 64)], winner="torch")
-    assert saved_by_joining(joined, by_library) == pytest.approx(20 * 3e-6 + 20 * 2e-6)
-    del records[problem(16, 96, 64)]
-    assert saved_by_joining(joined, records) == pytest.approx(20 * 2e-6)
+    qkv, mlp = (saved_seconds(j.row.problem, 2e-6, [2e-6] * len(j.parts)) for j in joined)
+    assert 2.9e-6 < qkv < 3e-6 and 0.9e-6 < mlp < 1e-6
+    assert saved_by_joining(joined, records) == pytest.approx(20 * (qkv + mlp))
+    by_library = {**records, joined[0].row.problem: replace(records[joined[0].row.problem], winner="torch")}
+    assert saved_by_joining(joined, by_library) == pytest.approx(20 * (qkv - 1e-6 + mlp))
+    del records[joined[0].row.problem]
+    assert saved_by_joining(joined, records) == pytest.approx(20 * mlp)

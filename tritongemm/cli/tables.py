@@ -11,7 +11,7 @@ from tritongemm.report.console import Reporter
 from tritongemm.report.m_tables import name_product, print_gain, print_held_out, print_table
 from tritongemm.tuning.m_table import MTable
 from tritongemm.workloads.m_spans import MSpan, drop_small, group_spans
-from tritongemm.workloads.sibling_layers import join_rows, saved_by_joining
+from tritongemm.workloads.sibling_layers import join_rows, joined_spans, saved_by_joining
 
 
 def read_spans(rows: Sequence[FormatRow], args: argparse.Namespace, reporter: Reporter) -> list[MSpan]:
@@ -24,10 +24,10 @@ def read_spans(rows: Sequence[FormatRow], args: argparse.Namespace, reporter: Re
     for product, share in small.items():
         told = f"{share:.2%} of the workload's time, as far as its bytes and operations tell"
         reporter.say(f"left out: {name_product(product)}: {told}")
-    joined = [] if args.no_join else [one.row for one in join_rows(kept)]
-    for told in dict.fromkeys(f"{name_product(row.problem)}: {', '.join(row.callers)}" for row in joined):
-        reporter.say(f"joined: {told}")
-    return group_spans([*kept, *joined], args.m_range)
+    joined = {} if args.no_join else joined_spans(kept, args.m_range)
+    for span, layers in joined.items():
+        reporter.say(f"joined: {name_product(span.problem)}, M up to {span.high}: {', '.join(layers)}")
+    return [*group_spans(kept, args.m_range), *joined]
 
 
 def list_searched(spans: Sequence[MSpan]) -> list[Problem]:

@@ -47,7 +47,7 @@ class _Turn(threading.local):
     """What one thread does with one input of a group."""
 
     def __init__(self) -> None:
-        self.input: Callable[[], object] = _no_input
+        self.input: Callable[[], Any] = _no_input
         self.version, self.stream = 0, 0
         self.waiting = 0  # a bit for each layer that was not given the input yet
         self.result: Tensor | None = None  # kept for these

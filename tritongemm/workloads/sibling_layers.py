@@ -13,6 +13,7 @@ from typing import Final
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.workloads.m_spans import MSpan, group_spans
 
 # Names that models give to layers of one module which read the same tensor, in the order in which they are called.
 SIBLINGS: Final = (
@@ -26,6 +27,9 @@ SIBLINGS: Final = (
     ("w1", "w3"),
     ("wi_0", "wi_1"),
 )
+# A table of a joined product is worth its tuning where a layer alone does not keep a GPU busy, and the result is small.
+_MOST_PART_BYTES: Final = 64_000_000  # of the least layer's product, with an M of 1
+_MOST_RESULT_BYTES: Final = 8 * 2**20
 _LEAST_GAIN: Final = 1.02
 # Operations element by element read some columns of a result of many rows more slowly than dense rows, by so much as
 # was seen on an H200 with SiLU, its product and rotary embeddings of PyTorch at 16 to 2048 rows.
@@ -79,6 +83,31 @@ def join_rows(rows: Iterable[FormatRow]) -> list[JoinedRow]:
                 row = FormatRow(product, count=count, operation=found[0].operation, callers=group)
                 joined.append(JoinedRow(row, tuple(row.problem for row in found)))
     return joined
+
+
+def joined_spans(rows: Sequence[FormatRow], m_range: tuple[int, int] | None = None) -> dict[MSpan, tuple[str, ...]]:
+    """The spans of M of a workload's joined products for which a table is worth tuning, and the layers of each.
+
+    Args:
+        rows: sizes with their callers.
+        m_range: as `group_spans` takes it.
+    """
+    tables = {replace(row.problem, m=1) for row in rows}
+    layers: dict[Problem, tuple[str, ...]] = {}
+    worth = []
+    for one in join_rows(rows):
+        product = replace(one.row.problem, m=1)
+        least = min(replace(part, m=1).bytes for part in one.parts)
+        if least <= _MOST_PART_BYTES and product not in tables:
+            layers.setdefault(product, one.row.callers)
+            worth.append(one.row)
+    found = {}
+    for span in group_spans(worth, m_range):
+        high = min(span.high, _MOST_RESULT_BYTES // (span.problem.n * span.problem.c.bytes))
+        if span.low <= high:
+            wanted = tuple(m for m in span.wanted if m <= high)
+            found[replace(span, high=high, wanted=wanted)] = layers[span.problem]
+    return found
 
 
 def saved_seconds(product: Problem, joined: float, parts: Iterable[float]) -> float:

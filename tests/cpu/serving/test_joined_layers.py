@@ -246,3 +246,21 @@ def test_what_the_library_won_counts_with_its_time(calls: Calls) -> None:
     calls.clear()
     model(x)
     assert calls == [HEADS, KV, KV], "records that are loaded later count"
+
+
+def test_a_compiled_model_is_served_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    model, x = make(), inputs(4)
+    wanted = model(x)
+    patch(model, make_records())
+    found: list[object] = []
+
+    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> object:
+        found.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        assert_equal(torch.compile(model, fullgraph=True, backend=keep)(x), wanted)
+    assert found.count(torch.ops.tritongemm.mm) == 3

@@ -153,6 +153,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="LOW-HIGH",
         help="tune a table over these M, such as 1-8192: of the product of -n and -k, or of each that the file names",
     )
+    told = (
+        "of --workload: no tables of products that compute several layers of one input, such as q_proj, k_proj, v_proj"
+    )
+    g.add_argument("--no-join", action="store_true", help=told)
     model_options.add_model_options(p.add_argument_group("sizes of a model, instead of these"))
     _add_actions(p)
     _add_places(p)

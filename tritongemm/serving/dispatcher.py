@@ -235,6 +235,10 @@ class Dispatcher:
         self._choices.tell(call.problem.key, str(device.device.torch_device), answers.resolution, where)
         return answers
 
+    def device_kernels(self, index: int) -> DeviceKernels | None:
+        """The kernels of a device, loaded at its first use; None for a CPU, or while a capture forbids loading."""
+        return self._devices.get(index) if index < 0 else self._device(index)
+
     def _device(self, index: int) -> DeviceKernels | None:
         """The kernels of a device, loaded at its first call; None while a capture forbids that."""
         device = self._devices.get(index)

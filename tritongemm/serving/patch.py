@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from tritongemm.core.record import Record
 from tritongemm.serving.api import default_dispatcher, load, mm
+from tritongemm.serving.joined_layers import JoinedLayers, JoinedPart, find_joinable
+
+_compiling = torch.compiler.is_compiling
 
 
 class ServedLinear(nn.Linear):  # type: ignore[misc]
@@ -25,36 +29,78 @@ class ServedLinear(nn.Linear):  # type: ignore[misc]
         return mm(input, self.weight, self.bias)
 
 
+class JoinedLinear(ServedLinear):
+    """A linear layer that is computed together with others of the same input, where that is faster.
+
+    Copies and pickles of it are served by themselves.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The layer's result: columns of the joined one, or as `ServedLinear` computes it."""
+        part = None if _compiling() else self._part
+        result = None if part is None else part.take(input)
+        return mm(input, self.weight, self.bias) if result is None else result
+
+
 class Patch:
     """What `patch` did to a model.
 
     Attributes:
         patched: names of the layers that are served.
         left: names of the linear layers that were left as they are, and why.
+        joined: names of the layers that are computed together, group by group.
 
     Args:
         layers: the layers that are served, by their names.
         left: see above.
+        groups: the joined layers, by the names of their group.
     """
 
-    def __init__(self, layers: Mapping[str, ServedLinear], left: Mapping[str, str]) -> None:
-        self._layers, self.left = dict(layers), dict(left)
-        self.patched = tuple(layers)
+    def __init__(
+        self,
+        layers: Mapping[str, ServedLinear],
+        left: Mapping[str, str],
+        groups: Mapping[tuple[str, ...], JoinedLayers],
+    ) -> None:
+        self._layers, self.left, self._groups = dict(layers), dict(left), dict(groups)
+        self.patched, self.joined = tuple(layers), tuple(groups)
 
     def undo(self) -> None:
-        """Have PyTorch compute these layers again. A second time it does nothing."""
+        """Have PyTorch compute these layers again, each with memory of its own. A second time it does nothing.
+
+        Graphs that were captured with joined layers are of no use after that, as their weights move.
+        """
         for layer in self._layers.values():
-            if type(layer) is ServedLinear:
+            if isinstance(layer, ServedLinear):
                 layer.__class__ = nn.Linear
-        self._layers = {}
+                layer.__dict__.pop("_part", None)
+        for group in self._groups.values():
+            group.separate()
+        self._layers, self._groups = {}, {}
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Have PyTorch compute these layers meanwhile. Joined weights stay where they are, and graphs valid."""
+        served = [(layer, type(layer)) for layer in self._layers.values() if isinstance(layer, ServedLinear)]
+        for layer, _ in served:
+            layer.__class__ = nn.Linear
+        try:
+            yield
+        finally:
+            for layer, kind in served:
+                layer.__class__ = kind
 
     def __str__(self) -> str:
         reasons = Counter(self.left.values())
-        told = "".join(f"; {count} left: {reason}" for reason, count in reasons.most_common())
+        groups = Counter(", ".join(name.rpartition(".")[2] for name in names) for names in self.joined)
+        told = "".join(f"; {count} groups of {names} joined" for names, count in groups.items())
+        told += "".join(f"; {count} left: {reason}" for reason, count in reasons.most_common())
         return f"{len(self.patched)} of {len(self.patched) + len(self.left)} linear layers are served{told}"
 
 
-def patch(model: nn.Module, source: str | os.PathLike[str] | Iterable[Record] | None = None) -> Patch:
+def patch(
+    model: nn.Module, source: str | os.PathLike[str] | Iterable[Record] | None = None, join: bool = True
+) -> Patch:
     """Have tuned kernels serve a model's linear layers: those whose N and K a tuned row has.
 
     Only modules that are an ``nn.Linear`` itself, with a plain parameter as weight, are served. Layers of other classes
@@ -62,10 +108,15 @@ def patch(model: nn.Module, source: str | os.PathLike[str] | Iterable[Record] | 
     are; a plain layer inside an adapter is served. Under torch.compile each layer is one opaque operation, in which M
     is looked up when it runs, so that one graph serves every M. Gradients are PyTorch's.
 
+    Layers that read one input, such as q_proj, k_proj and v_proj of one module, are computed as one product at those M
+    where the tuned rows say that this is faster. Their weights become views of one tensor, so that graphs captured
+    before are of no use; the parameters stay the same objects.
+
     Args:
         model: its modules are changed in place.
         source: tuned records as `tritongemm.load` takes them; by default those loaded before, or else
             those that TRITONGEMM_CONFIG names.
+        join: whether layers of one input are computed together.
 
     Returns:
         What was served and what was left, with `undo`; printed, it is one line of counts.
@@ -90,13 +141,26 @@ def patch(model: nn.Module, source: str | os.PathLike[str] | Iterable[Record] | 
             module.__class__ = ServedLinear
             assert isinstance(module, ServedLinear)
             served[name] = module
-    return Patch(served, left)
+    return Patch(served, left, _join_layers(model, served) if join else {})
+
+
+def _join_layers(model: nn.Module, served: Mapping[str, ServedLinear]) -> dict[tuple[str, ...], JoinedLayers]:
+    """Join a model's layers, one group at a time, as each needs memory until its former weights are given back."""
+    groups: dict[tuple[str, ...], JoinedLayers] = {}
+    for names in find_joinable(model, served):
+        groups[names] = JoinedLayers([served[name] for name in names])
+        for place, name in enumerate(names):
+            served[name].__class__ = JoinedLinear
+            served[name]._part = JoinedPart(groups[names], place)
+    if any(group.weight.is_cuda for group in groups.values()):
+        torch.cuda.empty_cache()  # the former weights are pieces that joined ones do not fit into
+    return groups
 
 
 def _why_left(module: nn.Module, weights: frozenset[tuple[int, int]]) -> str:
     """Why a module that computes a linear layer is not served; "" where it can be."""
     kind = type(module)
-    if kind is ServedLinear:
+    if issubclass(kind, ServedLinear):
         return "served already"
     if kind is not nn.Linear:
         return f"of class {kind.__module__}.{kind.__qualname__}"

@@ -71,8 +71,10 @@ def _scope(config: Config, problem: Problem, compute_units: int) -> dict[str, An
 
 def unmet_need(config: Config, problem: Problem, compute_units: int) -> str | None:
     """The first of its template's needs that a config does not meet, in words, or None."""
-    scope = _scope(config, problem, compute_units)
-    needs = kernel_template(config.template).needs.items()
+    scope, template = _scope(config, problem, compute_units), kernel_template(config.template)
+    if template.search.matrix and problem.scale_depth % config.block_k:
+        return f"block_k must divide the {problem.scale_depth} elements along K of one scale, not {config.block_k}"
+    needs = template.needs.items()
     return next((words for words, holds in needs if not eval(_code(holds), {"__builtins__": {}}, scope)), None)
 
 

@@ -176,6 +176,7 @@ class Defaults:
         bias: ``none``, ``m`` or ``n``.
         family: plug-in of numerics/families.
         order_b: order of B in memory, ``plain`` or a plug-in of numerics/weight_layouts.
+        scales: granularity of the scale factors, of `core.scaling`; "" for the family's usual one.
         fp8_encoding: meaning of ``fp8`` and ``bf8``: ``fn``, ``fnuz`` or, on a target without fp8, ``none``.
     """
 
@@ -187,6 +188,7 @@ class Defaults:
     bias: str = "none"
     family: str = DEFAULT_FAMILY
     order_b: str = PLAIN
+    scales: str = ""
     fp8_encoding: str = "fn"
 
     def dtype(self, name: str) -> str:

@@ -11,6 +11,10 @@ from tritongemm.core.problem import Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Random factors that change along K are two to the power of a whole number from minus this to this, times one from a
+# half to one and a half: a factor in another's place can't be missed.
+OUTLIER_POWER = 10
+
 INITS = ("randn", "hpl", "trig_float", "zeros")
 
 
@@ -22,7 +26,8 @@ def random_inputs(
     Args:
         problem: sizes, dtypes, layouts and the other operands.
         deviation: standard deviation of A and B.
-        typical_scale: scale factors are uniform between a half and one and a half of this.
+        typical_scale: scale factors are uniform between a half and one and a half of this; those that change along K
+            have it as their root mean square, and most of them are far smaller (`OUTLIER_POWER`).
         device: a torch device.
         init: ``randn``, ``hpl`` (uniform in [-0.5, 0.5]), ``trig_float`` (sines and cosines of the index) or ``zeros``.
         seed: of the random numbers.
@@ -57,8 +62,16 @@ def random_inputs(
         dtype = getattr(torch, operand.dtype.torch)
         shape = operand.shape if operand.applied == "mainloop" else (operand.count,)
         if operand.scaling is not None:
-            return ((torch.rand(shape, device=device, generator=generator) + 0.5) * typical_scale).to(dtype)
+            factors = (torch.rand(shape, device=device, generator=generator) + 0.5) * typical_scale
+            return (factors * powers(shape) if operand.applied == "mainloop" else factors).to(dtype)
         return fill(shape, dtype, 0.5)
+
+    def powers(shape: tuple[int, ...]) -> Tensor:
+        """Powers of two, with a root mean square of one."""
+        low, high = -OUTLIER_POWER, OUTLIER_POWER
+        every = torch.exp2(torch.arange(low, high + 1, device=device, dtype=torch.float32))
+        chosen = torch.randint(0, len(every), shape, device=device, generator=generator)
+        return every[chosen] / every.square().mean().sqrt()
 
     a = matrix(problem.m, problem.k, getattr(torch, problem.a.torch), problem.row_major_a, 0.0)
     b = matrix(problem.k, problem.n, getattr(torch, problem.b.torch), problem.row_major_b, 1.5707963)

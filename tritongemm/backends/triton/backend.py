@@ -18,6 +18,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.scaling import Scaling
 from tritongemm.core.space import Space
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
@@ -49,7 +50,7 @@ class TritonBackend(SearchedBackend):
 
     summary = "kernels generated here and compiled by Triton, which a strategy searches"
     has_manifest_rows = True
-    capabilities = Capabilities(scales=("epilogue",))
+    capabilities = Capabilities(scales=("epilogue", "mainloop"), tensor_scales=True)
 
     def available(self) -> Support:
         """Whether Triton is installed."""
@@ -124,6 +125,8 @@ class TritonBackend(SearchedBackend):
         problem, config = record.problem, record.config
         if any(p.kind == "tma" for p in launch.params):
             return Support("it takes tensor maps, which a manifest can't describe")
+        if {problem.scale_a, problem.scale_b} - {None, Scaling()}:
+            return Support("scales of other than rows and columns, which manifests have no word for")
         if problem.bias == "m":
             return Support("a bias along M, which manifests have no word for")
         tiles = template_facts.kernel_template("tile").grid
@@ -191,10 +194,9 @@ def small(config: Config, problem: Problem, target: Target) -> list[str]:
 def signature(config: Config, problem: Problem) -> dict[str, str]:
     """Triton types of the kernel's run-time parameters, in order."""
     template = template_facts.kernel_template(config.template)
-    accumulator = "i32" if render.common_type(problem.a, problem.b).is_integer else "fp32"
     types = {"a": problem.a.triton, "b": problem.b.triton, "c": problem.c.triton, "bias": problem.bias_dtype.triton}
     types |= {e.name: e.dtype.triton for e in problem.extras}
-    types |= {"workspace": accumulator, "semaphore": "i32"}
+    types |= {"workspace": render.accumulator(problem).triton, "semaphore": "i32"}
     blocks = geometry_module.geometry(config, problem, 1).descriptors
     result = {}
     for parameter, (name, descriptor) in template_facts.arguments(template, problem).items():

@@ -41,6 +41,7 @@ RULES = (
     Rule("fits_n", tiles.fits_n),
     Rule("fits_k", tiles.fits_k),
     Rule("dot_k", tiles.dot_k, "matrix"),
+    Rule("scale_depth", tiles.scale_depth),
     Rule("short_rows", tiles.short_rows, "matrix"),
     Rule("small_tile", tiles.small_tile, "matrix"),
     Rule("warp_group", tiles.warp_group, "matrix"),

@@ -29,7 +29,9 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def into(a: Any, b: Any, of_a: Any, kind_a: Any, _: Any, of_b: Any, kind_b: Any, *rest: Any, out: Any) -> Any:
         kinds = torch.nn.functional.ScalingType
-        return out.copy_(scaled_products.scaled_mm(a, b, *of_a, kinds(*kind_a), *of_b, kinds(*kind_b), rest[2]))
+        return out.copy_(
+            scaled_products.scaled_mm(a, b, of_a[0], kinds(*kind_a), of_b[0], kinds(*kind_b), output_dtype=rest[2])
+        )
 
     monkeypatch.setattr(torch.ops.aten._scaled_mm_v2, "out", into, raising=False)
 

@@ -26,8 +26,7 @@ _MODES = {
     "block": ("blk128x128", "vec128"),
     "group": ("vec128", "vec128"),
 }
-_SHUFFLED = ("blk32_ue8m0_swizzled",) * 2  # e8m0 factors in blocks of 32 x 8
-_SHUFFLED_LAYOUT = "e8m0_32x8"
+_SHUFFLED = {"e8m0_32x8": "blk32_ue8m0_swizzled"}  # orders of e8m0 factors that it reads
 _BLOCK_GROUPS = 4  # Groups along K are padded to a multiple of so many in factors of 128 x 128.
 _LEAST_CUBLASLT = 120900  # The first version of cuBLASLt whose factors are not for the whole operand.
 _HOPPER = "sm90"  # Its kernels alone apply factors of 128 along K.
@@ -37,8 +36,8 @@ def modes(problem: Problem) -> tuple[str, str] | None:
     """What the library's pointers to the factors of its A and of its B point to; None where it can't read them."""
     scales = granularity(problem)
     if scales == "mx":
-        pair = problem.scale_a, problem.scale_b
-        return _SHUFFLED if all(s is not None and s.layout == _SHUFFLED_LAYOUT for s in pair) else None
+        first, second = (_SHUFFLED.get(s.layout) for s in (problem.scale_b, problem.scale_a) if s is not None)
+        return (first, second) if first and second else None
     return _MODES.get(scales) if problem.a.is_fp8 or not scales else None
 
 

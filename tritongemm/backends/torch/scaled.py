@@ -6,10 +6,11 @@ copies; neither do these: what must lie otherwise is copied before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tritongemm.backends._accepted import accepts
 from tritongemm.backends._scales import dense, factors, granularity
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
@@ -54,8 +55,10 @@ def product(problem: Problem, operands: Operands, own_c: bool, fast: bool) -> Ca
     if granularity(problem) not in _ALONG_K:
         made = {"out": c} if own_c else {}
         named = {"use_fast_accum": fast, "out_dtype": c.dtype, **made}
-        return _first_accepted([_whole_rows(problem, operands, left, right, named)])
-    return _first_accepted(_along_k(problem, operands, left, right, own_c))
+        calls = iter([_whole_rows(problem, operands, left, right, named)])
+    else:
+        calls = _along_k(problem, operands, left, right, own_c)
+    return next(filter(accepts, calls), None)
 
 
 def _whole_rows(problem: Problem, operands: Operands, left: Tensor, right: Tensor, named: dict[str, Any]) -> Call:
@@ -83,30 +86,13 @@ def _along_k(problem: Problem, operands: Operands, left: Tensor, right: Tensor, 
     if kinds is not None:
         vector, other = kinds.BlockWise1x128, kinds.BlockWise128x128 if square else kinds.BlockWise1x128
         if own_c:
-            recipes = ([of_a], [vector.value], [], [of_b], [other.value], [])
+            recipes: tuple[list[Any], ...] = ([of_a], [vector.value], [], [of_b], [other.value], [])
             into = torch.ops.aten._scaled_mm_v2.out
             yield partial(into, left, right, *recipes, None, c.dtype, out=c)
         else:
             yield partial(torch.nn.functional.scaled_mm, left, right, of_a, vector, of_b, other, output_dtype=c.dtype)
     older = of_b[:groups] if square else of_b.T
     yield partial(torch._scaled_mm, left, right, of_a, older, out_dtype=c.dtype, **({"out": c} if own_c else {}))
-
-
-def _first_accepted(calls: Iterable[Call]) -> Call | None:
-    """The first call that PyTorch does not refuse for its types, sizes or machine."""
-    import torch
-
-    for call in calls:
-        try:
-            call()
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, getattr(torch, "AcceleratorError", ())):
-                raise
-            continue
-        return call
-    return None
 
 
 def _integers(problem: Problem, operands: Operands) -> Call:

@@ -30,7 +30,7 @@ _NAMES = {
 }
 
 
-def granularity(problem: Problem) -> str:
+def coverage(problem: Problem) -> str:
     """Name of what a factor covers.
 
     Returns:

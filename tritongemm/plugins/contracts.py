@@ -110,12 +110,14 @@ class Capabilities:
         kinds: of `Problem.kind`.
         orders_b: orders of B in memory.
         scales: where its kernels can apply scale factors: ``epilogue``, ``mainloop``.
+        tensor_scales: whether their epilogue takes one factor for all of A, and for all of B.
     """
 
     archs: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ("one",)
     orders_b: tuple[str, ...] = (PLAIN,)
     scales: tuple[str, ...] = ()
+    tensor_scales: bool = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Whether a problem is of a kind that these kernels compute."""

@@ -11,7 +11,7 @@ import torch
 from tests.support import scaled_operands
 from tests.support.fakes import scaled_products
 from tests.support.scaled_operands import PAIRS
-from tritongemm.backends._scales import granularity
+from tritongemm.backends._scales import coverage
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.core.scaling import Scaling
 from tritongemm.numerics.error_metric import deviation
@@ -121,12 +121,13 @@ def test_what_pytorch_has_no_function_for() -> None:
     assert torch_backend.function(block) == "scaled_mm"
     assert BACKEND.torch_function(block) == ""
     for other in (
-        replace(block, dtype_c="fp16"),
+        replace(block, dtype_c="fp8e4m3fn"),
+        replace(block, bias="n"),
         replace(block, n=40),
         replace(block, order_b="shuffled_16x16"),
         replace(block, scale_b=Scaling(rows=64, depth=128)),
         replace(block, scale_b=None),
     ):
         assert torch_backend.function(other) == ""
-    assert granularity(replace(block, scale_b=None)) == "other"
-    assert granularity(replace(block, scale_a=None, scale_b=None)) == ""
+    assert coverage(replace(block, scale_b=None)) == "other"
+    assert coverage(replace(block, scale_a=None, scale_b=None)) == ""

@@ -117,8 +117,10 @@ def to_matmul(problem: Problem, lead: Sequence[int], strides: Sequence[int], ali
 def with_scales(matmul: Matmul, problem: Problem) -> Matmul | None:
     """The product with the problem's scale factors, which every launch is told the places of; None if it can't be."""
     modes = scale_modes.modes(problem)
-    if modes is None or problem.scale_a is None:
-        return matmul if modes else None
+    if modes is None or (problem.batch > 1 and problem.scale_a is not None):
+        return None
+    if problem.scale_a is None:
+        return matmul
     return replace(matmul, scales=(ANY_ADDRESS, ANY_ADDRESS, 0), scale_modes=modes)
 
 

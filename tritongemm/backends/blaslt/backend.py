@@ -31,7 +31,7 @@ class BlasltBackend(LibraryBackend):
 
     summary = "the algorithms of the vendor's library, hipBLASLt or cuBLASLt"
     aliases = ("hipblaslt", "cublaslt")
-    capabilities = Capabilities(kinds=("one", "batched"), scales=("epilogue", "mainloop"))
+    capabilities = Capabilities(kinds=("one", "batched"), scales=("epilogue", "mainloop"), tensor_scales=True)
 
     @property
     def label(self) -> str:

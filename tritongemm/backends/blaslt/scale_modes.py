@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tritongemm.backends._scales import BLOCK, dense, factors, granularity, has_shape
+from tritongemm.backends._scales import BLOCK, coverage, dense, factors, has_shape
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED, Support
@@ -34,7 +34,7 @@ _HOPPER = "sm90"  # Its kernels alone apply factors of 128 along K.
 
 def modes(problem: Problem) -> tuple[str, str] | None:
     """What the library's pointers to the factors of its A and of its B point to; None where it can't read them."""
-    scales = granularity(problem)
+    scales = coverage(problem)
     if scales == "mx":
         first, second = (_SHUFFLED.get(s.layout) for s in (problem.scale_b, problem.scale_a) if s is not None)
         return (first, second) if first and second else None
@@ -50,7 +50,7 @@ def supports(problem: Problem, target: Target, vendor: str | None, version: Call
         vendor: of the GPU that is here; None where there is none.
         version: asks the library that is here for its version.
     """
-    scales = granularity(problem)
+    scales = coverage(problem)
     if not scales:
         return SUPPORTED
     if not problem.a.is_fp8 and scales != "mx":
@@ -68,7 +68,7 @@ def supports(problem: Problem, target: Target, vendor: str | None, version: Call
 
 def in_order(problem: Problem, operands: Operands) -> tuple[Tensor, ...]:
     """The factors of the library's A and of its B as it reads them, copied where they lie otherwise; or none."""
-    scales = granularity(problem)
+    scales = coverage(problem)
     if scales in ("block", "group"):
         of_b = factors(problem, operands, "scale_b")
         of_b = dense(of_b, _BLOCK_GROUPS) if scales == "block" else dense(of_b.T)
@@ -78,7 +78,7 @@ def in_order(problem: Problem, operands: Operands) -> tuple[Tensor, ...]:
 
 def reads_as_they_are(problem: Problem) -> Support:
     """Whether the library reads the problem's factors where and as they lie, so that they can be served."""
-    scales = granularity(problem)
+    scales = coverage(problem)
     if scales not in ("block", "group"):
         return SUPPORTED if modes(problem) else Support(f"no scales of the library's are those of {problem.key}")
     groups = -(-problem.k // BLOCK)

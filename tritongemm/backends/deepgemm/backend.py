@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tritongemm.backends._accepted import accepts
-from tritongemm.backends._scales import dense, factors, granularity
+from tritongemm.backends._scales import coverage, dense, factors
 from tritongemm.backends.deepgemm import package, served
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
@@ -74,7 +74,7 @@ class DeepGemmBackend(LibraryBackend):
             config: whether kernels may overlap; None for no.
         """
         tensors: dict[str, Tensor] = {"a": operands["a"], "b": operands["b"].T, "c": operands["c"]}
-        if granularity(problem):
+        if coverage(problem):
             of_a = dense(factors(problem, operands, "scale_a").T, package.ALIGNED_ROWS)
             tensors["scale_a"] = of_a[:, : problem.m].T
             tensors["scale_b"] = dense(factors(problem, operands, "scale_b"))
@@ -100,7 +100,7 @@ _PLAIN = (("bf16", "bf16", "bf16"), ("bf16", "bf16", "fp32"))
 def _fits_scaled(problem: Problem) -> Support:
     if (problem.dtype_a, problem.dtype_b, problem.dtype_c) != ("fp8e4m3fn", "fp8e4m3fn", "bf16"):
         return Support(f"of fp8 it multiplies e4m3fn into bf16, not {problem.dtypes}")
-    if granularity(problem) != "block":
+    if coverage(problem) != "block":
         return Support("its scales of fp8 are for 1 x 128 of A and 128 x 128 of B")
     return (
         SUPPORTED if problem.layout == "TN" else Support(f"fp8 must be contiguous along K (TN), not {problem.layout}")

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.backends._accepted import accepts
-from tritongemm.backends._scales import BLOCK, granularity, has_shape
+from tritongemm.backends._scales import BLOCK, coverage, has_shape
 from tritongemm.backends.deepgemm import package
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
@@ -105,7 +105,7 @@ class LoadedProduct:
 
 def _reads_as_they_are(problem: Problem) -> Support:
     """Whether the package reads a problem's factors where they lie."""
-    if not granularity(problem):
+    if not coverage(problem):
         return SUPPORTED
     wanted = {
         "scale_a": (package.groups(problem), package.padded_rows(problem)),
@@ -129,7 +129,7 @@ def _places(problem: Problem) -> dict[str, tuple[tuple[int, int], tuple[int, int
         "b": ((n, k), (1, n) if problem.row_major_b else (k, 1), types["b"]),
         "c": ((m, n), (n, 1), types["c"]),
     }
-    if granularity(problem):
+    if coverage(problem):
         groups = package.groups(problem)
         found["scale_a"] = ((m, groups), (1, package.padded_rows(problem)), torch.float32)
         found["scale_b"] = ((-(-n // BLOCK), groups), (groups, 1), torch.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from tritongemm.backends._scales import granularity
+from tritongemm.backends._scales import coverage
 from tritongemm.backends.torch import scaled
 from tritongemm.core import settings
 from tritongemm.core.config import Config
@@ -28,7 +28,7 @@ class TorchBackend(LibraryBackend):
 
     summary = "PyTorch itself, which races anyway; alone it is measured as the candidate"
     baseline = True
-    capabilities = Capabilities(scales=("epilogue", "mainloop"))
+    capabilities = Capabilities(scales=("epilogue", "mainloop"), tensor_scales=True)
 
     def available(self) -> Support:
         """Whether PyTorch is installed."""
@@ -67,7 +67,7 @@ class TorchBackend(LibraryBackend):
         if not name:
             return None
         fast = bool(config and config.option("fast"))
-        if granularity(problem):
+        if coverage(problem):
             return scaled.product(problem, operands, config is not None, fast)
         a, b, c, bias = operands["a"], operands["b"], operands["c"], operands.get("bias")
         row = bias if problem.bias == "n" else None
@@ -90,7 +90,7 @@ class TorchBackend(LibraryBackend):
     def torch_function(self, problem: Problem) -> str:
         """`function` where it reads the operands as they are, so that a generated module can call it; else ""."""
         name = function(problem)
-        if granularity(problem) not in ("", "row") or (name == "_int_mm" and problem.extras):
+        if coverage(problem) not in ("", "row") or (name == "_int_mm" and problem.extras):
             return ""
         as_they_are = name != "_scaled_mm" or (problem.row_major_a and not problem.row_major_b)
         return name if as_they_are else ""
@@ -102,7 +102,7 @@ def function(problem: Problem) -> str:
         return ""
     if problem.dtype_a == "int8" and (problem.m <= 16 or problem.k % 8 or problem.n % 8):
         return ""
-    if granularity(problem):
+    if coverage(problem):
         return scaled.function(problem)
     if problem.a.is_fp8:
         # cuBLASLt reads fp8 as row-major A times column-major B only.

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.backends._accepted import accepts
-from tritongemm.backends._scales import dense, factors, granularity
+from tritongemm.backends._scales import coverage, dense, factors
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 
@@ -26,13 +26,13 @@ Call = Callable[[], object]
 
 def function(problem: Problem) -> str:
     """PyTorch's function for operands of eight bits with factors: ``_scaled_mm``, ``scaled_mm``, ``_int_mm`` or ""."""
-    scales = granularity(problem)
+    scales = coverage(problem)
     if problem.a.is_fp8:
         # cuBLASLt reads fp8 as row-major A times column-major B only.
         if problem.c.is_fp8 or problem.bias == "m" or problem.k % 16 or problem.n % 16:
             return ""
         if scales in _ALONG_K:
-            return "scaled_mm" if problem.dtype_c == "bf16" and problem.bias == "none" else ""
+            return "scaled_mm" if problem.bias == "none" else ""
         known = scales == "tensor" or (scales == "row" and problem.dtype_c == "bf16")
         return "_scaled_mm" if known else ""
     return "_int_mm" if problem.dtype_a == "int8" and scales in ("tensor", "row") and not problem.c.is_integer else ""
@@ -52,7 +52,7 @@ def product(problem: Problem, operands: Operands, own_c: bool, fast: bool) -> Ca
     c = operands["c"]
     left = operands["a"].contiguous()
     right = operands["b"].T.contiguous().T
-    if granularity(problem) not in _ALONG_K:
+    if coverage(problem) not in _ALONG_K:
         made = {"out": c} if own_c else {}
         named = {"use_fast_accum": fast, "out_dtype": c.dtype, **made}
         calls = iter([_whole_rows(problem, operands, left, right, named)])
@@ -80,7 +80,7 @@ def _along_k(problem: Problem, operands: Operands, left: Tensor, right: Tensor, 
     c = operands["c"]
     of_a = dense(factors(problem, operands, "scale_a").T).T
     of_b = factors(problem, operands, "scale_b")
-    groups, square = of_b.shape[1], granularity(problem) == "block"
+    groups, square = of_b.shape[1], coverage(problem) == "block"
     of_b = dense(of_b, _PADDED_GROUPS).T if square else dense(of_b.T).T
     kinds = getattr(torch.nn.functional, "ScalingType", None)
     if kinds is not None:

@@ -156,6 +156,8 @@ class Backend(Plugin, abstract=True):
         summary: one line for ``--help``.
         capabilities: what its kernels can compute at all.
         baseline: it is what users run today, which every race is measured against.
+        compile_limit_s: seconds that one compile may take; 0 for the run's ``--timeout``. A backend with a limit of its
+            own races only where it is asked for, and compiles in the background if its kernels are compiled here.
     """
 
     package = "tritongemm.backends"
@@ -163,6 +165,7 @@ class Backend(Plugin, abstract=True):
     summary: ClassVar[str]
     capabilities: ClassVar[Capabilities]
     baseline: ClassVar[bool] = False
+    compile_limit_s: ClassVar[float] = 0.0
 
     @property
     def label(self) -> str:
@@ -222,13 +225,10 @@ class KernelBackend(Backend, abstract=True):
     """A backend whose kernels are compiled here.
 
     Attributes:
-        compile_limit_s: seconds that one compile may take; 0 for the run's ``--timeout``. A backend with a limit of its
-            own races only where it is asked for, and compiles in the background.
         has_plans: its launches can be written as launch plans.
         has_manifest_rows: `manifest_row` tells of its kernels.
     """
 
-    compile_limit_s: ClassVar[float] = 0.0
     has_plans: ClassVar[bool] = True
     has_manifest_rows: ClassVar[bool] = False
 

@@ -49,8 +49,7 @@ def is_library(backend: str) -> bool:
 
 def compile_limit_s(backend: str) -> float:
     """Seconds that one compile may take where the backend asks for more than ``--timeout``, else 0."""
-    plugin = registry.get(Backend, backend)
-    return plugin.compile_limit_s if isinstance(plugin, KernelBackend) else 0.0
+    return registry.get(Backend, backend).compile_limit_s
 
 
 def describe_backends() -> str:
@@ -75,7 +74,7 @@ def choose_roster(libtype: str | None, runs: bool, builds_only: bool = False) ->
         states = {n: _can_race(n, runs, builds_only) for n in registry.names(Backend) if n != baseline}
         for name in states if libtype is None else ():
             if states[name] and compile_limit_s(name):
-                states[name] = Support("compiling its instances takes minutes; --libtype all or its name asks for it")
+                states[name] = Support("its kernels take long to compile; --libtype all or its name asks for it")
         return Roster(tuple(n for n, s in states.items() if s), {n: s.reason for n, s in states.items() if not s})
     names = list(dict.fromkeys(_resolve(n.strip()) for n in str(libtype).split(",")))
     for name in names:

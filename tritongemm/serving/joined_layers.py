@@ -164,8 +164,10 @@ class JoinedLayers:
 
 def _is_part(parameters: Mapping[str, Any], name: str, address: int, numel: int) -> bool:
     """Whether a layer's parameter still is the part of a joined one that it was made."""
-    p = parameters.get(name)
-    return type(p) is nn.Parameter and p.data_ptr() == address and p.numel() == numel and bool(p.is_contiguous())
+    p: Any = parameters.get(name)
+    if type(p) is not nn.Parameter:
+        return False
+    return bool(p.data_ptr() == address and p.numel() == numel and p.is_contiguous())
 
 
 class JoinedPart:

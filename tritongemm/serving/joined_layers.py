@@ -43,8 +43,10 @@ def _no_input() -> None:
     return None
 
 
-class _Turn(threading.local):
+class _Turn:
     """What one thread does with one input of a group."""
+
+    __slots__ = ("agreed", "input", "result", "stream", "version", "waiting")
 
     def __init__(self) -> None:
         self.input: Callable[[], Any] = _no_input
@@ -52,6 +54,13 @@ class _Turn(threading.local):
         self.waiting = 0  # a bit for each layer that was not given the input yet
         self.result: Tensor | None = None  # kept for these
         self.agreed = False  # whether all layers were given one input before
+
+
+class _Turns(threading.local):
+    """The turn of each thread."""
+
+    def __init__(self) -> None:
+        self.own = _Turn()
 
 
 class JoinedLayers:
@@ -67,12 +76,17 @@ class JoinedLayers:
         self._starts = [sum(self._widths[:place]) for place in range(len(layers))]
         self._problems = _problems(layers)
         self._all = (1 << len(layers)) - 1
-        self._turn = _Turn()
+        self._turns = _Turns()
         self._pays_at: dict[int, bool] = {}
         self._decided_with: object = None  # The dispatcher replaces its calls when records are added.
+        names = ("weight",) if layers[0].bias is None else ("weight", "bias")
         with torch.inference_mode(False), torch.no_grad():
-            self.weight = self._join("weight")
-            self.bias = None if layers[0].bias is None else self._join("bias")
+            joined = {name: self._join(name) for name in names}
+        self.weight, self.bias = joined["weight"], joined.get("bias")
+        self._index, self._k, self._dtype = self.weight.get_device(), layers[0].in_features, self.weight.dtype
+        # Of each parameter: who has it, its name, its address and size.
+        self._parts = [(p, name, p[name].data_ptr(), p[name].numel()) for p in self._parameters for name in names]
+        self._has_bias = "bias" in joined
 
     def _join(self, name: str) -> Tensor:
         joined = torch.cat([parameters[name].data for parameters in self._parameters])
@@ -83,10 +97,10 @@ class JoinedLayers:
     def separate(self) -> None:
         """Give each layer memory of its own, with what it holds now; one that was given other memory keeps it."""
         with torch.inference_mode(False), torch.no_grad():
-            for name, joined in (("weight", self.weight), ("bias", self.bias)):
-                for place, parameters in enumerate(self._parameters):
-                    if joined is not None and self._is_part(parameters.get(name), joined, place):
-                        parameters[name].data = parameters[name].data.clone()
+            for part in self._parts:
+                if _is_part(*part):
+                    parameters, name = part[:2]
+                    parameters[name].data = parameters[name].data.clone()
 
     def take(self, place: int, x: Tensor) -> Tensor | None:
         """A layer's result, as columns of the joined one; None where the layer is to be computed by itself.
@@ -97,14 +111,14 @@ class JoinedLayers:
         """
         if _grad() or _modes() or _autocast() or _tracing() is not None or _forward._current_level >= 0:
             return None
-        turn, bit = self._turn, 1 << place
+        turn, bit = self._turns.own, 1 << place
         if not (turn.waiting & bit and turn.input() is x and turn.version == x._version):
             return self._begin(turn, place, x)
         turn.waiting ^= bit
         result = turn.result
         if not turn.waiting:
             turn.result, turn.agreed = None, True
-        if result is None or turn.stream != _stream(x.get_device()):
+        if result is None or turn.stream != _stream(self._index):
             return None
         return result.narrow(-1, self._starts[place], self._widths[place])
 
@@ -113,10 +127,9 @@ class JoinedLayers:
         if turn.result is not None:  # computed for layers that were then given something else
             turn.result, turn.agreed = None, False
         turn.waiting = 0
-        if type(x) not in _PLAIN or x.is_inference() or x.dtype is not self.weight.dtype or not self._pays(x):
+        if type(x) not in _PLAIN or x.is_inference() or x.dtype is not self._dtype or not self._pays(x):
             return None
-        index = x.get_device()
-        turn.input, turn.version, turn.stream = weakref.ref(x), x._version, _stream(index)
+        turn.input, turn.version, turn.stream = weakref.ref(x), x._version, _stream(self._index)
         turn.waiting = self._all ^ (1 << place)
         if not (turn.agreed and self._is_whole()):
             return None
@@ -125,35 +138,36 @@ class JoinedLayers:
 
     def _is_whole(self) -> bool:
         """Whether all weights and biases still are the parts that they were made."""
-        return all(
-            self._is_part(parameters.get("weight"), self.weight, place)
-            and self._is_part(parameters.get("bias"), self.bias, place)
-            for place, parameters in enumerate(self._parameters)
-        )
-
-    def _is_part(self, parameter: Any, joined: Tensor | None, place: int) -> bool:
-        if joined is None or type(parameter) is not nn.Parameter:
-            return joined is None and parameter is None  # there is no bias
-        address = joined.data_ptr() + self._starts[place] * joined.stride(0) * joined.element_size()
-        shape = (self._widths[place], *joined.shape[1:])
-        return bool(parameter.data_ptr() == address and parameter.shape == shape and parameter.is_contiguous())
+        for part in self._parts:
+            if not _is_part(*part):
+                return False
+        return self._has_bias or all(parameters.get("bias") is None for parameters in self._parameters)
 
     def _pays(self, x: Tensor) -> bool:
         """Whether the joined product is the faster one at the rows of x."""
-        calls = default_dispatcher().calls
+        dispatcher = default_dispatcher()
+        calls = dispatcher.calls
         if self._decided_with is not calls:
             self._pays_at, self._decided_with = {}, calls
-        k = self.weight.shape[1]
-        if x.get_device() != self.weight.get_device() or x.dim() < 2 or x.shape[-1] != k:
+        shape = x.shape
+        if x.get_device() != self._index or len(shape) < 2 or shape[-1] != self._k:
             return False
-        decided, m = self._pays_at, x.numel() // k
+        decided, m = self._pays_at, x.numel() // self._k
         pays = decided.get(m)
         if pays is None:
-            device = default_dispatcher().device_kernels(x.get_device())
+            device = dispatcher.device_kernels(self._index)
             if device is None or not m:  # a graph is captured, before kernels were loaded
                 return False
             pays = decided[m] = _pays_at(device, self._problems, m)
         return pays
+
+
+def _is_part(parameters: Mapping[str, Any], name: str, address: int, numel: int) -> bool:
+    """Whether a layer's parameter still is the part of a joined one that it was made."""
+    p: Any = parameters.get(name)
+    if type(p) is not nn.Parameter:
+        return False
+    return bool(p.data_ptr() == address and p.numel() == numel and p.is_contiguous())
 
 
 class JoinedPart:

@@ -95,7 +95,7 @@ def test_one_product_computes_all_where_it_is_faster(calls: Calls, bias: bool) -
     parameters = dict(model.named_parameters())
     patched = patch(model, make_records("n" if bias else "none"))
     assert patched.joined == (PARTS,)
-    assert str(patched) == "3 of 3 linear layers are served; 1 groups of q_proj, k_proj, v_proj joined"
+    assert str(patched) == "3 of 3 linear layers are served; 1 group of q_proj, k_proj, v_proj joined"
     assert all(parameters[name] is p for name, p in model.named_parameters())
     apart, together = [HEADS, KV, KV], [HEADS + 2 * KV]
     for x, theirs, products in zip(xs, wanted, (apart, together, apart, together), strict=True):

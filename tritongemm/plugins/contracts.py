@@ -490,6 +490,10 @@ class Family(Plugin, abstract=True):
         """The scale factors of A and of B in this family, for operands of these types."""
         return None, None
 
+    def scalings(self, dtype_a: str, dtype_b: str) -> tuple[tuple[Scaling | None, Scaling | None], ...]:
+        """All pairs of scale factors, of A and of B, that this family computes; the default comes first."""
+        return (self.scaling(dtype_a, dtype_b),)
+
     @final
     def supports(self, problem: Problem, target: Target) -> Support:
         """Whether a target can compute a problem, whatever kernels there are for it."""

@@ -15,11 +15,13 @@ from tritongemm.core import settings
 if TYPE_CHECKING:
     from tritongemm.capturing.session import Capture as capture
     from tritongemm.serving.api import explain, load, mm
+    from tritongemm.serving.linear_fp8 import linear_fp8
     from tritongemm.serving.patch import patch
+    from tritongemm.serving.quantize import quantize
     from tritongemm.serving.scaled_api import scaled_mm
     from tritongemm.serving.serve import serve
 
-__all__ = ["capture", "explain", "load", "mm", "patch", "scaled_mm", "serve"]
+__all__ = ["capture", "explain", "linear_fp8", "load", "mm", "patch", "quantize", "scaled_mm", "serve"]
 
 
 # Where each name lies; a module is imported when the first of its names is used.
@@ -28,6 +30,8 @@ _PLACES = {
     "load": "serving.api",
     "mm": "serving.api",
     "patch": "serving.patch",
+    "quantize": "serving.quantize",
+    "linear_fp8": "serving.linear_fp8",
     "scaled_mm": "serving.scaled_api",
     "serve": "serving.serve",
 }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tritongemm.core.record import Record
+from tritongemm.serving import served_fp8
 from tritongemm.serving.api import default_dispatcher, load, mm
 
 
@@ -33,19 +34,19 @@ class Patch:
         left: names of the linear layers that were left as they are, and why.
 
     Args:
-        layers: the layers that are served, by their names.
+        layers: the layers that are served, by their names, with the classes that they had.
         left: see above.
     """
 
-    def __init__(self, layers: Mapping[str, ServedLinear], left: Mapping[str, str]) -> None:
+    def __init__(self, layers: Mapping[str, tuple[nn.Module, type[nn.Module]]], left: Mapping[str, str]) -> None:
         self._layers, self.left = dict(layers), dict(left)
         self.patched = tuple(layers)
 
     def undo(self) -> None:
         """Have PyTorch compute these layers again. A second time it does nothing."""
-        for layer in self._layers.values():
-            if type(layer) is ServedLinear:
-                layer.__class__ = nn.Linear
+        for layer, former in self._layers.values():
+            if issubclass(type(layer), former):
+                layer.__class__ = former
         self._layers = {}
 
     def __str__(self) -> str:
@@ -57,10 +58,12 @@ class Patch:
 def patch(model: nn.Module, source: str | os.PathLike[str] | Iterable[Record] | None = None) -> Patch:
     """Have tuned kernels serve a model's linear layers: those whose N and K a tuned row has.
 
-    Only modules that are an ``nn.Linear`` itself, with a plain parameter as weight, are served. Layers of other classes
-    (quantised ones, adapters around a layer) and layers whose ``forward`` another library replaced are left as they
-    are; a plain layer inside an adapter is served. Under torch.compile each layer is one opaque operation, in which M
-    is looked up when it runs, so that one graph serves every M. Gradients are PyTorch's.
+    Only modules that are an ``nn.Linear`` itself, with a plain parameter as weight, are served, and the fine-grained
+    fp8 layers of transformers (``FP8Linear`` with factors for 128 x 128) by rows with scales: `linear_fp8` quantises
+    their activations. Layers of other classes (other quantised ones, adapters around a layer) and layers whose
+    ``forward`` another library replaced are left as they are; a plain layer inside an adapter is served. Under
+    torch.compile each layer is one opaque operation, in which M is looked up when it runs, so that one graph serves
+    every M. Gradients are PyTorch's, and transformers' own.
 
     Args:
         model: its modules are changed in place.
@@ -71,32 +74,39 @@ def patch(model: nn.Module, source: str | os.PathLike[str] | Iterable[Record] | 
         What was served and what was left, with `undo`; printed, it is one line of counts.
 
     Raises:
-        InputError: the file can't be read, or holds no tuned result.
+        InputError: the file can't be read, or holds no tuned result; or an fp8 layer's factors are no numbers.
         TypeError: the source is neither a path nor records.
     """
     if source is None:
         default_dispatcher().add_configured()
     else:
         load(source)
-    served: dict[str, ServedLinear] = {}
+    dispatcher = default_dispatcher()
+    served: dict[str, tuple[nn.Module, type[nn.Module]]] = {}
     left: dict[str, str] = {}
+    kinds: dict[str, type[nn.Module]] = {}
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear) and "Linear" not in type(module).__name__:
+        former = type(module)
+        if served_fp8.is_fp8_layer(module):
+            reason, kind = served_fp8.why_left(module, dispatcher.scaled_weights), served_fp8.served_class()
+        elif isinstance(module, nn.Linear) or "Linear" in former.__name__:
+            reason, kind = _why_left(module, dispatcher.weights), ServedLinear
+        else:
             continue
-        reason = _why_left(module, default_dispatcher().weights)
         if reason:
             left[name] = reason
         else:
-            module.__class__ = ServedLinear
-            assert isinstance(module, ServedLinear)
-            served[name] = module
+            served[name] = module, former
+            kinds[name] = kind
+    for name, (module, _) in served.items():  # Nothing has changed where a layer was refused.
+        module.__class__ = kinds[name]
     return Patch(served, left)
 
 
 def _why_left(module: nn.Module, weights: frozenset[tuple[int, int]]) -> str:
     """Why a module that computes a linear layer is not served; "" where it can be."""
     kind = type(module)
-    if kind is ServedLinear:
+    if kind is ServedLinear or kind.__name__ == served_fp8.SERVED:
         return "served already"
     if kind is not nn.Linear:
         return f"of class {kind.__module__}.{kind.__qualname__}"

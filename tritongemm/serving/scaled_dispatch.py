@@ -34,7 +34,7 @@ def resolve(dispatcher: Dispatcher, key: tuple[Any, ...], operands: ScaledOperan
     """
     table = dispatcher.calls.table
     product = read_product(operands)
-    answers = _ask(dispatcher, product, operands)
+    answers = ask(dispatcher, product, operands)
     resolution, device = answers.resolution, answers.device
     otherwise = CheckedProduct(TorchScaled(product))
     ready: Callable[..., Tensor] = otherwise
@@ -75,7 +75,7 @@ class CheckedProduct:
         return self._compute(a, b, scale_a, scale_b, bias, out_dtype)
 
 
-def _ask(dispatcher: Dispatcher, product: ScaledProduct, operands: ScaledOperands) -> CallAnswers:
+def ask(dispatcher: Dispatcher, product: ScaledProduct, operands: ScaledOperands) -> CallAnswers:
     """Who serves a product of these operands, and why.
 
     Raises:
@@ -116,4 +116,4 @@ def explain(dispatcher: Dispatcher, operands: ScaledOperands) -> str:
     Raises:
         TypeError, InputError: as `scaled_mm`.
     """
-    return str(_ask(dispatcher, read_product(operands), operands))
+    return str(ask(dispatcher, read_product(operands), operands))

@@ -14,6 +14,8 @@ from tritongemm.serving.scaled_operands import ScaledOperands, ScaledProduct
 from tritongemm.serving.torch_fallback import linear
 
 _FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # then the same below zero
+_PADDED_GROUPS = 4  # PyTorch wants the groups along K of 128 x 128 factors padded to a multiple of so many.
+_Scaled = getattr(torch.nn.functional, "ScalingType", None)  # It exists since PyTorch 2.10.
 
 
 class TorchScaled:
@@ -52,15 +54,44 @@ class TorchScaled:
         """PyTorch's own scaled product; None where it has none for these operands."""
         if not a.is_cuda:
             return None
-        of_a, of_b = _as_pytorch_wants(self._product, scale_a, scale_w)
-        added = None if bias is None else bias.to(out_dtype)
         try:
+            if any(scaling.depth for scaling in (self._product.scalings_a[0], self._product.scalings_b[0])):
+                return self._in_blocks(a.contiguous(), w.t(), scale_a, scale_w, bias, out_dtype)
+            of_a, of_b = _for_rows(self._product, scale_a, scale_w)
+            added = None if bias is None else bias.to(out_dtype)
             return torch._scaled_mm(a.contiguous(), w.t(), of_a, of_b, bias=added, out_dtype=out_dtype)
         except torch.cuda.OutOfMemoryError:
             raise
-        except (RuntimeError, ValueError):  # whatever it refuses, plain numbers can be multiplied
+        except (RuntimeError, ValueError, NotImplementedError):  # whatever it refuses, plain numbers can be multiplied
             self._native = False
             return None
+
+    def _in_blocks(
+        self, a: Tensor, b: Tensor, scale_a: Tensor, scale_w: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
+        """The product with float32 factors for 128 numbers along K, on GPUs whose library has it.
+
+        PyTorch wants factors of 1 x 128 with rows the fastest, those of 128 x 128 with K the fastest and padded.
+
+        Raises:
+            RuntimeError, ValueError, NotImplementedError: it has no such product.
+        """
+        if out_dtype != torch.bfloat16:
+            raise ValueError("PyTorch gives bfloat16 alone")
+        square = self._product.scalings_b[0].rows > 1
+        of_a = scale_a.t().contiguous().t()
+        groups = scale_w.shape[1]
+        padding = -groups % _PADDED_GROUPS if square else 0
+        of_w = torch.nn.functional.pad(scale_w, (0, padding)).t() if square else scale_w.t().contiguous()
+        if _Scaled is None:
+            older = of_w[:groups] if square else of_w
+            result = torch._scaled_mm(a, b, of_a, older, out_dtype=out_dtype)
+        else:
+            vector, blocks = _Scaled.BlockWise1x128, _Scaled.BlockWise128x128
+            newer, kind = (of_w, blocks) if square else (of_w.t(), vector)
+            scaled = torch.nn.functional.scaled_mm
+            result = scaled(a, b, of_a, vector, newer, kind, output_dtype=out_dtype)
+        return result if bias is None else (result + bias).to(out_dtype)
 
     def _compute(
         self, a: Tensor, w: Tensor, scale_a: Tensor, scale_w: Tensor, bias: Tensor | None, out_dtype: torch.dtype
@@ -80,11 +111,9 @@ class TorchScaled:
         return (result if bias is None else result + bias).to(out_dtype)
 
 
-def _as_pytorch_wants(product: ScaledProduct, scale_a: Tensor, scale_w: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors in the shapes of ``torch._scaled_mm``: scalars, [M, 1] and [1, N], or blocks."""
+def _for_rows(product: ScaledProduct, scale_a: Tensor, scale_w: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors in the shapes of ``torch._scaled_mm``: scalars, or [M, 1] and [1, N]."""
     scaling_a, scaling_w = product.scalings_a[0], product.scalings_b[0]
-    if scaling_a.depth or scaling_w.depth:
-        return scale_a, scale_w.t()
     if not scaling_a.rows and not scaling_w.rows:
         return scale_a.reshape(()), scale_w.reshape(())
     return _one_for_each(scale_a, scaling_a, product.m), _one_for_each(scale_w, scaling_w, product.n).t()

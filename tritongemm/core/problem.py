@@ -32,6 +32,8 @@ class Problem:
         order_b: order of B in memory: ``plain``, or a plug-in of numerics/weight_layouts.
         scale_a, scale_b: the scale factors of A and of B; None where it has none. `Family.problem` fills them in.
         groups: number of products of different M that share one call (a mixture of experts); their rows add up to M.
+        scales: name of the pair of scale_a and scale_b (`core.scaling.granularity`) where it is not the first of those
+            that the family has; "" where it is. `Family.problem` sets it.
     """
 
     m: int
@@ -49,6 +51,7 @@ class Problem:
     scale_a: Scaling | None = None
     scale_b: Scaling | None = None
     groups: int = 1
+    scales: str = ""
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch", "groups"):
@@ -114,6 +117,11 @@ class Problem:
         return tuple(self.operands.values())[3:]
 
     @property
+    def scale_depth(self) -> int:
+        """Elements along K after which a scale factor changes; 0 where none changes along K."""
+        return min((s.depth for s in (self.scale_a, self.scale_b) if s is not None and s.depth), default=0)
+
+    @property
     def bias_dtype(self) -> DType:
         """C's dtype, or the narrowest sensible one where C is eight bits wide."""
         narrow = {"int8": DTYPES["int32"]}.get(self.dtype_c, DTYPES["fp16"])
@@ -126,11 +134,12 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Fewest bytes through device memory: A, B and the bias read once, C written once."""
+        """Fewest bytes through device memory: A, B, scales and the bias read once, C written once."""
         bias = {"none": 0, "m": self.m, "n": self.n}[self.bias] * self.bias_dtype.bytes
         a, b = self.m * self.k * self.a.bytes // self.a.packed, self.k * self.n * self.b.bytes // self.b.packed
         c = self.m * self.n * self.c.bytes
-        return self.batch * (a + b + c) + bias
+        scales = sum(e.count * e.dtype.bytes for e in self.extras if e.scaling is not None)
+        return self.batch * (a + b + c + scales) + bias
 
     @property
     def layout(self) -> str:
@@ -151,6 +160,7 @@ class Problem:
         parts += [f"batch{self.batch}"] if self.batch != 1 else []
         parts += [f"groups{self.groups}"] if self.groups != 1 else []
         parts += [self.family] if self.family != DEFAULT_FAMILY else []
+        parts += [self.scales] if self.scales else []
         parts += [self.order_b] if self.order_b != PLAIN else []
         return "_".join(parts)
 
@@ -159,7 +169,7 @@ class Problem:
         data = {name: getattr(self, name) for name in _FIELDS}
         for name in ("scale_a", "scale_b"):
             data[name] = data[name].to_json() if data[name] else None
-        later = {"order_b": PLAIN, "scale_a": None, "scale_b": None, "groups": 1}
+        later = {"order_b": PLAIN, "scale_a": None, "scale_b": None, "groups": 1, "scales": ""}
         return {k: v for k, v in data.items() if k not in later or v != later[k]}
 
     @classmethod

@@ -45,7 +45,7 @@ def is_layer(problem: Problem) -> bool:
 def is_scaled(problem: Problem) -> bool:
     """Whether `scaled_mm` can ask for a problem."""
     p = problem
-    plain = replace(p, family=DEFAULT_FAMILY, order_b=PLAIN, scale_a=None, scale_b=None)
+    plain = replace(p, family=DEFAULT_FAMILY, order_b=PLAIN, scale_a=None, scale_b=None, scales="")
     return p.scale_a is not None and p.scale_b is not None and is_layer(plain)
 
 

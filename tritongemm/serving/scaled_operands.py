@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -13,11 +13,10 @@ from torch import Tensor
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import PLAIN, Problem
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, ScaleLayout, WeightLayout
-from tritongemm.serving.calls import layer_problem
 from tritongemm.serving.scale_factors import describe_known, find_scalings
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
@@ -71,16 +70,18 @@ class ScaledProduct:
     def problems(self, target: Target) -> Iterator[Problem]:
         """The problems of all families that the call can be taken for on a target."""
         for family in registry.every(Family):
-            for pair in family.scalings(*self.dtypes[:2]):
-                if pair[0] not in self.scalings_a or pair[1] not in self.scalings_b:
-                    continue
-                problem = self._problem(family, pair)
-                if family.supports(problem, target):
-                    yield problem
+            pairs = family.scalings(*self.dtypes[:2])
+            for pair in pairs:
+                if pair[0] in self.scalings_a and pair[1] in self.scalings_b:
+                    problem = self._problem(family, "" if pair == pairs[0] else granularity(pair))
+                    if family.supports(problem, target):
+                        yield problem
 
-    def _problem(self, family: Family, pair: tuple[Scaling | None, Scaling | None]) -> Problem:
-        plain = layer_problem((self.m, self.n, self.k), self.dtypes, self.bias)
-        return replace(plain, family=family.name, order_b=self.order_b, scale_a=pair[0], scale_b=pair[1])
+    def _problem(self, family: Family, scales: str) -> Problem:
+        sizes = self.m, self.n, self.k
+        return family.problem(
+            *sizes, *self.dtypes, row_major_b=False, bias=self.bias, order_b=self.order_b, scales=scales
+        )
 
 
 def read_product(operands: ScaledOperands) -> ScaledProduct:

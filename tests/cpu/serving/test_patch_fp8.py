@@ -82,7 +82,7 @@ def test_layers_with_a_row_are_served_until_that_is_undone() -> None:
     x = torch.randn(2, 5, 256)
     with torch.no_grad():
         served = model.up(x)
-        assert error_metric.deviation(served.view(10, -1), exact(model.up, x.view(10, -1))) < 0.1
+        assert error_metric.deviation(served.view(10, -1), exact(model.up, x.view(10, -1))) < 0.2
         copied = copy.deepcopy(model)
         assert type(copied.up) is served_fp8.served_class()
         assert torch.equal(copied(x), model(x))

@@ -33,6 +33,7 @@ from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import Defaults, FormatRow, Merged, NamedKernel, NewerRow, ResultsFile, Translation
+from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
@@ -334,7 +335,13 @@ class KernelBackend(Backend, abstract=True):
 
 
 class SearchedBackend(KernelBackend, abstract=True):
-    """A backend whose kernels come from templates with a search space; a strategy picks which configs are tried."""
+    """A backend whose kernels come from templates with a search space; a strategy picks which configs are tried.
+
+    Attributes:
+        has_helpers: it compiles and launches kernels beside the products too, which are there as text.
+    """
+
+    has_helpers: ClassVar[bool] = False
 
     @abstractmethod
     def space(self, problem: Problem, target: Target) -> Space:
@@ -351,6 +358,22 @@ class SearchedBackend(KernelBackend, abstract=True):
     @abstractmethod
     def interpreted(self, config: Config) -> Support:
         """Whether an interpreter on the CPU can run a config's kernel."""
+
+    def helper_job(self, helper: HelperKernel, target: Target) -> CompileJob:
+        """What to compile for a kernel beside the products.
+
+        Raises:
+            InputError: it can't be compiled.
+        """
+        raise InputError(f"{self.name} compiles products alone")
+
+    def helper_launch(self, artifact: Artifact, helper: HelperKernel, arguments: HelperArguments) -> Launch:
+        """The launch of a kernel beside the products, once compiled.
+
+        Raises:
+            InputError: it can't be launched so.
+        """
+        raise InputError(f"{self.name} launches products alone")
 
 
 class LibraryBackend(Backend, abstract=True):

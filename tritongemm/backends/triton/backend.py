@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.backends._code_files import CODE_FILES
-from tritongemm.backends.triton import config_check
+from tritongemm.backends.triton import config_check, helper_kernels
 from tritongemm.codegen import geometry as geometry_module
 from tritongemm.codegen import modules, render, template_facts
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -50,6 +51,7 @@ class TritonBackend(SearchedBackend):
 
     summary = "kernels generated here and compiled by Triton, which a strategy searches"
     has_manifest_rows = True
+    has_helpers = True
     capabilities = Capabilities(scales=("epilogue", "mainloop"), tensor_scales=True)
 
     def available(self) -> Support:
@@ -97,6 +99,14 @@ class TritonBackend(SearchedBackend):
         if template_facts.kernel_template(config.template).interpreted:
             return SUPPORTED
         return Support(f"only a GPU can check a kernel of {config.template}: Triton's interpreter does not run it")
+
+    def helper_job(self, helper: HelperKernel, target: Target) -> CompileJob:
+        """What to compile for a kernel beside the products."""
+        return helper_kernels.compile_job(helper, target)
+
+    def helper_launch(self, artifact: Artifact, helper: HelperKernel, arguments: HelperArguments) -> Launch:
+        """The launch of such a kernel."""
+        return helper_kernels.make_launch(artifact, helper, arguments)
 
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
         identity = {

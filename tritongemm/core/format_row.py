@@ -177,6 +177,8 @@ class Defaults:
         family: plug-in of numerics/families.
         order_b: order of B in memory, ``plain`` or a plug-in of numerics/weight_layouts.
         fp8_encoding: meaning of ``fp8`` and ``bf8``: ``fn``, ``fnuz`` or, on a target without fp8, ``none``.
+        batch: number of independent products.
+        shared: operand that all products of a batch share: ``a``, ``b`` or "".
     """
 
     dtype_a: str | None = None
@@ -188,6 +190,8 @@ class Defaults:
     family: str = DEFAULT_FAMILY
     order_b: str = PLAIN
     fp8_encoding: str = "fn"
+    batch: int = 1
+    shared: str = ""
 
     def dtype(self, name: str) -> str:
         """Our name of the dtype called `name`.

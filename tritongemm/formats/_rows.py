@@ -46,8 +46,9 @@ def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str,
         row_major_a=row.get("row_major_a", defaults.row_major_a),
         row_major_b=row.get("row_major_b", defaults.row_major_b),
         bias=row.get("bias") or defaults.bias,
-        batch=row.get("batch", 1),
+        batch=row.get("batch", defaults.batch),
         groups=row.get("groups", 1),
+        shared=row.get("shared", "" if "batch" in row else defaults.shared),
         order_b=row.get("order_b") or (typical.order_b if defaults.order_b == PLAIN else defaults.order_b),
     )
 

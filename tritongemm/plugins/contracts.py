@@ -474,6 +474,7 @@ class Family(Plugin, abstract=True):
         batch: int = 1,
         groups: int = 1,
         order_b: str = PLAIN,
+        shared: str = "",
     ) -> Problem:
         """A problem of this family with its operands; dtypes by our names.
 
@@ -483,7 +484,7 @@ class Family(Plugin, abstract=True):
         scale_a, scale_b = self.scaling(dtype_a, dtype_b)
         return Problem(
             m, n, k, dtype_a, dtype_b, dtype_c, row_major_a, row_major_b, bias, batch, self.name, order_b, scale_a,
-            scale_b, groups,
+            scale_b, groups, shared,
         )  # fmt: skip
 
     def scaling(self, dtype_a: str, dtype_b: str) -> tuple[Scaling | None, Scaling | None]:
@@ -510,11 +511,13 @@ class Family(Plugin, abstract=True):
 
     @abstractmethod
     def make_inputs(self, problem: Problem, device: str, distribution: str = "randn", seed: int = 0) -> Operands:
-        """Random operands: A [M, K], B [K, N] and the others by their names, in the problem's orders."""
+        """Random operands: A [M, K], B [K, N] and the others by their names, in the problem's orders; those that each
+        product of a batch has have a dimension for it in front.
+        """
 
     @abstractmethod
     def reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N]."""
+        """C in float64 [M, N], or [batch, M, N]."""
 
     @abstractmethod
     def tolerance(self, problem: Problem) -> float:

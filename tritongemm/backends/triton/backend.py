@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import gcd, lcm
+from math import gcd, lcm, prod
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class TritonBackend(SearchedBackend):
 
     summary = "kernels generated here and compiled by Triton, which a strategy searches"
     has_manifest_rows = True
-    capabilities = Capabilities(scales=("epilogue",))
+    capabilities = Capabilities(kinds=("one", "batched"), scales=("epilogue",))
 
     def available(self) -> Support:
         """Whether Triton is installed."""
@@ -124,6 +124,8 @@ class TritonBackend(SearchedBackend):
         problem, config = record.problem, record.config
         if any(p.kind == "tma" for p in launch.params):
             return Support("it takes tensor maps, which a manifest can't describe")
+        if problem.kind != "one":
+            return Support("it computes a batch, which manifests have no word for")
         if problem.bias == "m":
             return Support("a bias along M, which manifests have no word for")
         tiles = template_facts.kernel_template("tile").grid
@@ -160,6 +162,13 @@ def strides(problem: Problem) -> tuple[int, int, int]:
     return a, b, problem.n
 
 
+def batch_strides(problem: Problem) -> dict[str, int]:
+    """Elements from one product's operand to the next one's, by the parameter that says so; none of a single product."""
+    operands = problem.operands
+    names = template_facts.batch_strides(problem)
+    return {name: prod(operands[name[6:]].shape) if operands[name[6:]].batch else 0 for name in names}
+
+
 def divisors(problem: Problem) -> dict[str, int]:
     """Largest power of two up to 16 that divides each size parameter, where it is not 1; the compiler widens accesses
     with it: rows of 1000 values start at multiples of 16 bytes as well, and are read so.
@@ -169,6 +178,7 @@ def divisors(problem: Problem) -> dict[str, int]:
     sizes = dict(zip(SIZES, (problem.m, problem.n, problem.k, *strides(problem)), strict=True))
     if problem.row_major_a:
         del sizes["M"]
+    sizes |= batch_strides(problem)
     found = {name: gcd(value, _ALIGN) for name, value in sizes.items()}
     return {name: divisor for name, divisor in found.items() if divisor > 1}
 
@@ -182,8 +192,9 @@ def small(config: Config, problem: Problem, target: Target) -> list[str]:
     if not target.has("buffer_ops"):
         return []
     geometry = geometry_module.geometry(config, problem, target.compute_units)
-    sizes = {"a": problem.a.bytes * problem.m * problem.k, "b": problem.b.bytes * problem.k * problem.n}
-    sizes |= {"c": problem.c.bytes * problem.m * problem.n, "workspace": geometry.workspace_bytes}
+    # Of a batch the largest product counts: each program moves its pointers, in 64 bits, to the beginning of its own.
+    sizes = {name: spec.dtype.bytes * prod(spec.shape) for name, spec in problem.operands.items()}
+    sizes |= {"workspace": geometry.workspace_bytes // problem.batch}
     pointers = [n for n, t in signature(config, problem).items() if t.startswith("*")]
     return [p for p in pointers if sizes.get(p.removesuffix("_ptr"), 0) < _SMALL]
 
@@ -203,7 +214,7 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
             result[parameter] = f"tensordesc<{types[name]}[{rows},{cols}]>"
         else:
             result[parameter] = f"*{types[name]}"
-    return result | dict.fromkeys(NUMBERS, "i32")
+    return result | dict.fromkeys(NUMBERS, "i32") | dict.fromkeys(template_facts.batch_strides(problem), "i64")
 
 
 def _gluon_source(kernel: Any, types: dict[str, str], constants: dict[str, Any], attributes: dict[Any, Any]) -> Any:
@@ -299,12 +310,14 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
             params.append(Param("pointer", name if name != "bias" or problem.bias != "none" else "c"))
             continue
         rows, cols = shapes[name] if row_major[name] else shapes[name][::-1]
+        rows *= problem.operands[name].batch or 1  # one map covers the batch: its products lie one after the other
         map_ = maps.pop(0)
         box = (int(map_["block_size"][0]), int(map_["block_size"][1]))
         codes = int(map_["elem_type"]), int(map_["elem_size"]), int(map_["swizzle"])
         params.append(Param("tma", name, box, (rows, cols), lead[name], *codes))
         params += [Param("i32", rows), Param("i32", cols), Param("i64", lead[name]), Param("i64", 1)]
     params += [Param("i32", v) for v in (problem.m, problem.n, problem.k, *strides(problem), config.group_m)]
+    params += [Param("i64", v) for v in batch_strides(problem).values()]
     params += [Param("pointer", ""), Param("pointer", "")]  # Triton's own scratch, unused
     if len(built.launch["offsets"]) != len(params):
         raise InputError(

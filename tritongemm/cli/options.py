@@ -76,8 +76,8 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
     g.add_argument("-m", type=arguments.size, action=arguments.Once, metavar="M", help="rows of A and C")
     g.add_argument("-n", type=arguments.size, action=arguments.Once, metavar="N", help="columns of B and C")
     g.add_argument("-k", type=arguments.size, action=arguments.Once, metavar="K", help="columns of A and rows of B")
-    g.add_argument("--batch", type=arguments.size, default=1, metavar="B", help="independent products in one launch, each "
-                   "operand [B, rows, columns] (default 1)")  # fmt: skip
+    g.add_argument("--batch", type=arguments.size, default=1, metavar="B",
+                   help="independent products in one launch, operands [B, rows, columns] (default 1)")  # fmt: skip
     g.add_argument("--shared", choices=("a", "b"), default="", help="the operand that all products of a batch share")
     g.add_argument("-col_a", "--col-a", action="store_true", help="A is stored column-major")
     g.add_argument(

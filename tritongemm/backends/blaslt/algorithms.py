@@ -131,9 +131,11 @@ def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Prepare
     along_k = any(e.applied == "mainloop" for e in problem.extras)
     if problem.order_b != PLAIN or along_k or (scales and not problem.a.is_fp8):
         return None  # a scale for each row is for fp8 alone, none changes along K, and B is read as it is
+    if scales and problem.batch > 1:
+        return None  # the libraries' scaled products are single ones
     if scales:
         matmul = replace(matmul, scales=(scales[1], scales[0], 0), scale_modes=("outer_vec", "outer_vec"))
-    if bias is not None and problem.bias == "n" and not problem.c.is_integer:
+    if bias is not None and problem.bias == "n" and not problem.c.is_integer and problem.batch == 1:
         fused = _plan(opened, replace(matmul, bias=bias.data_ptr(), bias_dtype=problem.bias_dtype.name), device)
         if fused:
             return fused, True
@@ -244,7 +246,7 @@ def prepare_call(problem: Problem, operands: Operands, config: Config | None = N
     added = c.data_ptr() if plan.matmul.c.dtype == plan.matmul.d.dtype else 0
     start = plan.prepare(algorithm, b.data_ptr(), a.data_ptr(), added, c.data_ptr(), add=not fused)
     _workspace(a.device, _stream(a.device.index or 0))
-    addend = None if fused or bias is None else bias[:, None] if problem.bias == "m" else bias[None, :]
+    addend = None if fused or bias is None else bias.unsqueeze(-1 if problem.bias == "m" else -2)
     # the operands ride along: the library knows their addresses only
     return partial(_run, start, addend, dict(operands))
 

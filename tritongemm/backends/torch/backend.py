@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from tritongemm.backends.torch import batched
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import NamedKernel
@@ -23,7 +24,7 @@ class TorchBackend(LibraryBackend):
 
     summary = "PyTorch itself, which races anyway; alone it is measured as the candidate"
     baseline = True
-    capabilities = Capabilities(scales=("epilogue",))
+    capabilities = Capabilities(kinds=("one", "batched"), scales=("epilogue",))
 
     def available(self) -> Support:
         """Whether PyTorch is installed."""
@@ -56,6 +57,8 @@ class TorchBackend(LibraryBackend):
         """
         import torch
 
+        if problem.kind == "batched":
+            return batched.product(problem, operands)
         a, b, c, bias = operands["a"], operands["b"], operands["c"], operands.get("bias")
         row = bias if problem.bias == "n" else None
         column = bias[:, None] if bias is not None and problem.bias == "m" else None
@@ -83,7 +86,12 @@ class TorchBackend(LibraryBackend):
 
 
 def function(problem: Problem) -> str:
-    """PyTorch's function for a problem: ``mm``, ``addmm``, ``_int_mm`` or ``_scaled_mm``; "" where it has none."""
+    """PyTorch's function for a problem: ``mm``, ``addmm``, ``_int_mm`` or ``_scaled_mm``; "" where it has none.
+
+    Those for a batch are of `batched.function`.
+    """
+    if problem.kind == "batched":
+        return batched.function(problem)
     if problem.order_b != PLAIN or any(spec.applied == "mainloop" for spec in problem.extras):
         return ""
     if problem.a.is_fp8:

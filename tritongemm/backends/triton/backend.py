@@ -163,7 +163,7 @@ def strides(problem: Problem) -> tuple[int, int, int]:
 
 
 def batch_strides(problem: Problem) -> dict[str, int]:
-    """Elements from one product's operand to the next one's, by the parameter that says so; none of a single product."""
+    """Elements from one product's operand to the next one's, by parameter; empty for a single product."""
     operands = problem.operands
     names = template_facts.batch_strides(problem)
     return {name: prod(operands[name[6:]].shape) if operands[name[6:]].batch else 0 for name in names}

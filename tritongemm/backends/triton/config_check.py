@@ -166,8 +166,8 @@ def _batch_fault(config: Config, problem: Problem) -> str | None:
             )
         if batch and along_k[name] and problem.k % config.block_k:
             return (
-                f"{name.upper()} is stored by rows of K, and block_k {config.block_k} does not divide K {problem.k}: its "
-                "last block would read the next product's rows into the sum"
+                f"{name.upper()} is stored by rows of K, and block_k {config.block_k} does not divide K {problem.k}: "
+                "its last block would read the next product's rows into the sum"
             )
     return None
 

@@ -1,6 +1,6 @@
-"""A Triton-first GEMM autotuner. `mm` serves what was tuned; `load`, `explain`, `patch` and `serve` go with it.
+"""A Triton-first GEMM autotuner. `mm` and `bmm` serve what was tuned.
 
-`capture` writes what a program asks PyTorch to multiply.
+`load`, `explain`, `patch` and `serve` go with them. `capture` writes what a program asks PyTorch to multiply.
 
 PyTorch is imported on first use of one of them, so the command line starts without it.
 """
@@ -15,21 +15,30 @@ from tritongemm.core import settings
 if TYPE_CHECKING:
     from tritongemm.capturing.session import Capture as capture
     from tritongemm.serving.api import explain, load, mm
+    from tritongemm.serving.batched import bmm
     from tritongemm.serving.patch import patch
     from tritongemm.serving.serve import serve
 
-__all__ = ["capture", "explain", "load", "mm", "patch", "serve"]
+__all__ = ["bmm", "capture", "explain", "load", "mm", "patch", "serve"]
+
+
+# Where each name lies; a module is imported when the first of its names is used.
+_PLACES = {
+    "bmm": "serving.batched",
+    "explain": "serving.api",
+    "load": "serving.api",
+    "mm": "serving.api",
+    "patch": "serving.patch",
+    "serve": "serving.serve",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name == "capture":
         return importlib.import_module("tritongemm.capture")
-    if name not in __all__:
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tritongemm.serving import api, patch, serve
-
-    globals().update({each: getattr(api, each) for each in ("explain", "load", "mm")})
-    globals().update({"patch": patch.patch, "serve": serve.serve})
+    globals()[name] = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
     return globals()[name]
 
 

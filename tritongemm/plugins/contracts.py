@@ -324,6 +324,19 @@ class KernelBackend(Backend, abstract=True):
     @abstractmethod
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch | HostLaunch: ...
 
+    def with_strides(
+        self, launch: Launch, config: Config, problem: Problem, strides: Mapping[str, tuple[int, int]]
+    ) -> Launch | Support:
+        """A launch of a config on operands that are not dense, or why there is none.
+
+        Args:
+            launch: on dense operands.
+            config: what is launched.
+            problem: what it computes.
+            strides: by an operand's name, elements from one stored row to the next and from one product to the next.
+        """
+        return Support(f"kernels of {self.name} read dense operands alone")
+
     def manifest_row(self, record: Record, launch: Launch, target: Target) -> dict[str, Any] | Support:
         """A tuned kernel as a row of a manifest of assembly kernels without its object's name, or why it is none."""
         return Support(f"kernels of {self.name} can't be told in a manifest")

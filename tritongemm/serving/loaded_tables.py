@@ -17,7 +17,7 @@ from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.serving import rank_agreement
-from tritongemm.serving.calls import is_layer
+from tritongemm.serving.calls import is_layer, is_scaled, is_served
 from tritongemm.serving.record_source import read_source
 from tritongemm.serving.source_row import SourceRow
 
@@ -35,7 +35,7 @@ class LoadedTable:
     Attributes:
         name: the file's path, or ``records``.
         digest: the first digits of the file's SHA-256, in hexadecimal.
-        rows: those of linear layers, which calls can ask for.
+        rows: those of linear layers, with or without scales, which calls can ask for.
     """
 
     name: str
@@ -49,8 +49,15 @@ class LoadedTable:
 
     @property
     def weights(self) -> frozenset[tuple[int, int]]:
-        """(N, K) of the weights that have a record."""
-        return frozenset((row.record.problem.n, row.record.problem.k) for row in self.rows)
+        """(N, K) of the weights without scales that have a record."""
+        problems = (row.record.problem for row in self.rows)
+        return frozenset((problem.n, problem.k) for problem in problems if is_layer(problem))
+
+    @property
+    def scaled_weights(self) -> frozenset[tuple[int, int]]:
+        """(N, K) of the weights with scales that have a record."""
+        problems = (row.record.problem for row in self.rows)
+        return frozenset((problem.n, problem.k) for problem in problems if is_scaled(problem))
 
 
 def read_table(source: str | os.PathLike[str] | Iterable[Record]) -> LoadedTable:
@@ -67,7 +74,7 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record]) -> LoadedTable
             content = Path(source).read_bytes()
     else:
         name, content = "records", repr([row.record for row in rows]).encode()
-    return LoadedTable(name, _digest(content), tuple(row for row in rows if is_layer(row.record.problem)))
+    return LoadedTable(name, _digest(content), tuple(row for row in rows if is_served(row.record.problem)))
 
 
 def combined_digest(tables: Sequence[LoadedTable]) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import gcd, lcm, prod
 from pathlib import Path
 from typing import Any
 
 from tritongemm.backends._code_files import CODE_FILES
 from tritongemm.backends.triton import config_check
+from tritongemm.backends.triton.config_check import LARGEST_INDEX
 from tritongemm.codegen import geometry as geometry_module
 from tritongemm.codegen import modules, render, template_facts
 from tritongemm.core import settings
@@ -41,6 +43,7 @@ _GPU_TARGETS: dict[str, Callable[[str], tuple[str, str | int]]] = {
     "nvidia": lambda arch: ("cuda", int(arch[2:])),
     "amd": lambda arch: ("hip", arch),
 }
+_WIDEST = 4  # bytes of an element
 _ALIGN = 16  # bytes a base address is a multiple of, and the most elements a size is known to be a multiple of
 
 
@@ -119,6 +122,27 @@ class TritonBackend(SearchedBackend):
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch:
         return _make_launch(artifact, problem, target)
 
+    def with_strides(
+        self, launch: Launch, config: Config, problem: Problem, strides: Mapping[str, tuple[int, int]]
+    ) -> Launch | Support:
+        """A launch of a config on operands that are not dense, where its binary can read them."""
+        template = template_facts.kernel_template(config.template)
+        if template.descriptors:
+            return Support(f"template {config.template} describes dense operands to the copy engine")
+        places = [*NUMBERS, *template_facts.batch_strides(problem)]
+        first, params, known = len(template_facts.arguments(template, problem)), list(launch.params), divisors(problem)
+        for operand, (lead, apart) in strides.items():
+            if lead * max(config.tile) * _WIDEST > LARGEST_INDEX:
+                return Support(f"rows of {operand} {lead} elements apart are beyond the 32 bits of offsets in a tile")
+            for name, value in ((f"stride_{operand}", lead), (f"batch_{operand}", apart)):
+                if name not in places:
+                    continue
+                if value % known.get(name, 1):
+                    return Support(f"{name} of {value} is no multiple of {known[name]}, as the kernel was compiled for")
+                index = first + places.index(name)
+                params[index] = replace(params[index], value=value)
+        return replace(launch, params=tuple(params))
+
     def manifest_row(self, record: Record, launch: Launch, target: Target) -> dict[str, Any] | Support:
         """A tuned kernel as a row of a manifest, without its object's name; or why it can't be told."""
         problem, config = record.problem, record.config
@@ -173,12 +197,13 @@ def divisors(problem: Problem) -> dict[str, int]:
     """Largest power of two up to 16 that divides each size parameter, where it is not 1; the compiler widens accesses
     with it: rows of 1000 values start at multiples of 16 bytes as well, and are read so.
 
-    M matters only where A is column-major: elsewhere it would only make two binaries of one.
+    M matters only where A is column-major: elsewhere it would only make two binaries of one. That holds for the strides
+    of a batch too, which are multiples of M.
     """
     sizes = dict(zip(SIZES, (problem.m, problem.n, problem.k, *strides(problem)), strict=True))
     if problem.row_major_a:
         del sizes["M"]
-    sizes |= batch_strides(problem)
+    sizes |= batch_strides(replace(problem, m=1) if problem.row_major_a else problem)
     found = {name: gcd(value, _ALIGN) for name, value in sizes.items()}
     return {name: divisor for name, divisor in found.items() if divisor > 1}
 

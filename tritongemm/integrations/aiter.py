@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Final
 
 import tritongemm
 from tritongemm.core.errors import InputError
+from tritongemm.integrations.aiter_batches import (
+    batched_gemm_a8w8,
+    batched_gemm_a8w8_CK,
+    batched_gemm_bf16,
+    batched_gemm_bf16_CK,
+)
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+__all__ = [
+    "TunedGemm", "batched_gemm_a8w8", "batched_gemm_a8w8_CK", "batched_gemm_bf16", "batched_gemm_bf16_CK",
+    "gemm_a16w16", "tgemm",
+]  # fmt: skip
 
 
 def gemm_a16w16(

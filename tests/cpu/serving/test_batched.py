@@ -247,10 +247,10 @@ def test_family_operands_are_read_back_as_their_problem(
 ) -> None:
     """What tuning measures is what a call of the same operands asks for."""
     problem = Problem(16, 24, 32, *BF16, layout, not layout, "n", 4, shared=shared)
-    made = registry.get(Family, "dense").make_inputs(problem, "cpu")
+    made: dict[str, Tensor] = registry.get(Family, "dense").make_inputs(problem, "cpu")
     a, b, bias = (
         torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda:0")
-        for t in map(made.get, ("a", "b", "bias"))
+        for t in (made["a"], made["b"], made["bias"])
     )
     a, b = (t if t.dim() == 3 else t.expand(4, *t.shape) for t in (a, b))
     found = read_batch(check_shapes(BatchOperands(a, b, bias)))

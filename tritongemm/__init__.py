@@ -1,4 +1,4 @@
-"""A Triton-first GEMM autotuner. `mm` and `scaled_mm` serve what was tuned.
+"""A Triton-first GEMM autotuner. `mm`, `bmm` and `scaled_mm` serve what was tuned.
 
 `load`, `explain`, `patch` and `serve` go with them. `capture` writes what a program asks PyTorch to multiply.
 
@@ -15,17 +15,19 @@ from tritongemm.core import settings
 if TYPE_CHECKING:
     from tritongemm.capturing.session import Capture as capture
     from tritongemm.serving.api import explain, load, mm
+    from tritongemm.serving.batched import bmm
     from tritongemm.serving.linear_fp8 import linear_fp8
     from tritongemm.serving.patch import patch
     from tritongemm.serving.quantize import quantize
     from tritongemm.serving.scaled_api import scaled_mm
     from tritongemm.serving.serve import serve
 
-__all__ = ["capture", "explain", "linear_fp8", "load", "mm", "patch", "quantize", "scaled_mm", "serve"]
+__all__ = ["bmm", "capture", "explain", "linear_fp8", "load", "mm", "patch", "quantize", "scaled_mm", "serve"]
 
 
 # Where each name lies; a module is imported when the first of its names is used.
 _PLACES = {
+    "bmm": "serving.batched",
     "explain": "serving.api",
     "load": "serving.api",
     "mm": "serving.api",

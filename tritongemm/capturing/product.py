@@ -27,6 +27,7 @@ class Product:
         row_major_a, row_major_b: layouts, as in `core.problem.Problem`.
         bias: ``n`` for one value per column of C, or ``none``.
         batch: number of independent products.
+        shared: the operand that all products of a batch share, ``a`` or ``b``, or "".
         family: what is computed, a name of numerics/families.
         left_out: why it can't be tuned; "" where it can.
         one_scale: whether A and B have one scale factor each, as AITER's ``scaleAB`` says.
@@ -46,6 +47,7 @@ class Product:
     family: str = "dense"
     left_out: str = ""
     one_scale: bool = False
+    shared: str = ""
 
     @property
     def is_layer(self) -> bool:
@@ -114,7 +116,7 @@ def _of_sum(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pr
     """`addmm` and `baddbmm`: beta * a summand + alpha * A @ B."""
     summand, a, b = args[:3]
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
-    is_bias = summand.dim() <= 2 and summand.shape[-1:] == b.shape[-1:] and _is_one_row(summand)
+    is_bias = summand.shape[-1:] == b.shape[-1:] and _is_one_row(summand)
     if beta == 1 and alpha == 1 and is_bias:
         return _of(operation, a, b, bias="n")
     what = "a matrix" if beta else ""
@@ -124,7 +126,7 @@ def _of_sum(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pr
 
 
 def _is_one_row(summand: Tensor) -> bool:
-    return bool(summand.dim() == 1 or summand.shape[0] == 1 or summand.stride(0) == 0)
+    return bool(summand.dim() == 1 or summand.shape[-2] == 1 or summand.stride(-2) == 0)
 
 
 def _of_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -186,9 +188,11 @@ def _of(
         return None
     *batch, m, k = a.shape
     dtypes = _name(a.dtype), _name(b.dtype), _name(out or a.dtype)
-    layouts = _is_row_major(a), _is_row_major(b)
+    layouts, products = (_is_row_major(a), _is_row_major(b)), math.prod(batch)
+    shared = [name for name, t in (("a", a), ("b", b)) if products > 1 and t.stride(0) == 0]
+    one = shared[0] if len(shared) == 1 else ""
     return _judged(
-        Product(operation, m, b.shape[-1], k, *dtypes, *layouts, bias, math.prod(batch), family, left_out, one_scale)
+        Product(operation, m, b.shape[-1], k, *dtypes, *layouts, bias, products, family, left_out, one_scale, one)
     )
 
 
@@ -206,7 +210,6 @@ def _judged(product: Product) -> Product:
     """The product, with the reason why it can't be tuned."""
     unknown = [d for d in (product.dtype_a, product.dtype_b) if d not in _TUNABLE]
     unknown += [d for d in (product.dtype_c,) if d not in DTYPES]
-    what = unknown[0] if unknown else "batched products" if product.batch > 1 else ""
-    if not what or product.left_out:
+    if not unknown or product.left_out:
         return product
-    return replace(product, left_out=f"there are no kernels for {what}")
+    return replace(product, left_out=f"there are no kernels for {unknown[0]}")

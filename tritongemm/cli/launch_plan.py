@@ -11,7 +11,7 @@ kernarg                 the parameter block in hex, hidden arguments included, e
 buffers                 memory to allocate: name; offset of its pointer in the parameter block; bytes; role (a, b, c,
                         bias, workspace, semaphore …); init (random, zero or poison); dtype; shape; strides in elements;
                         order, for a B in an order of `numerics.weight_layouts`
-problem, launches       M, N, K; how often to launch
+problem, launches       M, N, K, and batch where there is one; how often to launch
 """
 
 from __future__ import annotations

@@ -77,6 +77,9 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
     g.add_argument("-m", type=arguments.size, action=arguments.Once, metavar="M", help="rows of A and C")
     g.add_argument("-n", type=arguments.size, action=arguments.Once, metavar="N", help="columns of B and C")
     g.add_argument("-k", type=arguments.size, action=arguments.Once, metavar="K", help="columns of A and rows of B")
+    g.add_argument("--batch", type=arguments.size, default=1, metavar="B",
+                   help="independent products in one launch, operands [B, rows, columns] (default 1)")  # fmt: skip
+    g.add_argument("--shared", choices=("a", "b"), default="", help="the operand that all products of a batch share")
     g.add_argument("-col_a", "--col-a", action="store_true", help="A is stored column-major")
     g.add_argument(
         "-col_b", "--col-b", action="store_true", help="B is stored column-major, as the weight of a linear layer is"
@@ -102,8 +105,8 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
         "%(default)s)",
     )
     g.add_argument("--scales", choices=tuple(GRANULARITIES), default="",
-                   help="what shares a scale: all of A and all of B (tensor), rows and columns (row), 1 x 128 of A and 128 x "
-                   "128 of B (block) or 1 x 128 of each (group); _rows: as [rows, K / 128] (default: the family's own)")  # fmt: skip
+                   help="what shares a scale: all of A and of B (tensor), rows and columns (row), 1 x 128 of A and 128 x "
+                   "128 of B (block), 1 x 128 of each (group); _rows: as [rows, K / 128] (default: the family's)")  # fmt: skip
 
 
 def _family(text: str) -> str:
@@ -127,6 +130,8 @@ def defaults(args: argparse.Namespace, fp8_encoding: str) -> Defaults:
         family=args.family,
         scales=args.scales,
         fp8_encoding=fp8_encoding,
+        batch=args.batch,
+        shared=args.shared,
     )
 
 

@@ -178,6 +178,8 @@ class Defaults:
         order_b: order of B in memory, ``plain`` or a plug-in of numerics/weight_layouts.
         scales: granularity of the scale factors, of `core.scaling`; "" for the family's usual one.
         fp8_encoding: meaning of ``fp8`` and ``bf8``: ``fn``, ``fnuz`` or, on a target without fp8, ``none``.
+        batch: number of independent products.
+        shared: operand that all products of a batch share: ``a``, ``b`` or "".
     """
 
     dtype_a: str | None = None
@@ -190,6 +192,8 @@ class Defaults:
     order_b: str = PLAIN
     scales: str = ""
     fp8_encoding: str = "fn"
+    batch: int = 1
+    shared: str = ""
 
     def dtype(self, name: str) -> str:
         """Our name of the dtype called `name`.

@@ -13,6 +13,7 @@ from tritongemm.core.scaling import Scaling
 
 MAX_DIM = 2**31 - 1
 BIASES = ("none", "m", "n")
+SHARED = ("", "a", "b")
 DEFAULT_FAMILY = "dense"  # of a problem whose key names none
 PLAIN = "plain"  # the order of a B that lies in rows or columns, as `row_major_b` says
 
@@ -27,13 +28,15 @@ class Problem:
         row_major_a: A is stored [M, K]; otherwise [K, M].
         row_major_b: B is stored [K, N]; otherwise [N, K], as the weight of a linear layer is.
         bias: ``none``, ``m`` (one value per row of C) or ``n`` (one per column).
-        batch: number of independent GEMMs, each operand densely strided.
+        batch: number of independent GEMMs; operands are [batch, …], one after the other in memory.
         family: plug-in of numerics/families that makes inputs, the reference and the tolerance.
         order_b: order of B in memory: ``plain``, or a plug-in of numerics/weight_layouts.
         scale_a, scale_b: the scale factors of A and of B; None where it has none. `Family.problem` fills them in.
         groups: number of products of different M that share one call (a mixture of experts); their rows add up to M.
         scales: name of the pair of scale_a and scale_b (`core.scaling.granularity`) where it is not the first of those
             that the family has; "" where it is. `Family.problem` sets it.
+        shared: ``a`` or ``b``: that operand, with its scales, is one for the whole batch and has no dimension for it;
+            "" where each product has its own.
     """
 
     m: int
@@ -52,6 +55,7 @@ class Problem:
     scale_b: Scaling | None = None
     groups: int = 1
     scales: str = ""
+    shared: str = ""
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch", "groups"):
@@ -65,6 +69,10 @@ class Problem:
                 raise InputError(f"{name} is {getattr(self, name)!r}; known dtypes: {', '.join(DTYPES)}")
         if self.bias not in BIASES:
             raise InputError(f"bias must be one of {', '.join(BIASES)}, not {self.bias!r}")
+        if self.shared not in SHARED:
+            raise InputError(f"shared must be a or b, the operand that a batch has once, not {self.shared!r}")
+        if self.shared and self.batch == 1:
+            raise InputError(f"shared is {self.shared!r}, but the batch is 1: leave it out, or name the batch")
 
     @property
     def a(self) -> DType:
@@ -90,25 +98,28 @@ class Problem:
     def operands(self) -> dict[str, OperandSpec]:
         """What a kernel reads and writes, by name: a, b, c, then scale_a, scale_b and bias where there are any."""
         m, n, k = self.m, self.n, self.k
+        batch = {name: 0 if self.batch == 1 or self.shared == name else self.batch for name in "abc"}
         specs = [
-            OperandSpec("a", self.a, (m, k), "rows" if self.row_major_a else "columns"),
+            OperandSpec("a", self.a, (m, k), "rows" if self.row_major_a else "columns", batch=batch["a"]),
             OperandSpec(
                 "b",
                 self.b,
                 (k, n),
                 self.order_b if self.order_b != PLAIN else "rows" if self.row_major_b else "columns",
+                batch=batch["b"],
             ),
-            OperandSpec("c", self.c, (m, n), "rows"),
+            OperandSpec("c", self.c, (m, n), "rows", batch=batch["c"]),
         ]
         for name, scaling, rows in (("scale_a", self.scale_a, m), ("scale_b", self.scale_b, n)):
             if scaling is not None:
                 shape: tuple[int, ...] = scaling.shape(rows, k)
                 if scaling.applied == "epilogue" and name == "scale_b":
                     shape = shape[:1]  # so that it broadcasts over the columns of C
-                specs.append(OperandSpec(name, DTYPES[scaling.dtype], shape, scaling.layout, scaling.applied, scaling))
+                where = scaling.layout, scaling.applied, scaling, batch[name[-1]]
+                specs.append(OperandSpec(name, DTYPES[scaling.dtype], shape, *where))
         if self.bias != "none":
             shape = (m, 1) if self.bias == "m" else (n,)
-            specs.append(OperandSpec("bias", self.bias_dtype, shape, "rows", "epilogue"))
+            specs.append(OperandSpec("bias", self.bias_dtype, shape, "rows", "epilogue", batch=batch["c"]))
         return {spec.name: spec for spec in specs}
 
     @cached_property
@@ -138,8 +149,9 @@ class Problem:
         bias = {"none": 0, "m": self.m, "n": self.n}[self.bias] * self.bias_dtype.bytes
         a, b = self.m * self.k * self.a.bytes // self.a.packed, self.k * self.n * self.b.bytes // self.b.packed
         c = self.m * self.n * self.c.bytes
+        once = {"": 0, "a": a, "b": b}[self.shared]
         scales = sum(e.count * e.dtype.bytes for e in self.extras if e.scaling is not None)
-        return self.batch * (a + b + c + scales) + bias
+        return self.batch * (a + b + c + bias - once) + once + scales
 
     @property
     def layout(self) -> str:
@@ -158,6 +170,7 @@ class Problem:
         parts = [f"{self.m}x{self.n}x{self.k}", self.dtypes, self.layout]
         parts += [f"bias{self.bias}"] if self.bias != "none" else []
         parts += [f"batch{self.batch}"] if self.batch != 1 else []
+        parts += [f"shared{self.shared}"] if self.shared else []
         parts += [f"groups{self.groups}"] if self.groups != 1 else []
         parts += [self.family] if self.family != DEFAULT_FAMILY else []
         parts += [self.scales] if self.scales else []
@@ -169,7 +182,7 @@ class Problem:
         data = {name: getattr(self, name) for name in _FIELDS}
         for name in ("scale_a", "scale_b"):
             data[name] = data[name].to_json() if data[name] else None
-        later = {"order_b": PLAIN, "scale_a": None, "scale_b": None, "groups": 1, "scales": ""}
+        later = {"order_b": PLAIN, "scale_a": None, "scale_b": None, "groups": 1, "scales": "", "shared": ""}
         return {k: v for k, v in data.items() if k not in later or v != later[k]}
 
     @classmethod

@@ -4,8 +4,9 @@ A row is a size (M, N, K, rowMajorA, rowMajorB; T is row-major, N column-major),
 What a row leaves out:
 
     rowMajorA, rowMajorB, dtype_*, bias, family   the caller's defaults
+    batch, shared                         the caller's too; "" in a row with a batch that does not say what it shares
     order_b, scales                       what the family or its variant says; the caller's without a family
-    batch, groups                         1
+    groups                                1
     GROUP_SIZE_M, SPLIT_K                 1
     num_warps, num_stages                 4, 2; num_stages 0 in a row without a backend is an older Triton's word for
                                           its own pipeliner, and is read as 2
@@ -50,7 +51,7 @@ _TIMES = ("TFLOPS", "time(us)")
 _THEIR_CONFIG = (*_BLOCKS, *_COUNTS, *_OPTIONS, "instruction_sched_variant")
 _OUR_CONFIG = ("template", "backend", "options")
 _TYPED = ("dtype_a", "dtype_b", "dtype_c", "bias")
-_OUR_PROBLEM = (*_TYPED, "batch", "groups", "family", "order_b", "scales")
+_OUR_PROBLEM = (*_TYPED, "batch", "groups", "shared", "family", "order_b", "scales")
 _OUR_WORKLOAD = ("count", "operation", "callers")  # of sizes, as a capture writes them
 _OUR_RESULT = (
     *("target", "compute_units", "winner", "timer", "spread", "error", "tolerance"),
@@ -137,7 +138,10 @@ class RowReader:
         for key, name in _LAYOUTS.items():
             if key in entry.values:
                 given[name] = entry.text(key, choices=("T", "N")) == "T"
-        given |= {"batch": entry.whole("batch", 1, 1), "groups": entry.whole("groups", 1, 1)}
+        given |= {"batch": entry.whole("batch", 1, 1)} if "batch" in entry.values else {}
+        given |= {"groups": entry.whole("groups", 1, 1)}
+        if "shared" in entry.values:
+            given["shared"] = entry.text("shared", choices=("a", "b"))
         if "family" in entry.values:
             given["family"] = entry.text("family", choices=self._families)
         if "order_b" in entry.values:
@@ -314,6 +318,7 @@ def make_row(record: Record) -> dict[str, Any]:
     row |= {"order_b": problem.order_b} if problem.order_b != PLAIN else {}
     row |= {"scales": problem.scales} if problem.scales else {}
     row |= {"groups": problem.groups} if problem.groups != 1 else {}
+    row |= {"shared": problem.shared} if problem.shared else {}
     row |= {"template": config.template, "backend": config.backend, "options": options or None}
     row |= {"target": record.target, "compute_units": record.compute_units or None}
     row |= {"M_from": record.m_from or None, "held_out": dict(record.held_out) or None}
@@ -331,7 +336,7 @@ def _told(problem: Problem) -> Problem:
     family: Family = registry.get(Family, p.family)
     return family.problem(
         p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_a=p.row_major_a, row_major_b=p.row_major_b,
-        bias=p.bias, batch=p.batch, groups=p.groups, order_b=p.order_b, scales=p.scales,
+        bias=p.bias, batch=p.batch, groups=p.groups, order_b=p.order_b, scales=p.scales, shared=p.shared,
     )  # fmt: skip
 
 

@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import tritongemm
 from tritongemm.core.errors import InputError
+from tritongemm.integrations.aiter_batches import (
+    batched_gemm_a8w8,
+    batched_gemm_a8w8_CK,
+    batched_gemm_bf16,
+    batched_gemm_bf16_CK,
+)
 from tritongemm.integrations.aiter_scaled import (
     gemm_a4w4,
     gemm_a8w8,
@@ -25,6 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TunedGemm",
+    "batched_gemm_a8w8",
+    "batched_gemm_a8w8_CK",
+    "batched_gemm_bf16",
+    "batched_gemm_bf16_CK",
     "gemm_a4w4",
     "gemm_a8w8",
     "gemm_a8w8_CK",

@@ -30,7 +30,7 @@ def reduced(problem: Problem, config: Config) -> Problem:
     """A smaller problem with the same remainders.
 
     It has two tiles and what is left over along M and N, and a K loop that gives every split two blocks and what is
-    left over.
+    left over; of a batch it has three products.
     """
 
     def shrink(size: int, block: int, blocks: int) -> int:
@@ -41,6 +41,7 @@ def reduced(problem: Problem, config: Config) -> Problem:
         m=shrink(problem.m, config.block_m, 2),
         n=shrink(problem.n, config.block_n, 2),
         k=shrink(problem.k, config.block_k, 2 * config.split_k),
+        batch=min(problem.batch, 3),
     )
 
 
@@ -79,7 +80,7 @@ class Interpreter:
         # The interpreter truncates where hardware rounds to nearest: narrow floats stay float32.
         narrow = problem.c.is_fp8 or problem.dtype_c == "bf16"
         dtype = self._torch.float32 if narrow else getattr(self._torch, problem.c.torch)
-        c = self._torch.empty((problem.m, problem.n), dtype=dtype)
+        c = self._torch.empty((*problem.operands["c"].lead, problem.m, problem.n), dtype=dtype)
         poison(c)
         module.launch(job.config.name, c=c, **operands)
         yield deviation(c, family.reference(problem, operands)), family.tolerance(problem)

@@ -329,6 +329,19 @@ class KernelBackend(Backend, abstract=True):
     @abstractmethod
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch | HostLaunch: ...
 
+    def with_strides(
+        self, launch: Launch, config: Config, problem: Problem, strides: Mapping[str, tuple[int, int]]
+    ) -> Launch | Support:
+        """A launch of a config on operands that are not dense, or why there is none.
+
+        Args:
+            launch: on dense operands.
+            config: what is launched.
+            problem: what it computes.
+            strides: by an operand's name, elements from one stored row to the next and from one product to the next.
+        """
+        return Support(f"kernels of {self.name} read dense operands alone")
+
     def manifest_row(self, record: Record, launch: Launch, target: Target) -> dict[str, Any] | Support:
         """A tuned kernel as a row of a manifest of assembly kernels without its object's name, or why it is none."""
         return Support(f"kernels of {self.name} can't be told in a manifest")
@@ -504,6 +517,7 @@ class Family(Plugin, abstract=True):
         groups: int = 1,
         order_b: str = PLAIN,
         scales: str = "",
+        shared: str = "",
     ) -> Problem:
         """A problem of this family with its operands; dtypes by our names, scales by that of one of `scalings`.
 
@@ -514,7 +528,7 @@ class Family(Plugin, abstract=True):
         pair = choose_pair(scales, pairs)
         return Problem(
             m, n, k, dtype_a, dtype_b, dtype_c, row_major_a, row_major_b, bias, batch, self.name, order_b, *pair,
-            groups, scales="" if pair == pairs[0] else scales,
+            groups, scales="" if pair == pairs[0] else scales, shared=shared,
         )  # fmt: skip
 
     def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
@@ -547,11 +561,13 @@ class Family(Plugin, abstract=True):
 
     @abstractmethod
     def make_inputs(self, problem: Problem, device: str, distribution: str = "randn", seed: int = 0) -> Operands:
-        """Random operands: A [M, K], B [K, N] and the others by their names, in the problem's orders."""
+        """Random operands: A [M, K], B [K, N] and the others by their names, in the problem's orders; those that each
+        product of a batch has have a dimension for it in front.
+        """
 
     @abstractmethod
     def reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N]."""
+        """C in float64 [M, N], or [batch, M, N]."""
 
     @abstractmethod
     def tolerance(self, problem: Problem) -> float:

@@ -16,7 +16,9 @@ from tritongemm.report.console import Reporter
 def name_product(problem: Problem) -> str:
     """A product without its M, as tables over M name it."""
     bias = "" if problem.bias == "none" else f", bias {problem.bias}"
-    return f"N {problem.n}, K {problem.k}, {problem.dtypes} {problem.layout}{bias}"
+    batch = "" if problem.batch == 1 else f", batch {problem.batch}"
+    shared = f" that share {problem.shared.upper()}" if problem.shared else ""
+    return f"N {problem.n}, K {problem.k}, {problem.dtypes} {problem.layout}{bias}{batch}{shared}"
 
 
 def print_table(reporter: Reporter, records: Sequence[Record]) -> None:

@@ -217,7 +217,7 @@ def read_problem(data: Mapping[str, Any]) -> Problem:
         return problem
     return family.problem(
         p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_a=p.row_major_a, row_major_b=p.row_major_b,
-        bias=p.bias, batch=p.batch, groups=p.groups, order_b=order_b, scales=p.scales,
+        bias=p.bias, batch=p.batch, groups=p.groups, order_b=order_b, scales=p.scales, shared=p.shared,
     )  # fmt: skip
 
 

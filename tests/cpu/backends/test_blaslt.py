@@ -100,6 +100,18 @@ def test_rows_further_apart_and_batches(library: blaslt_library.Library) -> None
     assert blaslt.prepare_call(problem, named(torch.randn(3, 8, 5)[:, ::2], b, None, c)) is None
 
 
+@pytest.mark.parametrize("shared", ["a", "b"])
+@pytest.mark.parametrize("bias", ["none", "n", "m"])
+def test_what_a_batch_shares_is_read_again(library: blaslt_library.Library, shared: str, bias: str) -> None:
+    problem = Problem(4, 6, 5, *F32, row_major_b=False, batch=3, bias=bias, shared=shared)
+    family = registry.get(Family, "dense")
+    tensors = family.make_inputs(problem, "cpu") | {"c": torch.full((3, 4, 6), float("nan"))}
+    call = prepared(problem, tensors)
+    for _ in range(2):
+        call()
+        torch.testing.assert_close(tensors["c"].double(), family.reference(problem, tensors), rtol=1e-5, atol=1e-5)
+
+
 def test_one_row_whose_stride_says_nothing(library: blaslt_library.Library) -> None:
     problem = Problem(1, 6, 5, *F32)
     a, b, _, c = operands(problem)

@@ -138,13 +138,13 @@ def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Prepare
         strides.append(tensor.stride(0) if tensor.dim() == 3 else 0)
         address = tensor.data_ptr()
         align = min(align, address & -address if address else 256)
-    if problem.order_b != PLAIN:
-        return None
+    if problem.order_b != PLAIN or (problem.batch > 1 and problem.scale_a is not None):
+        return None  # B is read as it is, and the libraries' scaled products are single ones
     matmul = with_scales(to_matmul(problem, leads, strides, align, opened.table.vendor), problem)
     if matmul is None:
         return None
     matmul = replace(matmul, fast=fast)
-    if bias is not None and problem.bias == "n" and not problem.c.is_integer:
+    if bias is not None and problem.bias == "n" and not problem.c.is_integer and problem.batch == 1:
         fused = _plan(opened, replace(matmul, bias=bias.data_ptr(), bias_dtype=problem.bias_dtype.name), device)
         if fused:
             return fused, True
@@ -256,7 +256,7 @@ def prepare_call(problem: Problem, operands: Operands, config: Config | None = N
     added = c.data_ptr() if plan.matmul.c.dtype == plan.matmul.d.dtype else 0
     start = plan.prepare(algorithm, b.data_ptr(), a.data_ptr(), added, c.data_ptr(), add=not fused)
     _workspace(a.device, _stream(a.device.index or 0))
-    addend = None if fused or bias is None else bias[:, None] if problem.bias == "m" else bias[None, :]
+    addend = None if fused or bias is None else bias.unsqueeze(-1 if problem.bias == "m" else -2)
     if problem.scale_a is not None:
         start = partial(_with_scales, plan, scale_modes.in_order(problem, operands), start)
     # the operands ride along: the library knows their addresses only

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.backends.blaslt import algorithms as blaslt
@@ -102,6 +103,8 @@ def load_tuned(record: Record, device_index: int, device: driver.Device) -> Load
         device: the same, as the driver knows it.
     """
     problem = record.problem
+    if problem.batch > 1 and problem.extras:
+        return Support("the library adds no bias to a batch, and scales none")
     if not (as_they_are := scale_modes.reads_as_they_are(problem)):
         return as_they_are
     try:
@@ -161,8 +164,11 @@ def _prepare(
         LookupError: the library can't read the problem's scales.
     """
     library = blaslt.library()
-    leads = (problem.k, problem.k, problem.n)
-    matmul = blaslt.to_matmul(problem, leads, (0, 0, 0), _ALIGNMENT_BYTES, library.table.vendor)
+    lead_a = problem.k if problem.row_major_a else problem.m
+    lead_b = problem.n if problem.row_major_b else problem.k
+    apart = [prod(spec.shape) if spec.batch else 0 for spec in list(problem.operands.values())[:3]]
+    leads = (lead_a, lead_b, problem.n)
+    matmul = blaslt.to_matmul(problem, leads, apart, _ALIGNMENT_BYTES, library.table.vendor)
     scaled = blaslt.with_scales(matmul, problem)
     if scaled is None:
         raise LookupError(f"the library has no such scales as those of {problem.key}")

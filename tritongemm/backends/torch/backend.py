@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from tritongemm.backends._scales import coverage
-from tritongemm.backends.torch import scaled
+from tritongemm.backends.torch import batched, scaled
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import NamedKernel
@@ -28,7 +28,7 @@ class TorchBackend(LibraryBackend):
 
     summary = "PyTorch itself, which races anyway; alone it is measured as the candidate"
     baseline = True
-    capabilities = Capabilities(scales=("epilogue", "mainloop"), tensor_scales=True)
+    capabilities = Capabilities(kinds=("one", "batched"), scales=("epilogue", "mainloop"), tensor_scales=True)
 
     def available(self) -> Support:
         """Whether PyTorch is installed."""
@@ -63,6 +63,8 @@ class TorchBackend(LibraryBackend):
         """
         import torch
 
+        if problem.kind == "batched":
+            return batched.product(problem, operands)
         name = function(problem)
         if not name:
             return None
@@ -97,7 +99,12 @@ class TorchBackend(LibraryBackend):
 
 
 def function(problem: Problem) -> str:
-    """PyTorch's function: ``mm``, ``addmm``, ``_int_mm``, ``_scaled_mm`` or ``scaled_mm``; "" where it has none."""
+    """PyTorch's function: ``mm``, ``addmm``, ``_int_mm``, ``_scaled_mm`` or ``scaled_mm``; "" where it has none.
+
+    Those for a batch are of `batched.function`.
+    """
+    if problem.kind == "batched":
+        return batched.function(problem)
     if problem.order_b != PLAIN:
         return ""
     if problem.dtype_a == "int8" and (problem.m <= 16 or problem.k % 8 or problem.n % 8):

@@ -16,7 +16,9 @@ from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import DamagedRow, FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
+from tritongemm.numerics.computable_families import name_others
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.report import candidates_csv
@@ -147,10 +149,12 @@ def _computable(
             kept.append(row)
             continue
         where = "" if path is None else f"{row.where(path)}: "
-        complaint = f"{where}{row.problem.key}: {supported}"
+        complaint = f"{where}{row.problem.key}: {supported}{name_others(row.problem, machine.target)}"
         if args.workload is None:
             raise InputError(complaint)
         reporter.say(f"left out: {complaint}")
+    if not rows:
+        raise InputError(f"{path} holds no sizes; write one line a size")
     if not kept:
         raise InputError(f"{path}: {machine.target.name} can compute none of its products")
     return kept
@@ -160,7 +164,7 @@ def _verify(again: Revalidation, rows: Sequence[FormatRow], path: str, reporter:
     """Check stored results; 1 if any is wrong, or can't be run or checked."""
     results = again.verify(rows)
     print_verified(reporter, results)
-    _print_refused(rows, [r.trial for r in results], path)
+    _print_refused(rows, [r.trial for r in results], path, again.evaluator.target)
     return door.WRONG if any(r.trial.status != "ok" for r in results) else door.DONE
 
 
@@ -168,15 +172,16 @@ def _retime(again: Revalidation, rows: Sequence[FormatRow], path: str, baseline:
     """Time stored results beside the baseline; 1 if any can't be timed."""
     results = again.retime(rows, baseline)
     print_retimed(reporter, results)
-    _print_refused(rows, [r.trial for r in results], path)
+    _print_refused(rows, [r.trial for r in results], path, again.evaluator.target)
     return door.WRONG if any(r.trial.status != "ok" for r in results) else door.DONE
 
 
-def _print_refused(rows: Sequence[FormatRow], trials: Sequence[Trial], path: str) -> None:
+def _print_refused(rows: Sequence[FormatRow], trials: Sequence[Trial], path: str, target: Target) -> None:
     """Say of each result that was not run where it stands in the file and why."""
     for row, trial in zip(rows, trials, strict=True):
         if trial.status == "refused":
-            door.tell(f"refused: {row.where(path)}: {row.problem.key}: {trial.reason}")
+            reason = f"{trial.reason}{name_others(row.problem, target)}"
+            door.tell(f"refused: {row.where(path)}: {row.problem.key}: {reason}")
 
 
 @contextmanager

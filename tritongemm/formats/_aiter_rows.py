@@ -27,6 +27,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend
 
 TIMER = "aiter"
+TARGETS = "gfx"  # names of the GPUs that AITER runs on begin so
 _GFX_OF_UNITS = {80: "gfx942", 304: "gfx942", 256: "gfx950"}  # in files from before the column gfx
 _FNUZ = ("gfx942",)
 _FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
@@ -63,7 +64,7 @@ class CellReader:
         cells = _Cells(line.cells, where)
         target, units = device(line.cells)
         problem = self._problem(cells, target)
-        config = self._config(cells)
+        config = self._config(cells, target)
         record = None if config is None else _record(cells, problem, config, target, units)
         return FormatRow(problem, config, record, line.number, line.row, target, units)
 
@@ -92,9 +93,11 @@ class CellReader:
         except InputError as error:
             cells.fail(f"can't be: {error}")
 
-    def _config(self, cells: _Cells) -> Config | None:
+    def _config(self, cells: _Cells, target: str) -> Config | None:
         """The row's config; None for a size, and for a kernel that only AITER has."""
         name = cells.text("kernelName")
+        if target and not target.startswith(TARGETS):
+            return _own_config(name)
         library = cells.text("libtype") or ("asm" if name.startswith("_Z") else "")
         if not name or library not in self._family.runs:
             return None
@@ -180,6 +183,15 @@ def _record(cells: _Cells, problem: Problem, config: Config, target: str, units:
         timer=TIMER,
         compute_units=units,
     )
+
+
+def _own_config(name: str) -> Config | None:
+    """The config of a row of a GPU that AITER does not run on, which names a kernel as we do."""
+    try:
+        config = Config.parse(name)
+    except InputError:
+        return None
+    return config if config.backend in registry.names(Backend) else None
 
 
 def _is_nameable(config: Config) -> bool:

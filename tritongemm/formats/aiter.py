@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from tritongemm.core.config import Config
 from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Merged, NamedKernel, ResultsFile, Translation
 from tritongemm.core.record import Record
 from tritongemm.formats import _aiter_merge as merging
 from tritongemm.formats._aiter_families import FAMILIES, CsvFamily, family_of_file, fitting, is_header
-from tritongemm.formats._aiter_rows import CellReader, is_of, seconds_of, told_cells
+from tritongemm.formats._aiter_rows import TARGETS, CellReader, is_of, seconds_of, told_cells
 from tritongemm.formats._aiter_table import CsvLine, CsvTable, cells_of
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
 
-_TARGETS = "gfx"  # names of the GPUs that AITER runs on begin so
 _OUTPUT = Path("the output")
 _Told = tuple[NamedKernel, float]
 
@@ -75,6 +75,7 @@ class AiterCsv(Format):
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """Tell the results whose kernels AITER has; other lines stay as they are.
 
+        On a GPU that AITER does not run on, every kernel is told by our own name: AITER never looks such rows up.
         A result whose kernel AITER has not is told by the fastest other kernel of the same problem that it has, with
         that one's time, unless the file has a faster one.
         """
@@ -154,10 +155,13 @@ def _untellable(record: Record, family: CsvFamily) -> str:
     """Why no kernel of a problem can be told, or ""."""
     rules: tuple[tuple[Callable[[], bool], str], ...] = (
         (lambda: not is_of(record.problem, family), f"the file is of AITER's family {family.name}"),
-        (lambda: not record.target.startswith(_TARGETS), f"AITER does not run on {record.target or 'an unknown GPU'}"),
+        (lambda: not record.target, "it does not say which GPU it was tuned on"),
         (lambda: record.predicted, "its time is a prediction"),
         (lambda: not record.compute_units, "it does not say how many compute units its GPU has"),
-        (lambda: not family.runs, f"rows of AITER's {family.name} name kernels by numbers of AITER's own alone"),
+        (
+            lambda: _is_aiters(record) and not family.runs,
+            f"rows of AITER's {family.name} name kernels by numbers of AITER's own alone",
+        ),
     )
     return next((reason for holds, reason in rules if holds()), "")
 
@@ -170,7 +174,7 @@ def _tell(group: Sequence[Record], family: CsvFamily, lines: merging.Lines) -> t
     """
     best = group[0]
     ways = [way for record in group for way in _ways(record)]
-    known = [(kernel, s) for kernel, s in ways if kernel is not None and kernel.library in family.runs]
+    known = [(k, s) for k, s in ways if k is not None and (k.library in family.runs or not _is_aiters(best))]
     winner = best.config.short_name if best.winner == best.config.backend else best.winner
     if not known:
         return False, f"AITER has no kernel for {winner}, and no time of one of its kernels is known"
@@ -213,11 +217,28 @@ def _is_said(there: Mapping[str, str], line: CsvLine) -> bool:
 
 
 def _ways(record: Record) -> list[tuple[NamedKernel | None, float]]:
-    """The kernels that a result tells the times of, the winner first, by the names that other tools know."""
-    own = registry.get(Backend, record.config.backend).named_kernel(record.config)
-    ways = [(own, record.seconds)]
+    """The kernels that a result tells the times of, the winner first, by the names that AITER knows, or by ours."""
+    name = _aiters_kernel if _is_aiters(record) else _own_kernel
+    ways = [(name(registry.get(Backend, record.config.backend), record.config), record.seconds)]
     if record.library and record.library_seconds is not None and record.library in registry.names(Backend):
-        library = registry.get(Backend, record.library).named_kernel(None)
+        library = name(registry.get(Backend, record.library), None)
         place = 0 if record.winner == record.library else 1
         ways.insert(place, (library, record.library_seconds))
     return ways
+
+
+def _is_aiters(record: Record) -> bool:
+    """Whether a result is of a GPU that AITER runs on, where a row makes it launch what the row names."""
+    return record.target.startswith(TARGETS)
+
+
+def _aiters_kernel(backend: Backend, config: Config | None) -> NamedKernel | None:
+    return backend.named_kernel(config)
+
+
+def _own_kernel(backend: Backend, config: Config | None) -> NamedKernel | None:
+    """A kernel by the name of its config; None for a library's own choice where that is no config."""
+    if config is None:
+        choice = backend.named_kernel(None)
+        config = choice and backend.config_of(choice)
+    return config and NamedKernel(backend.name, config.name, split_k=config.split_k)

@@ -16,6 +16,7 @@ from tritongemm.core import settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.support import SUPPORTED
 from tritongemm.core.trial import PREDICTED
 from tritongemm.core.tuning_options import TuningOptions
@@ -105,6 +106,7 @@ def make_options(
         margin=args.min_gain / 100,
         stop=stop,
         toolchain=toolchain(machine),
+        limits=SearchLimits(args.max_split),
     )
 
 

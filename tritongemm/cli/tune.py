@@ -115,7 +115,7 @@ def _wanted(
 ) -> list[FormatRow]:
     """The rows that another tool's file of results does not tell yet."""
     source = None if args.gemm_size_file is None else Path(args.gemm_size_file)
-    wanted, damaged = told_file.wanted(rows, source, machine.target, again=not args.resume)
+    wanted, damaged = told_file.wanted(rows, source, machine.target, not args.resume, args.family)
     for row in damaged:
         reporter.say(f"kept, but not understood: {row.reason}")
     if len(wanted) < len(rows):

@@ -32,6 +32,7 @@ class AiterCsv(Format):
     title = "AITER's CSV of sizes or tuned configs"
     suffixes = (".csv",)
     padded_m = True
+    families = tuple(family.name for family in FAMILIES)
 
     def recognises(self, path: Path, text: str) -> bool:
         """Whether the first line has AITER's columns; of a file yet to be written, whether it is called as AITER's."""

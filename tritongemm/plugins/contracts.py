@@ -763,6 +763,7 @@ class Format(Plugin, abstract=True):
         suffixes: file names end so.
         can_write: it can tell our results.
         padded_m: AITER looks its rows up at a padded M where a call has no row of its own M.
+        families: names that its files have for what they compute, which a user may say in place of ours.
     """
 
     package = "tritongemm.formats"
@@ -771,6 +772,7 @@ class Format(Plugin, abstract=True):
     suffixes: ClassVar[tuple[str, ...]] = ()
     can_write: ClassVar[bool] = False
     padded_m: ClassVar[bool] = False
+    families: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def recognises(self, path: Path, text: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from tritongemm.core import files
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Translation
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import DEFAULT_FAMILY, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.formats import read_exactly, results_format
@@ -129,7 +129,7 @@ class ToldFile:
         files.check_place(self.path, lambda start: True, "results", _ADVICE)
 
     def wanted(
-        self, rows: Sequence[FormatRow], source: Path | None, target: Target, again: bool
+        self, rows: Sequence[FormatRow], source: Path | None, target: Target, again: bool, family: str = ""
     ) -> tuple[list[FormatRow], Sequence[DamagedRow]]:
         """The rows to tune, and the rows of the file that nobody can use.
 
@@ -138,6 +138,7 @@ class ToldFile:
             source: the file that they are from. Of rows of this file itself those of the run's device count alone.
             target: the run's device.
             again: tune also what the file tells already.
+            family: of the file, where it does not say; "" where the user does not either.
 
         Raises:
             InputError: the file can't be read.
@@ -148,7 +149,9 @@ class ToldFile:
         text = read_exactly(self.path)
         if again or not text.strip():
             return list(rows), ()
-        there = self._format.read_usable(self.path, text, Defaults(fp8_encoding=target.fp8))
+        there = self._format.read_usable(
+            self.path, text, Defaults(fp8_encoding=target.fp8, family=family or DEFAULT_FAMILY)
+        )
         known = {r.problem for r in there.rows if (r.target, r.compute_units) == (target.name, target.compute_units)}
         return [row for row in rows if row.problem not in known], there.damaged
 

@@ -250,7 +250,7 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
         "-m and --m_range exclude each other",
     ),
     (
-        lambda a: not _names_file(a) and a.model_dir is None and None in (a.m or a.m_range, a.n, a.k),
+        lambda a: not _names_file(a) and a.model_dir is None and None in (a.m or a.m_range or a.server, a.n, a.k),
         "name a size with -m, -n and -k, a table with --m_range, -n and -k, a file of sizes with --gemm_size_file or "
         "--workload, or a model with --model_dir",
     ),
@@ -261,6 +261,10 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
     (
         lambda a: (a.compare_wo_tuning or a.benchmark) and a.gemm_size_file is None,
         "--compare_wo_tuning and --benchmark read stored results: name their file with --gemm_size_file",
+    ),
+    (
+        lambda a: a.server is not None and (a.workload is not None or a.m_range is not None or a.libtype is not None),
+        "--for races one kernel at each M that a server looks up: leave --workload, --m_range and --libtype out",
     ),
     (lambda a: a.gpu_ids is not None and a.ngpus != 0, "--gpu_ids and --ngpus exclude each other"),
     (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from tritongemm.cli import arguments
+from tritongemm.cli import arguments, session
+from tritongemm.core.errors import InputError
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Strategy, Timer
@@ -57,12 +58,32 @@ def add_search_options(p: argparse.ArgumentParser) -> None:
         help="keep the library unless a candidate is this much faster (default %(default)s)",
     )
     g.add_argument(
+        "--for",
+        dest="server",
+        type=_server,
+        metavar="SERVER",
+        help="race what the own Triton kernel of vllm or sglang takes, and what that server runs today, for the tables "
+        "that it reads; without -m at every M of such a table",
+    )
+    g.add_argument(
         "--max-split",
         type=arguments.whole(1, 10_000),
         default=0,
         metavar="N",
         help="let at most N programs share a tile's K loop; 1 for no splits (default: as the search space has them)",
     )
+
+
+def _server(text: str) -> str:
+    """The name of a server whose kernels a format sets.
+
+    Raises:
+        argparse.ArgumentTypeError: there is none of that name.
+    """
+    try:
+        return session.server_format(text).server.lower()
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_measuring_options(p: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tritongemm.cli import door, model_options, options, session, tables
 from tritongemm.codegen.modules import candidates_path, winner_path
+from tritongemm.core.config import DEFAULT_BACKEND
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import DamagedRow, FormatRow
 from tritongemm.core.problem import Problem
@@ -59,11 +60,13 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             reporter.say(f"left out: {row.reason}")
         if not (args.compare_wo_tuning or args.benchmark):  # there a row that can't be computed costs itself alone
             rows = _computable(rows, machine, args, reporter)
-        roster = choose_roster(args.libtype, bool(machine.devices), args.compile_only)
+        libtype = args.libtype or (DEFAULT_BACKEND if args.server else None)
+        roster = choose_roster(libtype, bool(machine.devices), args.compile_only)
         reporter.say(machine.why)
         for name, reason in roster.left_out.items() if args.verbose or args.libtype == "all" else ():
             reporter.say(f"{name} does not race: {reason}")
-        output = Path(args.output or f"output/tuning_results_{machine.target.name}.yaml")
+        suffix = f"_{args.server}" if args.server else ""
+        output = Path(args.output or f"output/tuning_results_{machine.target.name}{suffix}.yaml")
         told_file = None if args.compare_wo_tuning or args.benchmark else ToldFile.find(output)
         if told_file is not None:
             told_file.check()
@@ -99,6 +102,8 @@ def _rows(args: argparse.Namespace, machine: Machine) -> tuple[Sequence[FormatRo
             door.tell(remark)
         return model.rows, ()
     named = args.gemm_size_file or args.workload
+    if args.server is not None and named is None and args.m is None:
+        return session.server_format(args.server).list_sizes(args.n, args.k, defaults), ()
     if named is None:
         return sizes.from_options(args.m or args.m_range[0], args.n, args.k, defaults), ()
     path = Path(named)
@@ -130,6 +135,8 @@ def _tell(told_file: ToldFile, store: Store, problems: Sequence[Problem], report
     told = told_file.write(store, problems)
     for record, reason in told.untold:
         reporter.say(f"{told_file.path}: {record.problem.key}: {reason}")
+    for name in filter(None, told.files):
+        reporter.say(f"written: {told_file.place / name}")
     lost = f"; {len(told.untold)} lost something, which {store.path} has" if told.untold else ""
     reporter.say(f"{told_file.path}: {told.told} results told{lost}")
 

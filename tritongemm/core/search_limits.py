@@ -15,14 +15,14 @@ class SearchLimits:
     Attributes:
         most_splits: largest number of programs that share a tile's K loop; 0 for any.
         templates: names of the templates; empty for all.
-        depths: values of BLOCK_K; empty for all.
+        axes: values of an axis; all others are free.
         options: the only options that a config may name, all others being at their defaults; None for all.
         first: configs that are tried whatever is searched.
     """
 
     most_splits: int = 0
     templates: tuple[str, ...] = ()
-    depths: tuple[int, ...] = ()
+    axes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     options: tuple[str, ...] | None = None
     first: tuple[Config, ...] = ()
 
@@ -44,6 +44,6 @@ class SearchLimits:
         return replace(axes, values=tuple(values))
 
     def _has(self, axis: str, value: int) -> bool:
-        if axis == "split_k":
-            return not self.most_splits or value <= self.most_splits
-        return axis != "block_k" or not self.depths or value in self.depths
+        if axis == "split_k" and self.most_splits:
+            return value <= self.most_splits
+        return value in dict(self.axes).get(axis, (value,))

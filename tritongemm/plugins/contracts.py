@@ -39,6 +39,7 @@ from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.core.scaling import Scaling
+from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.search_results import Predictions, Pruned
 from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.space import Space
@@ -764,6 +765,7 @@ class Format(Plugin, abstract=True):
         can_write: it can tell our results.
         padded_m: AITER looks its rows up at a padded M where a call has no row of its own M.
         families: names that its files have for what they compute, which a user may say in place of ours.
+        keeps_folder: results are told in several files of a folder, whose names say what they are of.
     """
 
     package = "tritongemm.formats"
@@ -773,6 +775,7 @@ class Format(Plugin, abstract=True):
     can_write: ClassVar[bool] = False
     padded_m: ClassVar[bool] = False
     families: ClassVar[tuple[str, ...]] = ()
+    keeps_folder: ClassVar[bool] = False
 
     @abstractmethod
     def recognises(self, path: Path, text: str) -> bool:
@@ -824,6 +827,10 @@ class Format(Plugin, abstract=True):
         told = list(records)
         return Translation({"": self.write(told)}, len(told))
 
+    def can_tell(self, config: Config) -> bool:
+        """Whether `translate` may tell a generated kernel of this config, for a result that another kernel won."""
+        return False
+
     def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged | None:
         """Files of this format as one, with the rows that nobody here can run; None where the format has no such rows.
 
@@ -844,6 +851,32 @@ class Format(Plugin, abstract=True):
     def tells_results(self) -> bool:
         """Whether `translate` can tell results, all that there is to say of them or not."""
         return self.can_write or type(self).translate is not Format.translate
+
+
+class ServerFormat(Format, abstract=True):
+    """A format that sets the kernels of a server's own, which can be raced with what they take of a config.
+
+    Attributes:
+        server: its name.
+    """
+
+    server: ClassVar[str]
+
+    @abstractmethod
+    def list_sizes(self, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
+        """The sizes that the server looks up for a weight of N columns of the result and depth K.
+
+        Raises:
+            InputError: the server has no such table for the family and dtype.
+        """
+
+    @abstractmethod
+    def limits(self, family: str, target: Target) -> SearchLimits:
+        """What of a search space the server's kernel takes, with what the server runs today to be tried first.
+
+        Raises:
+            InputError: the server has no such table for the family.
+        """
 
 
 class ResultsFormat(Format, abstract=True):

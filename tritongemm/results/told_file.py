@@ -68,7 +68,7 @@ def write(path: Path, format_: Format, records: Iterable[Record], base: str | No
         InputError: what is there is not in the format.
         OutputError: a file can't be written.
     """
-    before = dict(_texts(path)) if base is None else {"": base}
+    before = dict(_texts(path, format_)) if base is None else {"": base}
     told = format_.translate(records, before)
     for name, text in told.files.items():
         if name and PurePath(name).name != name:
@@ -79,14 +79,15 @@ def write(path: Path, format_: Format, records: Iterable[Record], base: str | No
     return told
 
 
-def _texts(path: Path) -> Iterator[tuple[str, str]]:
+def _texts(path: Path, format_: Format) -> Iterator[tuple[str, str]]:
+    """The files of a format in a folder, or the one file, by the names that `Format.translate` has for them."""
     if not path.is_dir():
         yield "", read_exactly(path)
         return
     for count, found in enumerate(sorted(path.iterdir())):
         if count >= _MOST_FILES:
             raise InputError(f"{path} holds more than {_MOST_FILES} files; name another folder")
-        if found.is_file() and not found.name.startswith("."):
+        if found.is_file() and format_.recognises(found, ""):
             yield found.name, read_exactly(found)
 
 
@@ -98,11 +99,13 @@ class ToldFile:
         format_: in which it is told.
 
     Attributes:
+        place: what is written: the file, or its folder where the format keeps one.
         results: our own results, in the YAML file beside it.
     """
 
     def __init__(self, path: Path, format_: Format) -> None:
         self.path, self._format = path, format_
+        self.place = path.parent if format_.keeps_folder else path
         self.results = path.with_suffix(results_format().suffixes[0])
 
     @classmethod
@@ -173,21 +176,22 @@ class ToldFile:
         Raises:
             InputError, OutputError: as of `write`.
         """
-        records = [record for problem in problems for record in _told_of(store, problem)]
-        return write(self.path, self._format, records)
+        records = [record for problem in problems for record in _told_of(store, problem, self._format)]
+        return write(self.place, self._format, records)
 
 
-def _told_of(store: Store, problem: Problem) -> Iterator[Record]:
-    """A problem's result, then those of its finalists that other tools know."""
+def _told_of(store: Store, problem: Problem, format_: Format) -> Iterator[Record]:
+    """A problem's result, then those of its finalists that other tools know, or that the format tells by itself."""
     best = store.record(problem)
     if best is None:
         return
     yield best
     for trial in store.trials(problem).values():
-        if trial.stage != "final" or trial.status != "ok" or not trial.samples or trial.config == best.config:
+        is_told = trial.config == best.config and best.winner == best.config.backend
+        if trial.stage != "final" or trial.status != "ok" or not trial.samples or is_told:
             continue
         backend = registry.get(Backend, trial.config.backend)
-        if backend.named_kernel(trial.config) is not None:
+        if backend.named_kernel(trial.config) is not None or format_.can_tell(trial.config):
             yield replace(
                 best, config=trial.config, winner=trial.config.backend, seconds=trial.seconds, spread=trial.spread,
                 error=trial.error, tolerance=trial.tolerance, library="", library_seconds=None, tie=False,

@@ -19,7 +19,7 @@ def test_without_limits_nothing_changes() -> None:
 
 def test_what_another_programs_kernel_takes() -> None:
     """Options that it has not are left out, so that configs do not name them: the kernel's defaults hold."""
-    narrow = SearchLimits(1, ("tile",), (32, 64, 128), ()).narrow(WHOLE)
+    narrow = SearchLimits(1, ("tile",), (("block_k", (32, 64, 128)),), ()).narrow(WHOLE)
     assert [a.template for a in narrow.axes] == ["tile"]
     configs = list(narrow)
     assert configs and {c.split_k for c in configs} == {1} and {c.block_k for c in configs} == {32, 64, 128}

@@ -144,7 +144,7 @@ def _tell(told_file: ToldFile, store: Store, problems: Sequence[Problem], report
 def _computable(
     rows: Sequence[FormatRow], machine: Machine, args: argparse.Namespace, reporter: Reporter
 ) -> list[FormatRow]:
-    """The rows that the target can compute; others of a workload are named, of sizes that were asked for none may be.
+    """The rows that the target can compute; others of a workload or a model are named, of sizes none may be.
 
     Raises:
         InputError: says which, where in the file of sizes, and why.
@@ -157,7 +157,7 @@ def _computable(
             continue
         where = "" if path is None else f"{row.where(path)}: "
         complaint = f"{where}{row.problem.key}: {supported}{name_others(row.problem, machine.target)}"
-        if args.workload is None:
+        if args.workload is None and args.model_dir is None:
             raise InputError(complaint)
         reporter.say(f"left out: {complaint}")
     if not rows:

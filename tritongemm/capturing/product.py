@@ -28,6 +28,7 @@ class Product:
         row_major_a, row_major_b: layouts, as in `core.problem.Problem`.
         bias: ``n`` for one value per column of C, or ``none``.
         batch: number of independent products.
+        shared: the operand that all products of a batch share, ``a`` or ``b``, or "".
         family: what is computed, a name of numerics/families.
         scales: granularity of the scale factors, where it is not the family's usual one.
         groups: products of different M that share the call; M is that of all.
@@ -49,6 +50,7 @@ class Product:
     family: str = "dense"
     left_out: str = ""
     one_scale: bool = False
+    shared: str = ""
     scales: str = ""
     groups: int = 1
 
@@ -119,7 +121,7 @@ def _of_sum(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pr
     """`addmm` and `baddbmm`: beta * a summand + alpha * A @ B."""
     summand, a, b = args[:3]
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
-    is_bias = summand.dim() <= 2 and summand.shape[-1:] == b.shape[-1:] and _is_one_row(summand)
+    is_bias = summand.shape[-1:] == b.shape[-1:] and _is_one_row(summand)
     if beta == 1 and alpha == 1 and is_bias:
         return _of(operation, a, b, bias="n")
     what = "a matrix" if beta else ""
@@ -129,7 +131,7 @@ def _of_sum(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pr
 
 
 def _is_one_row(summand: Tensor) -> bool:
-    return bool(summand.dim() == 1 or summand.shape[0] == 1 or summand.stride(0) == 0)
+    return bool(summand.dim() == 1 or summand.shape[-2] == 1 or summand.stride(-2) == 0)
 
 
 def _of_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -251,8 +253,12 @@ def _of(
         return None
     *batch, m, k = a.shape
     dtypes = _name(a.dtype), _name(b.dtype), _name(out or a.dtype)
-    layouts = _is_row_major(a), _is_row_major(b)
-    return _judged(Product(operation, m, b.shape[-1], k, *dtypes, *layouts, bias, math.prod(batch), family, left_out))
+    layouts, products = (_is_row_major(a), _is_row_major(b)), math.prod(batch)
+    shared = [name for name, t in (("a", a), ("b", b)) if products > 1 and t.stride(0) == 0]
+    one = shared[0] if len(shared) == 1 else ""
+    return _judged(
+        Product(operation, m, b.shape[-1], k, *dtypes, *layouts, bias, products, family, left_out, shared=one)
+    )
 
 
 def _is_row_major(t: Tensor) -> bool:

@@ -241,5 +241,5 @@ def _own_kernel(backend: Backend, config: Config | None) -> NamedKernel | None:
     """A kernel by the name of its config; None for a library's own choice where that is no config."""
     if config is None:
         choice = backend.named_kernel(None)
-        config = choice and backend.config_of(choice)
-    return config and NamedKernel(backend.name, config.name, split_k=config.split_k)
+        config = None if choice is None else backend.config_of(choice)
+    return None if config is None else NamedKernel(backend.name, config.name, split_k=config.split_k)

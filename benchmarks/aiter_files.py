@@ -36,6 +36,8 @@ BATCHED = {
     "deepseek_v3": ((16, 512, 128), (16, 128, 512)),
     "llama_70b": ((16, 1280, 8192), (16, 8192, 1024)),
 }
+_EXPERTS = {"deepseek_v3": (7168, 256, 256, 8)}  # hidden and inner width, experts, and those of a token
+_FP8 = "torch.float8_e4m3fn"
 _SIZES = ("M", "N", "K")
 COLUMNS: dict[str, tuple[str, ...]] = {
     "bf16": (*_SIZES, "bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"),
@@ -46,6 +48,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "a4w4_blockscale": _SIZES,
     "batched_a8w8": ("B", *_SIZES),
     "batched_bf16": ("B", *_SIZES),
+    "fmoe": (
+        *("token", "model_dim", "inter_dim", "expert", "topk", "act_type", "dtype", "q_dtype_a", "q_dtype_w", "q_type"),
+        *("use_g1u1", "doweight_stage1"),
+    ),
 }
 _KINDS = {
     "bf16": (False, "torch.bfloat16", "torch.bfloat16", False, False),
@@ -86,6 +92,8 @@ def list_rows(model: str, family: str, fp8: str = "") -> _Rows:
         family: a key of `COLUMNS`.
         fp8: PyTorch's name of a type for files that name one; "" for int8, as AITER's own files have.
     """
+    if family == "fmoe":
+        return _list_layers(model, fp8 or _FP8)
     if "B" in COLUMNS[family]:
         return [(batch, m, n, k) for (batch, n, k), m in product(BATCHED[model], _FINE)]
     ladder = _LADDER if len(LAYERS[model]) * len(_FINE) > 64 else _FINE
@@ -93,8 +101,20 @@ def list_rows(model: str, family: str, fp8: str = "") -> _Rows:
     return [(m, n, k, *kind) for (n, k), m in product(LAYERS[model], ladder)]
 
 
+def _list_layers(model: str, fp8: str) -> _Rows:
+    """The rows of a model's layers with experts, in bf16 and in fp8 of blocks; none where it has none."""
+    kinds = (("torch.bfloat16", "QuantType.No"), (fp8, "QuantType.per_1x128"))
+    return [
+        (token, *_EXPERTS[model], "ActivationType.Silu", "torch.bfloat16", dtype, dtype, kind, 1, 0)
+        for (dtype, kind), token in product(kinds, _FINE)
+        if model in _EXPERTS
+    ]
+
+
 def file_name(family: str, word: str) -> str:
     """What AITER calls a family's file of ``tuned`` or ``untuned`` sizes."""
+    if family == "fmoe":
+        return f"{word}_fmoe.csv"
     if family.startswith("batched_"):
         return f"{family.removeprefix('batched_')}_{word}_batched_gemm.csv"
     return f"{family}_{word}_gemm.csv"
@@ -155,6 +175,8 @@ def main() -> int:
     found = list[TunedFile]()
     print(f"{'file':42} rows told results seconds status", flush=True)
     for model, family in product(args.models.split(","), args.families.split(",")):
+        if not list_rows(model, family, args.fp8):
+            continue
         path = write_file(args.folder, model, family, args.fp8)
         if args.write:
             print(f"{model + ' ' + family:42} {_count_lines(path) - 1:4}")

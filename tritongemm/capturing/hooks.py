@@ -36,6 +36,12 @@ _OWN = ("scaled_mm",)  # calls of `tritongemm`, whose own calls of PyTorch are n
 _PLACES = {"input": 0, "x": 0, "weight": 1, "w": 1, "bias": 2, "out_dtype": 3}  # of a layer's arguments
 
 
+class _Inside(threading.local):
+    """How many calls of ours a thread is in."""
+
+    own = 0
+
+
 class Hooks:
     """The functions that stand in PyTorch's place, from `install` to `remove`.
 
@@ -50,7 +56,7 @@ class Hooks:
         self._in_graphs: list[Any] = []
         self._active = False
         self._overriding = Overriding()
-        self._inside = threading.local()
+        self._inside = _Inside()
         self._operator, self._method = torch.Tensor.__matmul__, torch.Tensor.matmul
 
     def install(self) -> None:
@@ -137,7 +143,7 @@ class Hooks:
             if asked is not None:
                 return handle_torch_function(asked, args, *args, **kwargs)
             result = original(*args, **kwargs)
-            if self._active and result is not NotImplemented and not hasattr(self._inside, "own"):
+            if self._active and result is not NotImplemented and not self._inside.own:
                 note(operation, original, args, kwargs)
             return result
 
@@ -150,12 +156,12 @@ class Hooks:
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._inside.own = True
+            self._inside.own += 1
             try:
                 result = original(*args, **kwargs)
             finally:
-                del self._inside.own
-            if self._active:
+                self._inside.own -= 1
+            if self._active and not self._inside.own:
                 note(operation, original, args, kwargs)
             return result
 

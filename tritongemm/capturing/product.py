@@ -199,14 +199,13 @@ def _of_scaled_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, A
     by_row = a.dim() == 2 and b.dim() == 3 and scale_a.numel() == a.shape[0]
     if not by_row or tuple(scale_b.shape) != (b.shape[0], b.shape[2]):
         return _grouped_left_out(operation, a, b)
-    return _grouped(operation, a, b, given, "a8w8")
+    return _grouped(operation, a, b, {**given, "out_dtype": given.get("out_dtype") or torch.bfloat16}, "a8w8")
 
 
 def _grouped(operation: str, a: Tensor, b: Tensor, given: dict[str, Any], family: str = "dense") -> Product | None:
     if a.dim() != 2 or b.dim() != 3 or given.get("offs") is None or given.get("bias") is not None:
         return _grouped_left_out(operation, a, b)
-    product = _of(operation, a, b[0], given.get("out_dtype") or (torch.bfloat16 if family == "a8w8" else None),
-                  family=family)  # fmt: skip
+    product = _of(operation, a, b[0], given.get("out_dtype"), family=family)
     return product and replace(product, groups=b.shape[0])
 
 

@@ -24,7 +24,7 @@ class CsvFamily:
 
     Attributes:
         name: what its files are called.
-        ours: the family or variant of a family that computes the same; "" where there is none yet.
+        ours: the family or variant of a family that computes the same; "" for layers with experts, whose rows say it.
         keys: columns that say what is computed; with `DEVICE` they tell rows apart.
         results: the columns after them.
         words: beginning of a file name's part that says the family.

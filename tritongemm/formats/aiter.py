@@ -16,9 +16,11 @@ from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Merged, NamedKernel, ResultsFile, Translation
 from tritongemm.core.record import Record
 from tritongemm.formats import _aiter_merge as merging
+from tritongemm.formats import _aiter_moe as moe
 from tritongemm.formats._aiter_families import FAMILIES, CsvFamily, family_of_file, fitting, is_header
 from tritongemm.formats._aiter_rows import TARGETS, CellReader, is_of, seconds_of, told_cells
 from tritongemm.formats._aiter_table import CsvLine, CsvTable, cells_of
+from tritongemm.formats._kept import KeptError, warn_of
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
 
@@ -56,22 +58,33 @@ class AiterCsv(Format):
         """
         table = CsvTable.parse(path, text)
         family = family_of_file(path, table.columns, defaults.family)
-        if not family.ours:
-            raise InputError(
-                f"{path}: no family here computes AITER's {family.name} yet; such files can only be merged, by "
-                "python -m tritongemm.convert"
-            )
-        reader = CellReader(family, defaults)
+        read = CellReader(family, defaults).read
         rows: list[FormatRow] = []
         damaged: list[DamagedRow] = []
+        kept: list[tuple[int, str]] = []
         for line in table.lines:
-            if not line.row:
-                continue
+            where = f"{path}: row {line.row} (line {line.number})"
             try:
-                rows.append(reader.read(line, f"{path}: row {line.row} (line {line.number})"))
+                if family.ours:
+                    rows += [read(line, where)] if line.row else []
+                else:
+                    rows += moe.read_line(line, where, defaults) if line.row else ()
+            except KeptError as reason:
+                kept.append((line.number, str(reason)))
             except InputError as error:
                 damaged.append(DamagedRow(line.row, line.number, str(error)))
-        return ResultsFile(rows=tuple(_without_doubles(path, rows, table)), damaged=tuple(damaged))
+        warn_of(path, kept)
+        used = _without_doubles(path, rows, table) if family.ours else rows
+        return ResultsFile(rows=tuple(used), damaged=tuple(damaged))
+
+    def translate_rows(
+        self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]
+    ) -> Translation:
+        """As `translate`; of layers with experts both products stand in the row that asked for them."""
+        if not any(row.subject for row in rows):
+            return self.translate(records, before)
+        family = next(family for family in FAMILIES if not family.ours)
+        return moe.tell(rows, records, before.get("", ""), family)
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """Tell the results whose kernels AITER has; other lines stay as they are.

@@ -827,6 +827,18 @@ class Format(Plugin, abstract=True):
         told = list(records)
         return Translation({"": self.write(told)}, len(told))
 
+    def translate_rows(
+        self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]
+    ) -> Translation:
+        """As `translate`, where the rows that asked for the results are known.
+
+        Args:
+            rows: sizes that were tuned.
+            records: the results.
+            before: text of each file that is there.
+        """
+        return self.translate(records, before)
+
     def can_tell(self, config: Config) -> bool:
         """Whether `translate` may tell a generated kernel of this config, for a result that another kernel won."""
         return False

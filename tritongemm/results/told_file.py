@@ -55,7 +55,13 @@ def _names(formats: Iterable[Format]) -> str:
     return ", ".join(f.name for f in formats)
 
 
-def write(path: Path, format_: Format, records: Iterable[Record], base: str | None = None) -> Translation:
+def write(
+    path: Path,
+    format_: Format,
+    records: Iterable[Record],
+    base: str | None = None,
+    rows: Sequence[FormatRow] = (),
+) -> Translation:
     """Tell results in a file or folder, each file replaced as a whole.
 
     Args:
@@ -63,13 +69,14 @@ def write(path: Path, format_: Format, records: Iterable[Record], base: str | No
         format_: how.
         records: the results, as `Format.translate` takes them.
         base: what stands in the file; None for what does now.
+        rows: those that asked for the results.
 
     Raises:
         InputError: what is there is not in the format.
         OutputError: a file can't be written.
     """
     before = dict(_texts(path, format_)) if base is None else {"": base}
-    told = format_.translate(records, before)
+    told = format_.translate_rows(rows, records, before)
     for name, text in told.files.items():
         if name and PurePath(name).name != name:
             raise OutputError(f"{path}: {name!r} is no name of a file in it")
@@ -156,7 +163,9 @@ class ToldFile:
             self.path, text, Defaults(fp8_encoding=target.fp8, family=family or DEFAULT_FAMILY)
         )
         known = {r.problem for r in there.rows if (r.target, r.compute_units) == (target.name, target.compute_units)}
-        return [row for row in rows if row.problem not in known], there.damaged
+        # What a row of several products asks for is told whole.
+        asked = {row.number for row in rows if row.subject and row.problem not in known}
+        return [r for r in rows if (r.number in asked if r.subject else r.problem not in known)], there.damaged
 
     def arrange(self) -> None:
         """Sort the rows as the other tool does.
@@ -170,14 +179,19 @@ class ToldFile:
         if arranged != text:
             files.atomic_write(self.path, arranged)
 
-    def write(self, store: Store, problems: Iterable[Problem]) -> Translation:
+    def write(self, store: Store, problems: Iterable[Problem], rows: Sequence[FormatRow] = ()) -> Translation:
         """Tell the results of some problems.
+
+        Args:
+            store: has them.
+            problems: whose results are told.
+            rows: those that asked for them.
 
         Raises:
             InputError, OutputError: as of `write`.
         """
         records = [record for problem in problems for record in _told_of(store, problem, self._format)]
-        return write(self.place, self._format, records)
+        return write(self.place, self._format, records, rows=rows)
 
 
 def _told_of(store: Store, problem: Problem, format_: Format) -> Iterator[Record]:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.support import ROOT
 from tritongemm.formats import Defaults
 from tritongemm.workloads import sizes
 
 
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     yield importlib.import_module("aiter_files")
     sys.modules.pop("aiter_files", None)
 
@@ -23,8 +24,13 @@ def files(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_file_is_read_as_its_familys_sizes(files: Any, tmp_path: Path) -> None:
     for model in files.LAYERS:
         for family in files.COLUMNS:
+            if not files.list_rows(model, family):
+                continue
             path = files.write_file(tmp_path, model, family)
             rows = sizes.from_file(path, Defaults())
+            if family == "fmoe":
+                assert len(rows) == 2 * 28 and {row.problem.groups for row in rows} == {256}
+                continue
             assert 27 <= len(rows) <= 64, (model, family, len(rows))
             assert len({row.problem for row in rows}) == len(rows)
             assert {row.problem.layout for row in rows} == {"TN"}

@@ -166,11 +166,6 @@ def test_the_users_word_tells_the_family() -> None:
     assert read("sizes.csv", "B,M,N,K\n4,1,2,3\n", "a8w8")[0].problem.batch == 4
 
 
-def test_families_that_nothing_computes_yet_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"no family here computes AITER's fmoe yet"):
-        read("tuned_fmoe.csv", MOE)
-
-
 def test_a_scale_for_a_whole_operand_is_refused_by_name() -> None:
     head = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n"
     with pytest.raises(InputError, match=r"row 1 \(line 2\) scaleAB is True: .* can't be tuned here"):

@@ -33,6 +33,8 @@ class FormatRow:
         count: calls of it in the workload that the file tells of, or what else weighs it against other rows.
         operation: the operation that was called, such as ``linear``; "" where that is not said.
         callers: modules that called it.
+        subject: what a row of another tool's file says by its columns, where results are told in rows of the same
+            words; empty elsewhere.
     """
 
     problem: Problem
@@ -45,6 +47,7 @@ class FormatRow:
     count: float = 1.0
     operation: str = ""
     callers: tuple[str, ...] = ()
+    subject: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def where(self, path: str) -> str:
         """The file at `path`, and the row and line in it, for messages."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tritongemm.core.problem import Problem
+from tritongemm.core.search_limits import SearchLimits
 
 MARGIN = 0.005  # A gain below this share of the library's time is not worth leaving the library for.
 
@@ -28,6 +29,7 @@ class TuningOptions:
         margin: relative gain below which the library is kept.
         stop: "" to tune, or the stage after which to stop: ``generate`` or ``compile``.
         toolchain: versions, for the records.
+        limits: what of the search spaces may be tried.
     """
 
     folder: Path
@@ -42,3 +44,4 @@ class TuningOptions:
     margin: float = MARGIN
     stop: str = ""
     toolchain: dict[str, str] = field(default_factory=dict, hash=False)
+    limits: SearchLimits = field(default_factory=SearchLimits)

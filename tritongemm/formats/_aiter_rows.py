@@ -27,6 +27,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend
 
 TIMER = "aiter"
+TARGETS = "gfx"  # names of the GPUs that AITER runs on begin so
 _GFX_OF_UNITS = {80: "gfx942", 304: "gfx942", 256: "gfx950"}  # in files from before the column gfx
 _FNUZ = ("gfx942",)
 _FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
@@ -60,19 +61,18 @@ class CellReader:
         """
         if line.cells is None:
             raise InputError(f"{where} {line.fault}")
-        cells = _Cells(line.cells, where)
+        cells = Cells(line.cells, where)
         target, units = device(line.cells)
         problem = self._problem(cells, target)
-        config = self._config(cells)
-        record = None if config is None else _record(cells, problem, config, target, units)
+        config = self._config(cells, target)
+        record = None if config is None else read_record(cells.text("us"), problem, config, target, units)
         return FormatRow(problem, config, record, line.number, line.row, target, units)
 
-    def _problem(self, cells: _Cells, target: str) -> Problem:
+    def _problem(self, cells: Cells, target: str) -> Problem:
         m, n, k = (cells.whole(name, 1) for name in "MNK")
         if cells.flag("scaleAB"):
             cells.fail("scaleAB is True: a product with one scale for all of A and of B can't be tuned here")
-        encoding = self._defaults.fp8_encoding if not target else "fnuz" if target in _FNUZ else "fn"
-        family = self._family
+        encoding, family = encoding_of(target, self._defaults), self._family
         dtype = cells.text("dtype") or cells.text("q_dtype_w") or self._defaults.dtype_a or family.dtype
         given: dict[str, Any] = {
             "family": family.shuffled if family.shuffled and cells.flag("bpreshuffle") else family.ours,
@@ -92,9 +92,11 @@ class CellReader:
         except InputError as error:
             cells.fail(f"can't be: {error}")
 
-    def _config(self, cells: _Cells) -> Config | None:
+    def _config(self, cells: Cells, target: str) -> Config | None:
         """The row's config; None for a size, and for a kernel that only AITER has."""
         name = cells.text("kernelName")
+        if target and not target.startswith(TARGETS):
+            return own_config(name)
         library = cells.text("libtype") or ("asm" if name.startswith("_Z") else "")
         if not name or library not in self._family.runs:
             return None
@@ -109,8 +111,13 @@ class CellReader:
         return config if config and _is_nameable(config) else None
 
 
-class _Cells:
-    """The cells of one line, with complaints that name it."""
+class Cells:
+    """The cells of one line, with complaints that name it.
+
+    Args:
+        values: by column.
+        where: file, row and line.
+    """
 
     def __init__(self, values: Mapping[str, str], where: str) -> None:
         self._values = {OLDER_NAMES.get(name, name): value for name, value in values.items()}
@@ -165,9 +172,22 @@ def seconds_of(cells: Mapping[str, str]) -> Decimal | None:
     return seconds if seconds.is_finite() and 0 < seconds < 10**9 and float(seconds) > 0 else None
 
 
-def _record(cells: _Cells, problem: Problem, config: Config, target: str, units: int) -> Record | None:
-    """The row's result, where it has a time and says what it was tuned on."""
-    seconds = seconds_of({"us": cells.text("us")})
+def encoding_of(target: str, defaults: Defaults) -> str:
+    """What ``fp8`` means in a row of a target, "" for a row of sizes."""
+    return defaults.fp8_encoding if not target else "fnuz" if target in _FNUZ else "fn"
+
+
+def read_record(us: str, problem: Problem, config: Config, target: str, units: int) -> Record | None:
+    """A row's result, where it has a time and says what it was tuned on.
+
+    Args:
+        us: microseconds, as the row tells them.
+        problem: what was tuned.
+        config: how it runs.
+        target: where.
+        units: compute units of the device.
+    """
+    seconds = seconds_of({"us": us})
     if seconds is None or not target:
         return None
     return Record(
@@ -180,6 +200,15 @@ def _record(cells: _Cells, problem: Problem, config: Config, target: str, units:
         timer=TIMER,
         compute_units=units,
     )
+
+
+def own_config(name: str) -> Config | None:
+    """The config of a row of a GPU that AITER does not run on, which names a kernel as we do."""
+    try:
+        config = Config.parse(name)
+    except InputError:
+        return None
+    return config if config.backend in registry.names(Backend) else None
 
 
 def _is_nameable(config: Config) -> bool:
@@ -228,12 +257,13 @@ def told_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: 
         "splitK": str(split),
         "us": str(round(us, 4)),
         "kernelName": kernel.name,
-        "tflops": _two_decimals(p.flops / us / 1e6),
-        "bw": _two_decimals(p.bytes / us / 1e3),
+        "tflops": two_decimals(p.flops / us / 1e6),
+        "bw": two_decimals(p.bytes / us / 1e3),
         "errRatio": "0.0",  # a result is kept only where nothing that counts is outside its tolerance
     }
     return cells | {older: cells[name] for older, name in OLDER_NAMES.items()}
 
 
-def _two_decimals(value: float) -> str:
+def two_decimals(value: float) -> str:
+    """A rate as AITER writes it; "" for one that is no number."""
     return str(round(value, 2)) if math.isfinite(value) else ""

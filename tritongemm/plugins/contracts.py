@@ -40,6 +40,7 @@ from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.core.scaling import NO_SCALES, ScalePair, choose_pair, granularity
+from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.search_results import Predictions, Pruned
 from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.space import Space
@@ -816,6 +817,8 @@ class Format(Plugin, abstract=True):
         suffixes: file names end so.
         can_write: it can tell our results.
         padded_m: AITER looks its rows up at a padded M where a call has no row of its own M.
+        families: names that its files have for what they compute, which a user may say in place of ours.
+        keeps_folder: results are told in several files of a folder, whose names say what they are of.
     """
 
     package = "tritongemm.formats"
@@ -824,6 +827,8 @@ class Format(Plugin, abstract=True):
     suffixes: ClassVar[tuple[str, ...]] = ()
     can_write: ClassVar[bool] = False
     padded_m: ClassVar[bool] = False
+    families: ClassVar[tuple[str, ...]] = ()
+    keeps_folder: ClassVar[bool] = False
 
     @abstractmethod
     def recognises(self, path: Path, text: str) -> bool:
@@ -875,6 +880,22 @@ class Format(Plugin, abstract=True):
         told = list(records)
         return Translation({"": self.write(told)}, len(told))
 
+    def translate_rows(
+        self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]
+    ) -> Translation:
+        """As `translate`, where the rows that asked for the results are known.
+
+        Args:
+            rows: sizes that were tuned.
+            records: the results.
+            before: text of each file that is there.
+        """
+        return self.translate(records, before)
+
+    def can_tell(self, config: Config) -> bool:
+        """Whether `translate` may tell a generated kernel of this config, for a result that another kernel won."""
+        return False
+
     def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged | None:
         """Files of this format as one, with the rows that nobody here can run; None where the format has no such rows.
 
@@ -895,6 +916,32 @@ class Format(Plugin, abstract=True):
     def tells_results(self) -> bool:
         """Whether `translate` can tell results, all that there is to say of them or not."""
         return self.can_write or type(self).translate is not Format.translate
+
+
+class ServerFormat(Format, abstract=True):
+    """A format that sets the kernels of a server's own, which can be raced with what they take of a config.
+
+    Attributes:
+        server: its name.
+    """
+
+    server: ClassVar[str]
+
+    @abstractmethod
+    def list_sizes(self, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
+        """The sizes that the server looks up for a weight of N columns of the result and depth K.
+
+        Raises:
+            InputError: the server has no such table for the family and dtype.
+        """
+
+    @abstractmethod
+    def limits(self, family: str, target: Target) -> SearchLimits:
+        """What of a search space the server's kernel takes, with what the server runs today to be tried first.
+
+        Raises:
+            InputError: the server has no such table for the family.
+        """
 
 
 class ResultsFormat(Format, abstract=True):

@@ -60,14 +60,18 @@ class LoadedTable:
         return frozenset((problem.n, problem.k) for problem in problems if is_scaled(problem))
 
 
-def read_table(source: str | os.PathLike[str] | Iterable[Record]) -> LoadedTable:
+def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = "") -> LoadedTable:
     """The records of a results file, or those given, with what tells them from others.
+
+    Args:
+        source: a path, or records.
+        family: what another tool calls what the file is of; "" where only the file says.
 
     Raises:
         InputError: the file can't be read, or holds no tuned result.
         TypeError: the source is neither a path nor records.
     """
-    rows = read_source(source)
+    rows = read_source(source, family)
     if isinstance(source, str | os.PathLike):
         name, content = os.fspath(source), b""
         with suppress(OSError):  # It was read a moment ago.

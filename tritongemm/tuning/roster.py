@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
 from tritongemm.core.problem import Problem
+from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
@@ -110,7 +111,7 @@ def _can_race(name: str, runs: bool, builds_only: bool) -> Support:
     return Support("" if builds_only else "without its GPU its kernels can only be compiled (--compile_only)")
 
 
-def list_candidates(backend: str, problem: Problem, target: Target) -> tuple[list[Config], str]:
+def list_candidates(backend: str, problem: Problem, target: Target, limits: SearchLimits) -> tuple[list[Config], str]:
     """The candidates of a backend that lists kernels, and why there are none.
 
     Raises:
@@ -118,7 +119,7 @@ def list_candidates(backend: str, problem: Problem, target: Target) -> tuple[lis
     """
     plugin = registry.get(KernelBackend, backend)
     try:
-        configs = plugin.candidates(problem, target)
+        configs = list(filter(limits.allow, plugin.candidates(problem, target)))
         return configs, "" if configs else plugin.has_candidates(problem, target).reason
     except TritonGemmError:
         raise

@@ -253,10 +253,14 @@ class Dispatcher:
         self._choices.tell(call.problem.key, str(device.device.torch_device), answers.resolution, where)
         return answers
 
+    def device_kernels(self, index: int) -> DeviceKernels | None:
+        """As `device`; None for a CPU."""
+        return self._devices.get(index) if index < 0 else self.device(index)
+
     def device(self, index: int) -> DeviceKernels | None:
-        """The kernels of a device, loaded at its first use; None for a CPU, or while a capture forbids loading."""
+        """The kernels of a device, loaded at its first use; None while a capture forbids loading."""
         device = self._devices.get(index)
-        if device is None and index >= 0 and not torch.cuda.is_current_stream_capturing():
+        if device is None and not torch.cuda.is_current_stream_capturing():
             with self._lock:
                 self.add_configured()
                 if index not in self._devices:

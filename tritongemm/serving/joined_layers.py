@@ -155,7 +155,7 @@ class JoinedLayers:
         decided, m = self._pays_at, x.numel() // self._k
         pays = decided.get(m)
         if pays is None:
-            device = dispatcher.device(self._index)
+            device = dispatcher.device_kernels(self._index)
             if device is None or not m:  # a graph is captured, before kernels were loaded
                 return False
             pays = decided[m] = _pays_at(device, self._problems, m)
@@ -243,7 +243,7 @@ def _problems(layers: Sequence[nn.Linear]) -> tuple[Problem, ...]:
 
 
 def _pays_anywhere(layers: Sequence[nn.Linear]) -> bool:
-    device = default_dispatcher().device(layers[0].weight.get_device())
+    device = default_dispatcher().device_kernels(layers[0].weight.get_device())
     if device is None:
         return False
     problems = _problems(layers)

@@ -33,7 +33,7 @@ def constants(config: Config, problem: Problem) -> dict[str, Any]:
         "EVEN_K": problem.k % config.block_k == 0,
     }
     for option in template.constexprs:
-        values[option.upper()] = template.value(config, option)
+        values[option.upper()] = template.value(config, option, problem.scale_depth)
     return values
 
 
@@ -67,6 +67,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
 def _scope(config: Config, problem: Problem, compute_units: int) -> dict[str, Any]:
     """What the expressions of a template's facts may name."""
     sizes = {"GROUP_M": config.group_m, "M": problem.m, "N": problem.n, "K": problem.k, "COMPUTE_UNITS": compute_units}
+    sizes |= {"SCALED_N": problem.scale_b.rows if problem.scale_b and problem.scale_depth else 1}
     return {**constants(config, problem), **sizes, "cdiv": lambda a, b: -(-a // b), "min": min, "max": max}
 
 

@@ -187,12 +187,14 @@ def module_name(problem: Problem) -> str:
     return f"generated_kernel_{problem.m}_{problem.n}_{problem.k}{suffix}"
 
 
-def _rows(configs: list[Config]) -> Iterator[str]:
+def _rows(configs: list[Config], problem: Problem) -> Iterator[str]:
     """A line for each config: its name, its kernel's constants in capitals, the options of the compiler."""
 
     def pairs(config: Config) -> str:
         template = kernel_template(config.template)
-        constants = {option.upper(): template.value(config, option) for option in template.constexprs}
+        constants = {
+            option.upper(): template.value(config, option, problem.scale_depth) for option in template.constexprs
+        }
         return " ".join(f"{k}={v}" for k, v in (constants | compiler_options(config)).items())
 
     for c, rest in zip(configs, ConfigMemo(configs).map(pairs), strict=True):
@@ -210,7 +212,7 @@ def _render(template: str, problem: Problem, configs: list[Config], target: Targ
             x=kernel_facts(problem, target),
             target=target,
             configs=configs,
-            rows="\n".join(_rows(configs)),
+            rows="\n".join(_rows(configs, problem)),
             kernels={name: kernel_source(problem, name, target) for name in used},
             templates={name: kernel_template(name) for name in used},
             module_name=module_name(problem),

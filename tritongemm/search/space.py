@@ -37,6 +37,8 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
     aligned = all(rows[name] % ROW_ALIGN_BYTES == 0 for name in section.get("aligned", ()))
     if "operands" in section and (problem.a != problem.b or problem.a.name not in section["operands"]):
         return False
+    if problem.a.name in section.get("along_k", ()) and (not problem.row_major_a or problem.row_major_b):
+        return False  # matrix units read these types along K alone
     if "results" in section and problem.c.name not in section["results"]:
         return False
     return aligned and all(target.has(f) for f in section["requires"])

@@ -76,8 +76,8 @@ def gemm_a16w16(
     import torch
 
     one = torch.ones(1, device=A.device)
-    factors = [one if scale is None else scale for scale in (scale_a, scale_b)]
-    return tritongemm.scaled_mm(A, B, *factors, bias, otype or torch.bfloat16)
+    of_a, of_b = (one if scale is None else scale for scale in (scale_a, scale_b))
+    return tritongemm.scaled_mm(A, B, of_a, of_b, bias, otype or torch.bfloat16)
 
 
 class TunedGemm:

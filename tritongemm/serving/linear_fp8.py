@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any, Final
-
 import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError
-from tritongemm.serving import scaled_dispatch
-from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.dispatcher import CallTable
-from tritongemm.serving.quantize import empty_factors, quantize
+from tritongemm.serving.quantize import quantize
 from tritongemm.serving.scale_factors import describe_known, find_scalings
 from tritongemm.serving.scaled_api import scaled_mm
-from tritongemm.serving.scaled_operands import ScaledOperands, read_product
-
-_NOT_TUNED = ("fallback", "library")
-_LAYOUTS = ("groups", "rows", "tma")  # of factors along K; PyTorch's own products want the first
-_MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
-
-
-class _FoundLayouts(threading.local):
-    """The layout that the kernel of a call reads, in one thread, by shapes and dtypes."""
-
-    def __init__(self) -> None:
-        self.table: dict[tuple[Any, ...], str] = {}
-        self.valid_with: CallTable | None = None  # The dispatcher replaces its table when records are added.
-
-
-_found: Final = _FoundLayouts()
+from tritongemm.serving.tuned_blocks import LAYOUTS, BlockOperands, compute, find_layout
 
 
 def linear_fp8(
@@ -68,12 +47,11 @@ def linear_fp8(
 
 def _linear(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     if _changes_along_k(weight, weight_scale):
-        layout = _choose_layout(x, weight, weight_scale, bias, out_dtype)
-        q, scale = quantize(x, "block", weight.dtype, layout)
-    else:
-        q, scale = quantize(x, "row", weight.dtype)
-        if weight_scale.numel() == 1:  # Kernels read a factor for each row.
-            weight_scale = weight_scale.reshape(1).expand(weight.shape[0]).contiguous()
+        operands = BlockOperands(x, weight, weight_scale, None, bias, out_dtype)
+        return compute(operands, find_layout(operands) or LAYOUTS[0])
+    q, scale = quantize(x, "row", weight.dtype)
+    if weight_scale.numel() == 1:  # Kernels read a factor for each row.
+        weight_scale = weight_scale.reshape(1).expand(weight.shape[0]).contiguous()
     return scaled_mm(q, weight, scale, weight_scale, bias, out_dtype)
 
 
@@ -93,32 +71,6 @@ def _changes_along_k(weight: Tensor, weight_scale: Tensor) -> bool:
             f"it may be {describe_known(n, k, 'N')}"
         )
     return found[0].depth > 0
-
-
-def _choose_layout(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> str:
-    """The layout of the activations' factors that the tuned kernel of a call reads; PyTorch's where none is tuned."""
-    dispatcher, found = default_dispatcher(), _found
-    if not x.is_cuda or weight.shape not in dispatcher.scaled_weights:
-        return _LAYOUTS[0]
-    if found.valid_with is not dispatcher.calls:
-        found.table, found.valid_with = {}, dispatcher.calls
-    key = (x.shape, weight.shape, weight.dtype, x.get_device(), weight_scale.shape, bias is None, out_dtype)
-    known = found.table.get(key)
-    if known is not None:
-        return known
-    q, kinds = torch.empty_like(x, dtype=weight.dtype), dict[str, str]()
-    for layout in _LAYOUTS:
-        factors = empty_factors(x, "block", layout)
-        operands = ScaledOperands(q, weight, factors, weight_scale, bias, out_dtype)
-        resolution = scaled_dispatch.ask(dispatcher, read_product(operands), operands).resolution
-        if not resolution.lasting:
-            return _LAYOUTS[0]
-        kinds[layout] = resolution.kind
-    chosen = next((layout for layout, kind in kinds.items() if kind not in _NOT_TUNED), _LAYOUTS[0])
-    if len(found.table) >= _MOST_CALLS:
-        found.table.clear()
-    found.table[key] = chosen
-    return chosen
 
 
 def _fake(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:

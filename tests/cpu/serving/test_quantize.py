@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
 from tests.support import ROOT
@@ -29,11 +30,12 @@ from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader
-from tritongemm.serving import linear_fp8 as layer
 from tritongemm.serving import quantize as quantization
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.quantization_kernels import Quantization, choose_kernel
 from tritongemm.serving.scale_factors import spread
+from tritongemm.serving.scaled_operands import ScaledOperands, read_product
+from tritongemm.serving.tuned_blocks import AS_IT_IS, BlockOperands, find_layout
 
 TYPES = {torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 SCALINGS = {"tensor": Scaling(rows=0), "row": Scaling(), "block": Scaling(depth=128)}
@@ -223,8 +225,6 @@ def test_factors_lie_as_the_tuned_kernel_reads_them(
         pytest.skip("no family has factors in this layout yet")
     dispatcher = Dispatcher()
     monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with FakeTensorMode():
         x = torch.empty(16, 512, dtype=torch.bfloat16, device="cuda:0")
         w, scale = (
@@ -232,14 +232,13 @@ def test_factors_lie_as_the_tuned_kernel_reads_them(
             for s, d in (((256, 512), torch.float8_e4m3fn), ((2, 4), torch.float32))
         )
         factors = torch.empty_strided((16, 4), strides, device="cuda:0")
-        from tritongemm.serving.scaled_operands import ScaledOperands, read_product
-
         q = torch.empty_like(x, dtype=w.dtype)
         product = read_product(ScaledOperands(q, w, factors, scale))
         one = next(p for p in product.problems(loader.load_target("sm90")))
         assert one.scale_a == pairs[layout][0]
         dispatcher.load([record(one)])
         attach_device(dispatcher, {one: SimpleNamespace()})
-        assert layer._choose_layout(x, w, scale, None, torch.bfloat16) == layout
+        assert find_layout(BlockOperands(x, w, scale)) == layout
+        assert find_layout(BlockOperands(q, w, scale, factors)) == AS_IT_IS
         other = torch.empty(3, 512, dtype=torch.bfloat16, device="cuda:0")
-        assert layer._choose_layout(other, w, scale, None, torch.bfloat16) == "groups"
+        assert find_layout(BlockOperands(other, w, scale)) is None

@@ -31,6 +31,7 @@ _LAYERS = {
     "linear": (("torch.nn.functional", "linear"),),
     "tritongemm.mm": (("tritongemm", "mm"), ("tritongemm.serving.api", "mm")),
 }
+_BATCHED = ("tritongemm", "tritongemm.serving.batched")  # where `bmm` is found
 _PLACES = {"input": 0, "x": 0, "weight": 1, "w": 1, "bias": 2, "out_dtype": 3}  # of a layer's arguments
 
 
@@ -53,10 +54,13 @@ class Hooks:
     def install(self) -> None:
         """Put them in place."""
         self._active = True
-        importlib.import_module("tritongemm.serving.api")  # which keeps PyTorch's own linear for itself
+        for module in ("tritongemm.serving.api", _BATCHED[1]):  # which keep PyTorch's own functions for themselves
+            importlib.import_module(module)
         for operation, places in _LAYERS.items():
             for module, name in places:
                 self._replace(sys.modules[module], name, functools.partial(self._layer, operation))
+        for module in _BATCHED:
+            self._replace(sys.modules[module], "bmm", functools.partial(self._call, "tritongemm.bmm"))
         for owner, name in _calls():
             self._replace(owner, name, functools.partial(self._call, name.strip("_") if name[-2:] == "__" else name))
         self._replace(torch, "compile", self._compile)

@@ -145,7 +145,7 @@ def _of_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _of_batch(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
     """`tritongemm.bmm`: A @ B for each product, with scale factors of rows and columns or without."""
     names = ("a", "b", "bias", "out_dtype", "scale_a", "scale_b")
-    given = dict.fromkeys(names) | dict(zip(names, args, strict=False)) | kwargs
+    given: dict[str, Any] = dict.fromkeys(names) | dict(zip(names, args, strict=False)) | kwargs
     a, b, usual = given["a"], given["b"], None
     if a.dtype.itemsize == 1:
         usual = torch.float16 if a.is_floating_point() else torch.int32

@@ -88,8 +88,8 @@ def test_libraries(name: str, bias: str, shared: str) -> None:
         pytest.skip(registry.available(Backend, name).reason)
     family: Family = registry.get(Family, "dense")
     backend = registry.get(LibraryBackend, name)
-    for layouts in LAYOUTS:
-        problem = Problem(40, 64, 96, "bf16", "bf16", "bf16", *layouts, bias, 5, shared=shared)
+    for row_a, row_b in LAYOUTS:
+        problem = Problem(40, 64, 96, "bf16", "bf16", "bf16", row_a, row_b, bias, 5, shared=shared)
         operands = family.make_inputs(problem, "cuda")
         operands |= {"c": torch.empty(5, 40, 64, dtype=torch.bfloat16, device="cuda")}
         for config in [None, *backend.list_algorithms(problem, operands, 3)]:

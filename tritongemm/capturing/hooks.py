@@ -32,7 +32,7 @@ _LAYERS = {
     "linear": (("torch.nn.functional", "linear"),),
     "tritongemm.mm": (("tritongemm", "mm"), ("tritongemm.serving.api", "mm")),
 }
-_OWN = ("scaled_mm",)  # calls of `tritongemm`, whose own calls of PyTorch are none of the program's
+_OWN = ("bmm", "scaled_mm")  # calls of `tritongemm`, whose own calls of PyTorch are none of the program's
 _PLACES = {"input": 0, "x": 0, "weight": 1, "w": 1, "bias": 2, "out_dtype": 3}  # of a layer's arguments
 
 
@@ -62,7 +62,8 @@ class Hooks:
     def install(self) -> None:
         """Put them in place."""
         self._active = True
-        importlib.import_module("tritongemm.serving.api")  # which keeps PyTorch's own linear for itself
+        for module in ("tritongemm.serving.api", _BATCHED[1]):  # which keep PyTorch's own functions for themselves
+            importlib.import_module(module)
         for operation, places in _LAYERS.items():
             for module, name in places:
                 self._replace(sys.modules[module], name, functools.partial(self._layer, operation))

@@ -103,7 +103,8 @@ def of_aten(operation: str, name: str, args: tuple[Any, ...], kwargs: dict[str, 
         args: its arguments.
         kwargs: those that were given by name.
     """
-    return BASIC[name](operation if operation == name else f"{operation} by {name}", args, kwargs)
+    same = operation in (name, name.replace("::", "."))
+    return BASIC[name](operation if same else f"{operation} by {name}", args, kwargs)
 
 
 def of_nothing(operation: str, reason: str) -> Product:
@@ -170,6 +171,17 @@ def _of_own_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     return _with_factors(operation, a.reshape(-1, a.shape[-1]), w, factors, scale_b, given)
 
 
+def _of_batch(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """`tritongemm.bmm`: A @ B for each product, with scale factors of rows and columns or without."""
+    names = ("a", "b", "bias", "out_dtype", "scale_a", "scale_b")
+    given: dict[str, Any] = dict.fromkeys(names) | dict(zip(names, args, strict=False)) | kwargs
+    a, b, usual = given["a"], given["b"], None
+    if a.dtype.itemsize == 1:
+        usual = torch.float16 if a.is_floating_point() else torch.int32
+    family = "dense" if given["scale_a"] is None else "a8w8"
+    return _of(operation, a, b, given["out_dtype"] or usual, "none" if given["bias"] is None else "n", family)
+
+
 def _of_vector(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
     """`mv` and `dot`: what has no matrix on one side."""
     return of_nothing(operation, f"a product with a vector of {args[-1].shape[0]}")
@@ -224,6 +236,7 @@ BASIC: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Product | None
     "_int_mm": _of_two,
     "addmm": _of_sum,
     "baddbmm": _of_sum,
+    "tritongemm::bmm": _of_batch,
     "_scaled_mm": _of_scaled,
     "_scaled_mm_v2": _of_recipe,
     "mv": _of_vector,

@@ -221,7 +221,7 @@ def _is_nameable(config: Config) -> bool:
 
 def is_of(problem: Problem, family: CsvFamily) -> bool:
     """Whether a family of AITER's computes a problem."""
-    if not family.ours or problem.groups != 1 or (problem.batch > 1) != ("B" in family.keys):
+    if not family.ours or problem.groups != 1 or problem.shared or (problem.batch > 1) != ("B" in family.keys):
         return False
     known = (registry.family_of(name) for name in (family.ours, family.shuffled) if name)
     return any((found.name, typical.order_b) == (problem.family, problem.order_b) for found, typical in known)

@@ -135,7 +135,7 @@ def test_each_operation_is_written_as_what_it_becomes(
         (lambda: some(3, 5, 7).baddbmm(some(3, 5, 6), some(3, 6, 7)), 3, "baddbmm with a matrix", "", "none"),
         (lambda: some(3, 1, 7).baddbmm(some(3, 5, 6), some(3, 6, 7)), 3, "baddbmm", "", "n"),
         (lambda: torch.einsum("bij,bjk->bik", some(3, 5, 6), some(3, 6, 7)), 3, "einsum by bmm", "", "none"),
-        (lambda: tritongemm.bmm(some(3, 5, 6), some(3, 6, 7)), 3, "bmm", "", "none"),
+        (lambda: tritongemm.bmm(some(3, 5, 6), some(3, 6, 7), some(7)), 3, "tritongemm.bmm", "", "n"),
     ],
 )
 def test_batched_products_are_rows_that_can_be_tuned(

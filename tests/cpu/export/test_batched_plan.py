@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.support import emulated
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
 from tritongemm.cli import launch_plan
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.launch import Launch
+from tritongemm.core.problem import Problem
+from tritongemm.export import launch_plans
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import KernelBackend
+from tritongemm.search_spaces import loader
 
 SPLIT = "tile__bm16__bn32__bk32__gm1__sk2__w2__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0"
 PIPELINED = "tile__bm32__bn32__bk64__gm2__sk1__w4__s2__xcds8"
@@ -67,3 +78,23 @@ def test_every_product_is_right_on_an_emulator(
 ) -> None:
     path = write(tmp_path, config, size, target, "--batch", "3", *options)
     emulated.run_scaled(tmp_path, path)
+
+
+@pytest.mark.parametrize("name", ["gfx942", "gfx950"])
+def test_operands_are_read_as_they_lie_on_an_emulator(tmp_path: Path, name: str) -> None:
+    """A model's heads: [tokens, heads, K] read head by head, and a bias that all of them share."""
+    problem = Problem(33, 40, 80, "bf16", "bf16", "bf16", row_major_b=False, bias="n", batch=3)
+    target, config, triton = loader.load_target(name), Config.parse(SPLIT), registry.get(KernelBackend, "triton")
+    with closing(BuildPool(ArtifactCache(settings.cache_folder()), 1)) as compiler:
+        (built,) = compiler.stream([triton.compile_job(config, problem, target)])
+    launch = triton.launch(built, problem, target)
+    assert isinstance(launch, Launch)
+    moved = triton.with_strides(launch, config, problem, {"a": (3 * 96, 96), "bias": (0, 0)})
+    assert isinstance(moved, Launch)
+    plan = launch_plans.plan(moved, problem, target)
+    about = {b["name"]: b for b in plan["buffers"]}
+    about["a"] |= {"strides": [96, 3 * 96, 1], "bytes": 33 * 3 * 96 * 2}
+    about["bias"] |= {"shape": [1, 1, 40], "strides": [40, 40, 1], "bytes": 40 * 2}
+    (tmp_path / "moved.hsaco").write_bytes(launch.read_code())
+    (tmp_path / "moved.json").write_text(json.dumps({**plan, "object": "moved.hsaco"}))
+    emulated.run_scaled(tmp_path, tmp_path / "moved.json")

@@ -22,15 +22,18 @@ from tests.support.kernel_cases import (
     TMA_POLLED,
     TMA_SWAPPED,
 )
+from tritongemm.cli import tune
 from tritongemm.codegen import geometry, modules, render, template_facts
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.measure.offline_evaluator import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.workers.child_process import WorkerProcess
+from tritongemm.workloads import sizes
 
 POINTERS = (PLAIN, SPLIT, POLLED, SWAPPED, GEMV, GEMV_ROW, GEMV_POLLED)
 DESCRIBED = (TMA, TMA_POLLED, TMA_SWAPPED)
@@ -94,6 +97,26 @@ def test_scales_and_biases_of_each_product(interpreter: WorkerProcess, tmp_path:
     problem = family.problem(17, 19, 21, dtype, dtype, "fp16", row_major_b=False, bias="n", batch=2, shared=shared)
     found = errors(interpreter, problem, (SPLIT,) if shared else (SPLIT, GEMV), GFX942, tmp_path)
     assert all(e <= 1 for e in found.values()), found
+
+
+@pytest.mark.parametrize("target", ["sm90", "gfx942"])
+def test_a_batch_is_tuned_and_read_back(tmp_path: Path, target: str) -> None:
+    """From the command line to a verified row, which names the batch, and from that row again."""
+    out = tmp_path / "out.yaml"
+    size = ["-m", "16", "-n", "32", "-k", "64", "-col_b", "-dtype_a", "bf16", "--batch", "16", "--shared", "b"]
+    run = ["--target", target, "--budget", "1", "--num_threads", "1", "-o", str(out)]
+    assert tune.main([*size, *run]) == 0
+    (row,) = sizes.from_file(out, Defaults())
+    wanted = Problem(16, 32, 64, "bf16", "bf16", "bf16", row_major_b=False, batch=16, shared="b")
+    assert row.problem == wanted and row.record is not None
+    assert row.record.verified.startswith("interpreter")
+    assert (row.record.error or 0.0) <= (row.record.tolerance or 0.0)
+    path = tmp_path / "sizes.yaml"
+    path.write_text(
+        "- {M: 4, N: 8, K: 16}\n- {M: 4, N: 8, K: 16, batch: 2}\n- {M: 5, N: 8, K: 16, batch: 2, shared: a}\n"
+    )
+    keys = [r.problem.key for r in sizes.from_file(path, Defaults(batch=3, shared="b"))]
+    assert keys == ["4x8x16_fp16_TT_batch3_sharedb", "4x8x16_fp16_TT_batch2", "5x8x16_fp16_TT_batch2_shareda"]
 
 
 def test_what_a_batch_takes() -> None:

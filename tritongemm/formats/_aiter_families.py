@@ -30,6 +30,7 @@ class CsvFamily:
         words: beginning of a file name's part that says the family.
         runs: libraries whose kernels its rows can name by a name alone.
         shuffled: ours for rows whose column bpreshuffle says True; "" where the family has no such column.
+        scaled: ours for rows whose column scaleAB says True, with one scale factor for A and one for B.
         log2_split: columns of splits hold exponents of two for assembly kernels too.
         dtype: of A and B, where no column says it; "" for that of our family.
     """
@@ -41,6 +42,7 @@ class CsvFamily:
     words: tuple[str, ...]
     runs: tuple[str, ...] = ()
     shuffled: str = ""
+    scaled: str = ""
     log2_split: bool = False
     dtype: str = ""
 
@@ -75,6 +77,7 @@ FAMILIES = (
         ("bf16",),
         runs=("asm", "hipblaslt", "torch"),
         shuffled="dense_bpreshuffle",
+        scaled="a8w8",
     ),
     CsvFamily(
         "a8w8_blockscale_bpreshuffle", "a8w8_blockscale_bpreshuffle", _SIZES, _MIXED,

@@ -32,6 +32,7 @@ _GFX_OF_UNITS = {80: "gfx942", 304: "gfx942", 256: "gfx950"}  # in files from be
 _FNUZ = ("gfx942",)
 _FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
 _MOST_EXPONENT = 16
+_ONE_SCALE = "tensor"  # the granularity of one scale factor for an operand
 _SHOWN = 60
 _AFTER_SIZES = tuple(f.name for f in fields(Problem))[3:]
 
@@ -70,23 +71,27 @@ class CellReader:
 
     def _problem(self, cells: Cells, target: str) -> Problem:
         m, n, k = (cells.whole(name, 1) for name in "MNK")
-        if cells.flag("scaleAB"):
-            cells.fail("scaleAB is True: a product with one scale for all of A and of B can't be tuned here")
         encoding, family = encoding_of(target, self._defaults), self._family
         dtype = cells.text("dtype") or cells.text("q_dtype_w") or self._defaults.dtype_a or family.dtype
+        scaled, shuffled = cells.flag("scaleAB"), cells.flag("bpreshuffle")
+        if scaled and (shuffled or not family.scaled):
+            cells.fail("scaleAB is True: one scale for all of A and of B is known here with plain B of the family bf16")
         given: dict[str, Any] = {
-            "family": family.shuffled if family.shuffled and cells.flag("bpreshuffle") else family.ours,
+            "family": family.scaled if scaled else family.shuffled if family.shuffled and shuffled else family.ours,
             "dtype_a": dtype,
             "dtype_c": cells.text("outdtype") or ("bf16" if family.dtype or "q_dtype_w" in family.keys else ""),
             "row_major_a": True,
             "row_major_b": False,
             "bias": "n" if cells.flag("bias") else "none",
             "batch": cells.whole("B", 1, 1),
+            **({"scales": _ONE_SCALE} if scaled else {}),
         }
         kind = (*given.values(), encoding)
         try:
             if kind not in self._kinds:
                 model = make_problem(Defaults(fp8_encoding=encoding), m, n, k, given)
+                if scaled and not (model.a.bytes == 1 and _has_one_scale(model)):
+                    cells.fail(f"scaleAB is True: one scale for all of A and of B can't be tuned here in {dtype}")
                 self._kinds[kind] = tuple(getattr(model, name) for name in _AFTER_SIZES)
             return Problem(m, n, k, *self._kinds[kind])
         except InputError as error:
@@ -223,8 +228,15 @@ def is_of(problem: Problem, family: CsvFamily) -> bool:
     """Whether a family of AITER's computes a problem."""
     if not family.ours or problem.groups != 1 or problem.shared or (problem.batch > 1) != ("B" in family.keys):
         return False
+    if family.scaled and _has_one_scale(problem):
+        return problem.order_b == PLAIN and problem.family == registry.family_of(family.scaled)[0].name
     known = (registry.family_of(name) for name in (family.ours, family.shuffled) if name)
     return any((found.name, typical.order_b) == (problem.family, problem.order_b) for found, typical in known)
+
+
+def _has_one_scale(problem: Problem) -> bool:
+    """Whether all of A shares one scale factor, and all of B."""
+    return all(s is not None and not s.rows and not s.depth for s in (problem.scale_a, problem.scale_b))
 
 
 def told_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: float) -> dict[str, str]:
@@ -248,7 +260,7 @@ def told_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: 
         "bias": str(p.bias == "n"),
         "dtype": f"torch.{p.a.torch}",
         "outdtype": f"torch.{p.c.torch}",
-        "scaleAB": "False",
+        "scaleAB": str(_has_one_scale(p)),
         "bpreshuffle": str(p.order_b != PLAIN),
         "q_dtype_w": f"torch.{p.b.torch}",
         "libtype": kernel.library,

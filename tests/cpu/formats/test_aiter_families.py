@@ -84,3 +84,15 @@ def test_the_users_word_may_not_contradict_the_columns() -> None:
 def test_batched_sizes_are_told_apart_by_the_name_of_their_file() -> None:
     with pytest.raises(InputError, match="name one with --family, or in the file's name: batched_a8w8, batched_bf16"):
         read("sizes.csv", "B,M,N,K\n4,1,2,3\n")
+
+
+def test_one_scale_for_an_operand_is_taken_for_no_other_scales() -> None:
+    head, kind = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle", "torch.float8_e4m3fn,torch.bfloat16,True,False"
+    found = registry.get(Format, "aiter").read_usable(
+        Path("bf16_untuned_gemm.csv"), f"{head}\n16,256,512,False,{kind}\n", Defaults()
+    )
+    assert [d.reason for d in found.damaged if "scaleAB is True" not in d.reason] == []
+    for row in found.rows:
+        assert row.problem.family == "a8w8" and row.problem.scale_a and row.problem.scale_a.rows == 0
+        lines, lost = told("", replace(BEST, problem=row.problem))
+        assert not lost and f"16,256,512,False,{kind},triton" in lines[1]

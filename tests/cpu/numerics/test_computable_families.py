@@ -14,7 +14,7 @@ from tritongemm.search_spaces.loader import load_target
     [
         ("gfx950", {"dense", "a8w8", "a8w8_blockscale", "a4w4_blockscale", "a4w4_bpreshuffle"}, set[str]()),
         ("gfx942", {"a8w8", "a8w8_blockscale_bpreshuffle"}, {"a4w4_blockscale", "a4w4_bpreshuffle"}),
-        ("sm80", {"dense", "a8w8"}, {"a8w8_blockscale", "a4w4_blockscale"}),
+        ("sm80", {"dense", "a8w8"}, {"a4w4_blockscale", "a4w4_bpreshuffle"}),
     ],
 )
 def test_what_a_target_computes(target: str, able: set[str], unable: set[str]) -> None:

@@ -79,7 +79,10 @@ def _buffers(launch: Launch | HostLaunch, problem: Problem) -> dict[str, dict[st
 
 
 def operands(problem: Problem) -> dict[str, dict[str, Any]]:
-    """The operands as a plan describes them: A [M, K], B [K, N], C [M, N], a bias or scales [N] or [M, 1]."""
+    """The operands as a plan describes them: A [M, K], B [K, N], C [M, N], a bias or scales [N] or [M, 1].
+
+    Scales that change along K say how many rows of A (columns of B) and elements along K share one, and how they lie.
+    """
     m, n, k = problem.m, problem.n, problem.k
     a = (k, 1) if problem.row_major_a else (1, m)
     b = (n, 1) if problem.row_major_b else (1, k)
@@ -90,7 +93,12 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
     }
     if problem.order_b != PLAIN:
         known["b"]["order"] = "shuffled"
-    return known | {e.name: _operand(e.name, e.dtype, e.shape, (*e.shape[1:], 1)) for e in problem.extras}
+    for extra in problem.extras:
+        known[extra.name] = _operand(extra.name, extra.dtype, extra.shape, (*extra.shape[1:], 1))
+        if extra.scaling is not None and extra.applied == "mainloop":
+            share = {"rows": extra.scaling.rows, "depth": extra.scaling.depth, "layout": extra.scaling.layout}
+            known[extra.name]["scaling"] = share
+    return known
 
 
 def _operand(role: str, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from tritongemm.backends.torch import grouped
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import NamedKernel
@@ -23,7 +24,7 @@ class TorchBackend(LibraryBackend):
 
     summary = "PyTorch itself, which races anyway; alone it is measured as the candidate"
     baseline = True
-    capabilities = Capabilities(scales=("epilogue",))
+    capabilities = Capabilities(kinds=("one", "grouped"), scales=("epilogue",))
 
     def available(self) -> Support:
         """Whether PyTorch is installed."""
@@ -56,6 +57,8 @@ class TorchBackend(LibraryBackend):
         """
         import torch
 
+        if problem.kind == "grouped":
+            return grouped.operation(problem, operands, config is not None)
         a, b, c, bias = operands["a"], operands["b"], operands["c"], operands.get("bias")
         row = bias if problem.bias == "n" else None
         column = bias[:, None] if bias is not None and problem.bias == "m" else None
@@ -77,6 +80,8 @@ class TorchBackend(LibraryBackend):
 
     def torch_function(self, problem: Problem) -> str:
         """`function` where it reads the operands as they are, so that a generated module can call it; else ""."""
+        if problem.kind == "grouped":
+            return ""  # a generated module has no call of it
         name = function(problem)
         as_they_are = name != "_scaled_mm" or (problem.row_major_a and not problem.row_major_b)
         return name if as_they_are else ""
@@ -84,6 +89,8 @@ class TorchBackend(LibraryBackend):
 
 def function(problem: Problem) -> str:
     """PyTorch's function for a problem: ``mm``, ``addmm``, ``_int_mm`` or ``_scaled_mm``; "" where it has none."""
+    if problem.kind == "grouped":
+        return grouped.function(problem)
     if problem.order_b != PLAIN or any(spec.applied == "mainloop" for spec in problem.extras):
         return ""
     if problem.a.is_fp8:

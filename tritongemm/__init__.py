@@ -15,10 +15,12 @@ from tritongemm.core import settings
 if TYPE_CHECKING:
     from tritongemm.capturing.session import Capture as capture
     from tritongemm.serving.api import explain, load, mm
+    from tritongemm.serving.grouped_api import grouped_mm
+    from tritongemm.serving.moe_api import fused_moe
     from tritongemm.serving.patch import patch
     from tritongemm.serving.serve import serve
 
-__all__ = ["capture", "explain", "load", "mm", "patch", "serve"]
+__all__ = ["capture", "explain", "fused_moe", "grouped_mm", "load", "mm", "patch", "serve"]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,6 +28,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("tritongemm.capture")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in ("fused_moe", "grouped_mm"):
+        module = importlib.import_module(f"tritongemm.serving.{'moe' if name == 'fused_moe' else 'grouped'}_api")
+        globals()[name] = getattr(module, name)
+        return globals()[name]
     from tritongemm.serving import api, patch, serve
 
     globals().update({each: getattr(api, each) for each in ("explain", "load", "mm")})

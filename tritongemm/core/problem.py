@@ -160,10 +160,13 @@ class Problem:
         return group_ends(self.row_counts) if self.group_form == "contiguous" else self.row_counts
 
     def at(self, m: int) -> Problem:
-        """The same product of another M; groups whose rows were captured have skewed ones then."""
-        if not self.counts:
-            return replace(self, m=m)
-        return replace(self, m=m, spread="skewed", counts=(), room=self.room)
+        """The same product of another M; of groups that have room for equally many rows, for so many each.
+
+        Groups whose rows were captured have skewed ones then.
+        """
+        if self.room:
+            return replace(self, m=min(self.m, self.groups * m), room=m, spread="uniform", counts=())
+        return replace(self, m=m, spread="skewed" if self.counts else self.spread, counts=())
 
     @property
     def bias_dtype(self) -> DType:

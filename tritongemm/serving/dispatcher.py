@@ -138,7 +138,7 @@ class Dispatcher:
         with self._lock:
             self._add(table)
             if torch.cuda.is_available():
-                self._device(torch.cuda.current_device())
+                self.device(torch.cuda.current_device())
             self.calls = CallTable()
         return len(table.records)
 
@@ -225,7 +225,7 @@ class Dispatcher:
         call = sign_call(operands, precision, frequent)
         if isinstance(call, Support):
             return CallAnswers(Resolution("fallback", call.reason))
-        device = self._device(operands.x.get_device())
+        device = self.device(operands.x.get_device())
         if device is None:
             text = "not loaded on this device before a graph is captured; call tritongemm.load or run it once first"
             return CallAnswers(Resolution("fallback", text, lasting=False))
@@ -235,7 +235,7 @@ class Dispatcher:
         self._choices.tell(call.problem.key, str(device.device.torch_device), answers.resolution, where)
         return answers
 
-    def _device(self, index: int) -> DeviceKernels | None:
+    def device(self, index: int) -> DeviceKernels | None:
         """The kernels of a device, loaded at its first call; None while a capture forbids that."""
         device = self._devices.get(index)
         if device is None and not torch.cuda.is_current_stream_capturing():

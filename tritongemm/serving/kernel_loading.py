@@ -140,7 +140,7 @@ def _load_compiled(
         kernels[problem] = kernel = or_refusal(partial(_load_code, device, prepared.launch, functions))
         if isinstance(kernel, Support):
             continue
-        if prepared.record.m_from or problem in padded:
+        if prepared.record.m_from or problem in padded or problem.kind == "grouped":
             support = or_refusal(partial(prepared.serves, prepared.record.m_from or 1))
             binders[problem] = partial(_bind, prepared, kernel) if support else partial(_refuse, support)
     return kernels, binders

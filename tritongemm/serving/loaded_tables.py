@@ -35,7 +35,7 @@ class LoadedTable:
     Attributes:
         name: the file's path, or ``records``.
         digest: the first digits of the file's SHA-256, in hexadecimal.
-        rows: those of linear layers, which calls can ask for.
+        rows: those of linear layers and of grouped products, which calls can ask for.
     """
 
     name: str
@@ -49,8 +49,9 @@ class LoadedTable:
 
     @property
     def weights(self) -> frozenset[tuple[int, int]]:
-        """(N, K) of the weights that have a record."""
-        return frozenset((row.record.problem.n, row.record.problem.k) for row in self.rows)
+        """(N, K) of the linear layers' weights that have a record."""
+        layers = (row.record.problem for row in self.rows if is_layer(row.record.problem))
+        return frozenset((problem.n, problem.k) for problem in layers)
 
 
 def read_table(source: str | os.PathLike[str] | Iterable[Record]) -> LoadedTable:
@@ -67,7 +68,12 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record]) -> LoadedTable
             content = Path(source).read_bytes()
     else:
         name, content = "records", repr([row.record for row in rows]).encode()
-    return LoadedTable(name, _digest(content), tuple(row for row in rows if is_layer(row.record.problem)))
+    return LoadedTable(name, _digest(content), tuple(row for row in rows if _is_asked_for(row.record)))
+
+
+def _is_asked_for(record: Record) -> bool:
+    """Whether `mm` or `grouped_mm` can ask for a record."""
+    return is_layer(record.problem) or record.problem.kind == "grouped"
 
 
 def combined_digest(tables: Sequence[LoadedTable]) -> str:

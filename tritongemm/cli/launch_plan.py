@@ -58,7 +58,6 @@ def parser() -> argparse.ArgumentParser:
     )
     g = p.add_argument_group("what to run")
     options.problem_options(g)
-    options.group_options(g)
     g.add_argument(
         "--target",
         default="gfx942",

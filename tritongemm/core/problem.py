@@ -224,7 +224,7 @@ class Problem:
         data = {name: getattr(self, name) for name in _FIELDS}
         for name in ("scale_a", "scale_b"):
             data[name] = data[name].to_json() if data[name] else None
-        later = {"order_b": PLAIN, "scale_a": None, "scale_b": None, "groups": 1}
+        later: dict[str, object] = {"order_b": PLAIN, "scale_a": None, "scale_b": None, "groups": 1}
         later |= dict(zip(_GROUP_FIELDS, _ONE_GROUP, strict=True))
         data = {k: v for k, v in data.items() if k not in later or v != later[k]}
         return data | ({"counts": list(self.counts)} if self.counts else {})

@@ -56,7 +56,7 @@ def _own_product(operands: GroupedOperands) -> Tensor | None:
 
 
 def _aligned(a: Tensor, b: Tensor) -> bool:
-    return a.shape[-1] * a.element_size() % _ROW_BYTES == b.shape[-1] * b.element_size() % _ROW_BYTES == 0
+    return not (a.shape[-1] * a.element_size() % _ROW_BYTES or b.shape[-1] * b.element_size() % _ROW_BYTES)
 
 
 def _plain_operands(operands: GroupedOperands) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ class GroupedOperands(NamedTuple):
     @property
     def masked(self) -> bool:
         """Whether every group has room for equally many rows."""
-        return self.a.dim() == 3
+        return bool(self.a.dim() == 3)
 
     @property
     def granularity(self) -> str:
@@ -79,14 +79,15 @@ def check(operands: GroupedOperands) -> None:
 
 
 def _check_scales(operands: GroupedOperands, scale_a: Tensor, scale_b: Tensor) -> None:
-    a, b = operands.a, operands.b
-    groups, k, n = b.shape
+    rows, (groups, k, n) = operands.a.shape[:-1], operands.b.shape
+    of_a: list[tuple[int, ...]]
+    of_b: tuple[int, ...]
     if operands.granularity == "row":
-        wanted: tuple[tuple[int, ...], ...] = ((*a.shape[:-1],), (*a.shape[:-1], 1)), ((groups, n),)
+        of_a, of_b = [(*rows,), (*rows, 1)], (groups, n)
     else:
         blocks = -(-k // DEPTH)
-        wanted = ((*a.shape[:-1], blocks),), ((groups, -(-n // DEPTH), blocks),)
-    for name, scale, shapes in (("scale_a", scale_a, wanted[0]), ("scale_b", scale_b, wanted[1])):
+        of_a, of_b = [(*rows, blocks)], (groups, -(-n // DEPTH), blocks)
+    for name, scale, shapes in (("scale_a", scale_a, of_a), ("scale_b", scale_b, [of_b])):
         if tuple(scale.shape) not in shapes or scale.dtype != torch.float32:
             raise InputError(f"{name} must be float32 {shapes[0]}, not {scale.dtype} {tuple(scale.shape)}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError
+from tritongemm.serving import moe_torch
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.grouped_api import OPERATIONS, TAGS, run
 from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
@@ -89,8 +89,11 @@ def _operation(
 
 def _steps(x: Tensor) -> ModuleType:
     """Who does what is between the products."""
-    compiled = x.is_cuda and settings.version("triton") != "missing"
-    return importlib.import_module(f"tritongemm.serving.{'moe_kernels' if compiled else 'moe_torch'}")
+    if x.is_cuda and settings.version("triton") != "missing":
+        from tritongemm.runtime import moe_kernels  # which imports Triton
+
+        return moe_kernels
+    return moe_torch
 
 
 def _check(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, activation: str) -> None:

@@ -46,12 +46,12 @@ def errors(
     return found
 
 
-def grouped(family: str, n: int, k: int, dtype: str, dtype_c: str, room: int = 0, **more: object) -> Problem:
+def grouped(family: str, n: int, k: int, dtype: str, dtype_c: str, room: int = 0, row_major_b: bool = False) -> Problem:
     """A problem of uneven groups, two of them empty."""
     form = "masked" if room else "contiguous"
     made: Problem = registry.get(Family, family).problem(
         sum(COUNTS), n, k, dtype, dtype, dtype_c, groups=len(COUNTS), group_form=form, spread="captured", counts=COUNTS,
-        room=room, **{"row_major_b": False, **more},
+        room=room, row_major_b=row_major_b,
     )  # fmt: skip
     return made
 

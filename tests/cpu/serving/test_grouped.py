@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
+from tests.support import ROOT
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
@@ -27,7 +27,6 @@ from tritongemm.serving import grouped_operands, moe_torch
 from tritongemm.serving.grouped_call import find_kernel
 from tritongemm.serving.grouped_operands import GroupedOperands
 
-ROOT = Path(__file__).parents[3]
 COUNTS = (5, 0, 9, 2)
 OCP = "fp8e4m3fn"
 
@@ -106,7 +105,7 @@ def test_the_record_of_the_next_larger_m_serves() -> None:
         records=SimpleNamespace(list_rows=lambda arch, units: rows),
         device=SimpleNamespace(arch="sm90", compute_units=132), binders=binders, loaded={},
     )  # fmt: skip
-    found = {}
+    found: dict[int, Any] = {}
     for m in (1, 9, 16, 17, 100, 1000):
         answer = find_kernel(device, problem("a8w8", 0, m, ()))
         assert not isinstance(answer, Support)
@@ -182,7 +181,8 @@ def test_the_call_is_one_operation_to_a_tracer() -> None:
 
 KERNELS_AND_PYTORCH = """
 import torch
-from tritongemm.serving import moe_kernels, moe_torch
+from tritongemm.runtime import moe_kernels
+from tritongemm.serving import moe_torch
 torch.manual_seed(0)
 for tokens, topk, experts, k in ((3, 2, 5, 256), (70, 4, 9, 384)):
     ids = torch.randint(-1, experts + 1, (tokens, topk))

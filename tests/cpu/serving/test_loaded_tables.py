@@ -59,7 +59,7 @@ def test_it_is_logged_once_a_device(
     with caplog.at_level(logging.INFO, "tritongemm"):
         assert len(dispatcher.add_configured()) == 12 and dispatcher.weights == {(32, 64)} and not caplog.records
         for _ in range(3):
-            dispatcher._device(0)
+            dispatcher.device(0)
             dispatcher.add_configured()
     assert [r.getMessage() for r in caplog.records] == [
         loaded_tables.describe(dispatcher._tables, dispatcher._devices[0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
@@ -42,12 +44,9 @@ def operation(problem: Problem, operands: Operands, into: bool) -> Callable[[], 
     a, b, c = operands["a"], operands["b"], operands["c"]
     if name == "bmm":
         return lambda: torch.bmm(a, b, out=c)
-    ends = operands["offsets"]
-    if name == "_grouped_mm":
-        product = lambda: torch._grouped_mm(a, b, offs=ends)
-    else:
-        of_a, of_b = operands["scale_a"], operands["scale_b"].view(problem.groups, problem.n)
-        product = lambda: torch._scaled_grouped_mm(
-            a, b, of_a, of_b, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
+    given: dict[str, Any] = {"offs": operands["offsets"]}
+    if name == "_scaled_grouped_mm":
+        given |= {"scale_a": operands["scale_a"], "scale_b": operands["scale_b"].view(problem.groups, problem.n)}
+        given |= {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+    product: Callable[[], Any] = partial(getattr(torch, name), a, b, **given)
     return (lambda: c.copy_(product())) if into else product

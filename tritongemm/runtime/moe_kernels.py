@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tritongemm.serving.grouped_operands import DEPTH
-
+DEPTH = 128  # elements of a row that share a factor of a block
 _SORTED_AT_A_TIME = 1024  # ids that a program looks at together
 _COMBINED_AT_A_TIME = 1024  # columns of a token's result
 _MODES = {"": 0, "row": 1, "block": 2}

@@ -33,7 +33,7 @@ def constants(config: Config, problem: Problem) -> dict[str, Any]:
         "EVEN_K": problem.k % config.block_k == 0,
     }
     for option in template.constexprs:
-        values[option.upper()] = template.value(config, option)
+        values[option.upper()] = template.value(config, option, problem.scale_depth)
     return values
 
 
@@ -69,13 +69,16 @@ def _scope(config: Config, problem: Problem, compute_units: int) -> dict[str, An
     sizes = {"GROUP_M": config.group_m, "M": m, "N": problem.n, "K": problem.k, "COMPUTE_UNITS": compute_units}
     sizes |= {"GROUPS": problem.groups, "MASKED": bool(problem.room), "ROW_MAJOR_B": problem.row_major_b}
     sizes |= {"DEPTH": gcd(*(e.scaling.depth for e in problem.extras if e.scaling)) or config.block_k}
+    sizes |= {"SCALED_N": problem.scale_b.rows if problem.scale_b and problem.scale_depth else 1}
     return {**constants(config, problem), **sizes, "cdiv": lambda a, b: -(-a // b), "min": min, "max": max}
 
 
 def unmet_need(config: Config, problem: Problem, compute_units: int) -> str | None:
     """The first of its template's needs that a config does not meet, in words, or None."""
-    scope = _scope(config, problem, compute_units)
-    needs = kernel_template(config.template).needs.items()
+    scope, template = _scope(config, problem, compute_units), kernel_template(config.template)
+    if template.search.matrix and problem.scale_depth % config.block_k:
+        return f"block_k must divide the {problem.scale_depth} elements along K of one scale, not {config.block_k}"
+    needs = template.needs.items()
     return next((words for words, holds in needs if not eval(_code(holds), {"__builtins__": {}}, scope)), None)
 
 

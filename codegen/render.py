@@ -25,7 +25,7 @@ from tritongemm.core.target import Target
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-TL = {"fp16": "tl.float16", "bf16": "tl.bfloat16", "fp32": "tl.float32", "int8": "tl.int8"}
+TL = {"fp16": "tl.float16", "bf16": "tl.bfloat16", "fp32": "tl.float32", "int8": "tl.int8", "int32": "tl.int32"}
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class KernelFacts:
 
     Attributes:
         acc: accumulator type, as written in a kernel.
+        widen: what turns the sum of one block of K into it, where that is added by itself; "" where nothing need.
         total: type in which the epilogue works.
-        extras: the operands beside A and B that the epilogue applies, in its order.
+        extras: operands beside A and B, as the epilogue applies them, and those that the main loop applies.
         arguments: their names as Python functions take them, scales before a bias.
         casts: operands are converted before the dot, because their types differ.
         compute: type they are converted to.
@@ -55,6 +56,7 @@ class KernelFacts:
     """
 
     acc: str
+    widen: str
     total: str
     extras: tuple[OperandSpec, ...]
     arguments: tuple[str, ...]
@@ -74,10 +76,23 @@ class KernelFacts:
     overlap: Mapping[str, str]
 
     @property
+    def along_k(self) -> tuple[OperandSpec, ...]:
+        """Scale factors that change along K."""
+        return tuple(e for e in self.extras if e.applied == "mainloop")
+
+    @property
     def formula(self) -> str:
         """C as its docstrings write it."""
         shapes = {"m": "[M, 1]", "n": "[N]"}
-        return "a[M, K] @ b[K, N]" + "".join(f" {e.operator} {e.name}{shapes[e.along]}" for e in self.extras)
+        a, b = (f" * {name}" if name in {e.name for e in self.along_k} else "" for name in ("scale_a", "scale_b"))
+        after = (f" {e.operator} {e.name}{'' if e.single else shapes[e.along]}" for e in self.extras if e.operator)
+        return f"{f'(a{a})' if a else 'a'}[M, K] @ {f'(b{b})' if b else 'b'}[K, N]" + "".join(after)
+
+
+def accumulator(problem: Problem) -> DType:
+    """The type of sums over K: exact for integers, but where factors that change along K multiply parts of them."""
+    exact = common_type(problem.a, problem.b).is_integer and not problem.scale_depth
+    return DTYPES["int32" if exact else "fp32"]
 
 
 def common_type(a: DType, b: DType) -> DType:
@@ -100,13 +115,14 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         dot_options = f', input_precision="{"tf32" if target.has("tf32") else "ieee"}"'
     if integer:
         dot_options = ", out_dtype=tl.int32"
-    acc = "tl.int32" if integer else "tl.float32"
+    acc = TL[accumulator(problem).name]
     both_fp8 = problem.a.is_fp8 and problem.b.is_fp8
     several_l2 = target.xcds > 1
     return KernelFacts(
         acc=acc,
-        total="tl.float32" if any(e.operator == "*" for e in problem.extras) else acc,
-        extras=tuple(e for e in problem.extras if e.applied == "epilogue"),
+        widen=f".to({acc})" if integer and acc == TL["fp32"] else "",
+        total=TL["fp32"] if any(e.operator == "*" for e in problem.extras) else acc,
+        extras=problem.extras,
         arguments=operands(problem)[3:-3] + (("bias",) if problem.bias != "none" else ()),
         casts=problem.a != problem.b and not both_fp8,
         compute=TL.get(compute.name, ""),
@@ -116,7 +132,7 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         # The default for floats turns NaN into a bound, which would hide it.
         clamp="" if integer else ", propagate_nan=tl.PropagateNan.ALL",
         zero="0" if integer else "0.0",
-        unset="-2147483648" if integer else "-8531",
+        unset="-2147483648" if acc == TL["int32"] else "-8531",
         publish=', cache_modifier=".wt"' if several_l2 else "",
         observe=', cache_modifier=".cv"' if several_l2 else ', cache_modifier=".cg"',
         store_wait=target.store_wait,
@@ -167,12 +183,14 @@ def module_name(problem: Problem) -> str:
     return f"generated_kernel_{problem.m}_{problem.n}_{problem.k}{suffix}"
 
 
-def _rows(configs: list[Config]) -> Iterator[str]:
+def _rows(configs: list[Config], problem: Problem) -> Iterator[str]:
     """A line for each config: its name, its kernel's constants in capitals, the options of the compiler."""
 
     def pairs(config: Config) -> str:
         template = kernel_template(config.template)
-        constants = {option.upper(): template.value(config, option) for option in template.constexprs}
+        constants = {
+            option.upper(): template.value(config, option, problem.scale_depth) for option in template.constexprs
+        }
         return " ".join(f"{k}={v}" for k, v in (constants | compiler_options(config)).items())
 
     for c, rest in zip(configs, ConfigMemo(configs).map(pairs), strict=True):
@@ -190,7 +208,7 @@ def _render(template: str, problem: Problem, configs: list[Config], target: Targ
             x=kernel_facts(problem, target),
             target=target,
             configs=configs,
-            rows="\n".join(_rows(configs)),
+            rows="\n".join(_rows(configs, problem)),
             kernels={name: kernel_source(problem, name, target) for name in used},
             templates={name: kernel_template(name) for name in used},
             module_name=module_name(problem),

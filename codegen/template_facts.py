@@ -22,6 +22,7 @@ from tritongemm.core.problem import Problem
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
+HALVED_COLUMNS = 128  # more columns of a tile are two parts where scales change along K
 _FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
 
 
@@ -101,10 +102,18 @@ class KernelTemplate:
     needs: dict[str, str]
     search: SearchFacts
 
-    def value(self, config: Config, option: str) -> int:
-        """A config's value of one of `constexprs`: an option of its own, or one that every config has."""
+    def value(self, config: Config, option: str, scale_depth: int = 0) -> int:
+        """A config's value of one of `constexprs`: an option of its own, or one that every config has.
+
+        Args:
+            config: of this template.
+            option: the name.
+            scale_depth: as of `Problem`; where scales change along K, wide tiles are multiplied in halves, since the sum
+                of a block of K needs registers beside the sum of all.
+        """
         if option == "tail":
-            return tail(self.columns(config))
+            columns = self.columns(config)
+            return columns // 2 if scale_depth and columns > HALVED_COLUMNS and not tail(columns) else tail(columns)
         fixed = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         return fixed[option] if option in fixed else config.option(option, self.defaults.get(option, 0))
 

@@ -38,7 +38,7 @@ _KINDS: dict[str, tuple[str, Any]] = {
     ),
     "frozenset[str]": ("a list of names", lambda v: isinstance(v, list) and all(map(_name, v))),
 }  # fmt: skip
-_SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "results", "kinds"}
+_SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "along_k", "results", "kinds"}
 
 
 def _whole(value: Any, least: int) -> bool:
@@ -113,6 +113,7 @@ def check_template(where: str, section: Any, axes: Iterable[str]) -> None:
         ("requires", None, "features"),
         ("aligned", {"a", "b", "c"}, "a, b and c"),
         ("operands", set(DTYPES), "dtypes"),
+        ("along_k", set(DTYPES), "dtypes"),
         ("results", set(DTYPES), "dtypes"),
         ("kinds", {"one", "batched", "grouped"}, "one, batched and grouped"),
     ):

@@ -10,6 +10,7 @@ from pathlib import Path
 from tritongemm.cli import arguments, group_options, model_options
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import DEFAULT_FAMILY
+from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.formats import Defaults
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
@@ -100,6 +101,9 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
         help="what is computed, with which scales and in which order of B: one of those listed below (default "
         "%(default)s)",
     )
+    g.add_argument("--scales", choices=tuple(GRANULARITIES), default="",
+                   help="what shares a scale: all of A and all of B (tensor), rows and columns (row), 1 x 128 of A and 128 x "
+                   "128 of B (block) or 1 x 128 of each (group); _rows: as [rows, K / 128] (default: the family's own)")  # fmt: skip
     group_options.add_group_options(g)
 
 
@@ -122,6 +126,7 @@ def defaults(args: argparse.Namespace, fp8_encoding: str) -> Defaults:
         row_major_b=not args.col_b,
         bias=args.bias_vector or "none",
         family=args.family,
+        scales=args.scales,
         fp8_encoding=fp8_encoding,
         **group_options.read_groups(args),
     )

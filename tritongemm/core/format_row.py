@@ -177,6 +177,7 @@ class Defaults:
         family: plug-in of numerics/families.
         order_b: order of B in memory, ``plain`` or a plug-in of numerics/weight_layouts.
         groups, group_form, spread, counts, room: as of a `Problem`.
+        scales: granularity of the scale factors, of `core.scaling`; "" for the family's usual one.
         fp8_encoding: meaning of ``fp8`` and ``bf8``: ``fn``, ``fnuz`` or, on a target without fp8, ``none``.
     """
 
@@ -188,6 +189,7 @@ class Defaults:
     bias: str = "none"
     family: str = DEFAULT_FAMILY
     order_b: str = PLAIN
+    scales: str = ""
     fp8_encoding: str = "fn"
     groups: int = 1
     group_form: str = "contiguous"

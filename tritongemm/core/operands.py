@@ -44,6 +44,11 @@ class OperandSpec:
         return ("*" if self.scaling else "+") if self.applied == "epilogue" else ""
 
     @property
+    def single(self) -> bool:
+        """Whether it is one scale factor for all of A, or all of B."""
+        return self.scaling is not None and not self.scaling.rows and not self.scaling.depth
+
+    @property
     def along(self) -> str:
         """``m`` for one value per row of C, ``n`` for one per column."""
         return "m" if len(self.shape) == 2 else "n"

@@ -43,6 +43,8 @@ class Problem:
             says. Kernels read that on the device, and are right for any other.
         counts: the rows of each group, where they were captured.
         room: rows that each group of the masked form has room for; 0 of the other.
+        scales: name of the pair of scale_a and scale_b (`core.scaling.granularity`) where it is not the first of those
+            that the family has; "" where it is. `Family.problem` sets it.
     """
 
     m: int
@@ -64,6 +66,7 @@ class Problem:
     spread: str = "uniform"
     counts: tuple[int, ...] = ()
     room: int = 0
+    scales: str = ""
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch", "groups"):
@@ -169,6 +172,11 @@ class Problem:
         return replace(self, m=m, spread="skewed" if self.counts else self.spread, counts=())
 
     @property
+    def scale_depth(self) -> int:
+        """Elements along K after which a scale factor changes; 0 where none changes along K."""
+        return min((s.depth for s in (self.scale_a, self.scale_b) if s is not None and s.depth), default=0)
+
+    @property
     def bias_dtype(self) -> DType:
         """C's dtype, or the narrowest sensible one where C is eight bits wide."""
         narrow = {"int8": DTYPES["int32"]}.get(self.dtype_c, DTYPES["fp16"])
@@ -181,12 +189,13 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Fewest bytes through device memory: A, B and the bias read once, C written once."""
+        """Fewest bytes through device memory: A, B, scales and the bias read once, C written once."""
         bias = {"none": 0, "m": self.m, "n": self.n}[self.bias] * self.bias_dtype.bytes
         a, b = self.m * self.k * self.a.bytes // self.a.packed, self.k * self.n * self.b.bytes // self.b.packed
         c = self.m * self.n * self.c.bytes
         used = sum(rows > 0 for rows in self.row_counts) if self.groups > 1 else 1
-        return self.batch * (a + used * b + c) + bias
+        scales = sum(e.count * e.dtype.bytes for e in self.extras if e.scaling is not None)
+        return self.batch * (a + used * b + c + scales) + bias
 
     @property
     def held_bytes(self) -> int:
@@ -216,6 +225,7 @@ class Problem:
         parts += [f"room{self.room}"] if self.room else []
         parts += [self.spread + _digest(self.counts)] if self.spread != "uniform" else []
         parts += [self.family] if self.family != DEFAULT_FAMILY else []
+        parts += [self.scales] if self.scales else []
         parts += [self.order_b] if self.order_b != PLAIN else []
         return "_".join(parts)
 
@@ -224,7 +234,7 @@ class Problem:
         data = {name: getattr(self, name) for name in _FIELDS}
         for name in ("scale_a", "scale_b"):
             data[name] = data[name].to_json() if data[name] else None
-        later: dict[str, object] = {"order_b": PLAIN, "scale_a": None, "scale_b": None, "groups": 1}
+        later: dict[str, object] = {"order_b": PLAIN, "scale_a": None, "scale_b": None, "groups": 1, "scales": ""}
         later |= dict(zip(_GROUP_FIELDS, _ONE_GROUP, strict=True))
         data = {k: v for k, v in data.items() if k not in later or v != later[k]}
         return data | ({"counts": list(self.counts)} if self.counts else {})

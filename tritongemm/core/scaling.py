@@ -1,9 +1,11 @@
-"""The noun `Scaling`: how the scale factors of one operand are laid over it."""
+"""The noun `Scaling`: how the scale factors of one operand are laid over it; and the pairs of them that have names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+
+from tritongemm.core.errors import InputError
 
 
 @dataclass(frozen=True, order=True)
@@ -44,6 +46,49 @@ class Scaling:
     def from_json(cls, data: dict[str, Any]) -> Scaling:
         """What `to_json` was called on."""
         return cls(**{**data, "pad": tuple(data.get("pad", (1, 1)))})
+
+
+# The scale factors of A and of B.
+ScalePair: TypeAlias = "tuple[Scaling | None, Scaling | None]"
+
+NO_SCALES: ScalePair = (None, None)
+_BLOCK = Scaling(rows=128, depth=128)
+_GROUP = Scaling(depth=128)
+_GROUP_BY_DEPTH = Scaling(depth=128, layout="groups")
+# What a command line and a file call a pair; of those along K the first name is for factors that lie [groups, rows].
+GRANULARITIES: dict[str, ScalePair] = {
+    "tensor": (Scaling(rows=0), Scaling(rows=0)),
+    "row": (Scaling(), Scaling()),
+    "block": (_GROUP_BY_DEPTH, _BLOCK),
+    "block_rows": (_GROUP, _BLOCK),
+    "group": (_GROUP_BY_DEPTH, _GROUP_BY_DEPTH),
+    "group_rows": (_GROUP, _GROUP),
+}
+
+
+def granularity(pair: ScalePair) -> str:
+    """The name of a pair; ``mx`` for powers of two along K, "" for a pair without a name."""
+    named = next((name for name, known in GRANULARITIES.items() if known == pair), "")
+    scale_a, scale_b = pair
+    microscaled = scale_a is not None and scale_b is not None and scale_a.dtype == scale_b.dtype == "e8m0"
+    return named or ("mx" if microscaled else "")
+
+
+def choose_pair(name: str, pairs: tuple[ScalePair, ...]) -> ScalePair:
+    """The pair of this name.
+
+    Args:
+        name: as of `granularity`; "" for the first pair.
+        pairs: those to choose from.
+
+    Raises:
+        InputError: none of them is called so; lists their names.
+    """
+    for pair in pairs:
+        if name in ("", granularity(pair)):
+            return pair
+    names = ", ".join(filter(None, map(granularity, pairs))) or "none"
+    raise InputError(f"no scales of the granularity {name[:100]!r} in this family with these types; it has {names}")
 
 
 def _padded(size: int, multiple: int) -> int:

@@ -4,7 +4,7 @@ A row is a size (M, N, K, rowMajorA, rowMajorB; T is row-major, N column-major),
 What a row leaves out:
 
     rowMajorA, rowMajorB, dtype_*, bias, family   the caller's defaults
-    order_b                               plain, or what the family's variant says; the caller's without a family
+    order_b, scales                       what the family or its variant says; the caller's without a family
     batch                                 1
     groups                                the caller's, which is 1 mostly
     group_form, group_spread              contiguous, masked where there is group_room; uniform, or as group_counts says
@@ -54,7 +54,7 @@ _THEIR_CONFIG = (*_BLOCKS, *_COUNTS, *_OPTIONS, "instruction_sched_variant")
 _OUR_CONFIG = ("template", "backend", "options")
 _TYPED = ("dtype_a", "dtype_b", "dtype_c", "bias")
 _GROUPS = {"group_form": "group_form", "group_spread": "spread", "group_counts": "counts", "group_room": "room"}
-_OUR_PROBLEM = (*_TYPED, "batch", "groups", *_GROUPS, "family", "order_b")
+_OUR_PROBLEM = (*_TYPED, "batch", "groups", *_GROUPS, "family", "order_b", "scales")
 _OUR_WORKLOAD = ("count", "operation", "callers")  # of sizes, as a capture writes them
 _OUR_RESULT = (
     *("target", "compute_units", "winner", "timer", "spread", "error", "tolerance"),
@@ -147,11 +147,14 @@ class RowReader:
             given["family"] = entry.text("family", choices=self._families)
         if "order_b" in entry.values:
             given["order_b"] = entry.text("order_b", choices=self._orders)
+        if "scales" in entry.values:
+            given["scales"] = entry.text("scales")
         kind = tuple(given.items())
         try:
             if kind not in self._kinds:
                 if "family" in given:
                     given.setdefault("order_b", registry.family_of(given["family"])[1].order_b)
+                    given.setdefault("scales", "")
                 model = make_problem(self._defaults, m, n, k, given)
                 if model.groups > 1:
                     return model  # whether its groups add up depends on its sizes
@@ -332,6 +335,7 @@ def make_row(record: Record) -> dict[str, Any]:
     row |= {"TFLOPS": float(f"{record.tflops:.5g}"), "time(us)": _microseconds(record.seconds)}
     row |= {key: getattr(problem, key) for key in _HELD}
     row |= {"order_b": problem.order_b} if problem.order_b != PLAIN else {}
+    row |= {"scales": problem.scales} if problem.scales else {}
     row |= {"groups": problem.groups} if problem.groups != 1 else {}
     row |= _groups_row(problem)
     row |= {"template": config.template, "backend": config.backend, "options": options or None}
@@ -359,7 +363,7 @@ def _told(problem: Problem) -> Problem:
     return family.problem(
         p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_a=p.row_major_a, row_major_b=p.row_major_b,
         bias=p.bias, batch=p.batch, groups=p.groups, order_b=p.order_b, group_form=p.group_form, spread=p.spread,
-        counts=p.counts, room=p.room,
+        counts=p.counts, room=p.room, scales=p.scales,
     )  # fmt: skip
 
 

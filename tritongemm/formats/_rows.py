@@ -29,7 +29,7 @@ def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str,
         given: other fields of `Problem` that the row has, by their names.
 
     Raises:
-        InputError: a size, dtype, bias, family or order is wrong.
+        InputError: a size, dtype, bias, family, order or granularity of scales is wrong.
     """
     row = dict(given or {})
     family, typical = registry.family_of(row.get("family") or defaults.family)
@@ -45,11 +45,12 @@ def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str,
         b,
         defaults.dtype(row.get("dtype_c") or defaults.dtype_c or wide),
         row_major_a=row.get("row_major_a", defaults.row_major_a),
-        row_major_b=row.get("row_major_b", defaults.row_major_b),
+        row_major_b=row.get("row_major_b", defaults.row_major_b and typical.row_major_b),
         bias=row.get("bias") or defaults.bias,
         batch=row.get("batch", 1),
         groups=groups,
         order_b=row.get("order_b") or (typical.order_b if defaults.order_b == PLAIN else defaults.order_b),
+        scales=row.get("scales", defaults.scales),
         **(_groups(defaults, row) if groups > 1 else {}),
     )
 

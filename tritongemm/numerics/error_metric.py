@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def epilogue_reference(problem: Problem, operands: Operands) -> Tensor:
     """C in float64 [M, N], its scales and bias applied to the sum over K, saturated as the kernels saturate."""
     exact = operands["a"].double() @ operands["b"].double()
-    for extra in problem.extras:
+    for extra in (e for e in problem.extras if e.applied == "epilogue"):
         vector = operands[extra.name].double()
         vector = vector if vector.dim() > 1 else vector[:, None] if extra.along == "m" else vector[None, :]
         exact = exact.mul_(vector) if extra.operator == "*" else exact.add_(vector)

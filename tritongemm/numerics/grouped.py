@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.scaling import Scaling
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.numerics.random_inputs import random_inputs
+from tritongemm.numerics.random_inputs import random_factors, random_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,16 +23,22 @@ def one_group(problem: Problem, rows: int) -> Problem:
 
 def supports(problem: Problem) -> Support:
     """Whether a grouped problem is one that has inputs and a reference here."""
+    scales = [scaling for scaling in (problem.scale_a, problem.scale_b) if scaling is not None]
     wrong = (
         "a batch" if problem.batch > 1 else "",
         "a column-major A" if not problem.row_major_a else "",
         f"a bias along {problem.bias.upper()}" if problem.bias != "none" else "",
         f"B in the order {problem.order_b}" if problem.order_b != PLAIN else "",
+        "scales of a whole operand or of powers of two" if any(map(_is_unusual, scales)) else "",
     )
     found = " and ".join(filter(None, wrong))
     return (
         Support(f"a grouped product has a row-major A and B as it is, and no bias; not {found}") if found else SUPPORTED
     )
+
+
+def _is_unusual(scaling: Scaling) -> bool:
+    return scaling.rows == 0 or scaling.dtype != "fp32"
 
 
 def make_inputs(
@@ -62,9 +69,7 @@ def make_inputs(
     generator = torch.Generator(device=device).manual_seed(seed)
     for spec in problem.extras:
         if spec.scaling is not None:
-            shape = (spec.count,) if spec.applied == "epilogue" else spec.shape
-            factors = (torch.rand(shape, device=device, generator=generator) + 0.5) * typical_scale
-            operands[spec.name] = factors.to(getattr(torch, spec.dtype.torch))
+            operands[spec.name] = random_factors(spec, typical_scale, generator)
     numbers = torch.tensor(problem.group_numbers, dtype=torch.int32, device=device)
     return operands | {problem.group_operand: numbers}
 

@@ -9,7 +9,11 @@ from tritongemm.core.operands import Operands, OperandSpec
 from tritongemm.core.problem import Problem
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
+
+# Random factors that change along K are two to the power of a whole number from minus this to this, times one from a
+# half to one and a half: a factor in another's place can't be missed.
+OUTLIER_POWER = 10
 
 INITS = ("randn", "hpl", "trig_float", "zeros")
 
@@ -22,7 +26,8 @@ def random_inputs(
     Args:
         problem: sizes, dtypes, layouts and the other operands.
         deviation: standard deviation of A and B.
-        typical_scale: scale factors are uniform between a half and one and a half of this.
+        typical_scale: scale factors are uniform between a half and one and a half of this; those that change along K
+            have it as their root mean square, and most of them are far smaller (`OUTLIER_POWER`).
         device: a torch device.
         init: ``randn``, ``hpl`` (uniform in [-0.5, 0.5]), ``trig_float`` (sines and cosines of the index) or ``zeros``.
         seed: of the random numbers.
@@ -57,9 +62,23 @@ def random_inputs(
         dtype = getattr(torch, operand.dtype.torch)
         shape = operand.shape if operand.applied == "mainloop" else (operand.count,)
         if operand.scaling is not None:
-            return ((torch.rand(shape, device=device, generator=generator) + 0.5) * typical_scale).to(dtype)
+            return random_factors(operand, typical_scale, generator)
         return fill(shape, dtype, 0.5)
 
     a = matrix(problem.m, problem.k, getattr(torch, problem.a.torch), problem.row_major_a, 0.0)
     b = matrix(problem.k, problem.n, getattr(torch, problem.b.torch), problem.row_major_b, 1.5707963)
     return {"a": a, "b": b} | {operand.name: vector(operand) for operand in problem.extras}
+
+
+def random_factors(operand: OperandSpec, typical_scale: float, generator: Generator) -> Tensor:
+    """Scale factors in their shape, those of an epilogue flat; `random_inputs` says how they are spread."""
+    import torch
+
+    along_k, device = operand.applied == "mainloop", generator.device
+    shape = operand.shape if along_k else (operand.count,)
+    factors = (torch.rand(shape, device=device, generator=generator) + 0.5) * typical_scale
+    if along_k:  # powers of two, with a root mean square of one
+        every = torch.exp2(torch.arange(-OUTLIER_POWER, OUTLIER_POWER + 1, device=device, dtype=torch.float32))
+        chosen = torch.randint(0, len(every), shape, device=device, generator=generator)
+        factors *= every[chosen] / every.square().mean().sqrt()
+    return factors.to(getattr(torch, operand.dtype.torch))

@@ -38,7 +38,7 @@ from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import SCHEMA, Record
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import NO_SCALES, ScalePair, choose_pair, granularity
 from tritongemm.core.search_results import Predictions, Pruned
 from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.space import Space
@@ -110,12 +110,14 @@ class Capabilities:
         kinds: of `Problem.kind`.
         orders_b: orders of B in memory.
         scales: where its kernels can apply scale factors: ``epilogue``, ``mainloop``.
+        tensor_scales: whether their epilogue takes one factor for all of A, and for all of B.
     """
 
     archs: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ("one",)
     orders_b: tuple[str, ...] = (PLAIN,)
     scales: tuple[str, ...] = ()
+    tensor_scales: bool = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Whether a problem is of a kind that these kernels compute."""
@@ -128,6 +130,8 @@ class Capabilities:
         for spec in problem.extras:
             if spec.scaling is not None and spec.applied not in self.scales:
                 return Support(f"its kernels can't apply {spec.name} in the {spec.applied}")
+            if spec.single and not self.tensor_scales:
+                return Support(f"its kernels take a {spec.name} for each row, not one for all")
         return SUPPORTED
 
 
@@ -426,19 +430,21 @@ def _own(backend: Backend, configs: Iterable[Config]) -> None:
 
 @dataclass(frozen=True)
 class FamilyDefaults:
-    """Dtypes of a problem that does not say.
+    """Dtypes and order of B of a problem that does not say.
 
     Attributes:
         dtype_a: of A.
         dtype_b: of B; "" for A's.
         dtype_c: of C; "" for A's, or fp16 where A is fp8, or int32 where A is int8.
         order_b: order of B.
+        row_major_b: B is stored [K, N]; otherwise [N, K].
     """
 
     dtype_a: str = "fp16"
     dtype_b: str = ""
     dtype_c: str = ""
     order_b: str = PLAIN
+    row_major_b: bool = True
 
 
 class Family(Plugin, abstract=True):
@@ -474,25 +480,31 @@ class Family(Plugin, abstract=True):
         batch: int = 1,
         groups: int = 1,
         order_b: str = PLAIN,
+        scales: str = "",
         group_form: str = "contiguous",
         spread: str = "uniform",
         counts: tuple[int, ...] = (),
         room: int = 0,
     ) -> Problem:
-        """A problem of this family with its operands; dtypes by our names.
+        """A problem of this family with its operands; dtypes by our names, scales by that of one of `scalings`.
 
         Raises:
-            InputError: a size, dtype or bias that can't be.
+            InputError: a size, dtype, bias or granularity of scales that can't be.
         """
-        scale_a, scale_b = self.scaling(dtype_a, dtype_b)
+        pairs = self.scalings(dtype_a, dtype_b)
+        pair = choose_pair(scales, pairs)
         return Problem(
-            m, n, k, dtype_a, dtype_b, dtype_c, row_major_a, row_major_b, bias, batch, self.name, order_b, scale_a,
-            scale_b, groups, group_form, spread, counts, room,
+            m, n, k, dtype_a, dtype_b, dtype_c, row_major_a, row_major_b, bias, batch, self.name, order_b, *pair,
+            groups, group_form, spread, counts, room, scales="" if pair == pairs[0] else scales,
         )  # fmt: skip
 
-    def scaling(self, dtype_a: str, dtype_b: str) -> tuple[Scaling | None, Scaling | None]:
-        """The scale factors of A and of B in this family, for operands of these types."""
-        return None, None
+    def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
+        """The scale factors that A and B of these types have in this family where nobody says otherwise."""
+        return NO_SCALES
+
+    def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
+        """All pairs of scale factors that A and B of these types may have in this family, that of `scaling` first."""
+        return (self.scaling(dtype_a, dtype_b),)
 
     @final
     def supports(self, problem: Problem, target: Target) -> Support:
@@ -503,7 +515,9 @@ class Family(Plugin, abstract=True):
                 f"family {self.name} computes {kinds} GEMM a call; {problem.kind} ones (batch {problem.batch}, groups "
                 f"{problem.groups}) are not computed yet"
             )
-        if (problem.scale_a, problem.scale_b) != self.scaling(problem.dtype_a, problem.dtype_b):
+        pairs = self.scalings(problem.dtype_a, problem.dtype_b)
+        pair = problem.scale_a, problem.scale_b
+        if pair not in pairs or problem.scales != ("" if pair == pairs[0] else granularity(pair)):
             return Support(f"{problem.key} does not have the scales of family {self.name}")
         if problem.held_bytes > target.memory_bytes:
             return Support(f"its operands take {problem.held_bytes} bytes, {target.name} has {target.memory_bytes}")

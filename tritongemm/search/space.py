@@ -28,6 +28,8 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
         return False  # no template reads such a B
     if problem.kind not in section.get("kinds", ("one",)):
         return False
+    if {problem.a.packed, problem.b.packed} != {1} and "operands" not in section:
+        return False  # elements that share a byte are for templates that name them
     rows = {
         "a": (problem.k if problem.row_major_a else problem.m) * problem.a.bytes,
         "b": (problem.n if problem.row_major_b else problem.k) * problem.b.bytes,
@@ -36,6 +38,8 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
     aligned = all(rows[name] % ROW_ALIGN_BYTES == 0 for name in section.get("aligned", ()))
     if "operands" in section and (problem.a != problem.b or problem.a.name not in section["operands"]):
         return False
+    if problem.a.name in section.get("along_k", ()) and (not problem.row_major_a or problem.row_major_b):
+        return False  # matrix units read these types along K alone
     if "results" in section and problem.c.name not in section["results"]:
         return False
     return aligned and all(target.has(f) for f in section["requires"])
@@ -66,8 +70,6 @@ def space(
     data = target_files.space_file(name)
     where = f"search_spaces/{name}.yaml: {f'{backend}.' if backend else ''}templates"
     sections = ((data.get(backend) or {}) if backend else data).get("templates", {})
-    if not backend and problem.kind == "one" and any(e.applied != "epilogue" for e in problem.extras):
-        sections = {}  # templates of single products apply scales and biases in the epilogue alone
     usable = []
     for template, section in sections.items():
         if templates and template not in templates:

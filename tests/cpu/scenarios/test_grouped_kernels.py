@@ -46,12 +46,14 @@ def errors(
     return found
 
 
-def grouped(family: str, n: int, k: int, dtype: str, dtype_c: str, room: int = 0, row_major_b: bool = False) -> Problem:
+def grouped(
+    family: str, n: int, k: int, dtype: str, dtype_c: str, room: int = 0, row_major_b: bool = False, scales: str = ""
+) -> Problem:
     """A problem of uneven groups, two of them empty."""
     form = "masked" if room else "contiguous"
     made: Problem = registry.get(Family, family).problem(
         sum(COUNTS), n, k, dtype, dtype, dtype_c, groups=len(COUNTS), group_form=form, spread="captured", counts=COUNTS,
-        room=room, row_major_b=row_major_b,
+        room=room, row_major_b=row_major_b, scales=scales,
     )  # fmt: skip
     return made
 
@@ -72,8 +74,8 @@ def test_scales_of_rows(interpreter: WorkerProcess, tmp_path: Path, room: int) -
     assert all(e <= 1 for e in found.values()), found
 
 
-@pytest.mark.parametrize("room", [0, 36])
-def test_scales_of_blocks(interpreter: WorkerProcess, tmp_path: Path, room: int) -> None:
-    problem = grouped("a8w8_blockscale", 272, 256, "fp8e4m3fn", "bf16", room)
+@pytest.mark.parametrize(("scales", "room"), [("block", 0), ("block", 36), ("block_rows", 36), ("group", 0)])
+def test_scales_of_blocks(interpreter: WorkerProcess, tmp_path: Path, scales: str, room: int) -> None:
+    problem = grouped("a8w8_blockscale", 144, 256, "fp8e4m3fn", "bf16", room, scales=scales)
     found = errors(interpreter, problem, list(BLOCKS), SM90, tmp_path)
     assert all(e <= 1 for e in found.values()), found

@@ -8,6 +8,7 @@ from tritongemm.backends.asm import param_layout, scaled
 from tritongemm.backends.asm.manifest import KernelRow, whole_number
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.scaling import Scaling
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.compilers import assemble
@@ -85,6 +86,8 @@ def _own_refusal(row: KernelRow, problem: Problem) -> str | None:
     if wanted != has:
         takes, given = (" and ".join(sorted(names)) for names in (has, wanted))
         return f"it takes {takes or 'no scales'}, the problem has {given or 'none'}"
+    if {problem.scale_a, problem.scale_b} - {None, Scaling()}:
+        return "its scales are those of whole rows and columns"
     if problem.bias != ("n" if row.bias else "none"):
         return f"it adds {'a bias along N' if row.bias else 'no bias'}, not {problem.bias}"
     multiples = [whole_number(v) or 0 for v in row.others.get("multiple", "1/1/1").split("/")]

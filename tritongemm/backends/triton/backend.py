@@ -18,6 +18,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.scaling import Scaling
 from tritongemm.core.space import Space
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
@@ -49,7 +50,7 @@ class TritonBackend(SearchedBackend):
 
     summary = "kernels generated here and compiled by Triton, which a strategy searches"
     has_manifest_rows = True
-    capabilities = Capabilities(kinds=("one", "grouped"), scales=("epilogue", "mainloop"))
+    capabilities = Capabilities(kinds=("one", "grouped"), scales=("epilogue", "mainloop"), tensor_scales=True)
 
     def available(self) -> Support:
         """Whether Triton is installed."""
@@ -60,8 +61,6 @@ class TritonBackend(SearchedBackend):
         return search_space.space(problem, target)
 
     def _supports(self, problem: Problem, target: Target) -> Support:
-        if problem.kind == "one" and any(e.applied == "mainloop" for e in problem.extras):
-            return Support("its kernels of single products can't apply scales in the mainloop")
         return config_check.check_problem(problem, target)
 
     def _candidates(self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool) -> Iterable[Config]:
@@ -128,6 +127,8 @@ class TritonBackend(SearchedBackend):
             return Support("it takes tensor maps, which a manifest can't describe")
         if problem.kind != "one":
             return Support(f"a {problem.kind} product, which manifests have no word for")
+        if {problem.scale_a, problem.scale_b} - {None, Scaling()}:
+            return Support("scales of other than rows and columns, which manifests have no word for")
         if problem.bias == "m":
             return Support("a bias along M, which manifests have no word for")
         tiles = template_facts.kernel_template("tile").grid
@@ -195,10 +196,9 @@ def small(config: Config, problem: Problem, target: Target) -> list[str]:
 def signature(config: Config, problem: Problem) -> dict[str, str]:
     """Triton types of the kernel's run-time parameters, in order."""
     template = template_facts.kernel_template(config.template)
-    accumulator = "i32" if render.common_type(problem.a, problem.b).is_integer else "fp32"
     types = {"a": problem.a.triton, "b": problem.b.triton, "c": problem.c.triton, "bias": problem.bias_dtype.triton}
     types |= {e.name: e.dtype.triton for e in problem.extras}
-    types |= {"workspace": accumulator, "semaphore": "i32"}
+    types |= {"workspace": render.accumulator(problem).triton, "semaphore": "i32"}
     blocks = geometry_module.geometry(config, problem, 1).descriptors
     result = {}
     for parameter, (name, descriptor) in template_facts.arguments(template, problem).items():
@@ -219,7 +219,7 @@ def _gluon_source(kernel: Any, types: dict[str, str], constants: dict[str, Any],
         if not text.startswith("tensordesc<"):
             return text
         element, rows, cols = text[len("tensordesc<") : -2].replace("[", ",").split(",")
-        width = gl.float32 if element == "fp32" else gl.float16
+        width = {"fp32": gl.float32, "fp16": gl.float16, "bf16": gl.float16}.get(element, gl.int8)
         return f"{text[:-1]},{gl.NVMMASharedLayout.get_default_for([int(rows), int(cols)], width)!r}>"
 
     return GluonASTSource(kernel, {n: typed(t) for n, t in types.items()}, constants, attributes)

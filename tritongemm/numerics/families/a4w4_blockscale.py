@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import ScalePair, Scaling
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.numerics.families._standard import order_of_b, packed, unpacked
@@ -37,7 +37,7 @@ class MicroscaledFamily(Family):
         "a4w4_bpreshuffle": FamilyDefaults(dtype_a="fp4e2m1", dtype_c="bf16", order_b="shuffled_16x16")
     }
 
-    def scaling(self, dtype_a: str, dtype_b: str) -> tuple[Scaling, Scaling]:
+    def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
         """An e8m0 factor for each 32 numbers along K, of A and of B."""
         one = Scaling("e8m0", 1, GROUP, _LAYOUT, (32, 8))
         return one, one

@@ -1,6 +1,7 @@
 """Family: C = (A @ B) * scale_a[:, None] * scale_b[None, :] (+ bias), of fp8 or int8.
 
-Each row of A and each column of B has a scale, as linear layers with quantized activations and weights have them.
+Each row of A and each column of B has a scale, as linear layers with quantized activations and weights have them; or
+all of A has one, and all of B (``tensor``).
 
 The sum over K is exact in int32, or in float32; scales are float32, and C is bf16, fp16 or float32.
 """
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import GRANULARITIES, ScalePair
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.numerics.families._standard import StandardFamily, readable
@@ -24,15 +25,19 @@ _INTEGERS = 37.0  # root mean square of the random ones
 class RowScaledFamily(StandardFamily):
     """C = (A @ B) * scale_a * scale_b (+ bias), a scale for each row of A and each column of B."""
 
-    summary = "fp8 or int8 with a scale per row of A and per column of B"
+    summary = "fp8 or int8 with a scale per row of A and per column of B (or, --scales tensor, one of each)"
     defaults = FamilyDefaults(dtype_a="fp8", dtype_c="bf16")
     variants: ClassVar[Mapping[str, FamilyDefaults]] = {
         "a8w8_bpreshuffle": FamilyDefaults(dtype_a="int8", dtype_c="bf16", order_b="shuffled_16x16")
     }
 
-    def scaling(self, dtype_a: str, dtype_b: str) -> tuple[Scaling, Scaling]:
+    def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
         """A float32 factor for each row of A, [M, 1], and for each column of B, [N]."""
-        return Scaling(), Scaling()
+        return GRANULARITIES["row"]
+
+    def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
+        """A factor for each row and each column, or one for all of A and one for all of B."""
+        return GRANULARITIES["row"], GRANULARITIES["tensor"]
 
     def _types(self, problem: Problem, target: Target) -> Support:
         both_fp8 = problem.a.is_fp8 and problem.b.is_fp8

@@ -1,8 +1,7 @@
-"""Family: C = (A * scales) @ (B * scales), of fp8 with float32 scales.
+"""Family: C = (A * scales) @ (B * scales) (+ bias), of fp8 or int8 with float32 scales that change along K.
 
-A scale is for 128 numbers along K of a row of A, or for 128 x 128 numbers of B.
-
-The scales of A lie as [K / 128, M], those of B as [N / 128, K / 128].
+A scale is for 128 numbers along K of a row of A, and for 128 x 128 numbers of B (``block``) or for 128 of a column
+(``group``). Scales of A lie as [K / 128, M], or (``block_rows``, ``group_rows``) as [M, K / 128].
 """
 
 from __future__ import annotations
@@ -12,50 +11,59 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import GRANULARITIES, ScalePair
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
+from tritongemm.numerics.error_metric import epilogue_reference
 from tritongemm.numerics.families._standard import StandardFamily, readable, unpacked
+from tritongemm.numerics.scale_factors import multiplied
 from tritongemm.plugins.contracts import FamilyDefaults
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-GROUP = 128  # numbers along K, and columns of B, that share a scale
+_RESULTS = ("bf16", "fp16", "fp32")
+_INTEGERS = 37.0  # root mean square of the random ones
 
 
 class BlockScaledFamily(StandardFamily):
-    """C = (A * scale_a) @ (B * scale_b), a scale for 1 x 128 of A and for 128 x 128 of B."""
+    """C = (A * scale_a) @ (B * scale_b) (+ bias), scales for 128 numbers along K."""
 
-    summary = "fp8 with a scale for each 1 x 128 of A and each 128 x 128 of B"
-    defaults = FamilyDefaults(dtype_a="fp8", dtype_c="bf16")
+    summary = "fp8 or int8 with a scale for each 1 x 128 of A and each 128 x 128 of B (or, --scales group, 1 x 128)"
+    defaults = FamilyDefaults(dtype_a="fp8", dtype_c="bf16", row_major_b=False)
     variants: ClassVar[Mapping[str, FamilyDefaults]] = {
-        "a8w8_blockscale_bpreshuffle": FamilyDefaults(dtype_a="fp8", dtype_c="bf16", order_b="shuffled_16x16")
+        "a8w8_blockscale_bpreshuffle": FamilyDefaults(
+            dtype_a="fp8", dtype_c="bf16", order_b="shuffled_16x16", row_major_b=False
+        )
     }
 
-    def scaling(self, dtype_a: str, dtype_b: str) -> tuple[Scaling, Scaling]:
+    def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
         """Float32 factors of A, [K / 128, M], and of B, [N / 128, K / 128]."""
-        return Scaling(depth=GROUP, layout="groups"), Scaling(rows=GROUP, depth=GROUP)
+        return GRANULARITIES["block"]
+
+    def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
+        """Factors of B for 128 x 128 or 1 x 128 elements, and of either in both orders."""
+        return tuple(GRANULARITIES[name] for name in ("block", "block_rows", "group", "group_rows"))
 
     def _types(self, problem: Problem, target: Target) -> Support:
-        if not (problem.a == problem.b and problem.a.is_fp8):
-            return Support(f"family {self.name} multiplies one type of fp8, not {problem.dtype_a} by {problem.dtype_b}")
-        if problem.dtype_c not in ("bf16", "fp16") or problem.bias != "none" or problem.k % GROUP:
-            return Support(f"family {self.name} gives bf16 or fp16, wants K a multiple of {GROUP} and no bias")
+        if problem.a != problem.b or not (problem.a.is_fp8 or problem.dtype_a == "int8"):
+            return Support(
+                f"family {self.name} multiplies one type of fp8 or int8, not {problem.dtype_a} by {problem.dtype_b}"
+            )
+        if problem.dtype_c not in _RESULTS:
+            return Support(f"family {self.name} gives {', '.join(_RESULTS)}, not {problem.dtype_c}")
         return readable(problem, target)
 
     def tolerance(self, problem: Problem) -> float:
-        """Largest error that is rounding rather than a fault."""
-        return problem.c.epsilon + 2**-6
+        """Largest error that is rounding rather than a fault: each 128 products are added up on their own."""
+        return problem.c.epsilon + (2**-8 if problem.a.is_fp8 else 2**-12)
 
     def typical_scale(self, problem: Problem) -> float:
-        """Middle of the random scales; random operands then give a C of about one."""
-        middle: float = round(problem.k**-0.25, 6)
+        """Root mean square of the random scales; random operands then give a C of about one."""
+        size = 1.0 if problem.a.is_fp8 else _INTEGERS
+        middle: float = round(problem.k**-0.25 / size, 6)
         return middle
 
     def _reference(self, problem: Problem, operands: Operands) -> Tensor:
         """C in float64 [M, N] of one product."""
-        of_a = operands["scale_a"].double().T.repeat_interleave(GROUP, 1)
-        of_b = operands["scale_b"].double().repeat_interleave(GROUP, 0)[: problem.n].repeat_interleave(GROUP, 1)
-        b = unpacked(problem, operands["b"]).double()
-        return (operands["a"].double() * of_a) @ (b * of_b.T)
+        return epilogue_reference(problem, multiplied(problem, operands | {"b": unpacked(problem, operands["b"])}))

@@ -41,7 +41,7 @@ RULES = (
     Rule("fits_n", tiles.fits_n),
     Rule("fits_k", tiles.fits_k),
     Rule("dot_k", tiles.dot_k, "matrix"),
-    Rule("whole_factors", grouped.whole_factors, "grouped"),
+    Rule("scale_depth", tiles.scale_depth),
     Rule("per_unit", grouped.programs_of_a_unit, "grouped"),
     Rule("short_rows", tiles.short_rows, "matrix"),
     Rule("small_tile", tiles.small_tile, "matrix"),

@@ -9,14 +9,6 @@ from tritongemm.search.cost_model.occupancy import lds_bytes
 from tritongemm.search.cost_model.waves import count_tiles
 
 
-def whole_factors(config: Config, problem: Problem, target: Target) -> str | None:
-    """A block along K lies within one scale factor."""
-    depths = [e.scaling.depth for e in problem.extras if e.scaling is not None and e.scaling.depth]
-    if all(depth % config.block_k == 0 for depth in depths):
-        return None
-    return f"BK {config.block_k} does not divide {min(depths)}, the numbers that share a scale"
-
-
 def programs_of_a_unit(config: Config, problem: Problem, target: Target) -> str | None:
     """More programs than a compute unit has room or tiles for are the same as fewer."""
     wanted, units = config.option("per_unit", 1), target.compute_units

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tritongemm.codegen.template_facts import tail
+from tritongemm.codegen.template_facts import kernel_template, tail
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
@@ -18,7 +18,7 @@ RING_BARRIER_BYTES = 512
 def ring(config: Config, problem: Problem, target: Target) -> str | None:
     """Slots between the warp that fetches and those that multiply: as many as fit beside the part of C being stored."""
     rows, width = matrix_sides(config)
-    rest = tail(width)
+    rest = kernel_template(config.template).value(config, "tail", problem.scale_depth)
 
     def used(slots: int, parts: int) -> int:
         slot = (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes) * config.block_k

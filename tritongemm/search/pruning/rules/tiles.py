@@ -42,6 +42,15 @@ def dot_k(config: Config, problem: Problem, target: Target) -> str | None:
     return f"BK {config.block_k} < {least} of one dot" if config.block_k < least else None
 
 
+def scale_depth(config: Config, problem: Problem, target: Target) -> str | None:
+    """A block along K has one scale a row, and as long a sum as may be until it is multiplied by it."""
+    depth, block = problem.scale_depth, config.block_k
+    if without_matrix_units(config) or not config.is_generated:
+        return None
+    wanted = min(depth, max(32, 1 << (problem.k - 1).bit_length()))
+    return f"BK {block} for scales of {depth} elements along K" if depth and block != wanted else None
+
+
 def short_rows(config: Config, problem: Problem, target: Target) -> str | None:
     """Loads of less than 64 bytes of a row waste most of each cache line.
 

@@ -1,0 +1,132 @@
+"""Family a8w8_blockscale: every template multiplies the sums of 128 elements along K by the scales that are theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.kernel_cases import GROUPED
+from tritongemm.codegen import modules, template_facts
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import Defaults, make_problem, results_format
+from tritongemm.measure.offline_evaluator import InterpreterJob
+from tritongemm.numerics.error_metric import deviation
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, KernelBackend
+from tritongemm.search.pruning import prune
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.workers.child_process import WorkerProcess
+
+FAMILY = registry.get(Family, "a8w8_blockscale")
+SM90 = target_files.load_target("sm90")
+OCP = "fp8e4m3fn"
+PLAIN = FAMILY.problem(17, 144, 336, OCP, OCP, "bf16", row_major_b=False)
+CONFIGS = (
+    Config("tile", 16, 32, 128, split_k=2),
+    Config("tile", 32, 64, 64, 2, 3, options=(("poll", 1), ("swap_ab", 1))),
+    Config("tile", 16, 256, 128),
+    Config("gemv", 1, 128, 256),
+    Config("gemv", 8, 32, 128, split_k=2),
+    Config("stream_k", 16, 16, 128, 2, options=(("num_sms", 5),)),
+    Config("tma", 16, 64, 128, 2, 2, options=(("swap_ab", 1),)),
+    Config("persistent", 16, 32, 64, 2, options=(("epilogue_parts", 2),)),
+    Config("stream_k_tma", 16, 16, 128, 2, options=(("num_sms", 5),)),
+)
+FORMS = {
+    "block": {"bias": "n"},
+    "block_rows": {"m": 5},
+    "group": {"dtype_a": "int8", "dtype_b": "int8", "dtype_c": "fp16", "bias": "m"},
+    "group_rows": {"row_major_b": True, "dtype_c": "fp32"},
+}
+
+
+def of(scales: str, **changes: object) -> Problem:
+    p = replace(PLAIN, **changes)  # type: ignore[arg-type]
+    return FAMILY.problem(
+        p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_b=p.row_major_b, bias=p.bias, scales=scales
+    )
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[WorkerProcess]:
+    child = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
+    yield child
+    child.kill()
+
+
+@pytest.mark.parametrize("scales", FORMS)
+def test_every_template_applies_scales_along_k(interpreter: WorkerProcess, tmp_path: Path, scales: str) -> None:
+    interpreted = {t for t in template_facts.names() if template_facts.kernel_template(t).interpreted}
+    assert interpreted <= {c.template for c in (*CONFIGS, *GROUPED)}
+    problem = of(scales, **FORMS[scales])
+    text = modules.write_candidates(problem, CONFIGS, SM90, tmp_path).read_text()
+    for config in CONFIGS:
+        ((error, _),) = interpreter.ask(InterpreterJob(problem, config, text), 60)
+        assert error < 1e-3, config.name
+
+
+def lifted(problem: Problem, operands: Operands) -> torch.Tensor:
+    """C [M, N], written element by element: the slow way."""
+    c = torch.zeros(problem.m, problem.n, dtype=torch.float64)
+    a, b, of_a, of_b = (operands[name].double() for name in ("a", "b", "scale_a", "scale_b"))
+    for k in range(problem.k):
+        left = of_a[k // 128] if problem.scale_a.layout == "groups" else of_a[:, k // 128]  # type: ignore[union-attr]
+        right = of_b[k // 128] if problem.scale_b.layout == "groups" else of_b[:, k // 128]  # type: ignore[union-attr]
+        right = right.repeat_interleave(problem.scale_b.rows)[: problem.n]  # type: ignore[union-attr]
+        c += torch.outer(a[:, k] * left, b[k] * right)
+    return c
+
+
+@pytest.mark.parametrize("scales", FORMS)
+def test_a_scale_in_another_place_fails(scales: str) -> None:
+    problem = of(scales, **{**FORMS[scales], "bias": "none"})
+    operands = FAMILY.make_inputs(problem, "cpu")
+    exact, tolerance = FAMILY.reference(problem, operands), FAMILY.tolerance(problem)
+    assert deviation(exact, lifted(problem, operands)) < 1e-12
+    assert 0.1 < float(exact.square().mean().sqrt()) < 10
+    for name in ("scale_a", "scale_b"):
+        spread = operands[name].max() / operands[name].min()
+        assert 2**6 < float(spread) <= 3 * 2**20
+        for axis in (0, 1):
+            if operands[name].shape[axis] > 1:
+                moved = operands | {name: operands[name].roll(1, axis)}
+                assert deviation(FAMILY.reference(problem, moved), exact) > 10 * tolerance
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm80", "sm89", "sm90", "sm100"])
+@pytest.mark.parametrize("m", [1, 64, 4096])
+def test_there_are_candidates_everywhere(arch: str, m: int) -> None:
+    target = target_files.load_target(arch)
+    dtype = {"fn": OCP, "fnuz": "fp8e4m3fnuz", "none": "int8"}[target.fp8]
+    problem = of("", m=m, n=2112, k=7168, dtype_a=dtype, dtype_b=dtype)
+    assert FAMILY.supports(problem, target)
+    kept = prune.prune(space(problem, target), problem, target)
+    assert {c.block_k for c in kept.kept if c.template != "gemv"} == {128} and not kept.skipped
+    triton = registry.get(KernelBackend, "triton")
+    assert all(triton.check(c, problem, target) for c in kept.kept[:: len(kept.kept) // 50 + 1])
+    wide = replace(next(c for c in kept.kept if c.template == "tile"), block_k=256)
+    assert "block_k must divide the 128 elements" in triton.check(wide, problem, target).reason
+
+
+def test_a_granularity_is_told_where_it_is_not_the_usual_one() -> None:
+    group = of("group")
+    assert of("block") == PLAIN and "block" not in PLAIN.key.removesuffix("a8w8_blockscale")
+    assert group.key == PLAIN.key + "_group" and "scales" not in PLAIN.to_json()
+    assert Problem.from_json(group.to_json()) == group
+    given = Defaults(family="a8w8_blockscale", scales="group")
+    assert make_problem(given, group.m, group.n, group.k) == group
+    record = Record(group, "sm90", CONFIGS[0], "triton", 1e-6, 0.0, "model")
+    (row,) = results_format().read(Path("x.yaml"), results_format().write([record]), Defaults(scales="row"))
+    assert row.record == record
+    with pytest.raises(InputError, match=r"'row' .* it has block, block_rows, group, group_rows"):
+        of("row")
+    assert not FAMILY.supports(replace(PLAIN, scale_a=None), SM90)

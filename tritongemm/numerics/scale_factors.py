@@ -1,0 +1,42 @@
+"""Scale factors that change along K: as they lie in memory, and laid over the operand that they belong to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import Scaling
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import ScaleLayout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def spread(scaling: Scaling, factors: Tensor, rows: int, k: int) -> Tensor:
+    """Factors in float64 as [rows, K], one for each element of A, or of B by its columns.
+
+    Args:
+        scaling: what they cover, and how they lie.
+        factors: as they lie in memory.
+        rows: rows of A, or columns of B.
+        k: elements along K.
+    """
+    if scaling.layout == "groups":
+        factors = factors.T
+    elif scaling.layout != "rows":
+        factors = registry.get(ScaleLayout, scaling.layout).unpack(factors)
+    factors = factors.double()
+    across = factors.repeat_interleave(scaling.rows, 0)[:rows] if scaling.rows else factors[:1].expand(rows, -1)
+    return across.repeat_interleave(scaling.depth, 1)[:, :k] if scaling.depth else across[:, :1].expand(-1, k)
+
+
+def multiplied(problem: Problem, operands: Operands) -> Operands:
+    """Operands of which A [M, K] and B [K, N] are in float64, multiplied by the factors that change along K."""
+    a, b = operands["a"].double(), operands["b"].double()
+    if problem.scale_a is not None and problem.scale_a.depth:
+        a = a * spread(problem.scale_a, operands["scale_a"], problem.m, problem.k)
+    if problem.scale_b is not None and problem.scale_b.depth:
+        b = b * spread(problem.scale_b, operands["scale_b"], problem.n, problem.k).T
+    return operands | {"a": a, "b": b}

@@ -108,8 +108,8 @@ class KernelTemplate:
         Args:
             config: of this template.
             option: the name.
-            scale_depth: as of `Problem`; where scales change along K, wide tiles are multiplied in halves, since the sum
-                of a block of K needs registers beside the sum of all.
+            scale_depth: as of `Problem`; where scales change along K, wide tiles are multiplied in halves, since the
+                sum of a block of K needs registers beside the sum of all.
         """
         if option == "tail":
             columns = self.columns(config)

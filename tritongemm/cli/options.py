@@ -102,8 +102,8 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
         "%(default)s)",
     )
     g.add_argument("--scales", choices=tuple(GRANULARITIES), default="",
-                   help="what shares a scale: all of A and all of B (tensor), rows and columns (row), 1 x 128 of A and 128 x "
-                   "128 of B (block) or 1 x 128 of each (group); _rows: as [rows, K / 128] (default: the family's own)")  # fmt: skip
+                   help="what has a scale: an operand (tensor), a row or column (row), 1 x 128 of A and 128 x 128 of "
+                   "B (block), 1 x 128 (group); _rows: as [rows, K / 128] (default: the family's own)")  # fmt: skip
     group_options.add_group_options(g)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ CONFIGS = (
     Config("persistent", 16, 32, 64, 2, options=(("epilogue_parts", 2),)),
     Config("stream_k_tma", 16, 16, 128, 2, options=(("num_sms", 5),)),
 )
-FORMS = {
+FORMS: dict[str, dict[str, Any]] = {
     "block": {"bias": "n"},
     "block_rows": {"m": 5},
     "group": {"dtype_a": "int8", "dtype_b": "int8", "dtype_c": "fp16", "bias": "m"},
@@ -49,8 +50,8 @@ FORMS = {
 }
 
 
-def of(scales: str, **changes: object) -> Problem:
-    p = replace(PLAIN, **changes)  # type: ignore[arg-type]
+def of(scales: str, **changes: Any) -> Problem:
+    p = replace(PLAIN, **changes)
     return FAMILY.problem(
         p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_b=p.row_major_b, bias=p.bias, scales=scales
     )

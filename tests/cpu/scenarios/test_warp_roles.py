@@ -16,7 +16,7 @@ from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import KernelBackend
+from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
@@ -135,14 +135,39 @@ def test_what_the_interpreter_cannot_run_is_not_chosen_without_a_gpu() -> None:
     [
         (("bf16", "bf16", "bf16"), 4096, True),
         (("fp16", "fp16", "fp32"), 4096, True),
+        (("fp8e4m3fn", "fp8e4m3fn", "bf16"), 4096, True),
         (("fp16", "bf16", "fp16"), 4096, False),
         (("int8", "int8", "int32"), 4096, False),
         (("bf16", "bf16", "bf16"), 4100, False),
     ],
 )
-def test_it_is_for_16_bit_floats_in_aligned_rows(dtypes: tuple[str, str, str], n: int, there: bool) -> None:
+def test_it_is_for_floats_of_one_type_in_aligned_rows(dtypes: tuple[str, str, str], n: int, there: bool) -> None:
     problem = Problem(1024, n, 4096, *dtypes, True, False)
     assert ("ws_tma" in {a.template for a in space(problem, SM90).axes}) == there
+
+
+@pytest.mark.parametrize(("family", "scales"), [("a8w8", ""), ("a8w8_blockscale", "block")])
+def test_scales_of_fp8_compile_without_spills(family: str, scales: str, session_cache: Path) -> None:
+    """Whole tiles, splits, and columns of two powers of two, whose factors lie beside them."""
+    fp8 = "fp8e4m3fn"
+    problem = registry.get(Family, family).problem(
+        1000, 768, 1024, fp8, fp8, "bf16", row_major_b=False, bias="n", scales=scales
+    )
+    configs = (
+        Config("ws_tma", 128, 128, 128, 8, num_warps=8, num_stages=4, options=(("share", 2),)),
+        Config("ws_tma", 64, 64, 128, 1, 3, num_warps=4, num_stages=3),
+        Config("ws_tma_swapped", 40, 64, 128, 1, 2, num_warps=4, num_stages=3, options=(("swap_ab", 1),)),
+    )
+    compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
+    triton = registry.get(KernelBackend, "triton")
+    try:
+        assert all(triton.check(c, problem, SM90) for c in configs)
+        built = list(compiler.stream(triton.compile_job(c, problem, SM90) for c in configs))
+    finally:
+        compiler.close()
+    assert [(b.status, b.spills) for b in built] == [("ok", 0)] * 3
+    astride = triton.check(Config("ws_tma", 128, 192, 128, 8, num_warps=8, num_stages=4), problem, SM90)
+    assert bool(astride) == (not scales), "columns of one scale are those of a tile"
 
 
 @pytest.mark.parametrize("m", [64, 1024, 4096])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from tritongemm.codegen.template_facts import search_facts
+from tritongemm.codegen.template_facts import kernel_template, search_facts
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -76,6 +76,18 @@ def accumulator_registers(config: Config, target: Target) -> int:
     return ceil(config.block_m * config.block_n * depth / (config.num_warps * target.wave_size))
 
 
+def block_sum_registers(config: Config, problem: Problem, target: Target) -> int:
+    """32-bit registers a thread needs for the sum of one block of K; 0 where it is part of the sum of all.
+
+    Where scales change along K it is not, and wide tiles of kernels whose warps have roles are multiplied in two parts.
+    """
+    if not problem.scale_depth or without_matrix_units(config) or not config.is_generated:
+        return 0
+    template, (rows, columns) = kernel_template(config.template), matrix_sides(config)
+    rest = template.value(config, "tail", problem.scale_depth) if "tail" in template.constexprs else 0
+    return ceil(rows * (columns - rest) / (config.num_warps * target.wave_size))
+
+
 def staging_registers(config: Config, problem: Problem, target: Target) -> int:
     """32-bit registers a thread needs for loads on their way to LDS; 0 where they bypass registers."""
     if not target.has("register_staging") or config.num_stages < 2:
@@ -139,6 +151,7 @@ def operand_registers(config: Config, problem: Problem, target: Target) -> int:
 def wanted_registers(config: Config, problem: Problem, target: Target) -> int:
     """32-bit registers a thread wants, before the compiler is held to `register_limit`."""
     held = accumulator_registers(config, target) + staging_registers(config, problem, target)
+    held += block_sum_registers(config, problem, target)
     return BOOKKEEPING_REGISTERS + held + operand_registers(config, problem, target)
 
 

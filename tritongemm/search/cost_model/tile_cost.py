@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -34,6 +35,8 @@ LDS_BANK_BYTES = 128
 TRANSPOSE_COST = 2.0
 # From one product of a thread to its next pass so many clocks: operands are converted, then multiplied and added.
 PRODUCT_CLOCKS = 4.0
+# One SIMD multiplies and adds so many sums a clock.
+ADDED_A_CLOCK = 32
 # Matrix instructions fed from registers reach this share of the peak where warp groups are native.
 FALLBACK_RATE = 0.6
 
@@ -69,7 +72,8 @@ class IterationCost(Generic[Number]):
         clock, split = target.clock_ghz * 1e9, occupancy.split_among_warps(config, target)
         a = config.block_m * config.block_k * problem.a.bytes
         b = config.block_n * config.block_k * problem.b.bytes
-        own = split.rows * split.shape[0] * split.columns * split.shape[1] * config.block_k
+        sums = split.rows * split.shape[0] * split.columns * split.shape[1]
+        own = sums * config.block_k
         matrix = 2 * own / (_matrix_flops(problem, target) / target.compute_units / SIMDS)
         if occupancy.without_matrix_units(config):
             matrix = occupancy.accumulator_registers(config, target) * PRODUCT_CLOCKS / clock
@@ -79,10 +83,12 @@ class IterationCost(Generic[Number]):
                 else 0.0
             )
         elif occupancy.async_matrix(config, target):
+            matrix += _adding_seconds(config, problem, target, sums)
             own_rows, others = (b, a) if config.option("swap_ab") else (a, b)
             lds = own_rows + others * max(1, occupancy.matrix_sides(config)[0] // 64)
         else:
             matrix /= FALLBACK_RATE if target.has("wgmma") else 1.0
+            matrix += _adding_seconds(config, problem, target, sums)
             across_a = 1.0 if problem.row_major_a else _across(split.shape[0], problem.a.bytes, target)
             across_b = _across(split.shape[1], problem.b.bytes, target) if problem.row_major_b else 1.0
             lds = a * split.along_n * across_a + b * split.along_m * across_b + a + b
@@ -99,6 +105,17 @@ class IterationCost(Generic[Number]):
             lds=lds / (target.lds_bytes_per_clock * clock),
             issue=(a / vector_a + b / vector_b) * VECTOR_BYTES / (CU_BYTES_PER_CLOCK * clock),
         )
+
+
+def _adding_seconds(config: Config, problem: Problem, target: Target, sums: int) -> float:
+    """Seconds in which a warp multiplies its part of a block's sum by scales along K and adds it.
+
+    Where warps have roles, two groups of them take turns with the matrix units, and half of it is hidden.
+    """
+    if not problem.scale_depth:
+        return 0.0
+    hidden = "warp_roles" in search_facts(config.template).rules and config.num_warps > SIMDS
+    return sums / ADDED_A_CLOCK / (target.clock_ghz * 1e9) * (0.5 if hidden else 1.0)
 
 
 def _matrix_flops(problem: Problem, target: Target) -> float:

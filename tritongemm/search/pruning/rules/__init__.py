@@ -47,6 +47,8 @@ RULES = (
     Rule("small_tile", tiles.small_tile, "matrix"),
     Rule("warp_group", tiles.warp_group, "matrix"),
     Rule("groups", persistent.groups, "warp_roles"),
+    Rule("needs", persistent.needs, "warp_roles"),
+    Rule("factors", persistent.factors, "warp_roles"),
     Rule("swapped", persistent.swapped, "swapped"),
     Rule("two_parts", persistent.two_parts, "warp_roles"),
     Rule("share", persistent.share, "warp_roles"),

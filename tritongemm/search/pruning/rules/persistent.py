@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from tritongemm.codegen.geometry import unmet_need
 from tritongemm.codegen.template_facts import kernel_template, tail
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.search.cost_model.occupancy import matrix_sides
+from tritongemm.search.cost_model.occupancy import accumulator_registers, block_sum_registers, matrix_sides
 from tritongemm.search.cost_model.waves import count_tiles
 
+# Registers of a thread that hold sums and factors of a program in which other warps fetch; 240 are all it has.
+SUMS_LIMIT = 200
 # The deepest ring that any search space names, in slots.
 RING_SLOTS_LIMIT = 8
 # Bytes of LDS that hold barriers, and what warps are told at the start.
@@ -41,6 +44,27 @@ def groups(config: Config, problem: Problem, target: Target) -> str | None:
     rows, _ = matrix_sides(config)
     warps = 4 if rows == 64 else 8
     return f"{config.num_warps} warps for {rows} rows" if config.num_warps != warps else None
+
+
+def needs(config: Config, problem: Problem, target: Target) -> str | None:
+    """What the kernel itself asks for, such as columns that share scales."""
+    return unmet_need(config, problem, target.compute_units)
+
+
+def factors(config: Config, problem: Problem, target: Target) -> str | None:
+    """The sum of a block of K and its factors must fit into registers beside the sum of all.
+
+    A factor for each column takes three: itself, the next block's and its address.
+    """
+    own = block_sum_registers(config, problem, target)
+    if not own:
+        return None
+    rows = matrix_sides(config)[0]
+    of_columns = problem.scale_a if config.option("swap_ab") else problem.scale_b
+    each = of_columns is not None and of_columns.rows == 1
+    body = own * config.num_warps * target.wave_size // rows
+    held = accumulator_registers(config, target) + own + (3 * body // 4 if each else 0)
+    return f"{held} registers of sums and factors > {SUMS_LIMIT}" if held > SUMS_LIMIT else None
 
 
 def two_parts(config: Config, problem: Problem, target: Target) -> str | None:

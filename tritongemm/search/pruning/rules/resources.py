@@ -7,6 +7,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.cost_model.occupancy import (
     accumulator_registers,
+    block_sum_registers,
     lds_bytes,
     register_limit,
     staging_registers,
@@ -27,7 +28,8 @@ def lds(config: Config, problem: Problem, target: Target) -> str | None:
 def accumulator(config: Config, problem: Problem, target: Target) -> str | None:
     """The tile of C and the loads under way live in registers through the whole K loop."""
     limit = register_limit(config, target)
-    held, waiting = accumulator_registers(config, target), staging_registers(config, problem, target)
+    waiting = staging_registers(config, problem, target)
+    held = accumulator_registers(config, target) + block_sum_registers(config, problem, target)
     return f"{held} accumulator + {waiting} staging registers >= {limit}" if held + waiting >= limit else None
 
 

@@ -1,0 +1,68 @@
+"""Scales in every place and granularity on a real GPU: every template that there is against float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.test_numeric import triton, verify_all
+from tritongemm.build.pool import BuildPool
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+
+SWAPPED = (("swap_ab", 1),)
+CONFIGS = (
+    Config("tile", 64, 64, 128, 4, 1, 4, 2),
+    Config("tile", 16, 64, 128, 1, 3, 4, 3, (("poll", 1), *SWAPPED)),
+    Config("tile", 32, 256, 64, 1, 2, 8, 2),
+    Config("gemv", 1, 8, 512, 1, 2, 4, 1),
+    Config("gemv", 4, 16, 256, 1, 1, 4, 1, (("prefetch", 3),)),
+    Config("stream_k", 64, 64, 128, 8, 1, 4, 2),
+    Config("tma", 64, 128, 128, 8, 2, 4, 3),
+    Config("tma", 32, 64, 128, 1, 1, 4, 3, SWAPPED),
+    Config("persistent", 128, 64, 128, 8, 1, 8, 3, (("epilogue_parts", 2), ("warp_specialize", 0))),
+    Config("stream_k_tma", 64, 64, 128, 8, 1, 4, 3, (("share_more", 1),)),
+    Config("ws_tma", 128, 128, 128, 8, 1, 8, 4, (("share", 2),)),
+    Config("ws_tma", 128, 256, 128, 8, 1, 8, 3),
+    Config("ws_tma", 256, 64, 128, 4, 1, 8, 4),
+    Config("ws_tma", 64, 64, 128, 1, 3, 4, 3),
+    Config("ws_tma_swapped", 40, 64, 128, 1, 2, 4, 3, SWAPPED),
+    Config("ws_tma_swapped", 96, 128, 128, 1, 1, 8, 4, (("epilogue_parts", 2), *SWAPPED)),
+)
+SIZES = ((300, 528, 1040), (7, 272, 1040), (72, 136, 2176))  # the ends of rows at multiples of 16 bytes, or not of 128
+
+
+def problems(target: Target, family: str, scales: str, bias: str) -> list[Problem]:
+    fp8 = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(target.fp8, "int8")
+    found = registry.get(Family, family)
+    made = [
+        found.problem(*size, dtype, dtype, "bf16", row_major_b=False, bias=bias, scales=scales)
+        for dtype in dict.fromkeys((fp8, "int8"))
+        for size in SIZES
+    ]
+    assert all(found.supports(p, target) for p in made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("family", "scales", "bias"),
+    [
+        ("a8w8", "row", "n"),
+        ("a8w8", "tensor", "none"),
+        ("a8w8_blockscale", "block", "none"),
+        ("a8w8_blockscale", "block_rows", "n"),
+        ("a8w8_blockscale", "group", "m"),
+        ("a8w8_blockscale", "group_rows", "none"),
+    ],
+)
+def test_scales_are_applied_where_they_belong(
+    gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, family: str, scales: str, bias: str
+) -> None:
+    for problem in problems(gpu.target, family, scales, bias):
+        configs = [c for c in CONFIGS if triton().check(c, problem, gpu.target)]
+        verify_all(gpu, compiler, tmp_path, [problem], configs)

@@ -1,5 +1,7 @@
 """What a call costs the host: `tritongemm.mm` beside `torch.nn.functional.linear`, in one process, on a GPU.
 
+So are `tritongemm.scaled_mm` beside `torch._scaled_mm`, and `tritongemm.quantize` beside PyTorch's own operations.
+
     python benchmarks/dispatch_cost.py
 
 Sizes are so small that the GPU waits for the host; calls are queued, and waited for outside the measured time. A round
@@ -33,7 +35,8 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.driver import driver
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, LibraryBackend
+from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
+from tritongemm.search_spaces import loader
 
 M, K = 16, 256
 CONFIGS = {
@@ -43,7 +46,8 @@ CONFIGS = {
     "persistent": (512, Config("persistent", 64, 64, 64, 1, 1, 4, 3)),
 }
 NEVER, LOST, ALGORITHM, RANGE = 128, 192, 448, 576  # other N
-LINEAR = " by linear"
+LINEAR = " by linear"  # what stands beside a contender: `linear`, or PyTorch's function of the same kind
+SCALED = 640  # N of products with scales
 
 
 def measure(calls: dict[str, Callable[[int], object]], rounds: int, count: int) -> dict[str, float]:
@@ -64,11 +68,45 @@ def measure(calls: dict[str, Callable[[int], object]], rounds: int, count: int) 
 
 def print_table(found: dict[str, float]) -> None:
     """Print each contender's time beside that of `linear` for the same operands."""
-    print(f"{'contender':36} {'us':>7} {'linear':>7}  ratio")
+    print(f"{'contender':36} {'us':>7} {'torch':>7}  ratio")
     for name, us in found.items():
         if not name.endswith(LINEAR):
             beside = found[name + LINEAR]
             print(f"{name:36} {us:7.2f} {beside:7.2f}  {us / beside:.2f}")
+
+
+def scaled_calls(arch: str, toolchain: dict[str, str]) -> dict[str, Callable[[int], object]]:
+    """Calls of `scaled_mm` with factors for rows, and of `quantize`, where this GPU has OCP's fp8."""
+    if loader.load_target(arch).fp8 != "fn":
+        return {}
+    family, config = registry.get(Family, "a8w8"), CONFIGS["tile"][1]
+    one = family.problem(M, SCALED, K, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
+    tritongemm.load([Record(one, arch, config, "triton", 1e-6, 0.0, "events", toolchain=toolchain)])
+    eight = torch.float8_e4m3fn
+    xs, ws = ([torch.randn(rows, K, device="cuda").to(eight) for _ in range(64)] for rows in (M, SCALED))
+    of_x, of_w, of_w_row = (torch.ones(shape, device="cuda") for shape in ((M, 1), (SCALED,), (1, SCALED)))
+    said = tritongemm.explain(xs[0], ws[0], scale_a=of_x, scale_b=of_w)
+    if not said.startswith("exact"):
+        raise SystemExit(f"scaled: {said}")
+    wide = [torch.randn(M, K, device="cuda", dtype=torch.bfloat16) for _ in range(64)]
+    bfloat16 = torch.bfloat16
+
+    def by_torch(i: int) -> object:
+        return torch._scaled_mm(xs[i], ws[i].t(), of_x, of_w_row, out_dtype=bfloat16)
+
+    def quantized_by_torch(i: int) -> object:
+        x = wide[i & 63]
+        factor = x.abs().amax(1, keepdim=True).float() / 448
+        return (x / factor).to(eight), factor
+
+    return {
+        "scaled, rows": lambda i: tritongemm.scaled_mm(xs[0], ws[0], of_x, of_w),
+        f"scaled, rows{LINEAR}": lambda i: by_torch(0),
+        "scaled, rows, moving": lambda i: tritongemm.scaled_mm(xs[i & 63], ws[i & 63], of_x, of_w),
+        f"scaled, rows, moving{LINEAR}": lambda i: by_torch(i & 63),
+        "quantize, rows": lambda i: tritongemm.quantize(wide[i & 63]),
+        f"quantize, rows{LINEAR}": quantized_by_torch,
+    }
 
 
 def main() -> None:
@@ -139,6 +177,7 @@ def main() -> None:
     # PyTorch launches two kernels for it: the second adds up what the first leaves in a workspace.
     add("never tuned, split", 100, "fallback", m=33, k=999)
     add("never tuned, split, float32", 100, "fallback", torch.float32, m=33, k=999)
+    calls |= scaled_calls(device.arch, toolchain)
     with torch.inference_mode():
         found = measure(calls, args.rounds, args.count)
     print(

@@ -1,13 +1,14 @@
 """A transformers model, captured, tuned and served without a change: its steps beside PyTorch's; on one GPU.
 
     python benchmarks/served_model.py [--model llama|qwen2] [--layers 8] [--decode 1,16,64] [--prefill 512,2048]
-        [--other-decode 13,37,100] [--other-prefill 777] [--compiled 16] [--rows TUNED.yaml]
+        [--other-decode 13,37,100] [--other-prefill 777] [--compiled 16] [--rows TUNED.yaml] [--apart]
 
 The model has random weights and the widths of Llama 3 8B or Qwen 2.5 7B. Its steps at the first numbers of tokens are
 captured with `tritongemm.capture`, tables over M are tuned for what was captured, and `tritongemm.patch` serves them.
 Then each step, of these and of the other numbers of tokens, is replayed from two CUDA graphs, PyTorch's and ours, in
-turns; with --compiled, of these also as torch.compile makes them. A decode step is of one token of each sequence
-without its past, a prefill of one sequence. The gain that the rows predict is printed beside the one measured.
+turns; with --compiled, of these also as torch.compile makes them, where no layers are joined. A decode step is of one
+token of each sequence without its past, a prefill of one sequence. The gain that the rows predict is printed beside the
+one measured.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,6 +35,7 @@ from tritongemm.core.record import Record
 from tritongemm.runtime import machine
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.workloads import sizes
+from tritongemm.workloads.sibling_layers import saved_seconds
 
 WIDTHS = {
     "llama": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
@@ -99,20 +102,36 @@ def race(first: torch.cuda.CUDAGraph, second: torch.cuda.CUDAGraph) -> tuple[flo
     return median(samples[0]), median(samples[1])
 
 
-def saved_seconds(model: Any, m: int, tokens: int, rows: RecordTable) -> float:
-    """Seconds of a step that the rows of a model's linear layers say are saved."""
+def predict_saved(model: Any, m: int, tokens: int, rows: RecordTable, joined: Sequence[tuple[str, ...]]) -> float:
+    """Seconds of a step that the rows of a model's linear layers say are saved.
+
+    Args:
+        model: the model.
+        m: rows of most layers.
+        tokens: of each sequence, the last of which alone comes to the LM head.
+        rows: the tuned records.
+        joined: groups of layers that are computed together where that is faster.
+    """
     here, saved = machine.find_machine(None).target, 0.0
+
+    def record_of(layers: Sequence[torch.nn.Linear], last: int) -> Record | None:
+        n, k, bias = sum(w.out_features for w in layers), layers[0].in_features, layers[0].bias
+        of = Problem(last, n, k, "bf16", "bf16", "bf16", row_major_b=False, bias="none" if bias is None else "n")
+        found = rows.find(of, here.name, here.compute_units)
+        return found if isinstance(found, Record) else None
+
     for name, layer in model.named_modules():
-        if not isinstance(layer, torch.nn.Linear):
-            continue
-        n, k = layer.weight.shape
-        last = m // tokens if name == "lm_head" else m
-        problem = Problem(
-            last, n, k, "bf16", "bf16", "bf16", row_major_b=False, bias="none" if layer.bias is None else "n"
-        )
-        record = rows.find(problem, here.name, here.compute_units)
-        if isinstance(record, Record) and record.winner != record.library and record.library_seconds:
-            saved += record.library_seconds - record.seconds
+        if isinstance(layer, torch.nn.Linear):
+            record = record_of([layer], m // tokens if name == "lm_head" else m)
+            if record is not None and record.library_seconds:
+                saved += record.library_seconds - record.served_seconds
+    for group in joined:
+        layers = [model.get_submodule(name) for name in group]
+        records = [record_of(part, m) for part in (layers, *([layer] for layer in layers))]
+        found = [record for record in records if record is not None]
+        if len(found) == len(records):
+            seconds = [record.served_seconds for record in found]
+            saved += saved_seconds(replace(found[0].problem, m=m), seconds[0], seconds[1:])
     return saved
 
 
@@ -141,6 +160,7 @@ def main() -> None:
     parser.add_argument("--other-prefill", default="777")
     parser.add_argument("--compiled", default="", help="decode batches that are compared under torch.compile too")
     parser.add_argument("--rows", type=Path, help="results to serve, instead of capturing and tuning")
+    parser.add_argument("--apart", action="store_true", help="join no layers of one input")
     parser.add_argument("--keep", type=Path, help="copy the captured sizes and the results there")
     args = parser.parse_args()
 
@@ -158,7 +178,8 @@ def main() -> None:
         if args.keep:
             for file in (results, Path(temporary) / "shapes.yaml"):
                 (args.keep / file.name).write_bytes(file.read_bytes())
-        tritongemm.load(results)
+        patch = tritongemm.patch(model, results, join=not args.apart)
+        print(patch)
         rows = RecordTable(r.record for r in sizes.from_file(results, Defaults()) if r.record)
         print(f"{'step':<14} {'torch us':>9} {'ours us':>9} {'ratio':>6} {'predicted':>9}  {'logits differ by':>16}")
         for batch, tokens in [*captured, *shapes(args.other_decode, args.other_prefill)]:
@@ -166,8 +187,8 @@ def main() -> None:
             compiled = [False, True] if tokens == 1 and str(batch) in args.compiled.split(",") else [False]
             for is_compiled in compiled:
                 torch._dynamo.reset()
-                theirs, wanted = to_graph(torch.compile(step) if is_compiled else step)
-                patch = tritongemm.patch(model)
+                with patch.paused():
+                    theirs, wanted = to_graph(torch.compile(step) if is_compiled else step)
                 torch._dynamo.reset()
                 ours, given = to_graph(torch.compile(step) if is_compiled else step)
                 theirs_s, ours_s = race(theirs, ours)
@@ -175,12 +196,11 @@ def main() -> None:
                 ours.replay()
                 torch.cuda.synchronize()
                 error = ((given.float() - wanted.float()).norm() / wanted.float().norm()).item()
-                patch.undo()
-                predicted = theirs_s / (theirs_s - saved_seconds(model, batch * tokens, tokens, rows))
+                joined = () if is_compiled else patch.joined
+                predicted = theirs_s / (theirs_s - predict_saved(model, batch * tokens, tokens, rows, joined))
                 name = f"{'decode' if tokens == 1 else 'prefill'} {batch * tokens}{' c' if is_compiled else ''}"
                 text = f"{name:<14} {theirs_s * 1e6:9.1f} {ours_s * 1e6:9.1f} {theirs_s / ours_s:6.3f} {predicted:9.3f}"
                 print(f"{text}  {error:16.1e}", flush=True)
-        print(patch)
 
 
 if __name__ == "__main__":

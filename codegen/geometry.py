@@ -52,10 +52,11 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
 
     row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
     x, y, z = (value(g) for g in template.grid)
+    products = problem.batch  # each has its own programs, along z, and its own partial sums
     return Geometry(
-        grid=(x, y, z),
-        workspace_bytes=4 * value(template.workspace),
-        semaphore_bytes=4 * value(template.semaphores),
+        grid=(x, y, z * products),
+        workspace_bytes=4 * products * value(template.workspace),
+        semaphore_bytes=4 * products * value(template.semaphores),
         descriptors={
             k: stored_block((value(r), value(c)), row_major[operand_of(k)])
             for k, (r, c) in template.descriptors.items()

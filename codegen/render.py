@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tritongemm.codegen.template_facts import (
     TEMPLATES,
     arguments,
+    batch_strides,
     compiler_options,
     kernel_template,
     operand_of,
@@ -38,6 +39,7 @@ class KernelFacts:
         total: type in which the epilogue works.
         extras: operands beside A and B, as the epilogue applies them, and those that the main loop applies.
         arguments: their names as Python functions take them, scales before a bias.
+        batch_strides: parameters of a batched kernel that say how far apart the operands of its products are.
         casts: operands are converted before the dot, because their types differ.
         compute: type they are converted to.
         fp8_pair: operands are of two types of fp8, which some compilers multiply with the wrong instruction.
@@ -60,6 +62,7 @@ class KernelFacts:
     total: str
     extras: tuple[OperandSpec, ...]
     arguments: tuple[str, ...]
+    batch_strides: tuple[str, ...]
     casts: bool
     compute: str
     fp8_pair: bool
@@ -124,6 +127,7 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         total=TL["fp32"] if any(e.operator == "*" for e in problem.extras) else acc,
         extras=problem.extras,
         arguments=operands(problem)[3:-3] + (("bias",) if problem.bias != "none" else ()),
+        batch_strides=batch_strides(problem),
         casts=problem.a != problem.b and not both_fp8,
         compute=TL.get(compute.name, ""),
         fp8_pair=problem.a != problem.b and both_fp8 and target.has("matrix_instr_nonkdim"),

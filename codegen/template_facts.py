@@ -82,6 +82,7 @@ class KernelTemplate:
         compiler: expressions of options that go to the compiler whatever the config says.
         interpreted: whether Triton's interpreter can run it, without a GPU.
         needs: what must hold for its configs beside what holds for all: words, and the expression that says it.
+        kinds: of `Problem.kind` that it computes; the products of a batch are dealt out along the grid's z.
         search: what the search must know of it.
     """
 
@@ -100,6 +101,7 @@ class KernelTemplate:
     compiler: dict[str, str]
     interpreted: bool
     needs: dict[str, str]
+    kinds: tuple[str, ...]
     search: SearchFacts
 
     def value(self, config: Config, option: str, scale_depth: int = 0) -> int:
@@ -132,6 +134,13 @@ def operands(problem: Problem) -> tuple[str, ...]:
     """Names of a kernel's operands, in order; every kernel has a place for a bias."""
     others = [e.name for e in problem.extras if e.name != "bias"]
     return ("a", "b", "c", *others, "bias", "workspace", "semaphore")
+
+
+def batch_strides(problem: Problem) -> tuple[str, ...]:
+    """Parameters of a batched kernel: elements from one product's operand to the next one's, 0 where it is shared."""
+    if problem.kind != "batched":
+        return ()
+    return tuple(f"batch_{name}" for name in ("a", "b", "c", *(e.name for e in problem.extras)))
 
 
 def arguments(template: KernelTemplate, problem: Problem) -> dict[str, tuple[str, str]]:
@@ -189,6 +198,7 @@ def kernel_template(name: str) -> KernelTemplate:
         compiler=dict(facts.get("compiler", {})),
         interpreted=bool(facts.get("interpreted", True)),
         needs={str(words): str(expression) for words, expression in facts.get("needs", {}).items()},
+        kinds=tuple(facts.get("kinds", ("one",))),
         search=_search_facts(path.name, facts.get("search", {})),
     )
 

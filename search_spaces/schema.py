@@ -38,7 +38,7 @@ _KINDS: dict[str, tuple[str, Any]] = {
     ),
     "frozenset[str]": ("a list of names", lambda v: isinstance(v, list) and all(map(_name, v))),
 }  # fmt: skip
-_SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "along_k", "results", "kinds"}
+_SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "along_k", "results"}
 
 
 def _whole(value: Any, least: int) -> bool:
@@ -115,7 +115,6 @@ def check_template(where: str, section: Any, axes: Iterable[str]) -> None:
         ("operands", set(DTYPES), "dtypes"),
         ("along_k", set(DTYPES), "dtypes"),
         ("results", set(DTYPES), "dtypes"),
-        ("kinds", {"one", "batched", "grouped"}, "one, batched and grouped"),
     ):
         values = section.get(name, [])
         if not isinstance(values, list) or (few and not few.issuperset(values)):

@@ -1,6 +1,6 @@
-"""A Triton-first GEMM autotuner. `mm` serves what was tuned; `load`, `explain`, `patch` and `serve` go with it.
+"""A Triton-first GEMM autotuner. `mm`, `bmm` and `scaled_mm` serve what was tuned.
 
-`capture` writes what a program asks PyTorch to multiply.
+`load`, `explain`, `patch` and `serve` go with them. `capture` writes what a program asks PyTorch to multiply.
 
 PyTorch is imported on first use of one of them, so the command line starts without it.
 """
@@ -15,27 +15,53 @@ from tritongemm.core import settings
 if TYPE_CHECKING:
     from tritongemm.capturing.session import Capture as capture
     from tritongemm.serving.api import explain, load, mm
+    from tritongemm.serving.batched import bmm
     from tritongemm.serving.grouped_api import grouped_mm
+    from tritongemm.serving.linear_fp8 import linear_fp8
     from tritongemm.serving.moe_api import fused_moe
     from tritongemm.serving.patch import patch
+    from tritongemm.serving.quantize import quantize
+    from tritongemm.serving.scaled_api import scaled_mm
     from tritongemm.serving.serve import serve
 
-__all__ = ["capture", "explain", "fused_moe", "grouped_mm", "load", "mm", "patch", "serve"]
+__all__ = [
+    "bmm",
+    "capture",
+    "explain",
+    "fused_moe",
+    "grouped_mm",
+    "linear_fp8",
+    "load",
+    "mm",
+    "patch",
+    "quantize",
+    "scaled_mm",
+    "serve",
+]
+
+
+# Where each name lies; a module is imported when the first of its names is used.
+_PLACES = {
+    "bmm": "serving.batched",
+    "explain": "serving.api",
+    "fused_moe": "serving.moe_api",
+    "grouped_mm": "serving.grouped_api",
+    "load": "serving.api",
+    "mm": "serving.api",
+    "patch": "serving.patch",
+    "quantize": "serving.quantize",
+    "linear_fp8": "serving.linear_fp8",
+    "scaled_mm": "serving.scaled_api",
+    "serve": "serving.serve",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name == "capture":
         return importlib.import_module("tritongemm.capture")
-    if name not in __all__:
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in ("fused_moe", "grouped_mm"):
-        module = importlib.import_module(f"tritongemm.serving.{'moe' if name == 'fused_moe' else 'grouped'}_api")
-        globals()[name] = getattr(module, name)
-        return globals()[name]
-    from tritongemm.serving import api, patch, serve
-
-    globals().update({each: getattr(api, each) for each in ("explain", "load", "mm")})
-    globals().update({"patch": patch.patch, "serve": serve.serve})
+    globals()[name] = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
     return globals()[name]
 
 

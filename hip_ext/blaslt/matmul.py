@@ -205,6 +205,10 @@ class PreparedMatmul:
         """Take the bias from another address from now on."""
         self._set("MatmulDesc", self._desc, self._table.desc["bias"], c_uint64(address))
 
+    def move_scale(self, which: str, address: int) -> None:
+        """Take the scale factors of ``a`` or ``b`` from another address from now on."""
+        self._set("MatmulDesc", self._desc, self._table.desc[f"scale_{which}"], c_uint64(address))
+
 
 class MovingMatmul:
     """A call of the library whose addresses are replaced; belongs to one thread.

@@ -75,6 +75,76 @@ def test_a_patched_model(table: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert torch.equal(model[0](inputs[1]), expected[1])
 
 
+class Attention(nn.Module):  # type: ignore[misc]
+    """Three layers of one input, by which a model of transformers splits heads and multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = nn.Linear(K, 2 * N), nn.Linear(K, N), nn.Linear(K, N)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).view(*x.shape[:-1], -1, 64) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        return functional.silu(q[..., :4, :]) * k + v.sin()
+
+
+@pytest.fixture
+def joined_table(table: Path) -> list[Record]:
+    """Kernels for M=16 of the parts, of 10 us each, and of their joined product, of 10 us."""
+    toolchain = {"triton": settings.version("triton")}
+    problems = [Problem(M, n, K, "bf16", "bf16", "bf16", row_major_b=False, bias="n") for n in (N, 2 * N, 4 * N)]
+    return [Record(p, ARCH, TILE, "triton", 1e-5, 0.01, "events", toolchain=toolchain) for p in problems]
+
+
+def test_joined_layers(joined_table: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Attention().cuda().bfloat16()
+    xs = [make(M, K), make(1, M, K), make(17, K)]
+    apart = tritongemm.patch(model, joined_table, join=False)
+    expected = [model(x) for x in xs]
+    apart.undo()
+    patch = tritongemm.patch(model)
+    assert patch.joined == (("q_proj", "k_proj", "v_proj"),)
+    widths: list[int] = []
+
+    def keep(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+        widths.append(w.shape[0])
+        return tritongemm.mm(x, w, bias)
+
+    monkeypatch.setattr("tritongemm.serving.joined_layers.mm", keep)
+    for _ in range(2):
+        for x, wanted in zip(xs, expected, strict=True):
+            torch.testing.assert_close(model(x), wanted, rtol=0.02, atol=0.02)
+    assert widths == [4 * N] * 3, "not the first call, and not M=17, which has no row"
+    whole = patch._groups[patch.joined[0]]
+    assert tritongemm.explain(xs[0], whole.weight, whole.bias).startswith("exact")
+    q = model.q_proj(xs[0])
+    xs[0].mul_(2)
+    assert_close(model.k_proj(xs[0]), xs[0], model.k_proj.weight, model.k_proj.bias)
+    assert_close(q * 2 - model.q_proj.bias, xs[0], model.q_proj.weight, model.q_proj.bias)
+    other = make(M, K)
+    model.q_proj(other)
+    assert_close(model.v_proj(xs[0]), xs[0], model.v_proj.weight, model.v_proj.bias)
+    for _ in range(3):
+        model(other)
+    graph = torch.cuda.CUDAGraph()
+    widths.clear()
+    with torch.cuda.graph(graph):
+        captured = model(other)
+    assert widths == [4 * N]
+    with patch.paused():
+        theirs = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(theirs):
+            plain = model(other)
+    other.copy_(make(M, K))
+    graph.replay()
+    theirs.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(captured, plain, rtol=0.02, atol=0.02)
+    patch.undo()
+    torch.testing.assert_close(model(other), plain, rtol=0.0, atol=0.0)
+    assert model.k_proj.weight.untyped_storage().nbytes() == N * K * 2
+
+
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_a_patched_model_compiled(table: Path, mode: str) -> None:
     torch._dynamo.reset()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,7 +32,14 @@ _LAYERS = {
     "linear": (("torch.nn.functional", "linear"),),
     "tritongemm.mm": (("tritongemm", "mm"), ("tritongemm.serving.api", "mm")),
 }
+_OWN = ("bmm", "scaled_mm")  # calls of `tritongemm`, whose own calls of PyTorch are none of the program's
 _PLACES = {"input": 0, "x": 0, "weight": 1, "w": 1, "bias": 2, "out_dtype": 3}  # of a layer's arguments
+
+
+class _Inside(threading.local):
+    """How many calls of ours a thread is in."""
+
+    own = 0
 
 
 class Hooks:
@@ -48,15 +56,19 @@ class Hooks:
         self._in_graphs: list[Any] = []
         self._active = False
         self._overriding = Overriding()
+        self._inside = _Inside()
         self._operator, self._method = torch.Tensor.__matmul__, torch.Tensor.matmul
 
     def install(self) -> None:
         """Put them in place."""
         self._active = True
-        importlib.import_module("tritongemm.serving.api")  # which keeps PyTorch's own linear for itself
+        for module in ("tritongemm.serving.api", _BATCHED[1]):  # which keep PyTorch's own functions for themselves
+            importlib.import_module(module)
         for operation, places in _LAYERS.items():
             for module, name in places:
                 self._replace(sys.modules[module], name, functools.partial(self._layer, operation))
+        for name in _OWN:
+            self._replace_own(name)
         for owner, name in _calls():
             self._replace(owner, name, functools.partial(self._call, name.strip("_") if name[-2:] == "__" else name))
         self._replace(torch, "compile", self._compile)
@@ -80,6 +92,14 @@ class Hooks:
                 if id(value) in originals:  # Inductor was imported while the hooks stood
                     setattr(kernels, name, originals[id(value)])
         self._before.clear()
+
+    def _replace_own(self, name: str) -> None:
+        """Put a hook in the place of a call of ours, where the package and the call's own module have it."""
+        package = sys.modules["tritongemm"]
+        original = getattr(package, name, None)
+        if original is not None:
+            for owner in (package, sys.modules[original.__module__]):
+                self._replace(owner, name, functools.partial(self._own_call, f"tritongemm.{name}"))
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name, None)
@@ -124,7 +144,25 @@ class Hooks:
             if asked is not None:
                 return handle_torch_function(asked, args, *args, **kwargs)
             result = original(*args, **kwargs)
-            if self._active and result is not NotImplemented:
+            if self._active and result is not NotImplemented and not self._inside.own:
+                note(operation, original, args, kwargs)
+            return result
+
+        self._in_graphs.append(call)
+        return call
+
+    def _own_call(self, operation: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands for a call of ours: what it asks PyTorch for is not counted beside it."""
+        note = self._recorder.guarded(self._recorder.note_call)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._inside.own += 1
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._inside.own -= 1
+            if self._active and not self._inside.own:
                 note(operation, original, args, kwargs)
             return result
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tritongemm.capturing.factors import find_family
 from tritongemm.core.dtypes import DTYPES
 
 _NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
@@ -27,7 +28,10 @@ class Product:
         row_major_a, row_major_b: layouts, as in `core.problem.Problem`.
         bias: ``n`` for one value per column of C, or ``none``.
         batch: number of independent products.
+        shared: the operand that all products of a batch share, ``a`` or ``b``, or "".
         family: what is computed, a name of numerics/families.
+        scales: granularity of the scale factors, where it is not the family's usual one.
+        groups: products of different M that share the call; M is that of all.
         left_out: why it can't be tuned; "" where it can.
         one_scale: whether A and B have one scale factor each, as AITER's ``scaleAB`` says.
     """
@@ -46,11 +50,14 @@ class Product:
     family: str = "dense"
     left_out: str = ""
     one_scale: bool = False
+    shared: str = ""
+    scales: str = ""
+    groups: int = 1
 
     @property
     def is_layer(self) -> bool:
         """Whether it has the layouts of a linear layer."""
-        return self.row_major_a and not self.row_major_b and self.batch == 1
+        return self.row_major_a and not self.row_major_b and self.batch == self.groups == 1
 
 
 def of_layer(operation: str, x: Tensor, w: Tensor, bias: Tensor | None, result: Tensor) -> Product | None:
@@ -96,7 +103,8 @@ def of_aten(operation: str, name: str, args: tuple[Any, ...], kwargs: dict[str, 
         args: its arguments.
         kwargs: those that were given by name.
     """
-    return BASIC[name](operation if operation == name else f"{operation} by {name}", args, kwargs)
+    same = operation in (name, name.replace("::", "."))
+    return BASIC[name](operation if same else f"{operation} by {name}", args, kwargs)
 
 
 def of_nothing(operation: str, reason: str) -> Product:
@@ -114,7 +122,7 @@ def _of_sum(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pr
     """`addmm` and `baddbmm`: beta * a summand + alpha * A @ B."""
     summand, a, b = args[:3]
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
-    is_bias = summand.dim() <= 2 and summand.shape[-1:] == b.shape[-1:] and _is_one_row(summand)
+    is_bias = summand.shape[-1:] == b.shape[-1:] and _is_one_row(summand)
     if beta == 1 and alpha == 1 and is_bias:
         return _of(operation, a, b, bias="n")
     what = "a matrix" if beta else ""
@@ -124,19 +132,54 @@ def _of_sum(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pr
 
 
 def _is_one_row(summand: Tensor) -> bool:
-    return bool(summand.dim() == 1 or summand.shape[0] == 1 or summand.stride(0) == 0)
+    return bool(summand.dim() == 1 or summand.shape[-2] == 1 or summand.stride(-2) == 0)
 
 
 def _of_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
     """`_scaled_mm`: A @ B with scale factors."""
     names = ("scale_a", "scale_b", "bias", "scale_result", "out_dtype")
     given = {**dict(zip(names, args[2:], strict=False)), **kwargs}
-    a, b, scale_a, scale_b = args[0], args[1], given["scale_a"], given["scale_b"]
-    m, n, one = a.shape[0], b.shape[1], scale_a.numel() == 1 and scale_b.numel() == 1
-    by_row = scale_a.numel() == m and scale_b.numel() == n and scale_a.dtype == torch.float32 and not one
-    reason = "" if by_row else "one scale factor for a tensor" if one else "scale factors of blocks"
+    return _with_factors(operation, args[0], args[1], given["scale_a"], given["scale_b"], given)
+
+
+def _with_factors(
+    operation: str, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, given: dict[str, Any]
+) -> Product | None:
+    """A [M, K] @ B [K, N] with factors of A and, transposed as B is, of the weight."""
     bias = "none" if given.get("bias") is None else "n"
-    return _of(operation, a, b, given.get("out_dtype"), bias, "a8w8" if by_row else "dense", reason, one)
+    of_weight = scale_b.t() if scale_b.dim() == 2 else scale_b
+    family, scales, reason = find_family(scale_a, of_weight, (a.shape[0], b.shape[1], a.shape[1]))
+    product = _of(operation, a, b, given.get("out_dtype"), bias, family, reason)
+    one = scale_a.numel() == 1 and scale_b.numel() == 1
+    return product and replace(product, one_scale=one, scales=scales)
+
+
+def _of_own_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """`tritongemm.scaled_mm`: x [..., K] and a weight [N, K], or its transposed view."""
+    names = ("a", "b", "scale_a", "scale_b", "bias", "out_dtype", "order_b", "scale_layout")
+    given = {"out_dtype": torch.bfloat16, **dict(zip(names, args, strict=False)), **kwargs}
+    if given.get("order_b", "plain") != "plain" or given.get("scale_layout"):
+        return of_nothing(operation, "a weight or factors in an order of their own")
+    a, w = given["a"], given["b"]
+    if not a.numel() or not w.numel():
+        return None
+    is_weight = w.shape[1] == a.shape[-1] and w.stride(1) == 1
+    scale_a, scale_b = given["scale_a"], given["scale_b"]
+    factors = scale_a.reshape(-1, scale_a.shape[-1]) if scale_a.dim() > 2 else scale_a
+    if is_weight:
+        w, scale_b = w.t(), scale_b.t() if scale_b.dim() == 2 else scale_b
+    return _with_factors(operation, a.reshape(-1, a.shape[-1]), w, factors, scale_b, given)
+
+
+def _of_batch(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """`tritongemm.bmm`: A @ B for each product, with scale factors of rows and columns or without."""
+    names = ("a", "b", "bias", "out_dtype", "scale_a", "scale_b")
+    given: dict[str, Any] = dict.fromkeys(names) | dict(zip(names, args, strict=False)) | kwargs
+    a, b, usual = given["a"], given["b"], None
+    if a.dtype.itemsize == 1:
+        usual = torch.float16 if a.is_floating_point() else torch.int32
+    family = "dense" if given["scale_a"] is None else "a8w8"
+    return _of(operation, a, b, given["out_dtype"] or usual, "none" if given["bias"] is None else "n", family)
 
 
 def _of_vector(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -146,13 +189,45 @@ def _of_vector(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _of_recipe(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
     """`_scaled_mm_v2`: A @ B with scale factors that a recipe describes."""
-    return _of(operation, args[0], args[1], left_out="scale factors by a recipe")
+    names = ("scale_a", "recipe_a", "swizzle_a", "scale_b", "recipe_b", "swizzle_b", "bias", "out_dtype")
+    given = {**dict(zip(names, args[2:], strict=False)), **kwargs}
+    scale_a, scale_b = given["scale_a"], given["scale_b"]
+    if len(scale_a) == len(scale_b) == 1 and not any((*given["swizzle_a"], *given["swizzle_b"])):
+        return _with_factors(operation, args[0], args[1], scale_a[0], scale_b[0], given)
+    return _of(operation, args[0], args[1], left_out="scale factors of two levels, or in an order of their own")
 
 
 def _of_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """`_grouped_mm` and its scaled form: products of different M."""
-    a, b = (tuple(t.shape) for t in args[:2])
-    return of_nothing(operation, f"grouped products of {a} and {b} {_name(args[0].dtype)}")
+    """`_grouped_mm`: the rows of A [M, K] in groups, each with a B of its own of [groups, K, N]."""
+    given = {**dict(zip(("offs", "bias", "out_dtype"), args[2:], strict=False)), **kwargs}
+    return _grouped(operation, args[0], args[1], given)
+
+
+def _of_scaled_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """`_scaled_grouped_mm`: the same with a factor for each row of A and each column of each B."""
+    names = ("scale_a", "scale_b", "offs", "bias", "scale_result", "out_dtype")
+    given = {**dict(zip(names, args[2:], strict=False)), **kwargs}
+    a, b, scale_a, scale_b = args[0], args[1], given["scale_a"], given["scale_b"]
+    by_row = a.dim() == 2 and b.dim() == 3 and scale_a.numel() == a.shape[0]
+    if not by_row or tuple(scale_b.shape) != (b.shape[0], b.shape[2]):
+        return _grouped_left_out(operation, a, b)
+    return _grouped(operation, a, b, {**given, "out_dtype": given.get("out_dtype") or torch.bfloat16}, "a8w8")
+
+
+def _grouped(operation: str, a: Tensor, b: Tensor, given: dict[str, Any], family: str = "dense") -> Product | None:
+    if a.dim() != 2 or b.dim() != 3 or given.get("offs") is None or given.get("bias") is not None:
+        return _grouped_left_out(operation, a, b)
+    product = _of(operation, a, b[0], given.get("out_dtype"), family=family)
+    return product and replace(product, groups=b.shape[0])
+
+
+def _grouped_left_out(operation: str, a: Tensor, b: Tensor) -> Product:
+    return of_nothing(operation, f"grouped products of {tuple(a.shape)} and {tuple(b.shape)} {_name(a.dtype)}")
+
+
+def _of_group_recipe(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """`_scaled_grouped_mm_v2`: the same with scale factors that a recipe describes."""
+    return _grouped_left_out(operation, args[0], args[1])
 
 
 BASIC: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Product | None]] = {
@@ -161,14 +236,19 @@ BASIC: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Product | None
     "_int_mm": _of_two,
     "addmm": _of_sum,
     "baddbmm": _of_sum,
+    "tritongemm::bmm": _of_batch,
     "_scaled_mm": _of_scaled,
     "_scaled_mm_v2": _of_recipe,
     "mv": _of_vector,
     "dot": _of_vector,
     "vdot": _of_vector,
     "_grouped_mm": _of_groups,
-    "_scaled_grouped_mm": _of_groups,
-    "_scaled_grouped_mm_v2": _of_groups,
+    "_scaled_grouped_mm": _of_scaled_groups,
+    "_scaled_grouped_mm_v2": _of_group_recipe,
+}
+# Operations of our own, which are not run anew to be watched: they are what they are called.
+OWN: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Product | None]] = {
+    "tritongemm.scaled_mm": _of_own_scaled,
 }
 
 
@@ -180,15 +260,16 @@ def _of(
     bias: str = "none",
     family: str = "dense",
     left_out: str = "",
-    one_scale: bool = False,
 ) -> Product | None:
     if not a.numel() or not b.numel():
         return None
     *batch, m, k = a.shape
     dtypes = _name(a.dtype), _name(b.dtype), _name(out or a.dtype)
-    layouts = _is_row_major(a), _is_row_major(b)
+    layouts, products = (_is_row_major(a), _is_row_major(b)), math.prod(batch)
+    shared = [name for name, t in (("a", a), ("b", b)) if products > 1 and t.stride(0) == 0]
+    one = shared[0] if len(shared) == 1 else ""
     return _judged(
-        Product(operation, m, b.shape[-1], k, *dtypes, *layouts, bias, math.prod(batch), family, left_out, one_scale)
+        Product(operation, m, b.shape[-1], k, *dtypes, *layouts, bias, products, family, left_out, shared=one)
     )
 
 
@@ -206,7 +287,6 @@ def _judged(product: Product) -> Product:
     """The product, with the reason why it can't be tuned."""
     unknown = [d for d in (product.dtype_a, product.dtype_b) if d not in _TUNABLE]
     unknown += [d for d in (product.dtype_c,) if d not in DTYPES]
-    what = unknown[0] if unknown else "batched products" if product.batch > 1 else ""
-    if not what or product.left_out:
+    if not unknown or product.left_out:
         return product
-    return replace(product, left_out=f"there are no kernels for {what}")
+    return replace(product, left_out=f"there are no kernels for {unknown[0]}")

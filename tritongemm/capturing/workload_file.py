@@ -152,7 +152,10 @@ def _start(product: Product) -> str:
         values |= {"rowMajorA": "T" if p.row_major_a else "N", "rowMajorB": "T" if p.row_major_b else "N"}
         values |= {"dtype_a": p.dtype_a, "dtype_b": p.dtype_b, "dtype_c": p.dtype_c, "bias": p.bias}
         values |= {"batch": p.batch} if p.batch > 1 else {}
+        values |= {"shared": p.shared} if p.shared else {}
+        values |= {"groups": p.groups} if p.groups > 1 else {}
         values |= {"family": p.family}
+        values |= {"scales": p.scales} if p.scales else {}
     values |= {"reason": p.left_out} if p.left_out else {}
     values |= {"operation": p.operation}
     return ("# left out: " if p.left_out else "- ") + json.dumps(values)[:-1]

@@ -21,7 +21,9 @@ from tritongemm.runtime import machine
 
 _DTYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "fp8": "fp8"}
 _COLUMN_DTYPES = {"f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16"}
-_TUNED = "bf16_tuned_gemm.csv"
+_BF16 = "bf16"
+_AITERS_NAMES = {"dense": _BF16, "dense_bpreshuffle": _BF16, "a4w4_bpreshuffle": "a4w4_blockscale"}  # of our families
+_TUNED = f"{_BF16}_tuned_gemm.csv"
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -29,7 +31,9 @@ _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
     args = _parser().parse_args(argv)
-    output = Path(args.tune_file or _tuned_name(args.untune_file))
+    if args.untune_file is None and args.model_dir is None and args.family is not None:
+        args.untune_file = _file_name(args.family, "untuned")
+    output = Path(args.tune_file or _tuned_name(args.untune_file, args.family))
     told_file = ToldFile.find(output)
     if told_file is None:
         raise InputError(
@@ -54,8 +58,8 @@ def _parser() -> arguments.Parser:
     )
     p.add_argument("--mp", type=arguments.whole(1, 1024), metavar="N", help="GPUs to use (default: all)")
     p.add_argument("--all", action="store_true", help="tune anew what the output tells already")
-    p.add_argument("--sort", type=_flag, metavar="BOOL",
-        help="True: sort the whole output by device, N, M and K (default: an output that is sorted stays so, in others "
+    p.add_argument("--sort", type=_flag, nargs="?", const=True, metavar="BOOL",
+        help="sort the whole output by device, N, M and K (default: an output that is sorted stays so, in others "
         "new rows are the last)")  # fmt: skip
     p.add_argument("--errRatio", type=arguments.number(0, 1, below=True), default=0.05, metavar="R",
         help="share of C's elements that may be outside the tolerance (default %(default)s)")  # fmt: skip
@@ -64,7 +68,9 @@ def _parser() -> arguments.Parser:
         metavar="B,…",
         help="backends that race, as of tune; all, the default, are those that compile quickly",
     )
-    p.add_argument("--family", metavar="NAME", help="what a file of M, N and K alone is of, as of tune")
+    p.add_argument("--family", metavar="NAME",
+        help="AITER's family, such as a4w4_blockscale, whose files -i and -o are by default; or what a file of M, N "
+        "and K alone is of, as of tune")  # fmt: skip
     p.add_argument("--indtype", choices=_DTYPES, help="type of A and B, whatever the file says")
     p.add_argument("--outdtype", choices=_DTYPES, help="type of C, whatever the file says (default: that of --indtype)")
     p.add_argument("--all_bias", action="store_true", help="tune each size with and without a bias")
@@ -86,8 +92,10 @@ def _parser() -> arguments.Parser:
     p.add_argument(
         "--target", metavar="ARCH", help="another architecture, as of tune: nothing is timed, and the CSV stays"
     )
-    p.add_argument("--batch", metavar="N", help="accepted: every result is kept as it comes, whatever the number")
-    p.add_argument("-k", "--splitK", action="store_true", help="accepted: splits along K are always tried")
+    p.add_argument("--batch", type=arguments.size, default=100, metavar="N",
+        help="sizes after which the original writes; here every result is kept as it comes (%(default)s)")  # fmt: skip
+    p.add_argument("-k", "--splitK", action="store_true",
+        help="try splits along K, where --family names another one than bf16; elsewhere they always are")  # fmt: skip
     p.add_argument("-v", "--verbose", action="store_true", help="say what became of each candidate")
     return p
 
@@ -103,10 +111,19 @@ def _flag(text: str) -> bool:
     return _FLAGS[text.lower()]
 
 
-def _tuned_name(source: str | None) -> str:
+def _tuned_name(source: str | None, family: str | None) -> str:
     """Where results go that the user names no file for: the current folder, as the sizes' file may be a package's."""
     name = Path(source or "").name
-    return name.replace("untuned", "tuned") if "untuned" in name else _TUNED
+    return name.replace("untuned", "tuned") if "untuned" in name else _file_name(family or _BF16, "tuned")
+
+
+def _file_name(family: str, word: str) -> str:
+    """What AITER calls a family's file of tuned or untuned sizes."""
+    name = _AITERS_NAMES.get(family, family)
+    if "moe" in name:
+        return f"{word}_{name}.csv"
+    batched = "_batched" if name.startswith("batched_") else ""
+    return f"{name.removeprefix('batched_')}_{word}{batched}_gemm.csv"
 
 
 def _words(args: argparse.Namespace, output: Path) -> list[str]:
@@ -138,7 +155,10 @@ def _words(args: argparse.Namespace, output: Path) -> list[str]:
     }
     words += [word for name, value in given.items() if value is not None for word in (name, str(value))]
     flags = {"--no_resume": args.all, "--verbose": args.verbose}
-    return words + [name for name, is_given in flags.items() if is_given]
+    words += [name for name, is_given in flags.items() if is_given]
+    # The tuners of AITER's other families try no splits unless they are told to.
+    unsplit = not args.splitK and args.family and _AITERS_NAMES.get(args.family, args.family) != _BF16
+    return [*words, "--max_split", "1"] if unsplit else words
 
 
 def _sizes_of_model(args: argparse.Namespace) -> list[str]:

@@ -12,7 +12,7 @@ buffers                 memory to allocate: name; offset of its pointer in the p
                         bias, workspace, semaphore, offsets, counts …); init (random, zero, poison or values); dtype;
                         shape; strides in elements; order, for a B in an order of `numerics.weight_layouts`; values,
                         where they are given
-problem, launches       M, N, K; how often to launch
+problem, launches       M, N, K, and batch where there is one; how often to launch
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tritongemm.core.target import Target
 from tritongemm.runtime import machine
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.serving import winners
-from tritongemm.serving.calls import is_layer
+from tritongemm.serving.calls import is_served
 from tritongemm.serving.config_files import merge
 from tritongemm.serving.loaded_tables import read_table
 from tritongemm.serving.record_table import RecordTable
@@ -63,8 +63,8 @@ def _problem(args: argparse.Namespace, target: Target) -> Problem:
 
 def _find(files: Sequence[str], problem: Problem, device: Target) -> SourceRow | Support:
     """The row that serves a call, of the best of all files, or why there is none."""
-    if not is_layer(problem):
-        return Support(f"{problem.key} is no product that tritongemm.mm computes")
+    if not is_served(problem):
+        return Support(f"{problem.key} is no product that tritongemm.mm or scaled_mm computes")
     tables = merge([read_table(Path(file)) for file in files])
     found = RecordTable(row for table in tables for row in table.rows)
     row = found.find_row(problem, device.name, device.compute_units)

@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments, group_options, model_options
+from tritongemm.cli import arguments, group_options, model_options, search_options
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import DEFAULT_FAMILY
 from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.formats import Defaults
-from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Family, Plugin, Strategy, Timer
+from tritongemm.plugins.contracts import Backend, Family, Format, Plugin, Strategy, Timer
 from tritongemm.results.run_files import check_output_name
 from tritongemm.results.told_file import ToldFile
 from tritongemm.search_spaces import loader as target_files
@@ -77,6 +76,9 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
     g.add_argument("-m", type=arguments.size, action=arguments.Once, metavar="M", help="rows of A and C")
     g.add_argument("-n", type=arguments.size, action=arguments.Once, metavar="N", help="columns of B and C")
     g.add_argument("-k", type=arguments.size, action=arguments.Once, metavar="K", help="columns of A and rows of B")
+    g.add_argument("--batch", type=arguments.size, default=1, metavar="B",
+                   help="independent products in one launch, operands [B, rows, columns] (default 1)")  # fmt: skip
+    g.add_argument("--shared", choices=("a", "b"), default="", help="the operand that all products of a batch share")
     g.add_argument("-col_a", "--col-a", action="store_true", help="A is stored column-major")
     g.add_argument(
         "-col_b", "--col-b", action="store_true", help="B is stored column-major, as the weight of a linear layer is"
@@ -108,11 +110,12 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
 
 
 def _family(text: str) -> str:
-    """The name of a family or of a variant, if there is one."""
+    """The name of a family or of a variant, or another tool's name for what one of its files is of."""
     try:
         registry.family_of(text)
     except InputError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        if not any(text in format_.families for format_ in registry.every(Format)):
+            raise argparse.ArgumentTypeError(str(error)) from None
     return text
 
 
@@ -128,6 +131,8 @@ def defaults(args: argparse.Namespace, fp8_encoding: str) -> Defaults:
         family=args.family,
         scales=args.scales,
         fp8_encoding=fp8_encoding,
+        batch=args.batch,
+        shared=args.shared,
         **group_options.read_groups(args),
     )
 
@@ -160,11 +165,15 @@ def parser() -> argparse.ArgumentParser:
         metavar="LOW-HIGH",
         help="tune a table over these M, such as 1-8192: of the product of -n and -k, or of each that the file names",
     )
+    told = (
+        "of --workload: no tables of products that compute several layers of one input, such as q_proj, k_proj, v_proj"
+    )
+    g.add_argument("--no-join", action="store_true", help=told)
     model_options.add_model_options(p.add_argument_group("sizes of a model, instead of these"))
     _add_actions(p)
     _add_places(p)
-    _add_search(p)
-    _add_measuring(p)
+    search_options.add_search_options(p)
+    search_options.add_measuring_options(p)
     _add_results(p)
     return p
 
@@ -199,106 +208,6 @@ def _add_places(p: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="compile with N processes (default: one for each core)",
-    )
-
-
-def _add_search(p: argparse.ArgumentParser) -> None:
-    g = p.add_argument_group("search")
-    g.add_argument(
-        "--strategy",
-        default=None,
-        choices=registry.names(Strategy),
-        help="which configs are tried (default: guided on a GPU, exhaustive where nothing can be timed)",
-    )
-    g.add_argument(
-        "--budget",
-        type=arguments.budget,
-        default=(0, 0.0),
-        metavar="N|Ss",
-        help="try at most N configs of each size (default: the strategy decides; exhaustive tries all that are not "
-        "pruned); or, as 90s, try nothing new after so many seconds of the run and race what there is",
-    )
-    g.add_argument(
-        "--finalists",
-        type=arguments.whole(1, 10_000),
-        default=12,
-        metavar="N",
-        help="verify and race the best N candidates (default %(default)s)",
-    )
-    g.add_argument(
-        "--libtype",
-        default=None,
-        metavar="B,…",
-        help="the backends that race with the baseline: all, or names with commas between, of those listed below "
-        "(default: all whose kernels compile quickly)",
-    )
-    g.add_argument(
-        "--algorithms",
-        type=arguments.whole(0, 100_000),
-        default=48,
-        metavar="N",
-        help="time only the N algorithms that a vendor's library guesses best for each size; 0 for all of the hundreds "
-        "there are (default %(default)s)",
-    )
-    g.add_argument(
-        "--min-gain",
-        type=arguments.number(0, 1000),
-        default=0.5,
-        metavar="PERCENT",
-        help="keep the library unless a candidate is this much faster (default %(default)s)",
-    )
-
-
-def _add_measuring(p: argparse.ArgumentParser) -> None:
-    g = p.add_argument_group("measuring")
-    g.add_argument(
-        "--profiler",
-        default=None,
-        choices=("auto", *registry.names(Timer)),
-        help="the clock, one of those listed below (default: events); auto takes the GPU's own that is here",
-    )
-    g.add_argument(
-        "--iters",
-        type=arguments.whole(1, 1_000_000),
-        default=200,
-        metavar="N",
-        help="time at least N launches of a finalist (default %(default)s)",
-    )
-    g.add_argument(
-        "--warmup",
-        type=arguments.whole(0, 1_000_000),
-        default=5,
-        metavar="N",
-        help="launch it N times before that (default %(default)s)",
-    )
-    g.add_argument("--no-warmup", dest="warmup", action="store_const", const=0, help="the same as --warmup 0")
-    g.add_argument(
-        "--init-type", default="randn", choices=INITS, help="what the operands contain (default %(default)s)"
-    )
-    g.add_argument(
-        "--rotating-tensor",
-        type=arguments.whole(-1, 1 << 20),
-        default=-1,
-        metavar="MB",
-        help="rotate the operands through so much memory, so that they are not in a cache (default: three times the "
-        "last-level cache)",
-    )
-    g.add_argument(
-        "--errRatio",
-        "--err-ratio",
-        dest="err_ratio",
-        type=arguments.number(0, 1, below=True),
-        default=0.0,
-        metavar="R",
-        help="this share of C's elements may be outside the tolerance on the GPU (default 0: none may); even so, none "
-        "may be NaN or off by half of |reference| + rms",
-    )
-    g.add_argument(
-        "--timeout",
-        type=arguments.seconds,
-        default=60.0,
-        metavar="S",
-        help="give one compile, or one candidate on the GPU, at most S seconds (default 60)",
     )
 
 
@@ -357,7 +266,7 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
         "-m and --m_range exclude each other",
     ),
     (
-        lambda a: not _names_file(a) and a.model_dir is None and None in (a.m or a.m_range, a.n, a.k),
+        lambda a: not _names_file(a) and a.model_dir is None and None in (a.m or a.m_range or a.server, a.n, a.k),
         "name a size with -m, -n and -k, a table with --m_range, -n and -k, a file of sizes with --gemm_size_file or "
         "--workload, or a model with --model_dir",
     ),
@@ -368,6 +277,10 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
     (
         lambda a: (a.compare_wo_tuning or a.benchmark) and a.gemm_size_file is None,
         "--compare_wo_tuning and --benchmark read stored results: name their file with --gemm_size_file",
+    ),
+    (
+        lambda a: a.server is not None and (a.workload is not None or a.m_range is not None or a.libtype is not None),
+        "--for races one kernel at each M that a server looks up: leave --workload, --m_range and --libtype out",
     ),
     (lambda a: a.gpu_ids is not None and a.ngpus != 0, "--gpu_ids and --ngpus exclude each other"),
     (

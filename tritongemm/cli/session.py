@@ -16,13 +16,14 @@ from tritongemm.core import settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.support import SUPPORTED
 from tritongemm.core.trial import PREDICTED
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Evaluator, ExternalTimer, Timer
+from tritongemm.plugins.contracts import Evaluator, ExternalTimer, Format, ServerFormat, Timer
 from tritongemm.results.run_files import module_folder
 from tritongemm.results.store import Store
 from tritongemm.runtime.machine import Machine, toolchain
@@ -105,7 +106,27 @@ def make_options(
         margin=args.min_gain / 100,
         stop=stop,
         toolchain=toolchain(machine),
+        limits=_limits(args, machine),
     )
+
+
+def server_format(server: str) -> ServerFormat:
+    """The format that sets a server's kernels.
+
+    Raises:
+        InputError: there is none; lists those there are.
+    """
+    found = {f.server.lower(): f for f in registry.every(Format) if isinstance(f, ServerFormat)}
+    if server.lower() not in found:
+        raise InputError(f"no format is of the server {server!r}; there are: {', '.join(sorted(found))}")
+    return found[server.lower()]
+
+
+def _limits(args: argparse.Namespace, machine: Machine) -> SearchLimits:
+    """What may be tried: what the user, and the server whose kernel is raced, allow."""
+    if args.server is None:
+        return SearchLimits(args.max_split)
+    return server_format(args.server).limits(args.family, machine.target)
 
 
 def open_store(

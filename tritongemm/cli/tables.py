@@ -10,7 +10,8 @@ from tritongemm.core.problem import Problem
 from tritongemm.report.console import Reporter
 from tritongemm.report.m_tables import name_product, print_gain, print_held_out, print_table
 from tritongemm.tuning.m_table import MTable
-from tritongemm.workloads.m_spans import MSpan, drop_small, group_spans
+from tritongemm.workloads.m_spans import SEARCH_BUDGET, MSpan, drop_small, group_spans
+from tritongemm.workloads.sibling_layers import join_rows, joined_spans, saved_by_joining
 
 
 def read_spans(rows: Sequence[FormatRow], args: argparse.Namespace, reporter: Reporter) -> list[MSpan]:
@@ -23,12 +24,20 @@ def read_spans(rows: Sequence[FormatRow], args: argparse.Namespace, reporter: Re
     for product, share in small.items():
         told = f"{share:.2%} of the workload's time, as far as its bytes and operations tell"
         reporter.say(f"left out: {name_product(product)}: {told}")
-    return group_spans(kept, args.m_range)
+    joined = {} if args.no_join else joined_spans(kept, args.m_range)
+    for span, layers in joined.items():
+        reporter.say(f"joined: {name_product(span.problem)}, M up to {span.high}: {', '.join(layers)}")
+    return [*group_spans(kept, args.m_range), *joined]
 
 
 def list_searched(spans: Sequence[MSpan]) -> list[Problem]:
     """The sizes of tables that are tuned as any size is."""
     return [span.at(m) for span in spans for m in span.searched()]
+
+
+def search_budgets(spans: Sequence[MSpan]) -> dict[Problem, int]:
+    """Most configs tried at the searched M that no call is known to have, whose kernels race again at other M."""
+    return {span.at(m): SEARCH_BUDGET for span in spans for m in span.searched() if m not in span.wanted}
 
 
 def list_measured(spans: Sequence[MSpan]) -> list[Problem]:
@@ -43,4 +52,5 @@ def print_tables(tables: Mapping[MSpan, MTable], rows: Sequence[FormatRow], repo
         print_table(reporter, records)
     every = [record for records in found for record in records]
     print_held_out(reporter, every)
-    print_gain(reporter, rows, every)
+    saved = saved_by_joining(join_rows(rows), {record.problem: record for record in every})
+    print_gain(reporter, rows, every, saved)

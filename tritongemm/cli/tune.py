@@ -7,16 +7,19 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tritongemm.cli import door, model_options, options, session, tables
 from tritongemm.codegen.modules import candidates_path, winner_path
+from tritongemm.core.config import DEFAULT_BACKEND
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import DamagedRow, FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
+from tritongemm.numerics.computable_families import name_others
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.report import candidates_csv
@@ -57,11 +60,13 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             reporter.say(f"left out: {row.reason}")
         if not (args.compare_wo_tuning or args.benchmark):  # there a row that can't be computed costs itself alone
             rows = _computable(rows, machine, args, reporter)
-        roster = choose_roster(args.libtype, bool(machine.devices), args.compile_only)
+        libtype = args.libtype or (DEFAULT_BACKEND if args.server else None)
+        roster = choose_roster(libtype, bool(machine.devices), args.compile_only)
         reporter.say(machine.why)
         for name, reason in roster.left_out.items() if args.verbose or args.libtype == "all" else ():
             reporter.say(f"{name} does not race: {reason}")
-        output = Path(args.output or f"output/tuning_results_{machine.target.name}.yaml")
+        suffix = f"_{args.server}" if args.server else ""
+        output = Path(args.output or f"output/tuning_results_{machine.target.name}{suffix}.yaml")
         told_file = None if args.compare_wo_tuning or args.benchmark else ToldFile.find(output)
         if told_file is not None:
             told_file.check()
@@ -79,6 +84,8 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             )
             return max(status, door.WRONG if damaged else door.DONE)
         spans = tables.read_spans(rows, args, reporter)
+        if spans and not plan.budget:
+            plan = replace(plan, budgets=tables.search_budgets(spans))
         # rows of several GPUs may be of one problem
         problems = tables.list_searched(spans) if spans else list(dict.fromkeys(row.problem for row in rows))
         order = tables.list_measured(spans) if spans else problems
@@ -97,6 +104,8 @@ def _rows(args: argparse.Namespace, machine: Machine) -> tuple[Sequence[FormatRo
             door.tell(remark)
         return model.rows, ()
     named = args.gemm_size_file or args.workload
+    if args.server is not None and named is None and args.m is None:
+        return session.server_format(args.server).list_sizes(args.n, args.k, defaults), ()
     if named is None:
         return sizes.from_options(args.m or args.m_range[0], args.n, args.k, defaults), ()
     path = Path(named)
@@ -113,7 +122,7 @@ def _wanted(
 ) -> list[FormatRow]:
     """The rows that another tool's file of results does not tell yet."""
     source = None if args.gemm_size_file is None else Path(args.gemm_size_file)
-    wanted, damaged = told_file.wanted(rows, source, machine.target, again=not args.resume)
+    wanted, damaged = told_file.wanted(rows, source, machine.target, not args.resume, args.family)
     for row in damaged:
         reporter.say(f"kept, but not understood: {row.reason}")
     if len(wanted) < len(rows):
@@ -123,11 +132,13 @@ def _wanted(
     return wanted
 
 
-def _tell(told_file: ToldFile, store: Store, problems: Sequence[Problem], reporter: Reporter) -> None:
+def _tell(told_file: ToldFile, store: Store, asked: _Asked, reporter: Reporter) -> None:
     """Tell results in another tool's file, and say what it can't hold."""
-    told = told_file.write(store, problems)
+    told = told_file.write(store, asked.problems, asked.rows)
     for record, reason in told.untold:
         reporter.say(f"{told_file.path}: {record.problem.key}: {reason}")
+    for name in filter(None, told.files):
+        reporter.say(f"written: {told_file.place / name}")
     lost = f"; {len(told.untold)} lost something, which {store.path} has" if told.untold else ""
     reporter.say(f"{told_file.path}: {told.told} results told{lost}")
 
@@ -135,7 +146,7 @@ def _tell(told_file: ToldFile, store: Store, problems: Sequence[Problem], report
 def _computable(
     rows: Sequence[FormatRow], machine: Machine, args: argparse.Namespace, reporter: Reporter
 ) -> list[FormatRow]:
-    """The rows that the target can compute; others of a workload are named, of sizes that were asked for none may be.
+    """The rows that the target can compute; others of a workload or a model are named, of sizes none may be.
 
     Raises:
         InputError: says which, where in the file of sizes, and why.
@@ -147,10 +158,12 @@ def _computable(
             kept.append(row)
             continue
         where = "" if path is None else f"{row.where(path)}: "
-        complaint = f"{where}{row.problem.key}: {supported}"
-        if args.workload is None:
+        complaint = f"{where}{row.problem.key}: {supported}{name_others(row.problem, machine.target)}"
+        if args.workload is None and args.model_dir is None:
             raise InputError(complaint)
         reporter.say(f"left out: {complaint}")
+    if not rows:
+        raise InputError(f"{path} holds no sizes; write one line a size")
     if not kept:
         raise InputError(f"{path}: {machine.target.name} can compute none of its products")
     return kept
@@ -160,7 +173,7 @@ def _verify(again: Revalidation, rows: Sequence[FormatRow], path: str, reporter:
     """Check stored results; 1 if any is wrong, or can't be run or checked."""
     results = again.verify(rows)
     print_verified(reporter, results)
-    _print_refused(rows, [r.trial for r in results], path)
+    _print_refused(rows, [r.trial for r in results], path, again.evaluator.target)
     return door.WRONG if any(r.trial.status != "ok" for r in results) else door.DONE
 
 
@@ -168,15 +181,16 @@ def _retime(again: Revalidation, rows: Sequence[FormatRow], path: str, baseline:
     """Time stored results beside the baseline; 1 if any can't be timed."""
     results = again.retime(rows, baseline)
     print_retimed(reporter, results)
-    _print_refused(rows, [r.trial for r in results], path)
+    _print_refused(rows, [r.trial for r in results], path, again.evaluator.target)
     return door.WRONG if any(r.trial.status != "ok" for r in results) else door.DONE
 
 
-def _print_refused(rows: Sequence[FormatRow], trials: Sequence[Trial], path: str) -> None:
+def _print_refused(rows: Sequence[FormatRow], trials: Sequence[Trial], path: str, target: Target) -> None:
     """Say of each result that was not run where it stands in the file and why."""
     for row, trial in zip(rows, trials, strict=True):
         if trial.status == "refused":
-            door.tell(f"refused: {row.where(path)}: {row.problem.key}: {trial.reason}")
+            reason = f"{trial.reason}{name_others(row.problem, target)}"
+            door.tell(f"refused: {row.where(path)}: {row.problem.key}: {reason}")
 
 
 @contextmanager
@@ -236,7 +250,7 @@ def _tune(asked: _Asked, run: TuningRun, args: argparse.Namespace, command: str,
 
     def write_others() -> None:
         if told_file is not None and not run.options.stop:
-            _tell(told_file, store, problems, reporter)
+            _tell(told_file, store, asked, reporter)
         if args.profile_file is not None:
             count = candidates_csv.write(Path(args.profile_file), store, problems, run.unstored)
             reporter.say(f"profile: {args.profile_file}: {count} rows")

@@ -33,6 +33,8 @@ class FormatRow:
         count: calls of it in the workload that the file tells of, or what else weighs it against other rows.
         operation: the operation that was called, such as ``linear``; "" where that is not said.
         callers: modules that called it.
+        subject: what a row of another tool's file says by its columns, where results are told in rows of the same
+            words; empty elsewhere.
     """
 
     problem: Problem
@@ -45,6 +47,7 @@ class FormatRow:
     count: float = 1.0
     operation: str = ""
     callers: tuple[str, ...] = ()
+    subject: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def where(self, path: str) -> str:
         """The file at `path`, and the row and line in it, for messages."""
@@ -179,6 +182,8 @@ class Defaults:
         groups, group_form, spread, counts, room: as of a `Problem`.
         scales: granularity of the scale factors, of `core.scaling`; "" for the family's usual one.
         fp8_encoding: meaning of ``fp8`` and ``bf8``: ``fn``, ``fnuz`` or, on a target without fp8, ``none``.
+        batch: number of independent products.
+        shared: operand that all products of a batch share: ``a``, ``b`` or "".
     """
 
     dtype_a: str | None = None
@@ -191,6 +196,8 @@ class Defaults:
     order_b: str = PLAIN
     scales: str = ""
     fp8_encoding: str = "fn"
+    batch: int = 1
+    shared: str = ""
     groups: int = 1
     group_form: str = "contiguous"
     spread: str = "uniform"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # A [M, K] and B [K, N] as ``a`` and ``b``, a problem's other operands by their names; where something is computed, C
-# [M, N] as ``c``.
+# [M, N] as ``c``. Those of a batch have a dimension for it in front.
 Operands: TypeAlias = "dict[str, Tensor]"
 
 
@@ -24,11 +24,14 @@ class OperandSpec:
     Attributes:
         name: ``a``, ``b``, ``c``, ``scale_a``, ``scale_b``, ``bias``, ``offsets`` or ``counts``.
         dtype: of its elements.
-        shape: extents; a factor or an addend of the epilogue is [M, 1] or [N], so that it broadcasts over C.
+        shape: extents, of one product of a batch; a factor or an addend of the epilogue is [M, 1] or [N], so that it
+            broadcasts over C.
         order: how it lies in memory: ``rows``, ``columns``, or the name of a layout of weights or scales.
         applied: where a kernel applies it: ``epilogue`` (to the sum over K, before C is rounded), ``mainloop`` (scales
             that change along K), or "" for A, B and C.
         scaling: what a scale factor covers; None for other operands.
+        batch: how many there are, one after the other in memory, as a dimension in front of `shape`; 0 where there is
+            no such dimension: of a single product, or shared by a whole batch.
     """
 
     name: str
@@ -37,6 +40,12 @@ class OperandSpec:
     order: str = "rows"
     applied: str = ""
     scaling: Scaling | None = None
+    batch: int = 0
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The dimension of the batch, or nothing: what a tensor's shape has before `shape`."""
+        return (self.batch,) if self.batch else ()
 
     @property
     def operator(self) -> str:
@@ -55,5 +64,5 @@ class OperandSpec:
 
     @property
     def count(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
+        """Number of elements, over the whole batch."""
+        return prod(self.lead + self.shape)

@@ -16,6 +16,7 @@ from tritongemm.core.scaling import Scaling
 
 MAX_DIM = 2**31 - 1
 BIASES = ("none", "m", "n")
+SHARED = ("", "a", "b")
 DEFAULT_FAMILY = "dense"  # of a problem whose key names none
 PLAIN = "plain"  # the order of a B that lies in rows or columns, as `row_major_b` says
 
@@ -30,7 +31,7 @@ class Problem:
         row_major_a: A is stored [M, K]; otherwise [K, M].
         row_major_b: B is stored [K, N]; otherwise [N, K], as the weight of a linear layer is.
         bias: ``none``, ``m`` (one value per row of C) or ``n`` (one per column).
-        batch: number of independent GEMMs, each operand densely strided.
+        batch: number of independent GEMMs; operands are [batch, …], one after the other in memory.
         family: plug-in of numerics/families that makes inputs, the reference and the tolerance.
         order_b: order of B in memory: ``plain``, or a plug-in of numerics/weight_layouts.
         scale_a, scale_b: the scale factors of A and of B; None where it has none. `Family.problem` fills them in.
@@ -45,6 +46,8 @@ class Problem:
         room: rows that each group of the masked form has room for; 0 of the other.
         scales: name of the pair of scale_a and scale_b (`core.scaling.granularity`) where it is not the first of those
             that the family has; "" where it is. `Family.problem` sets it.
+        shared: ``a`` or ``b``: that operand, with its scales, is one for the whole batch and has no dimension for it;
+            "" where each product has its own.
     """
 
     m: int
@@ -67,6 +70,7 @@ class Problem:
     counts: tuple[int, ...] = ()
     room: int = 0
     scales: str = ""
+    shared: str = ""
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch", "groups"):
@@ -80,6 +84,10 @@ class Problem:
                 raise InputError(f"{name} is {getattr(self, name)!r}; known dtypes: {', '.join(DTYPES)}")
         if self.bias not in BIASES:
             raise InputError(f"bias must be one of {', '.join(BIASES)}, not {self.bias!r}")
+        if self.shared not in SHARED:
+            raise InputError(f"shared must be a or b, the operand that a batch has once, not {self.shared!r}")
+        if self.shared and self.batch == 1:
+            raise InputError(f"shared is {self.shared!r}, but the batch is 1: leave it out, or name the batch")
         if self.groups > 1:
             check_groups(self.m, self.groups, self.group_form, self.spread, self.counts, self.room)
         elif (self.group_form, self.spread, self.counts, self.room) != _ONE_GROUP:
@@ -111,15 +119,17 @@ class Problem:
         m, n, k = self.rows, self.n, self.k
         each = (self.groups,) if self.groups > 1 else ()
         within = (self.groups, self.room) if self.room else (m,)
+        batch = {name: 0 if self.batch == 1 or self.shared == name else self.batch for name in "abc"}
         specs = [
-            OperandSpec("a", self.a, (*within, k), "rows" if self.row_major_a else "columns"),
+            OperandSpec("a", self.a, (*within, k), "rows" if self.row_major_a else "columns", batch=batch["a"]),
             OperandSpec(
                 "b",
                 self.b,
                 (*each, k, n),
                 self.order_b if self.order_b != PLAIN else "rows" if self.row_major_b else "columns",
+                batch=batch["b"],
             ),
-            OperandSpec("c", self.c, (*within, n), "rows"),
+            OperandSpec("c", self.c, (*within, n), "rows", batch=batch["c"]),
         ]
         for name, scaling, rows in (("scale_a", self.scale_a, m), ("scale_b", self.scale_b, n)):
             if scaling is not None:
@@ -129,10 +139,11 @@ class Problem:
                     shape = (self.groups * shape[0],)  # those of all groups one after another
                 elif each and (name == "scale_b" or (self.room and scaling.layout == "groups")):
                     shape = (self.groups, *scaling.shape(self.room if name == "scale_a" else rows, k))
-                specs.append(OperandSpec(name, DTYPES[scaling.dtype], shape, scaling.layout, scaling.applied, scaling))
+                where = scaling.layout, scaling.applied, scaling, batch[name[-1]]
+                specs.append(OperandSpec(name, DTYPES[scaling.dtype], shape, *where))
         if self.bias != "none":
             shape = (m, 1) if self.bias == "m" else (n,)
-            specs.append(OperandSpec("bias", self.bias_dtype, shape, "rows", "epilogue"))
+            specs.append(OperandSpec("bias", self.bias_dtype, shape, "rows", "epilogue", batch=batch["c"]))
         if self.groups > 1:
             specs.append(OperandSpec(self.group_operand, DTYPES["int32"], (self.groups,), "rows", "groups"))
         return {spec.name: spec for spec in specs}
@@ -193,9 +204,10 @@ class Problem:
         bias = {"none": 0, "m": self.m, "n": self.n}[self.bias] * self.bias_dtype.bytes
         a, b = self.m * self.k * self.a.bytes // self.a.packed, self.k * self.n * self.b.bytes // self.b.packed
         c = self.m * self.n * self.c.bytes
+        once = {"": 0, "a": a, "b": b}[self.shared]
         used = sum(rows > 0 for rows in self.row_counts) if self.groups > 1 else 1
         scales = sum(e.count * e.dtype.bytes for e in self.extras if e.scaling is not None)
-        return self.batch * (a + used * b + c + scales) + bias
+        return self.batch * (a + used * b + c + bias - once) + once + scales
 
     @property
     def held_bytes(self) -> int:
@@ -221,6 +233,7 @@ class Problem:
         parts = [f"{self.m}x{self.n}x{self.k}", self.dtypes, self.layout]
         parts += [f"bias{self.bias}"] if self.bias != "none" else []
         parts += [f"batch{self.batch}"] if self.batch != 1 else []
+        parts += [f"shared{self.shared}"] if self.shared else []
         parts += [f"groups{self.groups}"] if self.groups != 1 else []
         parts += [f"room{self.room}"] if self.room else []
         parts += [self.spread + _digest(self.counts)] if self.spread != "uniform" else []
@@ -234,7 +247,14 @@ class Problem:
         data = {name: getattr(self, name) for name in _FIELDS}
         for name in ("scale_a", "scale_b"):
             data[name] = data[name].to_json() if data[name] else None
-        later: dict[str, object] = {"order_b": PLAIN, "scale_a": None, "scale_b": None, "groups": 1, "scales": ""}
+        later: dict[str, object] = {
+            "order_b": PLAIN,
+            "scale_a": None,
+            "scale_b": None,
+            "groups": 1,
+            "scales": "",
+            "shared": "",
+        }
         later |= dict(zip(_GROUP_FIELDS, _ONE_GROUP, strict=True))
         data = {k: v for k, v in data.items() if k not in later or v != later[k]}
         return data | ({"counts": list(self.counts)} if self.counts else {})

@@ -120,6 +120,12 @@ class Record:
         return self.timer == PREDICTED
 
     @property
+    def served_seconds(self) -> float:
+        """The time of what dispatch calls: the library's where it won, in seconds."""
+        is_library = self.winner == self.library and self.library_seconds is not None
+        return self.library_seconds or self.seconds if is_library else self.seconds
+
+    @property
     def tflops(self) -> float:
         """Rate in 10**12 operations per second."""
         return self.problem.flops / self.seconds / 1e12

@@ -4,7 +4,7 @@ TRITONGEMM_CACHE    folder of compiled kernels; default: ~/.cache/tritongemm
 TRITONGEMM_CACHE_TRUST   users whose compiled kernels are used too where a folder is shared, separated by ","; "group"
                     for the folder's group; default: only root, and the owner of a folder that nobody else can write
 TRITONGEMM_CONFIG   files of tuned records that `tritongemm.mm` serves, and the plug-ins of servers, separated by ":"
-AITER_CONFIG_GEMM_BF16   the same, as AITER calls it, behind those; the lists of AITER's other families are not served
+AITER_CONFIG_GEMM_BF16, AITER_CONFIG_GEMM_A8W8, …   the same of AITER's families, as AITER calls them, behind those
 TRITONGEMM_LOG      config: a line in the log for each new size that is called; AITER_LOG_TUNED_CONFIG=1 is the same
 TRITONGEMM_ONLINE   1: algorithms of the vendor's library are tried for sizes that `tritongemm.mm` meets untuned
 HIP_ONLINE_TUNING   the same, as AITER calls it
@@ -24,6 +24,7 @@ import os
 import re
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -31,16 +32,17 @@ from pathlib import Path
 from tritongemm.core.errors import InputError, UnavailableError
 
 _ON = ("1", "true", "yes", "on")
-_AITER_CONFIG = "AITER_CONFIG_GEMM_BF16"
-_OTHER_AITER_CONFIGS = (
-    "AITER_CONFIG_GEMM_A8W8",
-    "AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE",
-    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE",
-    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
-    "AITER_CONFIG_GEMM_A4W4",
-    "AITER_CONFIG_A8W8_BATCHED_GEMM",
-    "AITER_CONFIG_BF16_BATCHED_GEMM",
-)
+_AITER_CONFIGS = {  # AITER's families by their variables
+    "AITER_CONFIG_GEMM_BF16": "bf16",
+    "AITER_CONFIG_GEMM_A8W8": "a8w8",
+    "AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE": "a8w8_bpreshuffle",
+    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE": "a8w8_blockscale",
+    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE": "a8w8_blockscale_bpreshuffle",
+    "AITER_CONFIG_GEMM_A4W4": "a4w4_blockscale",
+    "AITER_CONFIG_A8W8_BATCHED_GEMM": "batched_a8w8",
+    "AITER_CONFIG_BF16_BATCHED_GEMM": "batched_bf16",
+    "AITER_CONFIG_FMOE": "fmoe",
+}
 _SECONDS = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,6})?)(?::([0-9]{1,7}(?:\.[0-9]{1,6})?))?")
 
 UNTUNED_NAME = "bf16_untuned_gemm.csv"  # AITER's name of the sizes that it was asked for
@@ -94,14 +96,24 @@ def tuned_configs() -> tuple[Path, ...]:
     return _paths("TRITONGEMM_CONFIG")
 
 
-def aiter_configs() -> tuple[Path, ...]:
-    """AITER's files of tuned configs of dense products, in the order given."""
-    return _paths(_AITER_CONFIG)
+@dataclass(frozen=True)
+class AiterConfig:
+    """A file of tuned configs that one of AITER's variables names.
+
+    Attributes:
+        variable: its name.
+        family: what AITER calls what the variable's files are of.
+        path: of the file.
+    """
+
+    variable: str
+    family: str
+    path: Path
 
 
-def unserved_aiter_configs() -> tuple[str, ...]:
-    """Variables of AITER's that are set and name files of products that no call here asks for."""
-    return tuple(name for name in _OTHER_AITER_CONFIGS if os.environ.get(name))
+def aiter_configs() -> tuple[AiterConfig, ...]:
+    """AITER's files of tuned configs, those of a variable in the order given."""
+    return tuple(AiterConfig(name, family, path) for name, family in _AITER_CONFIGS.items() for path in _paths(name))
 
 
 def logs_choices() -> bool:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tritongemm.core.problem import Problem
+from tritongemm.core.search_limits import SearchLimits
 
 MARGIN = 0.005  # A gain below this share of the library's time is not worth leaving the library for.
 
@@ -16,6 +20,7 @@ class TuningOptions:
         folder: where generated modules go.
         strategy: plug-in of strategies/.
         budget: most configs tried for one problem; 0 for no limit.
+        budgets: the same of problems that have one of their own.
         seconds: after so long no strategy is asked for more, and what there is is raced; 0 for no limit.
         finalists: candidates verified and raced.
         library: plug-in of backends/ that is raced; "" for none.
@@ -24,11 +29,13 @@ class TuningOptions:
         margin: relative gain below which the library is kept.
         stop: "" to tune, or the stage after which to stop: ``generate`` or ``compile``.
         toolchain: versions, for the records.
+        limits: what of the search spaces may be tried.
     """
 
     folder: Path
     strategy: str = "exhaustive"
     budget: int = 0
+    budgets: Mapping[Problem, int] = field(default_factory=dict, hash=False)
     seconds: float = 0.0
     finalists: int = 12
     library: str = "torch"
@@ -37,3 +44,4 @@ class TuningOptions:
     margin: float = MARGIN
     stop: str = ""
     toolchain: dict[str, str] = field(default_factory=dict, hash=False)
+    limits: SearchLimits = field(default_factory=SearchLimits)

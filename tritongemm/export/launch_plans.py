@@ -6,9 +6,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tritongemm.core.dtypes import DType
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.core.operands import OperandSpec
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.target import Target
 from tritongemm.export import host_launch_plans
@@ -64,7 +64,8 @@ def plan(launch: Launch, problem: Problem, facts: Target) -> dict[str, Any]:
         "dynamic_lds": launch.shared,
         "kernarg": hidden_args.append(launch.pack({}), kernel, launch.grid, launch.block, launch.shared).hex(),
         "buffers": buffers,
-        "problem": {"M": problem.m, "N": problem.n, "K": problem.k},
+        "problem": {"M": problem.m, "N": problem.n, "K": problem.k}
+        | ({"batch": problem.batch} if problem.batch > 1 else {}),
         "launches": 1,
     }
 
@@ -80,20 +81,24 @@ def _buffers(launch: Launch | HostLaunch, problem: Problem) -> dict[str, dict[st
 
 
 def operands(problem: Problem) -> dict[str, dict[str, Any]]:
-    """The operands as a plan describes them: A [M, K], B [K, N], C [M, N], a bias or scales [N] or [M, 1]."""
+    """The operands as a plan describes them: A [M, K], B [K, N], C [M, N], a bias or scales [N] or [M, 1].
+
+    Those of a batch have a dimension for it in front; vectors along N are [batch, 1, N] then, so that they broadcast.
+    """
     if problem.kind == "grouped":
         return _grouped_operands(problem)
     m, n, k = problem.m, problem.n, problem.k
     a = (k, 1) if problem.row_major_a else (1, m)
     b = (n, 1) if problem.row_major_b else (1, k)
-    known = {
-        "a": _operand("a", problem.a, (m, k), a),
-        "b": _operand("b", problem.b, (k, n), b),
-        "c": {**_operand("c", problem.c, (m, n), (n, 1)), "init": "poison"},
-    }
+    specs = problem.operands
+    known = {name: _operand(specs[name], specs[name].shape, strides) for name, strides in (("a", a), ("b", b))}
+    known["c"] = {**_operand(specs["c"], (m, n), (n, 1)), "init": "poison"}
     if problem.order_b != PLAIN:
         known["b"]["order"] = "shuffled"
-    return known | {e.name: _operand(e.name, e.dtype, e.shape, (*e.shape[1:], 1)) for e in problem.extras}
+    for e in problem.extras:
+        shape = (1, *e.shape) if e.batch and len(e.shape) == 1 else e.shape
+        known[e.name] = _operand(e, shape, (*shape[1:], 1))
+    return known
 
 
 def _grouped_operands(problem: Problem) -> dict[str, dict[str, Any]]:
@@ -101,7 +106,7 @@ def _grouped_operands(problem: Problem) -> dict[str, dict[str, Any]]:
     n, k = problem.n, problem.k
     strides = {"b": (k * n, *((n, 1) if problem.row_major_b else (1, k)))}
     known = {
-        name: _operand(name, spec.dtype, spec.shape, strides.get(name) or _dense(spec.shape))
+        name: _operand(spec, spec.shape, strides.get(name) or _dense(spec.shape))
         for name, spec in problem.operands.items()
     }
     known["c"]["init"] = "poison"
@@ -114,11 +119,17 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def _operand(role: str, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:
-    count = prod(shape)
-    short = _SHORT.get(dtype.name, dtype.name)
-    sized = {"bytes": count * dtype.bytes // dtype.packed, "role": role, "init": "random", "dtype": short}
-    return {**sized, "shape": list(shape), "strides": list(strides)}
+def _operand(spec: OperandSpec, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:
+    """One operand, whose products have this shape and these strides."""
+    dtype = spec.dtype
+    sized = {"bytes": spec.count * dtype.bytes // dtype.packed, "role": spec.name, "init": "random"}
+    apart = (prod(spec.shape),) if spec.batch else ()
+    return {
+        **sized,
+        "dtype": _SHORT.get(dtype.name, dtype.name),
+        "shape": [*spec.lead, *shape],
+        "strides": [*apart, *strides],
+    }
 
 
 def _flat(role: str, nbytes: int) -> dict[str, Any]:

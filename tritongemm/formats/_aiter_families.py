@@ -24,12 +24,13 @@ class CsvFamily:
 
     Attributes:
         name: what its files are called.
-        ours: the family or variant of a family that computes the same; "" where there is none yet.
+        ours: the family or variant of a family that computes the same; "" for layers with experts, whose rows say it.
         keys: columns that say what is computed; with `DEVICE` they tell rows apart.
         results: the columns after them.
         words: beginning of a file name's part that says the family.
         runs: libraries whose kernels its rows can name by a name alone.
         shuffled: ours for rows whose column bpreshuffle says True; "" where the family has no such column.
+        scaled: ours for rows whose column scaleAB says True, with one scale factor for A and one for B.
         log2_split: columns of splits hold exponents of two for assembly kernels too.
         dtype: of A and B, where no column says it; "" for that of our family.
     """
@@ -41,6 +42,7 @@ class CsvFamily:
     words: tuple[str, ...]
     runs: tuple[str, ...] = ()
     shuffled: str = ""
+    scaled: str = ""
     log2_split: bool = False
     dtype: str = ""
 
@@ -75,12 +77,13 @@ FAMILIES = (
         ("bf16",),
         runs=("asm", "hipblaslt", "torch"),
         shuffled="dense_bpreshuffle",
+        scaled="a8w8",
     ),
     CsvFamily(
         "a8w8_blockscale_bpreshuffle", "a8w8_blockscale_bpreshuffle", _SIZES, _MIXED,
         ("a8w8_blockscale_bpreshuffle",), runs=("asm",),
     ),
-    CsvFamily("a8w8_blockscale", "", _SIZES, _MIXED, ("a8w8_blockscale",)),
+    CsvFamily("a8w8_blockscale", "a8w8_blockscale", _SIZES, _MIXED, ("a8w8_blockscale",)),
     CsvFamily(
         "a8w8_bpreshuffle", "a8w8_bpreshuffle", (*_SIZES, "q_dtype_w"), _MIXED, ("a8w8_bpreshuffle",), runs=("asm",)
     ),
@@ -132,12 +135,13 @@ def family_of_file(path: Path, columns: Collection[str], wanted: str) -> CsvFami
     found = fitting(columns)
     if not found:
         raise InputError(f"{path}: its columns are those of none of AITER's families ({', '.join(columns)})")
+    choices = ", ".join(family.name for family in found)
+    says = wanted not in ("", Defaults.family)
+    asked = [family for family in found if says and wanted in (family.name, family.ours, family.shuffled)]
+    if says and not asked:
+        raise InputError(f"{path}: the columns {','.join(columns)} are not those of family {wanted}, but of {choices}")
     if len(found) == 1:
         return found[0]
-    choices = ", ".join(family.name for family in found)
-    asked = [family for family in found if wanted in (family.name, family.ours)]
-    if wanted not in ("", Defaults.family) and not asked:
-        raise InputError(f"{path}: the columns {','.join(columns)} are not those of family {wanted}, but of {choices}")
     named = [family for family in found if any(word in path.name.lower() for word in family.words)]
     if not (asked or named):
         raise InputError(

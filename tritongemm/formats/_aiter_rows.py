@@ -27,10 +27,12 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend
 
 TIMER = "aiter"
+TARGETS = "gfx"  # names of the GPUs that AITER runs on begin so
 _GFX_OF_UNITS = {80: "gfx942", 304: "gfx942", 256: "gfx950"}  # in files from before the column gfx
 _FNUZ = ("gfx942",)
 _FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
 _MOST_EXPONENT = 16
+_ONE_SCALE = "tensor"  # the granularity of one scale factor for an operand
 _SHOWN = 60
 _AFTER_SIZES = tuple(f.name for f in fields(Problem))[3:]
 
@@ -60,41 +62,46 @@ class CellReader:
         """
         if line.cells is None:
             raise InputError(f"{where} {line.fault}")
-        cells = _Cells(line.cells, where)
+        cells = Cells(line.cells, where)
         target, units = device(line.cells)
         problem = self._problem(cells, target)
-        config = self._config(cells)
-        record = None if config is None else _record(cells, problem, config, target, units)
+        config = self._config(cells, target)
+        record = None if config is None else read_record(cells.text("us"), problem, config, target, units)
         return FormatRow(problem, config, record, line.number, line.row, target, units)
 
-    def _problem(self, cells: _Cells, target: str) -> Problem:
+    def _problem(self, cells: Cells, target: str) -> Problem:
         m, n, k = (cells.whole(name, 1) for name in "MNK")
-        if cells.flag("scaleAB"):
-            cells.fail("scaleAB is True: a product with one scale for all of A and of B can't be tuned here")
-        encoding = self._defaults.fp8_encoding if not target else "fnuz" if target in _FNUZ else "fn"
-        family = self._family
+        encoding, family = encoding_of(target, self._defaults), self._family
         dtype = cells.text("dtype") or cells.text("q_dtype_w") or self._defaults.dtype_a or family.dtype
+        scaled, shuffled = cells.flag("scaleAB"), cells.flag("bpreshuffle")
+        if scaled and (shuffled or not family.scaled):
+            cells.fail("scaleAB is True: one scale for all of A and of B is known here with plain B of the family bf16")
         given: dict[str, Any] = {
-            "family": family.shuffled if family.shuffled and cells.flag("bpreshuffle") else family.ours,
+            "family": family.scaled if scaled else family.shuffled if family.shuffled and shuffled else family.ours,
             "dtype_a": dtype,
             "dtype_c": cells.text("outdtype") or ("bf16" if family.dtype or "q_dtype_w" in family.keys else ""),
             "row_major_a": True,
             "row_major_b": False,
             "bias": "n" if cells.flag("bias") else "none",
             "batch": cells.whole("B", 1, 1),
+            **({"scales": _ONE_SCALE} if scaled else {}),
         }
         kind = (*given.values(), encoding)
         try:
             if kind not in self._kinds:
                 model = make_problem(Defaults(fp8_encoding=encoding), m, n, k, given)
+                if scaled and not (model.a.bytes == 1 and _has_one_scale(model)):
+                    cells.fail(f"scaleAB is True: one scale for all of A and of B can't be tuned here in {dtype}")
                 self._kinds[kind] = tuple(getattr(model, name) for name in _AFTER_SIZES)
             return Problem(m, n, k, *self._kinds[kind])
         except InputError as error:
             cells.fail(f"can't be: {error}")
 
-    def _config(self, cells: _Cells) -> Config | None:
+    def _config(self, cells: Cells, target: str) -> Config | None:
         """The row's config; None for a size, and for a kernel that only AITER has."""
         name = cells.text("kernelName")
+        if target and not target.startswith(TARGETS):
+            return own_config(name)
         library = cells.text("libtype") or ("asm" if name.startswith("_Z") else "")
         if not name or library not in self._family.runs:
             return None
@@ -109,8 +116,13 @@ class CellReader:
         return config if config and _is_nameable(config) else None
 
 
-class _Cells:
-    """The cells of one line, with complaints that name it."""
+class Cells:
+    """The cells of one line, with complaints that name it.
+
+    Args:
+        values: by column.
+        where: file, row and line.
+    """
 
     def __init__(self, values: Mapping[str, str], where: str) -> None:
         self._values = {OLDER_NAMES.get(name, name): value for name, value in values.items()}
@@ -165,9 +177,22 @@ def seconds_of(cells: Mapping[str, str]) -> Decimal | None:
     return seconds if seconds.is_finite() and 0 < seconds < 10**9 and float(seconds) > 0 else None
 
 
-def _record(cells: _Cells, problem: Problem, config: Config, target: str, units: int) -> Record | None:
-    """The row's result, where it has a time and says what it was tuned on."""
-    seconds = seconds_of({"us": cells.text("us")})
+def encoding_of(target: str, defaults: Defaults) -> str:
+    """What ``fp8`` means in a row of a target, "" for a row of sizes."""
+    return defaults.fp8_encoding if not target else "fnuz" if target in _FNUZ else "fn"
+
+
+def read_record(us: str, problem: Problem, config: Config, target: str, units: int) -> Record | None:
+    """A row's result, where it has a time and says what it was tuned on.
+
+    Args:
+        us: microseconds, as the row tells them.
+        problem: what was tuned.
+        config: how it runs.
+        target: where.
+        units: compute units of the device.
+    """
+    seconds = seconds_of({"us": us})
     if seconds is None or not target:
         return None
     return Record(
@@ -182,6 +207,15 @@ def _record(cells: _Cells, problem: Problem, config: Config, target: str, units:
     )
 
 
+def own_config(name: str) -> Config | None:
+    """The config of a row of a GPU that AITER does not run on, which names a kernel as we do."""
+    try:
+        config = Config.parse(name)
+    except InputError:
+        return None
+    return config if config.backend in registry.names(Backend) else None
+
+
 def _is_nameable(config: Config) -> bool:
     """Whether a config's name tells it whole."""
     try:
@@ -192,10 +226,17 @@ def _is_nameable(config: Config) -> bool:
 
 def is_of(problem: Problem, family: CsvFamily) -> bool:
     """Whether a family of AITER's computes a problem."""
-    if not family.ours or problem.groups != 1 or (problem.batch > 1) != ("B" in family.keys):
+    if not family.ours or problem.groups != 1 or problem.shared or (problem.batch > 1) != ("B" in family.keys):
         return False
+    if family.scaled and _has_one_scale(problem):
+        return problem.order_b == PLAIN and problem.family == registry.family_of(family.scaled)[0].name
     known = (registry.family_of(name) for name in (family.ours, family.shuffled) if name)
     return any((found.name, typical.order_b) == (problem.family, problem.order_b) for found, typical in known)
+
+
+def _has_one_scale(problem: Problem) -> bool:
+    """Whether all of A shares one scale factor, and all of B."""
+    return all(s is not None and not s.rows and not s.depth for s in (problem.scale_a, problem.scale_b))
 
 
 def told_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: float) -> dict[str, str]:
@@ -219,7 +260,7 @@ def told_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: 
         "bias": str(p.bias == "n"),
         "dtype": f"torch.{p.a.torch}",
         "outdtype": f"torch.{p.c.torch}",
-        "scaleAB": "False",
+        "scaleAB": str(_has_one_scale(p)),
         "bpreshuffle": str(p.order_b != PLAIN),
         "q_dtype_w": f"torch.{p.b.torch}",
         "libtype": kernel.library,
@@ -228,12 +269,13 @@ def told_cells(record: Record, family: CsvFamily, kernel: NamedKernel, seconds: 
         "splitK": str(split),
         "us": str(round(us, 4)),
         "kernelName": kernel.name,
-        "tflops": _two_decimals(p.flops / us / 1e6),
-        "bw": _two_decimals(p.bytes / us / 1e3),
+        "tflops": two_decimals(p.flops / us / 1e6),
+        "bw": two_decimals(p.bytes / us / 1e3),
         "errRatio": "0.0",  # a result is kept only where nothing that counts is outside its tolerance
     }
     return cells | {older: cells[name] for older, name in OLDER_NAMES.items()}
 
 
-def _two_decimals(value: float) -> str:
+def two_decimals(value: float) -> str:
+    """A rate as AITER writes it; "" for one that is no number."""
     return str(round(value, 2)) if math.isfinite(value) else ""

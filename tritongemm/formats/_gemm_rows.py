@@ -4,8 +4,8 @@ A row is a size (M, N, K, rowMajorA, rowMajorB; T is row-major, N column-major),
 What a row leaves out:
 
     rowMajorA, rowMajorB, dtype_*, bias, family   the caller's defaults
+    batch, shared                         the caller's too; "" in a row with a batch that does not say what it shares
     order_b, scales                       what the family or its variant says; the caller's without a family
-    batch                                 1
     groups                                the caller's, which is 1 mostly
     group_form, group_spread              contiguous, masked where there is group_room; uniform, or as group_counts says
     GROUP_SIZE_M, SPLIT_K                 1
@@ -54,7 +54,7 @@ _THEIR_CONFIG = (*_BLOCKS, *_COUNTS, *_OPTIONS, "instruction_sched_variant")
 _OUR_CONFIG = ("template", "backend", "options")
 _TYPED = ("dtype_a", "dtype_b", "dtype_c", "bias")
 _GROUPS = {"group_form": "group_form", "group_spread": "spread", "group_counts": "counts", "group_room": "room"}
-_OUR_PROBLEM = (*_TYPED, "batch", "groups", *_GROUPS, "family", "order_b", "scales")
+_OUR_PROBLEM = (*_TYPED, "batch", "groups", *_GROUPS, "shared", "family", "order_b", "scales")
 _OUR_WORKLOAD = ("count", "operation", "callers")  # of sizes, as a capture writes them
 _OUR_RESULT = (
     *("target", "compute_units", "winner", "timer", "spread", "error", "tolerance"),
@@ -141,8 +141,7 @@ class RowReader:
         for key, name in _LAYOUTS.items():
             if key in entry.values:
                 given[name] = entry.text(key, choices=("T", "N")) == "T"
-        given |= {"batch": entry.whole("batch", 1, 1), "groups": entry.whole("groups", 1, 1)}
-        given |= _read_groups(entry)
+        given |= _read_several(entry)
         if "family" in entry.values:
             given["family"] = entry.text("family", choices=self._families)
         if "order_b" in entry.values:
@@ -184,6 +183,14 @@ class RowReader:
         if values not in self._configs:
             self._configs[values] = _nameable(entry, Config(*values))
         return self._configs[values]
+
+
+def _read_several(entry: Entry) -> dict[str, Any]:
+    """How many products a row is of, and what they share."""
+    said: dict[str, Any] = {"batch": entry.whole("batch", 1, 1)} if "batch" in entry.values else {}
+    if "shared" in entry.values:
+        said["shared"] = entry.text("shared", choices=("a", "b"))
+    return said | {"groups": entry.whole("groups", 1, 1)} | _read_groups(entry)
 
 
 def _read_groups(entry: Entry) -> dict[str, Any]:
@@ -337,6 +344,7 @@ def make_row(record: Record) -> dict[str, Any]:
     row |= {"order_b": problem.order_b} if problem.order_b != PLAIN else {}
     row |= {"scales": problem.scales} if problem.scales else {}
     row |= {"groups": problem.groups} if problem.groups != 1 else {}
+    row |= {"shared": problem.shared} if problem.shared else {}
     row |= _groups_row(problem)
     row |= {"template": config.template, "backend": config.backend, "options": options or None}
     row |= {"target": record.target, "compute_units": record.compute_units or None}
@@ -363,7 +371,7 @@ def _told(problem: Problem) -> Problem:
     return family.problem(
         p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_a=p.row_major_a, row_major_b=p.row_major_b,
         bias=p.bias, batch=p.batch, groups=p.groups, order_b=p.order_b, group_form=p.group_form, spread=p.spread,
-        counts=p.counts, room=p.room, scales=p.scales,
+        counts=p.counts, room=p.room, scales=p.scales, shared=p.shared,
     )  # fmt: skip
 
 

@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tritongemm.core.config import Config
+from tritongemm.core.dtypes import BY_ENCODING
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile, Translation
 from tritongemm.core.printable import printable
 from tritongemm.core.problem import MAX_DIM, PLAIN, Problem
 from tritongemm.core.record import Record
+from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.support import Support
+from tritongemm.core.target import Target
 from tritongemm.core.values import MOST
 from tritongemm.formats._json_members import Member, read_members, with_members
 from tritongemm.formats._rivals import by_device
 from tritongemm.formats._rows import make_problem
-from tritongemm.plugins.contracts import Format
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import ServerFormat
 from tritongemm.search_spaces.loader import load_target, target_of_device
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
@@ -87,11 +91,10 @@ class Kind:
         return tuple(self.default or (*_BLOCKS, "num_warps", "num_stages"))
 
 
-class TileTables(Format, abstract=True):
+class TileTables(ServerFormat, abstract=True):
     """Tables of tiles of one server.
 
     Attributes:
-        server: its name.
         kinds: by the word behind ``dtype=`` in a file's name.
         name_of_table: a file's name.
         blanks: what of a device's name a file's name has a ``_`` for.
@@ -99,15 +102,15 @@ class TileTables(Format, abstract=True):
     """
 
     suffixes = (".json",)
-    server: ClassVar[str]
+    keeps_folder = True
     kinds: ClassVar[Mapping[str, Kind]]
     name_of_table: ClassVar[re.Pattern[str]]
     blanks: ClassVar[re.Pattern[str]]
     shape: ClassVar[str]
 
     def recognises(self, path: Path, text: str) -> bool:
-        """Whether a file has the name of a table, and holds a JSON object."""
-        return self._subject(path) is not None and text.lstrip().startswith("{")
+        """Whether a file has the name of a table, and holds a JSON object, or nothing yet."""
+        return self._subject(path) is not None and (not text or text.lstrip().startswith("{"))
 
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
         """A row for each M, in the order of the file; one with null has no config."""
@@ -154,8 +157,8 @@ class TileTables(Format, abstract=True):
         tables: dict[Subject, dict[int, Record]] = defaultdict(dict)
         if before.get(""):
             raise InputError(f"{self.server} keeps a folder of such tables; name a folder")
-        for record, *_ in by_device(records):
-            subject = self._subject_of(record)
+        for rivals in by_device(records):
+            record, subject = self._best(rivals), self._subject_of(rivals[0])
             if isinstance(subject, Support):
                 untold.append((record, str(subject)))
             elif tables[subject].setdefault(record.problem.m, record) is not record:
@@ -173,6 +176,46 @@ class TileTables(Format, abstract=True):
             if new != text:
                 files[name] = new
         return Translation(files, told, tuple(untold))
+
+    def can_tell(self, config: Config) -> bool:
+        """Whether the server's kernel may be launched so."""
+        return any(_tells(_row_of(config, kind), config, kind) for kind in self.kinds.values())
+
+    def list_sizes(self, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
+        """A size for each M of the ladder."""
+        kind = self._kind(defaults.family, defaults.dtype_a)
+        return [FormatRow(make_problem(defaults, m, n, k, _given(kind))) for m in kind.ladder]
+
+    def limits(self, family: str, target: Target) -> SearchLimits:
+        """The one template that is the server's kernel, without our own options and splits along K."""
+        kind = self._kind(family)
+        axes = [("block_k", kind.depths[target.vendor])] if target.vendor in kind.depths else []
+        axes += [] if kind.default else [("group_m", (1,))]
+        today = _read_config(kind.default, kind)
+        return SearchLimits(1, (_TEMPLATE,), tuple(axes), _OPTIONS, (today,) if today else ())
+
+    def _kind(self, family: str, dtype: str | None = None) -> Kind:
+        """What a table of a family's products of some dtype is of.
+
+        Raises:
+            InputError: there is none; lists those there are.
+        """
+        fp8 = dtype is None or dtype in _ENCODINGS or dtype in BY_ENCODING
+        wanted = "fp8" if fp8 else dtype
+        found = [k for k in self.kinds.values() if k.family == registry.family_of(family)[0].name and k.dtype == wanted]
+        if not found:
+            known = ", ".join(f"{kind.family} of {kind.dtype}" for kind in self.kinds.values())
+            raise InputError(f"{self.server} has no tables of family {family} of {wanted}; choose --family: {known}")
+        return found[0]
+
+    def _best(self, rivals: Sequence[Record]) -> Record:
+        """Of the results of a problem the fastest that a row tells; the first where none is."""
+        subject = self._subject_of(rivals[0])
+        if isinstance(subject, Support):
+            return rivals[0]
+        kind = self.kinds[subject.kind]
+        told = [record for record in rivals if isinstance(_row_or_reason(record, kind), dict)]
+        return min(told, key=lambda record: record.seconds, default=rivals[0])
 
     def _subject(self, path: Path) -> Subject | None:
         match = self.name_of_table.fullmatch(path.name)
@@ -258,19 +301,30 @@ def _problem_of(kind: Kind, problem: Problem) -> Problem:
 
 def _row_or_reason(record: Record, kind: Kind) -> dict[str, int] | Support | None:
     """What a table tells of a result: the config, null for another kernel of the server, or why it can't tell it."""
-    config, fields = record.config, _BLOCKS | _COUNTS
-    row = {key: int(getattr(config, fields[key])) for key in kind.keys}
-    row |= {name: config.option(name) for name in _OPTIONS if name in dict(config.options)}
+    config = record.config
+    row = _row_of(config, kind)
     depths = kind.depths.get(load_target(record.target).vendor, (config.block_k,))
     if record.winner != config.backend:
         reason = f"{printable(record.winner)} won, which is not the server's kernel"
-    elif not config.is_generated or _read_config(row, kind) != config:
+    elif not _tells(row, config, kind):
         reason = f"{config.short_name} won, which is not the server's kernel, or more than a row tells"
     elif config.block_k not in depths:
         reason = f"{config.short_name} won, and the server's kernel takes {', '.join(map(str, depths))} of K at once"
     else:
         return row
     return None if kind.default is None else Support(reason)
+
+
+def _row_of(config: Config, kind: Kind) -> dict[str, int]:
+    """What a row says of a config, all of it or not."""
+    fields = _BLOCKS | _COUNTS
+    row = {key: int(getattr(config, fields[key])) for key in kind.keys}
+    return row | {name: config.option(name) for name in _OPTIONS if name in dict(config.options)}
+
+
+def _tells(row: Mapping[str, int], config: Config, kind: Kind) -> bool:
+    """Whether a row tells a config whole, which is then one of the server's kernel."""
+    return config.is_generated and all(row[key] for key in _BLOCKS) and _read_config(row, kind) == config
 
 
 def _merged(path: Path, text: str, values: Mapping[int, Any], needed: Iterable[int], kind: Kind) -> str:

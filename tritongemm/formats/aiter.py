@@ -11,17 +11,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from tritongemm.core.config import Config
 from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Merged, NamedKernel, ResultsFile, Translation
 from tritongemm.core.record import Record
 from tritongemm.formats import _aiter_merge as merging
+from tritongemm.formats import _aiter_moe as moe
 from tritongemm.formats._aiter_families import FAMILIES, CsvFamily, family_of_file, fitting, is_header
-from tritongemm.formats._aiter_rows import CellReader, is_of, seconds_of, told_cells
+from tritongemm.formats._aiter_rows import TARGETS, CellReader, is_of, seconds_of, told_cells
 from tritongemm.formats._aiter_table import CsvLine, CsvTable, cells_of
+from tritongemm.formats._kept import KeptError, warn_of
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Format
 
-_TARGETS = "gfx"  # names of the GPUs that AITER runs on begin so
 _OUTPUT = Path("the output")
 _Told = tuple[NamedKernel, float]
 
@@ -32,6 +34,7 @@ class AiterCsv(Format):
     title = "AITER's CSV of sizes or tuned configs"
     suffixes = (".csv",)
     padded_m = True
+    families = tuple(family.name for family in FAMILIES)
 
     def recognises(self, path: Path, text: str) -> bool:
         """Whether the first line has AITER's columns; of a file yet to be written, whether it is called as AITER's."""
@@ -55,26 +58,38 @@ class AiterCsv(Format):
         """
         table = CsvTable.parse(path, text)
         family = family_of_file(path, table.columns, defaults.family)
-        if not family.ours:
-            raise InputError(
-                f"{path}: no family here computes AITER's {family.name} yet; such files can only be merged, by "
-                "python -m tritongemm.convert"
-            )
-        reader = CellReader(family, defaults)
+        read = CellReader(family, defaults).read
         rows: list[FormatRow] = []
         damaged: list[DamagedRow] = []
+        kept: list[tuple[int, str]] = []
         for line in table.lines:
-            if not line.row:
-                continue
+            where = f"{path}: row {line.row} (line {line.number})"
             try:
-                rows.append(reader.read(line, f"{path}: row {line.row} (line {line.number})"))
+                if family.ours:
+                    rows += [read(line, where)] if line.row else []
+                else:
+                    rows += moe.read_line(line, where, defaults) if line.row else ()
+            except KeptError as reason:
+                kept.append((line.number, str(reason)))
             except InputError as error:
                 damaged.append(DamagedRow(line.row, line.number, str(error)))
-        return ResultsFile(rows=tuple(_without_doubles(path, rows, table)), damaged=tuple(damaged))
+        warn_of(path, kept)
+        used = _without_doubles(path, rows, table) if family.ours else rows
+        return ResultsFile(rows=tuple(used), damaged=tuple(damaged))
+
+    def translate_rows(
+        self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]
+    ) -> Translation:
+        """As `translate`; of layers with experts both products stand in the row that asked for them."""
+        if not any(row.subject for row in rows):
+            return self.translate(records, before)
+        family = next(family for family in FAMILIES if not family.ours)
+        return moe.tell(rows, records, before.get("", ""), family)
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """Tell the results whose kernels AITER has; other lines stay as they are.
 
+        On a GPU that AITER does not run on, every kernel is told by our own name: AITER never looks such rows up.
         A result whose kernel AITER has not is told by the fastest other kernel of the same problem that it has, with
         that one's time, unless the file has a faster one.
         """
@@ -154,10 +169,13 @@ def _untellable(record: Record, family: CsvFamily) -> str:
     """Why no kernel of a problem can be told, or ""."""
     rules: tuple[tuple[Callable[[], bool], str], ...] = (
         (lambda: not is_of(record.problem, family), f"the file is of AITER's family {family.name}"),
-        (lambda: not record.target.startswith(_TARGETS), f"AITER does not run on {record.target or 'an unknown GPU'}"),
+        (lambda: not record.target, "it does not say which GPU it was tuned on"),
         (lambda: record.predicted, "its time is a prediction"),
         (lambda: not record.compute_units, "it does not say how many compute units its GPU has"),
-        (lambda: not family.runs, f"rows of AITER's {family.name} name kernels by numbers of AITER's own alone"),
+        (
+            lambda: _is_aiters(record) and not family.runs,
+            f"rows of AITER's {family.name} name kernels by numbers of AITER's own alone",
+        ),
     )
     return next((reason for holds, reason in rules if holds()), "")
 
@@ -170,7 +188,7 @@ def _tell(group: Sequence[Record], family: CsvFamily, lines: merging.Lines) -> t
     """
     best = group[0]
     ways = [way for record in group for way in _ways(record)]
-    known = [(kernel, s) for kernel, s in ways if kernel is not None and kernel.library in family.runs]
+    known = [(k, s) for k, s in ways if k is not None and (k.library in family.runs or not _is_aiters(best))]
     winner = best.config.short_name if best.winner == best.config.backend else best.winner
     if not known:
         return False, f"AITER has no kernel for {winner}, and no time of one of its kernels is known"
@@ -213,11 +231,28 @@ def _is_said(there: Mapping[str, str], line: CsvLine) -> bool:
 
 
 def _ways(record: Record) -> list[tuple[NamedKernel | None, float]]:
-    """The kernels that a result tells the times of, the winner first, by the names that other tools know."""
-    own = registry.get(Backend, record.config.backend).named_kernel(record.config)
-    ways = [(own, record.seconds)]
+    """The kernels that a result tells the times of, the winner first, by the names that AITER knows, or by ours."""
+    name = _aiters_kernel if _is_aiters(record) else _own_kernel
+    ways = [(name(registry.get(Backend, record.config.backend), record.config), record.seconds)]
     if record.library and record.library_seconds is not None and record.library in registry.names(Backend):
-        library = registry.get(Backend, record.library).named_kernel(None)
+        library = name(registry.get(Backend, record.library), None)
         place = 0 if record.winner == record.library else 1
         ways.insert(place, (library, record.library_seconds))
     return ways
+
+
+def _is_aiters(record: Record) -> bool:
+    """Whether a result is of a GPU that AITER runs on, where a row makes it launch what the row names."""
+    return record.target.startswith(TARGETS)
+
+
+def _aiters_kernel(backend: Backend, config: Config | None) -> NamedKernel | None:
+    return backend.named_kernel(config)
+
+
+def _own_kernel(backend: Backend, config: Config | None) -> NamedKernel | None:
+    """A kernel by the name of its config; None for a library's own choice where that is no config."""
+    if config is None:
+        choice = backend.named_kernel(None)
+        config = None if choice is None else backend.config_of(choice)
+    return None if config is None else NamedKernel(backend.name, config.name, split_k=config.split_k)

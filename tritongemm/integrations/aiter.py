@@ -1,4 +1,4 @@
-"""The names by which AITER's users call a dense product and a mixture of experts, served by `tritongemm`.
+"""The names by which AITER's users call products, served by `tritongemm`.
 
 ``from tritongemm.integrations.aiter import tgemm`` takes the place of ``from aiter.tuned_gemm import tgemm``. The files
 of AITER_CONFIG_GEMM_BF16 are read as AITER reads them.
@@ -10,10 +10,40 @@ from typing import TYPE_CHECKING, Any, Final
 
 import tritongemm
 from tritongemm.core.errors import InputError
+from tritongemm.integrations.aiter_batches import (
+    batched_gemm_a8w8,
+    batched_gemm_a8w8_CK,
+    batched_gemm_bf16,
+    batched_gemm_bf16_CK,
+)
+from tritongemm.integrations.aiter_scaled import (
+    gemm_a4w4,
+    gemm_a8w8,
+    gemm_a8w8_blockscale,
+    gemm_a8w8_blockscale_bpreshuffle,
+    gemm_a8w8_bpreshuffle,
+    gemm_a8w8_CK,
+)
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+__all__ = [
+    "TunedGemm",
+    "batched_gemm_a8w8",
+    "batched_gemm_a8w8_CK",
+    "batched_gemm_bf16",
+    "batched_gemm_bf16_CK",
+    "gemm_a4w4",
+    "gemm_a8w8",
+    "gemm_a8w8_CK",
+    "gemm_a8w8_blockscale",
+    "gemm_a8w8_blockscale_bpreshuffle",
+    "gemm_a8w8_bpreshuffle",
+    "gemm_a16w16",
+    "tgemm",
+]  # fmt: skip
 
 
 def gemm_a16w16(
@@ -25,24 +55,29 @@ def gemm_a16w16(
     scale_b: Tensor | None = None,
     scale_c: Tensor | None = None,
 ) -> Tensor:
-    """A @ B.T (+ bias), as `tritongemm.mm` computes it.
+    """A @ B.T (+ bias), as `tritongemm.mm` computes it, or `tritongemm.scaled_mm` where there are scales.
 
     Args:
         A: [..., K] activations.
         B: [N, K], a linear layer's weight.
         bias: [N] or None.
-        otype: dtype of the result; A's by default.
-        scale_a: None; scaled products are not served.
-        scale_b: None.
-        scale_c: None.
+        otype: dtype of the result; A's by default, bfloat16 of a product with scales.
+        scale_a: factors of A, as of `tritongemm.scaled_mm`; None for one of 1 where scale_b is given.
+        scale_b: factors of B, the same.
+        scale_c: None; results are not scaled.
 
     Raises:
-        InputError: a scale is given; or as `tritongemm.mm` says.
+        InputError: scale_c is given; or as `tritongemm.mm` or `scaled_mm` says.
     """
-    scales = {"scale_a": scale_a, "scale_b": scale_b, "scale_c": scale_c}
-    if given := [name for name, scale in scales.items() if scale is not None]:
-        raise InputError(f"{', '.join(given)}: scaled products are not served yet; call AITER's own function for them")
-    return tritongemm.mm(A, B, bias, otype)
+    if scale_c is not None:
+        raise InputError("scale_c: results are not scaled; call AITER's own function for it")
+    if scale_a is None and scale_b is None:
+        return tritongemm.mm(A, B, bias, otype)
+    import torch
+
+    one = torch.ones(1, device=A.device)
+    of_a, of_b = (one if scale is None else scale for scale in (scale_a, scale_b))
+    return tritongemm.scaled_mm(A, B, of_a, of_b, bias, otype or torch.bfloat16)
 
 
 class TunedGemm:

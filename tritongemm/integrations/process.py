@@ -12,10 +12,12 @@ from torch import Tensor
 from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.scale_factors import GROUP
 from tritongemm.serving.tuned_calls import TunedCalls
 
 LOG = logging.getLogger("tritongemm")
 
+_FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _SCHEMA = "(Tensor x, Tensor w, Tensor? bias=None) -> Tensor"
 
 
@@ -38,6 +40,14 @@ def start_serving() -> str:
 def serves_weight(w: Tensor) -> bool:
     """Whether a record has a weight's N and K."""
     return w.dim() == 2 and (w.shape[0], w.shape[1]) in default_dispatcher().weights
+
+
+def serves_blocks(w: Tensor, scale: Tensor) -> bool:
+    """Whether a record has the N and K of a weight in fp8, whose factors are float32 for 128 x 128 of it."""
+    if w.dim() != 2 or (w.shape[0], w.shape[1]) not in default_dispatcher().scaled_weights:
+        return False
+    blocks = (-(-w.shape[0] // GROUP), -(-w.shape[1] // GROUP))
+    return w.dtype in _FP8 and scale.dtype == torch.float32 and tuple(scale.shape) == blocks
 
 
 class OpaqueOperation:

@@ -1,4 +1,4 @@
-"""SGLang's general plug-in: its unquantised linear layers are served where TRITONGEMM_CONFIG names a table."""
+"""SGLang's general plug-in: its linear layers, plain or fp8 in blocks, are served by a table of TRITONGEMM_CONFIG."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tritongemm.integrations import sglang_fp8
 from tritongemm.integrations.process import OpaqueOperation, serves_weight, speak_through, start_serving
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls
@@ -17,7 +18,7 @@ TARGET = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply"
 
 
 def register() -> None:
-    """Have SGLang ask us before `UnquantizedLinearMethod.apply`; the entry point. A second time it does nothing.
+    """Have SGLang ask us before it applies its linear layers; the entry point. A second time it does nothing.
 
     SGLang applies the hook when all plug-ins have registered theirs. Without TRITONGEMM_CONFIG nothing is imported or
     changed.
@@ -30,6 +31,8 @@ def register() -> None:
     if any(hook.__module__ == __name__ for _, hook, *_ in HookRegistry._hooks.get(TARGET, ())):
         return
     HookRegistry.register(TARGET, make_hook(), HookType.AROUND)
+    if default_dispatcher().scaled_weights:
+        HookRegistry.register(sglang_fp8.TARGET, sglang_fp8.make_hook(), HookType.AROUND)
 
 
 def make_hook() -> Callable[..., Tensor]:

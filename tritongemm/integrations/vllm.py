@@ -1,4 +1,4 @@
-"""vLLM's general plug-in: its unquantised linear layers are served where TRITONGEMM_CONFIG names a table.
+"""vLLM's general plug-in: its linear layers, plain or fp8 in blocks, are served where TRITONGEMM_CONFIG names a table.
 
 vLLM asks `dispatch_unquantized_gemm` for a function when a layer is made, which answers with one of two functions of
 `vllm.model_executor.layers.utils`. The plug-in, which vLLM calls in each process before, puts others in their places.
@@ -21,7 +21,7 @@ ServerGemm = Callable[..., Tensor]  # of a layer, x, its weight and a bias
 
 
 def register() -> None:
-    """Serve vLLM's unquantised linear layers in this process; the entry point. A second time it does nothing.
+    """Serve vLLM's linear layers, plain or fp8 in blocks, in this process; the entry point. It may be called again.
 
     Without TRITONGEMM_CONFIG nothing is imported or changed. A layer whose N and K no row has, and one with another
     ``--linear-backend``, is computed as without us; so is everything under VLLM_BATCH_INVARIANT.
@@ -35,6 +35,7 @@ def register() -> None:
     speak_through("vllm")
     try:
         _hook(envs, utils, digest)
+        _hook_blocks(envs)
     except AttributeError as error:
         LOG.error("this vLLM is not as the plug-in knows it (%s); nothing is served by tuned kernels", error)
 
@@ -59,6 +60,23 @@ def _hook(envs: Any, utils: Any, digest: str) -> None:
     if default.__module__ != __name__:
         utils.default_unquantized_gemm = _make_gemm(default, "vllm_linear", torch_linear)
         utils.rocm_unquantized_gemm = _make_gemm(rocm, "vllm_rocm_linear", compute_rocm)
+
+
+def _hook_blocks(envs: Any) -> None:
+    """Have tuned kernels stand before vLLM's for fp8 in blocks, where a row has scales.
+
+    Raises:
+        AttributeError: vLLM has not what is wrapped.
+    """
+    if envs.VLLM_BATCH_INVARIANT or not default_dispatcher().scaled_weights:
+        return
+    from vllm.model_executor.kernels import linear
+
+    from tritongemm.integrations import vllm_fp8
+
+    if vllm_fp8.__name__ not in vars(linear):  # It is kept there as long as vLLM's own kernels are.
+        kept = vllm_fp8.hook(linear)
+        setattr(linear, vllm_fp8.__name__, kept)
 
 
 def _make_gemm(original: ServerGemm, name: str, compute: LinearFunction) -> ServerGemm:

@@ -31,7 +31,7 @@ def reduced(problem: Problem, config: Config) -> Problem:
     """A smaller problem with the same remainders.
 
     It has two tiles and what is left over along M and N, and a K loop that gives every split two blocks and what is
-    left over. Groups keep their number, and have rows as they are spread; captured ones as skewed ones.
+    left over; of a batch it has three products. Groups keep their number, and captured ones have skewed rows.
     """
 
     def shrink(size: int, block: int, blocks: int) -> int:
@@ -48,6 +48,7 @@ def reduced(problem: Problem, config: Config) -> Problem:
         counts=(),
         n=shrink(problem.n, config.block_n, 2),
         k=shrink(problem.k, config.block_k, 2 * config.split_k),
+        batch=min(problem.batch, 3),
     )
 
 
@@ -86,7 +87,8 @@ class Interpreter:
         # The interpreter truncates where hardware rounds to nearest: narrow floats stay float32.
         narrow = problem.c.is_fp8 or problem.dtype_c == "bf16"
         dtype = self._torch.float32 if narrow else getattr(self._torch, problem.c.torch)
-        c = self._torch.empty(problem.operands["c"].shape, dtype=dtype)
+        about = problem.operands["c"]
+        c = self._torch.empty((*about.lead, *about.shape), dtype=dtype)
         poison(c)
         module.launch(job.config.name, c=c, **operands)
         yield deviation(*written(problem, c, family.reference(problem, operands))), family.tolerance(problem)

@@ -21,6 +21,7 @@ from tritongemm.plugins.contracts import Clock, Timer
 GRAPH_SECONDS = 4e-4  # One replay of an entry's graph takes at least this, at the roofline.
 LIMIT_SECONDS = 0.4  # A race ends after this time once every entry has run `FEWEST_ROUNDS` times.
 FEWEST_ROUNDS = 10
+BRIEF_ROUNDS = 6  # The same of a brief race.
 ROUNDS_PER_DECISION = 5  # Whether the race is decided is tested so often; a test takes as long as a round.
 MOST_TIMES_AS_MANY_ROUNDS = 4  # A race that is not decided goes on to so many times the rounds that the protocol asks.
 
@@ -100,6 +101,7 @@ def run_race(
             entry.time(clock)
     yield NowRacing("")
     rounds = max(FEWEST_ROUNDS, math.ceil(protocol.iters / max((e.launches for e in entries), default=1)))
+    fewest = BRIEF_ROUNDS if brief else FEWEST_ROUNDS
     running, deadline = list(entries), time.perf_counter() + LIMIT_SECONDS
     for done in range(1, MOST_TIMES_AS_MANY_ROUNDS * rounds + 1):
         for entry in order.sample(running, len(running)):
@@ -110,7 +112,7 @@ def run_race(
             entry.samples.append(entry.time(clock))
             operands.rest(entry.samples[-1] * entry.launches)
         running, decided = _after_round(done, running, brief)
-        if done >= FEWEST_ROUNDS and (brief or (decided and done >= rounds) or time.perf_counter() > deadline):
+        if done >= fewest and (brief or (decided and done >= rounds) or time.perf_counter() > deadline):
             break
     yield RaceSamples({e.name: e.samples for e in entries})
 

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 def epilogue_reference(problem: Problem, operands: Operands) -> Tensor:
-    """C in float64 [M, N], its scales and bias applied to the sum over K, saturated as the kernels saturate."""
+    """C in float64 [M, N] or [batch, M, N], its scales and bias applied to the sum over K, saturated as kernels do."""
     exact = operands["a"].double() @ operands["b"].double()
     for extra in (e for e in problem.extras if e.applied == "epilogue"):
         vector = operands[extra.name].double()
-        vector = vector if vector.dim() > 1 else vector[:, None] if extra.along == "m" else vector[None, :]
+        if vector.dim() == len(extra.lead) + 1:
+            vector = vector.unsqueeze(-1 if extra.along == "m" else -2)
         exact = exact.mul_(vector) if extra.operator == "*" else exact.add_(vector)
     if problem.c.is_fp8 or problem.dtype_c == "int8":
         exact = exact.clamp(-problem.c.maximum - (problem.dtype_c == "int8"), problem.c.maximum)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from tritongemm.core.errors import InputError
@@ -22,6 +23,8 @@ def random_inputs(
     problem: Problem, deviation: float, typical_scale: float, device: str, init: str, seed: int
 ) -> Operands:
     """A [M, K] and B [K, N] in the problem's layouts, and the other operands in their shapes, vectors flat.
+
+    What each product of a batch has, has a dimension for it in front.
 
     Args:
         problem: sizes, dtypes, layouts and the other operands.
@@ -49,24 +52,27 @@ def random_inputs(
         if init == "hpl":
             return (torch.rand(shape, device=device, generator=generator) - 0.5).to(dtype)
         if init == "trig_float":
-            count = 1
-            for extent in shape:
-                count *= extent
-            return torch.sin(torch.arange(count, device=device, dtype=torch.float32) + phase).reshape(shape).to(dtype)
+            return (
+                torch.sin(torch.arange(prod(shape), device=device, dtype=torch.float32) + phase)
+                .reshape(shape)
+                .to(dtype)
+            )
         raise InputError(f"--init_type is {init!r}; there are: {', '.join(INITS)}")
 
-    def matrix(rows: int, cols: int, dtype: torch.dtype, row_major: bool, phase: float) -> Tensor:
-        return fill((rows, cols), dtype, phase) if row_major else fill((cols, rows), dtype, phase).T
+    def matrix(name: str, row_major: bool, phase: float) -> Tensor:
+        spec = problem.operands[name]
+        (rows, cols), dtype = spec.shape, getattr(torch, spec.dtype.torch)
+        if row_major:
+            return fill((*spec.lead, rows, cols), dtype, phase)
+        return fill((*spec.lead, cols, rows), dtype, phase).transpose(-1, -2)
 
     def vector(operand: OperandSpec) -> Tensor:
-        dtype = getattr(torch, operand.dtype.torch)
-        shape = operand.shape if operand.applied == "mainloop" else (operand.count,)
         if operand.scaling is not None:
             return random_factors(operand, typical_scale, generator)
-        return fill(shape, dtype, 0.5)
+        return fill((*operand.lead, prod(operand.shape)), getattr(torch, operand.dtype.torch), 0.5)
 
-    a = matrix(problem.m, problem.k, getattr(torch, problem.a.torch), problem.row_major_a, 0.0)
-    b = matrix(problem.k, problem.n, getattr(torch, problem.b.torch), problem.row_major_b, 1.5707963)
+    a = matrix("a", problem.row_major_a, 0.0)
+    b = matrix("b", problem.row_major_b, 1.5707963)
     return {"a": a, "b": b} | {operand.name: vector(operand) for operand in problem.extras}
 
 
@@ -75,7 +81,7 @@ def random_factors(operand: OperandSpec, typical_scale: float, generator: Genera
     import torch
 
     along_k, device = operand.applied == "mainloop", generator.device
-    shape = operand.shape if along_k else (operand.count,)
+    shape = (*operand.lead, *(operand.shape if along_k else (prod(operand.shape),)))
     factors = (torch.rand(shape, device=device, generator=generator) + 0.5) * typical_scale
     if along_k:  # powers of two, with a root mean square of one
         every = torch.exp2(torch.arange(-OUTLIER_POWER, OUTLIER_POWER + 1, device=device, dtype=torch.float32))

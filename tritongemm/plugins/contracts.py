@@ -33,12 +33,14 @@ from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import Defaults, FormatRow, Merged, NamedKernel, NewerRow, ResultsFile, Translation
+from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.core.scaling import NO_SCALES, ScalePair, choose_pair, granularity
+from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.search_results import Predictions, Pruned
 from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.space import Space
@@ -156,6 +158,8 @@ class Backend(Plugin, abstract=True):
         summary: one line for ``--help``.
         capabilities: what its kernels can compute at all.
         baseline: it is what users run today, which every race is measured against.
+        compile_limit_s: seconds that one compile may take; 0 for the run's ``--timeout``. A backend with a limit of its
+            own races only where it is asked for, and compiles in the background if its kernels are compiled here.
     """
 
     package = "tritongemm.backends"
@@ -163,6 +167,7 @@ class Backend(Plugin, abstract=True):
     summary: ClassVar[str]
     capabilities: ClassVar[Capabilities]
     baseline: ClassVar[bool] = False
+    compile_limit_s: ClassVar[float] = 0.0
 
     @property
     def label(self) -> str:
@@ -222,13 +227,10 @@ class KernelBackend(Backend, abstract=True):
     """A backend whose kernels are compiled here.
 
     Attributes:
-        compile_limit_s: seconds that one compile may take; 0 for the run's ``--timeout``. A backend with a limit of its
-            own races only where it is asked for, and compiles in the background.
         has_plans: its launches can be written as launch plans.
         has_manifest_rows: `manifest_row` tells of its kernels.
     """
 
-    compile_limit_s: ClassVar[float] = 0.0
     has_plans: ClassVar[bool] = True
     has_manifest_rows: ClassVar[bool] = False
 
@@ -328,13 +330,32 @@ class KernelBackend(Backend, abstract=True):
     @abstractmethod
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch | HostLaunch: ...
 
+    def with_strides(
+        self, launch: Launch, config: Config, problem: Problem, strides: Mapping[str, tuple[int, int]]
+    ) -> Launch | Support:
+        """A launch of a config on operands that are not dense, or why there is none.
+
+        Args:
+            launch: on dense operands.
+            config: what is launched.
+            problem: what it computes.
+            strides: by an operand's name, elements from one stored row to the next and from one product to the next.
+        """
+        return Support(f"kernels of {self.name} read dense operands alone")
+
     def manifest_row(self, record: Record, launch: Launch, target: Target) -> dict[str, Any] | Support:
         """A tuned kernel as a row of a manifest of assembly kernels without its object's name, or why it is none."""
         return Support(f"kernels of {self.name} can't be told in a manifest")
 
 
 class SearchedBackend(KernelBackend, abstract=True):
-    """A backend whose kernels come from templates with a search space; a strategy picks which configs are tried."""
+    """A backend whose kernels come from templates with a search space; a strategy picks which configs are tried.
+
+    Attributes:
+        has_helpers: it compiles and launches kernels beside the products too, which are there as text.
+    """
+
+    has_helpers: ClassVar[bool] = False
 
     @abstractmethod
     def space(self, problem: Problem, target: Target) -> Space:
@@ -351,6 +372,22 @@ class SearchedBackend(KernelBackend, abstract=True):
     @abstractmethod
     def interpreted(self, config: Config) -> Support:
         """Whether an interpreter on the CPU can run a config's kernel."""
+
+    def helper_job(self, helper: HelperKernel, target: Target) -> CompileJob:
+        """What to compile for a kernel beside the products.
+
+        Raises:
+            InputError: it can't be compiled.
+        """
+        raise InputError(f"{self.name} compiles products alone")
+
+    def helper_launch(self, artifact: Artifact, helper: HelperKernel, arguments: HelperArguments) -> Launch:
+        """The launch of a kernel beside the products, once compiled.
+
+        Raises:
+            InputError: it can't be launched so.
+        """
+        raise InputError(f"{self.name} launches products alone")
 
 
 class LibraryBackend(Backend, abstract=True):
@@ -481,6 +518,7 @@ class Family(Plugin, abstract=True):
         groups: int = 1,
         order_b: str = PLAIN,
         scales: str = "",
+        shared: str = "",
         group_form: str = "contiguous",
         spread: str = "uniform",
         counts: tuple[int, ...] = (),
@@ -495,7 +533,7 @@ class Family(Plugin, abstract=True):
         pair = choose_pair(scales, pairs)
         return Problem(
             m, n, k, dtype_a, dtype_b, dtype_c, row_major_a, row_major_b, bias, batch, self.name, order_b, *pair,
-            groups, group_form, spread, counts, room, scales="" if pair == pairs[0] else scales,
+            groups, group_form, spread, counts, room, scales="" if pair == pairs[0] else scales, shared=shared,
         )  # fmt: skip
 
     def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
@@ -528,11 +566,13 @@ class Family(Plugin, abstract=True):
 
     @abstractmethod
     def make_inputs(self, problem: Problem, device: str, distribution: str = "randn", seed: int = 0) -> Operands:
-        """Random operands: A [M, K], B [K, N] and the others by their names, in the problem's orders."""
+        """Random operands: A [M, K], B [K, N] and the others by their names, in the problem's orders; those that each
+        product of a batch has have a dimension for it in front.
+        """
 
     @abstractmethod
     def reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N]."""
+        """C in float64 [M, N], or [batch, M, N]."""
 
     @abstractmethod
     def tolerance(self, problem: Problem) -> float:
@@ -781,6 +821,8 @@ class Format(Plugin, abstract=True):
         suffixes: file names end so.
         can_write: it can tell our results.
         padded_m: AITER looks its rows up at a padded M where a call has no row of its own M.
+        families: names that its files have for what they compute, which a user may say in place of ours.
+        keeps_folder: results are told in several files of a folder, whose names say what they are of.
     """
 
     package = "tritongemm.formats"
@@ -789,6 +831,8 @@ class Format(Plugin, abstract=True):
     suffixes: ClassVar[tuple[str, ...]] = ()
     can_write: ClassVar[bool] = False
     padded_m: ClassVar[bool] = False
+    families: ClassVar[tuple[str, ...]] = ()
+    keeps_folder: ClassVar[bool] = False
 
     @abstractmethod
     def recognises(self, path: Path, text: str) -> bool:
@@ -840,6 +884,22 @@ class Format(Plugin, abstract=True):
         told = list(records)
         return Translation({"": self.write(told)}, len(told))
 
+    def translate_rows(
+        self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]
+    ) -> Translation:
+        """As `translate`, where the rows that asked for the results are known.
+
+        Args:
+            rows: sizes that were tuned.
+            records: the results.
+            before: text of each file that is there.
+        """
+        return self.translate(records, before)
+
+    def can_tell(self, config: Config) -> bool:
+        """Whether `translate` may tell a generated kernel of this config, for a result that another kernel won."""
+        return False
+
     def merge(self, sources: Sequence[tuple[Path, str]], family: str = "") -> Merged | None:
         """Files of this format as one, with the rows that nobody here can run; None where the format has no such rows.
 
@@ -860,6 +920,32 @@ class Format(Plugin, abstract=True):
     def tells_results(self) -> bool:
         """Whether `translate` can tell results, all that there is to say of them or not."""
         return self.can_write or type(self).translate is not Format.translate
+
+
+class ServerFormat(Format, abstract=True):
+    """A format that sets the kernels of a server's own, which can be raced with what they take of a config.
+
+    Attributes:
+        server: its name.
+    """
+
+    server: ClassVar[str]
+
+    @abstractmethod
+    def list_sizes(self, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
+        """The sizes that the server looks up for a weight of N columns of the result and depth K.
+
+        Raises:
+            InputError: the server has no such table for the family and dtype.
+        """
+
+    @abstractmethod
+    def limits(self, family: str, target: Target) -> SearchLimits:
+        """What of a search space the server's kernel takes, with what the server runs today to be tried first.
+
+        Raises:
+            InputError: the server has no such table for the family.
+        """
 
 
 class ResultsFormat(Format, abstract=True):

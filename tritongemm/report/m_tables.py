@@ -16,7 +16,9 @@ from tritongemm.report.console import Reporter
 def name_product(problem: Problem) -> str:
     """A product without its M, as tables over M name it."""
     bias = "" if problem.bias == "none" else f", bias {problem.bias}"
-    return f"N {problem.n}, K {problem.k}, {problem.dtypes} {problem.layout}{bias}"
+    batch = "" if problem.batch == 1 else f", batch {problem.batch}"
+    shared = f" that share {problem.shared.upper()}" if problem.shared else ""
+    return f"N {problem.n}, K {problem.k}, {problem.dtypes} {problem.layout}{bias}{batch}{shared}"
 
 
 def print_table(reporter: Reporter, records: Sequence[Record]) -> None:
@@ -53,24 +55,26 @@ def print_held_out(reporter: Reporter, records: Iterable[Record]) -> None:
     reporter.say(text)
 
 
-def print_gain(reporter: Reporter, rows: Iterable[FormatRow], records: Iterable[Record]) -> None:
+def print_gain(
+    reporter: Reporter, rows: Iterable[FormatRow], records: Iterable[Record], joining_saves: float = 0.0
+) -> None:
     """Print what the calls of a workload take by the library and by what serves them, weighed by their number.
 
     Args:
         reporter: where to print.
         rows: the workload's sizes and counts.
         records: what was measured; sizes without a record, or whose library did not race, are left out.
+        joining_saves: seconds that the calls take less where layers that read one input are one product.
     """
     known = {record.problem: record for record in records if record.library_seconds is not None}
-    theirs = ours = 0.0
+    theirs, ours = 0.0, -joining_saves
     for row in rows:
         record = known.get(row.problem)
         if record is None:
             continue
-        library = record.library_seconds or 0.0
-        theirs += row.count * library
-        ours += row.count * (library if record.winner == record.library else record.seconds)
-    if ours:
+        theirs += row.count * (record.library_seconds or 0.0)
+        ours += row.count * record.served_seconds
+    if theirs:
         reporter.say(
             f"the workload's products: {theirs * 1e3:.3f} ms by the library, {ours * 1e3:.3f} ms by what serves them, "
             f"{theirs / ours:.3f} times as fast"

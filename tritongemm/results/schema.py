@@ -222,7 +222,7 @@ def read_problem(data: Mapping[str, Any]) -> Problem:
     return family.problem(
         p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_a=p.row_major_a, row_major_b=p.row_major_b,
         bias=p.bias, batch=p.batch, groups=p.groups, order_b=order_b, group_form=p.group_form, spread=p.spread,
-        counts=p.counts, room=p.room, scales=p.scales,
+        counts=p.counts, room=p.room, scales=p.scales, shared=p.shared,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from tritongemm.core import files
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Translation
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import DEFAULT_FAMILY, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.formats import read_exactly, results_format
@@ -55,7 +55,13 @@ def _names(formats: Iterable[Format]) -> str:
     return ", ".join(f.name for f in formats)
 
 
-def write(path: Path, format_: Format, records: Iterable[Record], base: str | None = None) -> Translation:
+def write(
+    path: Path,
+    format_: Format,
+    records: Iterable[Record],
+    base: str | None = None,
+    rows: Sequence[FormatRow] = (),
+) -> Translation:
     """Tell results in a file or folder, each file replaced as a whole.
 
     Args:
@@ -63,13 +69,14 @@ def write(path: Path, format_: Format, records: Iterable[Record], base: str | No
         format_: how.
         records: the results, as `Format.translate` takes them.
         base: what stands in the file; None for what does now.
+        rows: those that asked for the results.
 
     Raises:
         InputError: what is there is not in the format.
         OutputError: a file can't be written.
     """
-    before = dict(_texts(path)) if base is None else {"": base}
-    told = format_.translate(records, before)
+    before = dict(_texts(path, format_)) if base is None else {"": base}
+    told = format_.translate_rows(rows, records, before)
     for name, text in told.files.items():
         if name and PurePath(name).name != name:
             raise OutputError(f"{path}: {name!r} is no name of a file in it")
@@ -79,14 +86,15 @@ def write(path: Path, format_: Format, records: Iterable[Record], base: str | No
     return told
 
 
-def _texts(path: Path) -> Iterator[tuple[str, str]]:
+def _texts(path: Path, format_: Format) -> Iterator[tuple[str, str]]:
+    """The files of a format in a folder, or the one file, by the names that `Format.translate` has for them."""
     if not path.is_dir():
         yield "", read_exactly(path)
         return
     for count, found in enumerate(sorted(path.iterdir())):
         if count >= _MOST_FILES:
             raise InputError(f"{path} holds more than {_MOST_FILES} files; name another folder")
-        if found.is_file() and not found.name.startswith("."):
+        if found.is_file() and format_.recognises(found, ""):
             yield found.name, read_exactly(found)
 
 
@@ -98,11 +106,13 @@ class ToldFile:
         format_: in which it is told.
 
     Attributes:
+        place: what is written: the file, or its folder where the format keeps one.
         results: our own results, in the YAML file beside it.
     """
 
     def __init__(self, path: Path, format_: Format) -> None:
         self.path, self._format = path, format_
+        self.place = path.parent if format_.keeps_folder else path
         self.results = path.with_suffix(results_format().suffixes[0])
 
     @classmethod
@@ -129,7 +139,7 @@ class ToldFile:
         files.check_place(self.path, lambda start: True, "results", _ADVICE)
 
     def wanted(
-        self, rows: Sequence[FormatRow], source: Path | None, target: Target, again: bool
+        self, rows: Sequence[FormatRow], source: Path | None, target: Target, again: bool, family: str = ""
     ) -> tuple[list[FormatRow], Sequence[DamagedRow]]:
         """The rows to tune, and the rows of the file that nobody can use.
 
@@ -138,6 +148,7 @@ class ToldFile:
             source: the file that they are from. Of rows of this file itself those of the run's device count alone.
             target: the run's device.
             again: tune also what the file tells already.
+            family: of the file, where it does not say; "" where the user does not either.
 
         Raises:
             InputError: the file can't be read.
@@ -148,9 +159,13 @@ class ToldFile:
         text = read_exactly(self.path)
         if again or not text.strip():
             return list(rows), ()
-        there = self._format.read_usable(self.path, text, Defaults(fp8_encoding=target.fp8))
+        there = self._format.read_usable(
+            self.path, text, Defaults(fp8_encoding=target.fp8, family=family or DEFAULT_FAMILY)
+        )
         known = {r.problem for r in there.rows if (r.target, r.compute_units) == (target.name, target.compute_units)}
-        return [row for row in rows if row.problem not in known], there.damaged
+        # What a row of several products asks for is told whole.
+        asked = {row.number for row in rows if row.subject and row.problem not in known}
+        return [r for r in rows if (r.number in asked if r.subject else r.problem not in known)], there.damaged
 
     def arrange(self) -> None:
         """Sort the rows as the other tool does.
@@ -164,27 +179,33 @@ class ToldFile:
         if arranged != text:
             files.atomic_write(self.path, arranged)
 
-    def write(self, store: Store, problems: Iterable[Problem]) -> Translation:
+    def write(self, store: Store, problems: Iterable[Problem], rows: Sequence[FormatRow] = ()) -> Translation:
         """Tell the results of some problems.
+
+        Args:
+            store: has them.
+            problems: whose results are told.
+            rows: those that asked for them.
 
         Raises:
             InputError, OutputError: as of `write`.
         """
-        records = [record for problem in problems for record in _told_of(store, problem)]
-        return write(self.path, self._format, records)
+        records = [record for problem in problems for record in _told_of(store, problem, self._format)]
+        return write(self.place, self._format, records, rows=rows)
 
 
-def _told_of(store: Store, problem: Problem) -> Iterator[Record]:
-    """A problem's result, then those of its finalists that other tools know."""
+def _told_of(store: Store, problem: Problem, format_: Format) -> Iterator[Record]:
+    """A problem's result, then those of its finalists that other tools know, or that the format tells by itself."""
     best = store.record(problem)
     if best is None:
         return
     yield best
     for trial in store.trials(problem).values():
-        if trial.stage != "final" or trial.status != "ok" or not trial.samples or trial.config == best.config:
+        is_told = trial.config == best.config and best.winner == best.config.backend
+        if trial.stage != "final" or trial.status != "ok" or not trial.samples or is_told:
             continue
         backend = registry.get(Backend, trial.config.backend)
-        if backend.named_kernel(trial.config) is not None:
+        if backend.named_kernel(trial.config) is not None or format_.can_tell(trial.config):
             yield replace(
                 best, config=trial.config, winner=trial.config.backend, seconds=trial.seconds, spread=trial.spread,
                 error=trial.error, tolerance=trial.tolerance, library="", library_seconds=None, tie=False,

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.problem import Problem
+from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.search_results import Predictions, Pruned
 from tritongemm.core.space import Space
 from tritongemm.core.target import Target
@@ -27,6 +28,7 @@ from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProc
 
 # So many problems, or fewer, are planned sooner than processes start.
 FEW_PROBLEMS = 3
+NO_LIMITS = SearchLimits()
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ class PlannedProblem:
     module: Path
 
 
-def plan_search(problem: Problem, target: Target, folder: Path, backend: str) -> PlannedProblem:
+def plan_search(
+    problem: Problem, target: Target, folder: Path, backend: str, limits: SearchLimits = NO_LIMITS
+) -> PlannedProblem:
     """Plan one problem.
 
     Args:
@@ -56,11 +60,12 @@ def plan_search(problem: Problem, target: Target, folder: Path, backend: str) ->
         target: where.
         folder: where the module goes.
         backend: name of the backend that is searched, a `SearchedBackend`.
+        limits: what of its space may be tried.
     """
     searched = registry.get(SearchedBackend, backend)
-    space = searched.space(problem, target)
+    space = limits.narrow(searched.space(problem, target))
     pruned = prune.prune(space, problem, target)
-    order = cost_model.rank(pruned.kept, problem, target)
+    order = cost_model.rank(tuple(dict.fromkeys((*pruned.kept, *limits.first))), problem, target)
     module = searched.write_candidates(problem, order.configs, target, folder)
     return PlannedProblem(problem, space, order, pruned, module)
 
@@ -73,10 +78,11 @@ class PlanJob:
     target: Target
     folder: Path
     backend: str
+    limits: SearchLimits = NO_LIMITS
 
     def plan(self) -> PlannedProblem:
         """Plan it in this process."""
-        return plan_search(self.problem, self.target, self.folder, self.backend)
+        return plan_search(self.problem, self.target, self.folder, self.backend, self.limits)
 
 
 class PlanWorker:
@@ -140,10 +146,15 @@ class PlanningProcesses:
 
 
 def plan_searches(
-    problems: Sequence[Problem], target: Target, folder: Path, backend: str, jobs: int
+    problems: Sequence[Problem],
+    target: Target,
+    folder: Path,
+    backend: str,
+    jobs: int,
+    limits: SearchLimits = NO_LIMITS,
 ) -> Generator[PlannedProblem, None, None]:
     """Plan problems, in their order, on `jobs` processes, which end with it; other arguments are `plan_search`'s."""
-    wanted = [PlanJob(problem, target, folder, backend) for problem in problems]
+    wanted = [PlanJob(problem, target, folder, backend, limits) for problem in problems]
     if len(wanted) <= FEW_PROBLEMS or jobs == 1:
         yield from (job.plan() for job in wanted)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tritongemm.codegen import template_facts
 from tritongemm.core.config import AXES
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.space import Space, TemplateSpace
@@ -26,8 +27,6 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
     """
     if problem.order_b != PLAIN:
         return False  # no template reads such a B
-    if problem.kind not in section.get("kinds", ("one",)):
-        return False
     if {problem.a.packed, problem.b.packed} != {1} and "operands" not in section:
         return False  # elements that share a byte are for templates that name them
     rows = {
@@ -43,6 +42,11 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
     if "results" in section and problem.c.name not in section["results"]:
         return False
     return aligned and all(target.has(f) for f in section["requires"])
+
+
+def computes_kind(template: str, problem: Problem) -> bool:
+    """Whether a template of our own computes one product, a batch or groups, whichever a problem is."""
+    return problem.kind in template_facts.kernel_template(template).kinds
 
 
 def _promising(section: Mapping[str, Any], problem: Problem) -> bool:
@@ -75,6 +79,8 @@ def space(
         if templates and template not in templates:
             continue
         space_schema.check_template(f"{where}.{template}", section, AXES)
+        if not backend and template in template_facts.names() and not computes_kind(template, problem):
+            continue
         if can_compute(section, problem, target) and _promising(section, problem):
             named = [(a, tuple(section["axes"][a])) for a in AXES]
             named += [(o, tuple(v)) for o, v in section.get("options", {}).items()]

@@ -105,8 +105,26 @@ def load(source: str | os.PathLike[str] | Iterable[Record]) -> int:
     return _dispatcher.load(source)
 
 
-def explain(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> str:
-    """Which kernel computes `mm` of these operands, and why.
+def explain(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    **layouts: str,
+) -> str:
+    """Which kernel computes `mm` of these operands, or `scaled_mm` where scale factors are given, and why.
+
+    Args:
+        x: as for `mm`; a of `scaled_mm`.
+        w: as for `mm`; b of `scaled_mm`.
+        bias: [N] or None.
+        out_dtype: as for the call.
+        scale_a: factors of x; None for `mm`.
+        scale_b: factors of w; None for `mm`.
+        **layouts: ``order_b`` and ``scale_layout`` of `scaled_mm`.
 
     Returns:
         A line ``exact: kernel``, ``range: kernel``, ``library: kernel`` or ``fallback: reason``, and, where sources of
@@ -114,7 +132,15 @@ def explain(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.d
 
     Raises:
         TypeError: an operand is no tensor.
+        InputError: operands that `scaled_mm` refuses.
     """
+    if scale_a is not None or scale_b is not None:
+        from tritongemm.serving import scaled_dispatch, scaled_operands
+
+        wanted = torch.bfloat16 if out_dtype is None else out_dtype
+        # A missing factor is refused there.
+        operands = scaled_operands.ScaledOperands(x, w, scale_a, scale_b, bias, wanted)
+        return scaled_dispatch.explain(_dispatcher, operands._replace(**layouts))
     _require_tensors(x, w, bias)
     support = _takes_fast_path(x, w, bias) if x.is_cuda else SUPPORTED
     return str(_dispatcher.explain(x, w, bias, out_dtype)) if support else f"fallback: {support}"

@@ -1,13 +1,14 @@
-"""What a call asks for: its operands, the signature that sources of kernels see, and the problems that `mm` knows."""
+"""What a call asks for: its operands, the signature that sources of kernels see, and the problems that calls know."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
 from tritongemm.core.serving import CallSignature
 from tritongemm.core.support import Support
 from tritongemm.serving.torch_fallback import DTYPE_NAMES, float32_precision, output_dtype
@@ -39,6 +40,18 @@ def is_layer(problem: Problem) -> bool:
     """Whether `mm` can ask for a problem."""
     p = problem
     return p.bias in ("none", "n") and p == layer_problem((p.m, p.n, p.k), (p.dtype_a, p.dtype_b, p.dtype_c), p.bias)
+
+
+def is_scaled(problem: Problem) -> bool:
+    """Whether `scaled_mm` can ask for a problem."""
+    p = problem
+    plain = replace(p, family=DEFAULT_FAMILY, order_b=PLAIN, scale_a=None, scale_b=None, scales="")
+    return p.scale_a is not None and p.scale_b is not None and is_layer(plain)
+
+
+def is_served(problem: Problem) -> bool:
+    """Whether any call at run time can ask for a problem."""
+    return is_layer(problem) or is_scaled(problem) or problem.kind in ("batched", "grouped")
 
 
 def sign_call(operands: CallOperands, precision: str | None, frequent: bool) -> CallSignature | Support:

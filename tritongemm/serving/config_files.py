@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
+from tritongemm.core.settings import AiterConfig
 from tritongemm.serving.loaded_tables import LoadedTable, read_table
 from tritongemm.serving.record_table import RowKey, row_key
 from tritongemm.serving.source_row import SourceRow
@@ -22,7 +22,9 @@ _LOG = logging.getLogger("tritongemm")
 
 
 def read_configured() -> tuple[LoadedTable, ...]:
-    """The tables that TRITONGEMM_CONFIG names, then those of AITER's variable, each without rows that another shadows.
+    """The tables that TRITONGEMM_CONFIG names, then those of AITER's variables, each without rows that another shadows.
+
+    Each of AITER's variables is for one of its families, which tells files apart whose columns are the same.
 
     Raises:
         InputError: a file can't be read, or one of TRITONGEMM_CONFIG is missing or holds no tuned result.
@@ -30,22 +32,20 @@ def read_configured() -> tuple[LoadedTable, ...]:
     named = settings.tuned_configs()
     tables = [read_table(path) for path in named]
     known = {path.resolve() for path in named}
-    for path in settings.aiter_configs():
-        if path.resolve() not in known and (table := _read_aiters(path)) is not None:
+    for config in settings.aiter_configs():
+        if config.path.resolve() not in known and (table := _read_aiters(config)) is not None:
             tables.append(table)
-            known.add(path.resolve())
-    if others := settings.unserved_aiter_configs():
-        _LOG.info("%s: not read, as tritongemm.mm computes no such products", ", ".join(others))
+            known.add(config.path.resolve())
     return merge(tables)
 
 
-def _read_aiters(path: Path) -> LoadedTable | None:
-    """A table of AITER's variable; as AITER does, one that is missing is passed over."""
-    if not path.exists():
-        _LOG.warning("%s: there is no such file; AITER_CONFIG_GEMM_BF16 names it", printable(str(path)))
+def _read_aiters(config: AiterConfig) -> LoadedTable | None:
+    """A table of one of AITER's variables; as AITER does, one that is missing is passed over."""
+    if not config.path.exists():
+        _LOG.warning("%s: there is no such file; %s names it", printable(str(config.path)), config.variable)
         return None
     try:
-        return read_table(path)
+        return read_table(config.path, config.family)
     except InputError as error:
         _LOG.warning("%s; none of its rows is served", error)
         return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -74,10 +74,13 @@ class LearnAfterCalls:
 
 
 class CallTable(threading.local):
-    """Ready calls of one thread, by shapes, dtypes, device and, for float32, PyTorch's precision."""
+    """Ready calls of one thread, by shapes, dtypes, device and, for float32, PyTorch's precision.
+
+    Keys of `scaled_mm` are longer than those of `mm`, and its calls take other operands.
+    """
 
     def __init__(self) -> None:
-        self.table: dict[CallKey, ReadyCall] = {}
+        self.table: dict[CallKey, Callable[..., Tensor]] = {}
 
 
 @dataclass(frozen=True)
@@ -109,12 +112,14 @@ class Dispatcher:
         calls: ready calls of the present thread. Another object takes its place when records are added.
         weights: (N, K) of the weights that have a record.
         transposed_weights: the same as (K, N), the shape of the right operand of a product.
+        scaled_weights: (N, K) of the weights with scales that have a record.
     """
 
     def __init__(self) -> None:
         self.calls = CallTable()
         self.weights: frozenset[tuple[int, int]] = frozenset()
         self.transposed_weights: frozenset[tuple[int, int]] = frozenset()
+        self.scaled_weights: frozenset[tuple[int, int]] = frozenset()
         self._tables: tuple[LoadedTable, ...] = ()
         self._records = RecordTable()
         self._records_read = False
@@ -163,6 +168,7 @@ class Dispatcher:
         self._times_added += 1
         self.weights = self.weights.union(*(table.weights for table in tables))
         self.transposed_weights = frozenset((k, n) for n, k in self.weights)
+        self.scaled_weights = self.scaled_weights.union(*(table.scaled_weights for table in tables))
         self._records, self._records_read = self._records.extend(row for table in tables for row in table.rows), True
         self._former, self._devices = self._former | self._devices, {}
         self.calls = CallTable()
@@ -225,18 +231,34 @@ class Dispatcher:
         call = sign_call(operands, precision, frequent)
         if isinstance(call, Support):
             return CallAnswers(Resolution("fallback", call.reason))
-        device = self.device(operands.x.get_device())
+        return self.answer([call], operands.x.get_device())
+
+    def answer(self, readings: Sequence[CallSignature], index: int) -> CallAnswers:
+        """Who serves a call on a GPU.
+
+        Args:
+            readings: what the call can be taken for, where its operands are those of several problems. The first that
+                has a tuned row counts, else the first.
+            index: the GPU's number, as PyTorch counts.
+        """
+        device = self.device(index)
         if device is None:
             text = "not loaded on this device before a graph is captured; call tritongemm.load or run it once first"
             return CallAnswers(Resolution("fallback", text, lasting=False))
+        rows = [device.find_row(reading.problem) for reading in readings]
+        at = next((i for i, row in enumerate(rows) if not isinstance(row, Support)), 0)
+        call, row = readings[at], rows[at]
         answers = _first_answer(self.sources, call, device)
-        row = device.find_row(call.problem)
         where = "" if isinstance(row, Support) else row.where
         self._choices.tell(call.problem.key, str(device.device.torch_device), answers.resolution, where)
         return answers
 
+    def device_kernels(self, index: int) -> DeviceKernels | None:
+        """As `device`; None for a CPU."""
+        return self._devices.get(index) if index < 0 else self.device(index)
+
     def device(self, index: int) -> DeviceKernels | None:
-        """The kernels of a device, loaded at its first call; None while a capture forbids that."""
+        """The kernels of a device, loaded at its first use; None while a capture forbids loading."""
         device = self._devices.get(index)
         if device is None and not torch.cuda.is_current_stream_capturing():
             with self._lock:

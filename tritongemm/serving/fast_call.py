@@ -1,8 +1,8 @@
-"""One loaded kernel, prepared to be called again and again from one thread."""
+"""One loaded kernel, prepared to be called again and again from one thread: in general, and for `mm`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,10 @@ _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", l
 _capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 _current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 _empty: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
-_MISALIGNED_BITS = 15  # The compiler takes addresses to be multiples of 16 bytes, so none of these bits may be set.
+MISALIGNED_BITS = 15  # The compiler takes addresses to be multiples of 16 bytes, so none of these bits may be set.
 
 
-class FastCall:
+class PatchedCall:
     """A launch whose addresses are patched; belongs to one thread.
 
     Args:
@@ -32,7 +32,6 @@ class FastCall:
         device: the GPU that it is loaded on.
         shape: of the result.
         dtype: of the result.
-        otherwise: computes the calls whose operands the kernel can't take.
     """
 
     __slots__ = (
@@ -44,7 +43,6 @@ class FastCall:
         "_index",
         "_last",
         "_launch",
-        "_otherwise",
         "_pair",
         "_set_a",
         "_set_b",
@@ -55,17 +53,10 @@ class FastCall:
         "_shape",
         "_workspace_bytes",
         "_workspaces",
+        "set_address",
     )
 
-    def __init__(
-        self,
-        kernel: LoadedKernel,
-        device: ServingDevice,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        otherwise: Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Tensor] = linear,
-    ) -> None:
-        self._otherwise = otherwise
+    def __init__(self, kernel: LoadedKernel, device: ServingDevice, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._shape, self._dtype, self._index = shape, dtype, device.index
         self._device = device.torch_device
         self._alone = torch.cuda.device_count() <= 1
@@ -79,32 +70,9 @@ class FastCall:
             prepared = kernel.prepare(device.driver_device)
         self._launch = prepared.launch
         self._last = [0, 0, 0, 0]
-        self._set_a, self._set_b, self._set_c, self._set_bias = map(prepared.set_address, ("a", "b", "c", "bias"))
-        self._set_workspace, self._set_semaphore = map(prepared.set_address, ("workspace", "semaphore"))
-
-    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        """The result in new memory, in order of the current stream; PyTorch computes where an operand does not fit."""
-        try:
-            a, b = x.data_ptr(), w.data_ptr()
-            d = 0 if bias is None else bias.data_ptr()
-        except RuntimeError:  # sparse, or wrapped by a transform
-            return self._otherwise(x, w, bias, out_dtype)
-        if (
-            (a | b | d) & _MISALIGNED_BITS
-            or not (x.is_contiguous() and w.is_contiguous())
-            or w.get_device() != self._index
-            or (bias is not None and not (bias.is_contiguous() and bias.get_device() == self._index))
-        ):
-            return self._otherwise(x, w, bias, out_dtype)
-        if not self._alone and _current() != self._index:
-            with torch.cuda.device(self._index):
-                return self(x, w, bias, out_dtype)
-        c = self._empty()
-        try:
-            self.start(a, b, c.data_ptr(), d)
-        except WorkspaceError:
-            return self._otherwise(x, w, bias, out_dtype)
-        return c
+        self.set_address = prepared.set_address
+        self._set_a, self._set_b, self._set_c, self._set_bias = map(self.set_address, ("a", "b", "c", "bias"))
+        self._set_workspace, self._set_semaphore = map(self.set_address, ("workspace", "semaphore"))
 
     def _make_allocator(self) -> Callable[[], Tensor]:
         """A function that makes new memory for a result."""
@@ -113,6 +81,12 @@ class FastCall:
             strides = torch.empty(self._shape, device="meta").stride()
             return partial(_empty, tuple(self._shape), strides, self._dtype)
         return partial(torch.empty, self._shape, dtype=self._dtype, device=self._device)
+
+    def start_on(self, addresses: Mapping[str, int]) -> None:
+        """Launch on these addresses, by the names of a problem's operands; as `start`, for a call now and then."""
+        for name in addresses.keys() - {"a", "b", "c", "bias"}:
+            self.set_address(name)(addresses[name])
+        self.start(*(addresses.get(name, 0) for name in ("a", "b", "c", "bias")))
 
     def start(self, a: int, b: int, c: int, bias: int) -> None:
         """Launch on these addresses, on the current stream of the device, which must be the current one.
@@ -160,3 +134,52 @@ class FastCall:
             address = zeros.data_ptr()
         self._set_semaphore(address)
         self._launch(stream)
+
+
+class FastCall(PatchedCall):
+    """A launch for the operands of `tritongemm.mm`; belongs to one thread.
+
+    Args:
+        kernel: the loaded kernel.
+        device: the GPU that it is loaded on.
+        shape: of the result.
+        dtype: of the result.
+        otherwise: computes the calls whose operands the kernel can't take.
+    """
+
+    __slots__ = ("_otherwise",)
+
+    def __init__(
+        self,
+        kernel: LoadedKernel,
+        device: ServingDevice,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        otherwise: Callable[[Tensor, Tensor, Tensor | None, torch.dtype | None], Tensor] = linear,
+    ) -> None:
+        super().__init__(kernel, device, shape, dtype)
+        self._otherwise = otherwise
+
+    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+        """The result in new memory, in order of the current stream; PyTorch computes where an operand does not fit."""
+        try:
+            a, b = x.data_ptr(), w.data_ptr()
+            d = 0 if bias is None else bias.data_ptr()
+        except RuntimeError:  # sparse, or wrapped by a transform
+            return self._otherwise(x, w, bias, out_dtype)
+        if (
+            (a | b | d) & MISALIGNED_BITS
+            or not (x.is_contiguous() and w.is_contiguous())
+            or w.get_device() != self._index
+            or (bias is not None and not (bias.is_contiguous() and bias.get_device() == self._index))
+        ):
+            return self._otherwise(x, w, bias, out_dtype)
+        if not self._alone and _current() != self._index:
+            with torch.cuda.device(self._index):
+                return self(x, w, bias, out_dtype)
+        c = self._empty()
+        try:
+            self.start(a, b, c.data_ptr(), d)
+        except WorkspaceError:
+            return self._otherwise(x, w, bias, out_dtype)
+        return c

@@ -14,8 +14,7 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving.fast_call import FastCall
-from tritongemm.serving.grouped_call import GroupedCall
+from tritongemm.serving.fast_call import PatchedCall
 from tritongemm.serving.serving_device import ServingDevice
 
 # A kernel may deviate by this factor of the error that its record was accepted with, where --errRatio let that be
@@ -36,14 +35,10 @@ def check_kernel(kernel: LoadedKernel, record: Record, device: ServingDevice) ->
     family = registry.get(Family, problem.family)
     try:
         operands = family.make_inputs(problem, str(device.torch_device))
-        c = torch.empty(problem.operands["c"].shape, dtype=getattr(torch, problem.c.torch), device=device.torch_device)
-        if problem.kind == "grouped":
-            addresses = {name: tensor.data_ptr() for name, tensor in (operands | {"c": c}).items()}
-            run = partial(GroupedCall(kernel, device, c.shape, c.dtype).start, addresses)
-        else:
-            call = FastCall(kernel, device, c.shape, c.dtype)
-            a, b, bias = (operands[name].data_ptr() if name in operands else 0 for name in ("a", "b", "bias"))
-            run = partial(call.start, a, b, c.data_ptr(), bias)
+        shape = (*problem.operands["c"].lead, *problem.operands["c"].shape)
+        c = torch.empty(shape, dtype=getattr(torch, problem.c.torch), device=device.torch_device)
+        call = PatchedCall(kernel, device, c.shape, c.dtype)
+        run = partial(call.start_on, {name: tensor.data_ptr() for name, tensor in (operands | {"c": c}).items()})
         result = verify.verify(problem, family, run, c, family.reference(problem, operands))
     except (TritonGemmError, torch.cuda.OutOfMemoryError) as error:
         return Support(f"could not be checked with {tools}: {error}")

@@ -17,7 +17,7 @@ from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.serving import rank_agreement
-from tritongemm.serving.calls import is_layer
+from tritongemm.serving.calls import is_layer, is_scaled, is_served
 from tritongemm.serving.record_source import read_source
 from tritongemm.serving.source_row import SourceRow
 
@@ -35,7 +35,7 @@ class LoadedTable:
     Attributes:
         name: the file's path, or ``records``.
         digest: the first digits of the file's SHA-256, in hexadecimal.
-        rows: those of linear layers and of grouped products, which calls can ask for.
+        rows: those of linear layers, with or without scales, and of grouped products, which calls can ask for.
     """
 
     name: str
@@ -49,31 +49,36 @@ class LoadedTable:
 
     @property
     def weights(self) -> frozenset[tuple[int, int]]:
-        """(N, K) of the linear layers' weights that have a record."""
-        layers = (row.record.problem for row in self.rows if is_layer(row.record.problem))
-        return frozenset((problem.n, problem.k) for problem in layers)
+        """(N, K) of the weights without scales that have a record."""
+        problems = (row.record.problem for row in self.rows)
+        return frozenset((problem.n, problem.k) for problem in problems if is_layer(problem))
+
+    @property
+    def scaled_weights(self) -> frozenset[tuple[int, int]]:
+        """(N, K) of the weights with scales that have a record."""
+        problems = (row.record.problem for row in self.rows)
+        return frozenset((problem.n, problem.k) for problem in problems if is_scaled(problem))
 
 
-def read_table(source: str | os.PathLike[str] | Iterable[Record]) -> LoadedTable:
+def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = "") -> LoadedTable:
     """The records of a results file, or those given, with what tells them from others.
+
+    Args:
+        source: a path, or records.
+        family: what another tool calls what the file is of; "" where only the file says.
 
     Raises:
         InputError: the file can't be read, or holds no tuned result.
         TypeError: the source is neither a path nor records.
     """
-    rows = read_source(source)
+    rows = read_source(source, family)
     if isinstance(source, str | os.PathLike):
         name, content = os.fspath(source), b""
         with suppress(OSError):  # It was read a moment ago.
             content = Path(source).read_bytes()
     else:
         name, content = "records", repr([row.record for row in rows]).encode()
-    return LoadedTable(name, _digest(content), tuple(row for row in rows if _is_asked_for(row.record)))
-
-
-def _is_asked_for(record: Record) -> bool:
-    """Whether `mm` or `grouped_mm` can ask for a record."""
-    return is_layer(record.problem) or record.problem.kind == "grouped"
+    return LoadedTable(name, _digest(content), tuple(row for row in rows if is_served(row.record.problem)))
 
 
 def combined_digest(tables: Sequence[LoadedTable]) -> str:

@@ -12,8 +12,12 @@ from tritongemm.serving.record_table import read_rows
 from tritongemm.serving.source_row import SourceRow
 
 
-def read_source(source: str | os.PathLike[str] | Iterable[Record]) -> list[SourceRow]:
+def read_source(source: str | os.PathLike[str] | Iterable[Record], family: str = "") -> list[SourceRow]:
     """The tuned rows of a results file, or the records given.
+
+    Args:
+        source: a path, or records.
+        family: what another tool calls what the file is of; "" where only the file says.
 
     Raises:
         InputError: the file can't be read, is no regular file, or holds no tuned result.
@@ -24,7 +28,7 @@ def read_source(source: str | os.PathLike[str] | Iterable[Record]) -> list[Sourc
         if not isinstance(path, str):
             raise TypeError(f"a results file is named by text, not by {type(path).__name__}: {path!r:.100}")
         _require_regular(path)
-        return read_rows(Path(path))
+        return read_rows(Path(path), family=family)
     if isinstance(source, bytes | bytearray) or not isinstance(source, Iterable):
         raise TypeError(f"load takes the path of a results file, or records, not {type(source).__name__}")
     records = list(source)

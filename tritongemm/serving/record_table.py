@@ -13,7 +13,6 @@ from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.serving.calls import is_layer
 from tritongemm.serving.source_row import SourceRow, padded_ms
 
 _Device: TypeAlias = "tuple[str, int]"  # a target and compute units
@@ -127,12 +126,13 @@ def _find_range(rows: Sequence[SourceRow], m: int) -> SourceRow | None:
     return next((row for row in rows[at:] if row.record.serves(m)), None)
 
 
-def read_rows(path: Path, stacklevel: int = 4) -> list[SourceRow]:
+def read_rows(path: Path, stacklevel: int = 4, family: str = "") -> list[SourceRow]:
     """The rows of a file of any known format that hold a tuned result. A warning tells of damaged rows.
 
     Args:
         path: of the file.
         stacklevel: whose call a warning names.
+        family: what another tool calls what its file is of; "" where only the file says.
 
     Raises:
         InputError: the file can't be read as a whole, or holds no tuned result.
@@ -141,9 +141,10 @@ def read_rows(path: Path, stacklevel: int = 4) -> list[SourceRow]:
 
     text = read_text(path)
     format_ = format_of(path, text)
-    found = format_.read_usable(path, text, Defaults())
+    defaults = Defaults(family=family) if family in format_.families else Defaults()
+    found = format_.read_usable(path, text, defaults)
     rows = [
-        SourceRow(row.record, str(path), row.where(str(path)), format_.padded_m and is_layer(row.problem))
+        SourceRow(row.record, str(path), row.where(str(path)), format_.padded_m)
         for row in found.rows
         if row.record is not None
     ]

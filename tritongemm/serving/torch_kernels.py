@@ -11,6 +11,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, LibraryBackend
+from tritongemm.serving.calls import is_layer
 from tritongemm.serving.serving_device import ServingDevice
 
 _MOST_KERNELS = 8192  # Kernels kept for one device; sequences of any length must not fill the memory.
@@ -37,9 +38,12 @@ class TorchKernels:
             precision: how float32 is multiplied, ``fp32`` or ``tf32``.
 
         Returns:
-            None where it isn't known which kernel that is, or where it is looked for first during a capture.
+            None where it isn't known which kernel that is, as of every product with scales, or where it is looked for
+            first during a capture.
         """
         key = problem, precision
+        if not is_layer(problem):
+            return None
         if key not in self._kernels:
             with torch.cuda.device(self._device.index):
                 if torch.cuda.is_current_stream_capturing():

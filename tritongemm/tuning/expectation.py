@@ -86,7 +86,8 @@ class Expectation:
     def _work(self, configs: Sequence[Config], ms: Sequence[int]) -> _Floats:
         """Elements that a compute unit computes one after the other, of algorithms at their M."""
         block_m, block_n, split = (np.array([getattr(c, a) for c in configs], float) for a in _TILE)
-        tiles = np.ceil(np.array(ms) / block_m) * np.ceil(self._span.problem.n / block_n) * split
+        problem = self._span.problem
+        tiles = np.ceil(np.array(ms) / block_m) * np.ceil(problem.n / block_n) * problem.batch * split
         waves = np.ceil(tiles / self._target.compute_units)
         result: _Floats = waves * (block_m * block_n + _SIDE_ELEMENTS * (block_m + block_n)) / split
         return result

@@ -38,7 +38,7 @@ def plan_tasks(
     planned: Iterator[PlannedProblem] = iter(())
     with ExitStack() as stack:
         if problems and searched is not None:
-            planning = plan_searches(problems, target, options.folder, searched, processes)
+            planning = plan_searches(problems, target, options.folder, searched, processes, options.limits)
             planned = stack.enter_context(closing(planning))
         for task in tasks:
             if task.search is None:
@@ -60,7 +60,7 @@ def _begin_search(
     plan = SearchPlan(
         planned.space,
         planned.order,
-        tuple(warm_start.winners(task.problem, backend)),
+        (*options.limits.first, *warm_start.winners(task.problem, backend)),
         warm_start.compiled_kernels(task.problem),
     )
-    return registry.get(Strategy, options.strategy).search(plan, options.budget)
+    return registry.get(Strategy, options.strategy).search(plan, options.budgets.get(task.problem, options.budget))

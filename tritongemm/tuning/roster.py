@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
 from tritongemm.core.problem import Problem
+from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
@@ -49,8 +50,7 @@ def is_library(backend: str) -> bool:
 
 def compile_limit_s(backend: str) -> float:
     """Seconds that one compile may take where the backend asks for more than ``--timeout``, else 0."""
-    plugin = registry.get(Backend, backend)
-    return plugin.compile_limit_s if isinstance(plugin, KernelBackend) else 0.0
+    return registry.get(Backend, backend).compile_limit_s
 
 
 def describe_backends() -> str:
@@ -75,7 +75,7 @@ def choose_roster(libtype: str | None, runs: bool, builds_only: bool = False) ->
         states = {n: _can_race(n, runs, builds_only) for n in registry.names(Backend) if n != baseline}
         for name in states if libtype is None else ():
             if states[name] and compile_limit_s(name):
-                states[name] = Support("compiling its instances takes minutes; --libtype all or its name asks for it")
+                states[name] = Support("its kernels take long to compile; --libtype all or its name asks for it")
         return Roster(tuple(n for n, s in states.items() if s), {n: s.reason for n, s in states.items() if not s})
     names = list(dict.fromkeys(_resolve(n.strip()) for n in str(libtype).split(",")))
     for name in names:
@@ -111,7 +111,7 @@ def _can_race(name: str, runs: bool, builds_only: bool) -> Support:
     return Support("" if builds_only else "without its GPU its kernels can only be compiled (--compile_only)")
 
 
-def list_candidates(backend: str, problem: Problem, target: Target) -> tuple[list[Config], str]:
+def list_candidates(backend: str, problem: Problem, target: Target, limits: SearchLimits) -> tuple[list[Config], str]:
     """The candidates of a backend that lists kernels, and why there are none.
 
     Raises:
@@ -119,7 +119,7 @@ def list_candidates(backend: str, problem: Problem, target: Target) -> tuple[lis
     """
     plugin = registry.get(KernelBackend, backend)
     try:
-        configs = plugin.candidates(problem, target)
+        configs = list(filter(limits.allow, plugin.candidates(problem, target)))
         return configs, "" if configs else plugin.has_candidates(problem, target).reason
     except TritonGemmError:
         raise

@@ -198,7 +198,7 @@ class TuningRun:
         found: list[Config] = []
         for name in filter(roster.lists_kernels, self.options.backends):
             try:
-                configs, why = roster.list_candidates(name, task.problem, self._target)
+                configs, why = roster.list_candidates(name, task.problem, self._target, self.options.limits)
             except TritonGemmError as error:
                 self._refuse(task, name, str(error))
                 continue

@@ -37,18 +37,19 @@ from tritongemm.tuning.run import TuningRun
 from tritongemm.tuning.task import make_record
 from tritongemm.workloads.m_spans import MSpan
 
-KERNELS = (2, 4)  # Kernels that race at an M as the fastest expected there; the second number where M is small.
-ALGORITHMS = (6, 2)  # The same of the libraries' algorithms.
+KERNELS = (2, 6)  # Kernels that race at an M as the fastest expected there; the second number where M is small.
+ALGORITHMS = (5, 2)  # The same of the libraries' algorithms.
 MOST_OF_A_TILE = 2  # Of those algorithms that have the same tile.
 GUESSES = 48  # Algorithms that a library is asked for, its own best guesses.
 FIRST_GUESSES = 2  # The first of them race anyway: PyTorch takes one of these.
+GUESSED_BELOW = (1 / 24, 1 / 12)  # And the first ones so far below an M: its row serves there what PyTorch does not.
 HELD_OUT = 8  # M of a table that rows are tried at without having been chosen there.
 TABLES_A_DEVICE = 3  # Tables that are made at a time, so that a device races for one while others are thought about.
 MOST_TRIES = 2  # Times that M are held out, where rows failed at the first.
 _SCREENED = 24  # Kernels of a searched M, the fastest first, that may race at its neighbours.
 _FINE_UP_TO = 64  # M up to which the ladder has every tile's height.
 _TILE_STEP = 8  # Heights of a library's tiles differ by so many rows.
-_SHORTEST_STEP, _LONGEST_STEP = 1 / 24, 1 / 11  # From one row of a table to the next, of its M.
+_SHORTEST_STEP, _LONGEST_STEP = 1 / 40, 1 / 11  # From one row of a table to the next, of its M.
 
 
 @dataclass(frozen=True)
@@ -173,13 +174,13 @@ class TableTuning:
         found += [replace(by_digest[job.digest], config=config) for config, job in jobs if job.digest in by_digest]
         return [artifact for artifact in found if artifact.status == "ok"]
 
-    def guesses(self, problem: Problem, device: _Device) -> list[Config]:
-        """The algorithms that the libraries themselves guess best."""
+    def guesses(self, problem: Problem, device: _Device, limit: int = GUESSES) -> list[Config]:
+        """The algorithms that the libraries themselves guess best, so many of each."""
         found: list[Config] = []
         for backend in filter(roster.is_library, self._run.options.backends):
             try:
                 with device.lock:
-                    found += device.evaluator.list_algorithms(problem, backend, GUESSES)
+                    found += device.evaluator.list_algorithms(problem, backend, limit)
             except TritonGemmError as error:
                 self._run.watcher.refused(problem, backend, str(error))
         return found
@@ -226,9 +227,11 @@ class _SpanTuning:
             return self._span.low
         height = row.record.config.block_m
         count = -(-m // height)
-        has_others = roster.is_library(row.record.config.backend)
-        edge = count * (height - _TILE_STEP) if has_others else (count - 1) * height
-        return min(max(edge, round(m * (1 - _LONGEST_STEP))), round(m * (1 - _SHORTEST_STEP)))
+        step = count * _TILE_STEP if roster.is_library(row.record.config.backend) else height
+        edge = (m - 1) // step * step  # M that tiles of another height, or one tile fewer, fit exactly
+        while edge > m * (1 - _SHORTEST_STEP):
+            edge -= step
+        return max(edge, round(m * (1 - _LONGEST_STEP)))
 
     def _add_row(self, m: int) -> None:
         found = self._race(m)
@@ -275,10 +278,16 @@ class _SpanTuning:
         few = m <= _FINE_UP_TO
         expected = self._fitting(kernels, problem, KERNELS[few])
         expected += self._fitting(_of_several_tiles(algorithms), problem, ALGORITHMS[few])
-        found = self._tables.race(problem, [*also, *winners, *expected, *guesses[:FIRST_GUESSES]], self._device)
+        guessed = guesses[:FIRST_GUESSES] + ([] if few else self._guessed_below(m))
+        found = self._tables.race(problem, [*also, *winners, *expected, *guessed], self._device)
         if found is not None:
             self._expectation.note(m, found.seconds)
         return found
+
+    def _guessed_below(self, m: int) -> list[Config]:
+        """The libraries' first guesses at some M that the row of an M may come to serve."""
+        lower = {max(self._span.low, round(m * (1 - part))) for part in GUESSED_BELOW}
+        return [c for one in sorted(lower) for c in self._tables.guesses(self._span.at(one), self._device, 1)]
 
     def _fitting(self, configs: Iterable[Config], problem: Problem, count: int) -> list[Config]:
         """The first so many that can compute a problem."""

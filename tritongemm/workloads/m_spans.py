@@ -13,6 +13,7 @@ _OPERATIONS_A_BYTE = 200  # What a GPU computes while it reads a byte, in 16-bit
 MOST_WANTED = 8  # M of a span that are searched as a size of their own is, beside powers of two.
 # Powers of two whose winners are among those of their neighbours.
 _NOT_SEARCHED = (2, 4, 8, 128, 512, 1024, 4096)
+SEARCH_BUDGET = 64  # Configs that are tried at a searched M which no call is known to have.
 _FEW = (1, 2, 4)
 _FINE, _FINE_UP_TO = 8, 64  # Every so many M are measured up to there: the tiles of few rows are as high.
 

@@ -79,6 +79,23 @@ class ModelConfig:
         return str(found.get("quant_method") or "in some way")
 
     @property
+    def quantised_blocks(self) -> list[int]:
+        """Rows and columns of a weight that share a scale factor; empty where that is not so, or not said."""
+        found = self.whole_model.get("quantization_config") or {}
+        if not self.quantisation or found.get("weight_block_size") is None:
+            return []
+        self._require(_COUNTS, "weight_block_size", found["weight_block_size"])
+        return list(found["weight_block_size"])
+
+    @property
+    def unquantised(self) -> list[str]:
+        """Names, or parts of names, of modules whose weights are not quantised."""
+        found = (self.whole_model.get("quantization_config") or {}) if self.quantisation else {}
+        names = found.get("modules_to_not_convert") or found.get("ignored_layers") or []
+        self._require(_NAMES, "modules_to_not_convert", names)
+        return list(names)
+
+    @property
     def other_parts(self) -> list[str]:
         """Names of the parts beside the text's."""
         return [key.removesuffix("_config") for key in _OTHER_PARTS if self.whole_model.get(key)]

@@ -27,6 +27,9 @@ class ModelLayer:
         k: columns of the activations on one GPU.
         count: how many of them a token passes.
         bias: whether a bias is added.
+        groups: experts that have such a weight each; 1 for what every token passes.
+        chosen: experts that a token goes to.
+        quantised: whether its weight is, in a model whose weights are.
     """
 
     name: str
@@ -34,6 +37,9 @@ class ModelLayer:
     k: int
     count: int
     bias: bool = False
+    groups: int = 1
+    chosen: int = 1
+    quantised: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,8 @@ class Experts:
         shared: name of that expert.
         shared_gate: whether a layer weighs that expert's result.
         has_experts: whether a layer, by its number, has experts instead of a plain MLP.
+        chosen: key of how many of them a token goes to.
+        listed: name of their products; "" where they add biases, which grouped products do not.
     """
 
     number: str
@@ -59,6 +67,8 @@ class Experts:
     shared: str = "mlp.shared_experts"
     shared_gate: bool = False
     has_experts: Callable[[ModelConfig, int], bool] = lambda config, layer: True
+    chosen: str = "num_experts_per_tok"
+    listed: str = "mlp.experts"
 
 
 @dataclass(frozen=True)
@@ -111,14 +121,17 @@ def list_layers(config: ModelConfig, tp: int) -> ModelLayers:
         layers += _mlp(config, "mlp", config.whole("intermediate_size"), dense, tp, _bias(config, known.mlp_bias))
     if sparse and known.experts:
         layers += _around_experts(config, known.experts, sparse, tp)
-        left_out.append(_tell_experts(config, known.experts, sparse, tp))
+        if known.experts.listed and config.has(known.experts.chosen):
+            layers += _experts(config, known.experts, sparse, tp)
+        else:
+            left_out.append(_tell_experts(config, known.experts, sparse, tp))
     if known.latent:
         left_out.append("decoding multiplies by kv_b_proj's parts head by head, batched products that are not listed")
     if config.count("num_nextn_predict_layers"):
         left_out.append("the layers that predict further tokens (num_nextn_predict_layers) are not listed")
     left_out += [f"the {part} part of the model is not listed" for part in config.other_parts]
     vocabulary = -(-config.whole("vocab_size") // tp)
-    layers.append(ModelLayer("lm_head", vocabulary, config.whole("hidden_size"), 1))
+    layers.append(ModelLayer("lm_head", vocabulary, config.whole("hidden_size"), 1, quantised=False))
     for layer in layers:
         _check_size(config, layer)
     return ModelLayers(tuple(layers), tuple(left_out))
@@ -210,11 +223,20 @@ def _sparse_layers(config: ModelConfig, known: Architecture) -> int:
 def _around_experts(config: ModelConfig, experts: Experts, count: int, tp: int) -> Iterator[ModelLayer]:
     """What every token passes in a layer with experts."""
     hidden = config.whole("hidden_size")
-    yield ModelLayer(f"layers.*.{experts.router}", config.whole(experts.number), hidden, count, experts.router_bias)
+    yield ModelLayer(f"layers.*.{experts.router}", config.whole(experts.number), hidden, count, experts.router_bias,
+                     quantised=False)  # fmt: skip
     if width := experts.shared_width(config):
         yield from _mlp(config, experts.shared, width, count, tp)
         if experts.shared_gate:
-            yield ModelLayer(f"layers.*.{experts.shared}_gate", 1, hidden, count)
+            yield ModelLayer(f"layers.*.{experts.shared}_gate", 1, hidden, count, quantised=False)
+
+
+def _experts(config: ModelConfig, experts: Experts, count: int, tp: int) -> Iterator[ModelLayer]:
+    """The gated MLPs of the experts, each of which has a share of the rows of all tokens."""
+    hidden, number, chosen = (config.whole(key) for key in ("hidden_size", experts.number, experts.chosen))
+    own, name = -(-config.whole(experts.width) // tp), f"layers.*.{experts.listed}"
+    yield ModelLayer(f"{name}.gate_up_proj", 2 * own, hidden, count, groups=number, chosen=chosen)
+    yield ModelLayer(f"{name}.down_proj", hidden, own, count, groups=number, chosen=chosen)
 
 
 def _tell_experts(config: ModelConfig, experts: Experts, count: int, tp: int) -> str:
@@ -279,11 +301,15 @@ _DEEPSEEK = Architecture(
     latent=True,
     usual={"moe_layer_freq": 1},
 )
-_MIXTRAL = Architecture(experts=Experts("num_local_experts", "intermediate_size", "block_sparse_moe.gate"))
+_MIXTRAL = Architecture(
+    experts=Experts(
+        "num_local_experts", "intermediate_size", "block_sparse_moe.gate", listed="block_sparse_moe.experts"
+    )
+)
 _GPT_OSS = Architecture(
     "attention_bias",
     "attention_bias",
-    experts=Experts("num_local_experts", "intermediate_size", "mlp.router", router_bias=True),
+    experts=Experts("num_local_experts", "intermediate_size", "mlp.router", router_bias=True, listed=""),
     usual={"attention_bias": True, "head_dim": 64},
 )
 

@@ -14,6 +14,9 @@ from tritongemm.plugins import registry
 from tritongemm.workloads.model_config import ModelConfig, read_config
 from tritongemm.workloads.model_layers import ModelLayer, list_layers
 
+_BLOCKS = [128, 128]  # of a weight, which share a scale factor in `_BLOCK_FAMILY`
+_BLOCK_FAMILY = "a8w8_blockscale"
+_FP8 = "fp8"
 DEFAULT_TOKENS = (1, 512, 1024, 2048, 3072, 4096, 8192, 16384)
 
 
@@ -45,20 +48,38 @@ def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, 
     """
     config = read_config(place)
     found = list_layers(config, tp)
-    defaults = replace(_in_dtypes_of(config, defaults), row_major_a=True, row_major_b=False)
+    in_blocks = _is_in_blocks(config, defaults)
+    plain = _in_dtypes_of(config, defaults)
+    scaled = _in_dtypes_of(config, replace(defaults, family=_BLOCK_FAMILY)) if in_blocks else plain
     rows: dict[Problem, FormatRow] = {}
     for layer in found.layers:
-        for bias in ("none", "n") if every_bias else ("n" if layer.bias else "none",):
+        of_layer = scaled if _is_quantised(config, layer) else plain
+        for bias in ("none", "n") if every_bias and layer.groups == 1 else ("n" if layer.bias else "none",):
             for m in tokens:
-                row = _make_row(config, layer, m, replace(defaults, bias=bias))
+                row = _make_row(config, layer, m, replace(of_layer, bias=bias, row_major_a=True, row_major_b=False))
                 rows[row.problem] = _joined(rows.get(row.problem), row)
     remarks = [f"{config.path}: {text}" for text in found.left_out]
-    if config.quantisation:
+    if in_blocks:
+        left = ", ".join(layer.name for layer in found.layers if not _is_quantised(config, layer))
+        remarks.append(f"{config.path}: its weights are fp8 in blocks, family {_BLOCK_FAMILY}, but for {left}")
+    elif config.quantisation:
         remarks.append(
             f"{config.path}: its weights are quantised ({config.quantisation}): the sizes are right, but what "
             "multiplies them is named with --family and -dtype_a"
         )
     return ModelSizes(tuple(rows.values()), tuple(remarks))
+
+
+def _is_in_blocks(config: ModelConfig, defaults: Defaults) -> bool:
+    """Whether the weights are fp8 with a scale for each block, and the user says nothing else."""
+    said = defaults.family != Defaults.family or defaults.dtype_a is not None
+    return not said and config.quantisation == _FP8 and config.quantised_blocks == _BLOCKS
+
+
+def _is_quantised(config: ModelConfig, layer: ModelLayer) -> bool:
+    """Whether a layer's weight is, as far as the names say that the file leaves out."""
+    last = layer.name.rpartition(".")[2]
+    return layer.quantised and not any(name.rpartition(".")[2] == last for name in config.unquantised)
 
 
 def _in_dtypes_of(config: ModelConfig, defaults: Defaults) -> Defaults:
@@ -81,10 +102,11 @@ def _in_dtypes_of(config: ModelConfig, defaults: Defaults) -> Defaults:
 
 def _make_row(config: ModelConfig, layer: ModelLayer, m: int, defaults: Defaults) -> FormatRow:
     try:
-        problem = make_problem(defaults, m, layer.n, layer.k)
+        problem = make_problem(defaults, m * layer.chosen, layer.n, layer.k, {"groups": layer.groups})
     except InputError as error:
         raise InputError(f"{config.path}: {layer.name}: {error}") from None
-    return FormatRow(problem, count=layer.count, operation="linear", callers=(layer.name,))
+    operation = "linear" if layer.groups == 1 else "grouped_mm"
+    return FormatRow(problem, count=layer.count, operation=operation, callers=(layer.name,))
 
 
 def _joined(first: FormatRow | None, second: FormatRow) -> FormatRow:

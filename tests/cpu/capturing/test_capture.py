@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from tritongemm.capturing import counting, hooks
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.workloads import sizes
+from tritongemm.workloads.m_spans import group_spans
 
 
 class Mlp(nn.Module):  # type: ignore[misc]
@@ -125,23 +126,28 @@ def test_each_operation_is_written_as_what_it_becomes(
 
 
 @pytest.mark.parametrize(
-    ("call", "batch", "operation"),
+    ("call", "batch", "operation", "shared", "bias"),
     [
-        (lambda: some(2, 3, 5, 6) @ some(2, 3, 6, 7), 6, "matmul by bmm"),
-        (lambda: torch.bmm(some(3, 5, 6), some(3, 6, 7)), 3, "bmm"),
-        (lambda: some(3, 5, 7).baddbmm(some(3, 5, 6), some(3, 6, 7)), 3, "baddbmm with a matrix"),
-        (lambda: torch.einsum("bij,bjk->bik", some(3, 5, 6), some(3, 6, 7)), 3, "einsum by bmm"),
+        (lambda: some(2, 3, 5, 6) @ some(2, 3, 6, 7), 6, "matmul by bmm", "", "none"),
+        (lambda: torch.bmm(some(3, 5, 6), some(3, 6, 7)), 3, "bmm", "", "none"),
+        (lambda: torch.bmm(some(3, 5, 6), some(6, 7).expand(3, 6, 7)), 3, "bmm", "b", "none"),
+        (lambda: torch.bmm(some(5, 6).expand(3, 5, 6), some(3, 6, 7)), 3, "bmm", "a", "none"),
+        (lambda: some(3, 5, 7).baddbmm(some(3, 5, 6), some(3, 6, 7)), 3, "baddbmm with a matrix", "", "none"),
+        (lambda: some(3, 1, 7).baddbmm(some(3, 5, 6), some(3, 6, 7)), 3, "baddbmm", "", "n"),
+        (lambda: torch.einsum("bij,bjk->bik", some(3, 5, 6), some(3, 6, 7)), 3, "einsum by bmm", "", "none"),
+        (lambda: tritongemm.bmm(some(3, 5, 6), some(3, 6, 7), some(7)), 3, "tritongemm.bmm", "", "n"),
     ],
 )
-def test_batched_products_are_kept_with_their_sizes(
-    tmp_path: Path, call: Callable[[], torch.Tensor], batch: int, operation: str
+def test_batched_products_are_rows_that_can_be_tuned(
+    tmp_path: Path, call: Callable[[], torch.Tensor], batch: int, operation: str, shared: str, bias: str
 ) -> None:
     with tritongemm.capture(tmp_path / "shapes.yaml"):
         call()
-    (line,) = [x for x in (tmp_path / "shapes.yaml").read_text(encoding="utf-8").splitlines() if "left out" in x]
-    kept = json.loads(line.removeprefix("# left out: "))
-    assert (kept["M"], kept["N"], kept["K"], kept["batch"]) == (5, 7, 6, batch)
-    assert (kept["operation"], kept["reason"]) == (operation, "there are no kernels for batched products")
+    (row,) = sizes.from_file(tmp_path / "shapes.yaml", Defaults())
+    assert (row.problem.m, row.problem.n, row.problem.k, row.problem.batch) == (5, 7, 6, batch)
+    assert (row.operation, row.problem.shared, row.problem.bias) == (operation, shared, bias)
+    (span,) = group_spans([row])
+    assert span.problem == replace(row.problem, m=1), "a table over M can be made of it"
 
 
 @pytest.mark.parametrize(

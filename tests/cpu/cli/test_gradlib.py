@@ -57,6 +57,39 @@ def test_every_flag_has_its_meaning(untuned: Path, words: list[str]) -> None:
     assert (args.output, args.profile_file, args.ngpus) == ("t_bf16_tuned.csv", "p.csv", 2)
     assert (args.err_ratio, args.libtype, args.warmup, args.iters) == (0.01, "asm,hipblaslt", 3, 7)
     assert (args.timeout, args.verbose, args.resume, args.family) == (1800, True, False, "a8w8")
+    assert args.max_split == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "untuned", "tuned", "most"),
+    [
+        ("a4w4_blockscale", "a4w4_blockscale_untuned_gemm.csv", "a4w4_blockscale_tuned_gemm.csv", 1),
+        ("a4w4_bpreshuffle", "a4w4_blockscale_untuned_gemm.csv", "a4w4_blockscale_tuned_gemm.csv", 1),
+        ("a8w8_blockscale", "a8w8_blockscale_untuned_gemm.csv", "a8w8_blockscale_tuned_gemm.csv", 1),
+        ("batched_bf16", "bf16_untuned_batched_gemm.csv", "bf16_tuned_batched_gemm.csv", 1),
+        ("fmoe", "untuned_fmoe.csv", "tuned_fmoe.csv", 1),
+        ("bf16", "bf16_untuned_gemm.csv", "bf16_tuned_gemm.csv", 0),
+    ],
+)
+def test_a_family_has_its_own_files_and_splits_where_k_asks(
+    family: str, untuned: str, tuned: str, most: int, words: list[str]
+) -> None:
+    assert gradlib.main(["--family", family, "--sort", "--batch", "50"]) == 0
+    args = options.parse(words)
+    assert (args.gemm_size_file, args.output, args.max_split) == (untuned, tuned, most)
+    assert (args.err_ratio, args.warmup, args.iters, args.timeout) == (0.05, 5, 101, 60)
+    assert gradlib.main(["--family", family, "-k"]) == 0 and options.parse(words).max_split == 0
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_a_family_that_the_target_can_not_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a4w4_blockscale_untuned_gemm.csv").write_text("M,N,K\n128  ,1536 ,7168\n")
+    assert gradlib.main(["--family", "a4w4_blockscale", "--target", "sm80"]) == 2
+    said = capsys.readouterr().err
+    assert "row 1 (line 2): 128x1536x7168_fp4e2m1" in said and "sm80 computes the families a8w8," in said
 
 
 def test_sizes_of_a_model_are_handed_on(words: list[str]) -> None:

@@ -159,7 +159,7 @@ def test_a_problem_refuses_dtypes_and_biases() -> None:
 def test_what_a_problem_amounts_to() -> None:
     problem = Problem(3, 5, 7, "fp16", "fp8e5m2", "fp32", False, True, "n", batch=2)
     assert problem.flops == 2 * 2 * 3 * 5 * 7
-    assert problem.bytes == 2 * (3 * 7 * 2 + 7 * 5 * 1 + 3 * 5 * 4) + 5 * 4
+    assert problem.bytes == 2 * (3 * 7 * 2 + 7 * 5 * 1 + 3 * 5 * 4 + 5 * 4)
     assert problem.layout == "NT"
     assert problem.key == "3x5x7_fp16-fp8e5m2-fp32_NT_biasn_batch2"
     assert Problem(1, 1, 1, "int8", "int8", "int8").bias_dtype.name == "int32"

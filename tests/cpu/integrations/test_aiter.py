@@ -20,11 +20,15 @@ def test_they_compute_what_aiters_do() -> None:
     assert gemm_a16w16(x, w, otype=torch.float64).dtype == torch.float64
 
 
-def test_scales_are_refused_by_name() -> None:
-    x, w, scale = torch.randn(2, 16), torch.randn(8, 16), torch.ones(1)
-    assert tgemm.mm(x, w, None, None, None, None, None).shape == (2, 8)
-    with pytest.raises(InputError, match=r"^scale_a, scale_c: scaled products"):
-        tgemm.mm(x, w, scale_a=scale, scale_c=scale)
+def test_scales_are_scaled_mms() -> None:
+    x, w = (torch.randn(rows, 16).to(torch.float8_e4m3fn) for rows in (2, 8))
+    exact = (x.float() * 2) @ w.float().T
+    two = torch.tensor([2.0])
+    torch.testing.assert_close(tgemm.mm(x, w, None, torch.float32, two), exact)
+    torch.testing.assert_close(tgemm.mm(x, w, otype=torch.float32, scale_b=two), exact)
+    assert tgemm.mm(x, w, None, None, two, two, None).dtype == torch.bfloat16
+    with pytest.raises(InputError, match=r"^scale_c: results are not scaled"):
+        tgemm.mm(x, w, scale_a=two, scale_c=two)
 
 
 def test_importing_them_brings_no_torch() -> None:

@@ -227,6 +227,7 @@ def test_pytorch_scales_rows_only_where_it_can() -> None:
     linear = FAMILY.problem(32, 64, 128, OCP, OCP, "bf16", row_major_b=False)
     assert torch_backend.function(linear) == registry.baseline().torch_function(linear) == "_scaled_mm"
     assert torch_backend.function(replace(linear, dtype_c="fp16")) == ""
-    assert torch_backend.function(replace(INT8, m=32)) == ""
+    assert torch_backend.function(replace(INT8, m=32)) == "_int_mm"
+    assert torch_backend.function(replace(INT8, m=16)) == ""
     text = render.module(linear, [SPLIT], SM90, 0.1, 1.0, library="_scaled_mm")
     assert "torch._scaled_mm(a, b, scale_a[:, None], scale_b[None, :], bias=None, out_dtype=c.dtype)" in text

@@ -264,7 +264,7 @@ def test_one_file_of_each_kind_goes_down_the_line(tmp_path: Path, monkeypatch: p
 
     configs = [Config("toy", n, n, n, backend="toybackend") for n in (1, 2, 3)]
 
-    def planned(problem: Problem, target: Target, folder: Path, backend: str) -> planner.PlannedProblem:
+    def planned(problem: Problem, target: Target, folder: Path, backend: str, limits: object) -> planner.PlannedProblem:
         expected = search_results.Predictions(tuple(configs), np.ones(3), np.ones((3, len(search_results.TERMS))))
         kept = search_results.Pruned(tuple(configs), {}, {})
         return planner.PlannedProblem(problem, space(problem, target), expected, kept, folder / "none.py")

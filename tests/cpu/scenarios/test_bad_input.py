@@ -31,7 +31,8 @@ SIZE = ("-m", "16", "-n", "16", "-k", "16")
         ("- {M: 1, N: 1, K: 1, dtype_a: fp7}\n", "unknown dtype 'fp7'"),
         ("- {M: 1\n", "not YAML"),
         ("- {? [M] : 1}\n", "row 1 (line 1) has a list as a key; a key is a name, such as M"),
-        ("- {M: 1, N: 1, K: 1}\n- {M: 2, N: 2, K: 2, batch: 4}\n", "row 2 (line 2): 2x2x2_fp16_TT_batch4: family d"),
+        ("- {M: 1, N: 1, K: 1}\n- {M: 2, N: 2, K: 2, groups: 4}\n", "row 2 (line 2): 2x2x2_fp16_TT_groups4: family d"),
+        ("- {M: 1, N: 1, K: 1}\n- {M: 2, N: 2, K: 2, shared: a}\n", "row 2 (line 2) can't be: shared is 'a'"),
         ("- {M: 1, N: 1, K: 1, dtype_a: fp8e4m3fn}\n", "1x1x1_fp8e4m3fn-fp8e4m3fn-fp16_TT: gfx942 has no matrix"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -11,26 +12,23 @@ from pathlib import Path
 import pytest
 
 from tests.support.linear_layers import problem, record
+from tritongemm.core import settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
-from tritongemm.serving import config_files
+from tritongemm.serving import config_files, record_table
 from tritongemm.serving.record_table import RecordTable
 
 HEADER = (
     "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
-)
-OTHERS = (
-    *("AITER_CONFIG_GEMM_BF16", "AITER_CONFIG_GEMM_A8W8", "AITER_CONFIG_GEMM_A4W4", "AITER_CONFIG_A8W8_BATCHED_GEMM"),
-    "TRITONGEMM_CONFIG",
 )
 
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is named."""
-    for name in OTHERS:
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith(("AITER_CONFIG", "TRITONGEMM_CONFIG"))]:
+        monkeypatch.delenv(name)
 
 
 def write(path: Path, records: Sequence[Record]) -> Path:
@@ -92,13 +90,11 @@ def test_aiters_list_is_read_behind_ours_and_what_is_missing_is_passed_over(
     own = write(tmp_path / "a.yaml", [record(problem(16, 512, 256), target="gfx942", compute_units=304)])
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(own))
     monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", f"{tmp_path / 'gone.csv'}:{csv}:{own}")
-    monkeypatch.setenv("AITER_CONFIG_GEMM_A4W4", str(csv))
     with caplog.at_level(logging.INFO, "tritongemm"):
         found = configured()
     assert [(r.problem.m, r.seconds) for r in found] == [(16, 2e-6), (32, 4.5e-6)]
     told = [r.getMessage() for r in caplog.records]
-    assert len(told) == 2 and "gone.csv: there is no such file" in told[0]
-    assert told[1].startswith("AITER_CONFIG_GEMM_A4W4: not read")
+    assert len(told) == 1 and "gone.csv: there is no such file; AITER_CONFIG_GEMM_BF16 names it" in told[0]
     monkeypatch.setenv("TRITONGEMM_CONFIG", f"{own}:{tmp_path / 'gone.yaml'}")
     with pytest.raises(InputError, match=r"gone\.yaml"):
         configured()
@@ -134,3 +130,44 @@ def test_two_processes_find_the_same(tmp_path: Path) -> None:
     with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
         one, two = pool.map(merged_names, [f"{a}:{b}"] * 2)
     assert one == two and len(one) == 3
+
+
+BLOCKS = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
+ASM = "_ZN5aiter42fp8gemm_bf16_blockscale_BpreShuffle_32x128E"
+
+
+@pytest.mark.parametrize(
+    ("variable", "header", "row", "key"),
+    [
+        ("AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE", BLOCKS,
+         f"gfx950,256,16,512,7168,asm,6,7,7.9691,{ASM},14.74,476.98,0.0029",
+         "16x512x7168_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale_shuffled_16x16"),
+        ("AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", BLOCKS,
+         "sm90,132,16,512,7168,triton,0,1,7.9,tile__bm16__bn32__bk128__gm1__sk1__w4__s3,1.0,1.0,0.0",
+         "16x512x7168_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale"),
+        ("AITER_CONFIG_GEMM_A4W4", BLOCKS.replace("libtype,", ""),
+         "gfx950,256,1,512,4096,21,3,5.4,_ZN5aiter41f4gemm_bf16_per1x32Fp4_BpreShuffle_32x128E,0.78,194.57,0.0",
+         "1x512x4096_fp4e2m1-fp4e2m1-bf16_TN_a4w4_blockscale_shuffled_16x16"),
+        ("AITER_CONFIG_A8W8_BATCHED_GEMM", BLOCKS.replace("libtype,", "").replace("M,N", "B,M,N"),
+         "sm90,132,16,1,1280,8192,0,1,9.1,tile__bm16__bn32__bk128__gm1__sk1__w4__s3,1.0,1.0,0.0",
+         "1x1280x8192_int8-int8-bf16_TN_batch16_a8w8"),
+    ],
+)  # fmt: skip
+def test_each_of_aiters_variables_says_what_its_files_are_of(
+    variable: str, header: str, row: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two families have the same columns, and the file's name tells nothing."""
+    path = write_aiters(tmp_path / "mine.csv", row, header=header)
+    monkeypatch.setenv(variable, str(path))
+    (found,) = record_table.read_rows(path, family=settings.aiter_configs()[0].family)
+    assert found.record.problem.key == key and found.padded
+    assert len(config_files.read_configured()) == 1
+
+
+def test_a_file_of_another_family_than_its_variables_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    csv = write_aiters(tmp_path / "bf16_tuned_gemm.csv", aiters(32, 4.5))
+    monkeypatch.setenv("AITER_CONFIG_GEMM_A4W4", str(csv))
+    assert not configured()
+    assert "not those of family a4w4_blockscale, but of bf16; none of its rows is served" in caplog.text

@@ -1,5 +1,6 @@
-/* A stand-in for cuBLASLt (default) or hipBLASLt (-DAMD) that computes float matrices on the host, column-major, from
- * the descriptors it is given. Attribute numbers are written out here once more, from the vendors' headers. */
+/* A stand-in for cuBLASLt (default) or hipBLASLt (-DAMD) that computes float, bf16 and e4m3 matrices on the host,
+ * column-major, from the descriptors it is given. Attribute numbers are written out here once more, from the vendors' headers. */
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -8,11 +9,11 @@
 
 #ifdef AMD
 #define F(name) hipblasLt##name
-enum { TRANS = 112, DESC_TA = 0, DESC_TB = 1, DESC_EPILOGUE = 2, DESC_BIAS = 3, DESC_SCALE_A = 5, DESC_SCALE_B = 6,
+enum { TRANS = 112, DESC_TA = 0, DESC_TB = 1, DESC_EPILOGUE = 2, DESC_BIAS = 3, DESC_BIAS_TYPE = 4, DESC_SCALE_A = 5, DESC_SCALE_B = 6,
        LAYOUT_BATCH = 0, LAYOUT_OFFSET = 1, NOT_SUPPORTED = 7, ALGO = 24 };
 #else
 #define F(name) cublasLt##name
-enum { TRANS = 1, DESC_TA = 3, DESC_TB = 4, DESC_EPILOGUE = 7, DESC_BIAS = 8, DESC_SCALE_A = 17, DESC_SCALE_B = 18,
+enum { TRANS = 1, DESC_TA = 3, DESC_TB = 4, DESC_EPILOGUE = 7, DESC_BIAS = 8, DESC_BIAS_TYPE = 26, DESC_SCALE_A = 17, DESC_SCALE_B = 18,
        LAYOUT_BATCH = 5, LAYOUT_OFFSET = 6, NOT_SUPPORTED = 15, ALGO = 64 };
 #endif
 
@@ -30,6 +31,33 @@ template <class T> static T get(const Attributes *from, int key, T otherwise) {
 static int set(Attributes *on, int key, const void *value, size_t size) {
   on->held[key].assign((const char *)value, (const char *)value + size);
   return 0;
+}
+
+/* one element of a matrix of float (0), bf16 (14), e4m3fn (28) or e4m3fnuz (1000) */
+static float load(int type, const void *from, uint64_t at) {
+  if (type == 14) {
+    uint32_t bits = (uint32_t)((const uint16_t *)from)[at] << 16;
+    float value;
+    return memcpy(&value, &bits, 4), value;
+  }
+  if (type != 28 && type != 1000) return ((const float *)from)[at];
+  uint8_t byte = ((const uint8_t *)from)[at], exponent = byte >> 3 & 15;
+  float part = (byte & 7) / 8.f, value = exponent ? ldexpf(1 + part, exponent - 7) : ldexpf(part, -6);
+  return (byte & 128 ? -value : value) * (type == 1000 ? 0.5f : 1);
+}
+static void store(int type, void *to, uint64_t at, float value) {
+  if (type != 14) return (void)(((float *)to)[at] = value);
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  ((uint16_t *)to)[at] = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+static uint64_t bytes_of(int type) { return type == 14 ? 2 : type == 28 || type == 1000 ? 1 : 4; }
+
+/* the factor of a row of op(A) or a column of op(B), of `count`, at one place along K of `depth` */
+static float factor(const float *scales, int mode, uint64_t row, uint64_t count, uint64_t k, uint64_t depth) {
+  if (!scales) return 1;
+  uint64_t groups = (depth + 127) / 128, padded = (groups + 3) / 4 * 4;
+  return scales[mode == 3 ? row : mode == 4 ? k / 128 * count + row : mode == 5 ? row / 128 * padded + k / 128 : 0];
 }
 
 typedef struct { unsigned char algo[ALGO]; size_t workspace; int status; float waves; int reserved[4]; } Result;
@@ -75,30 +103,31 @@ int F(MatmulAlgoGetHeuristic)(void *, Desc *, Layout *a, Layout *, Layout *, Lay
   return 0;
 }
 
-int F(Matmul)(void *handle, Desc *desc, const float *alpha, const float *A, Layout *la, const float *B, Layout *lb,
-              const float *beta, const float *C, Layout *lc, float *D, Layout *ld, const void *algo, void *workspace,
+int F(Matmul)(void *handle, Desc *desc, const float *alpha, const char *A, Layout *la, const char *B, Layout *lb,
+              const float *beta, const char *C, Layout *lc, char *D, Layout *ld, const void *algo, void *workspace,
               size_t bytes, void *) {
   if (*(int *)handle != 7 || !workspace || bytes != 16) return 3;
   if (fake_fail) return fake_fail;
   ++fake_matmuls, fake_compute = desc->compute;
   bool ta = get<int>(desc, DESC_TA, 0) == TRANS, tb = get<int>(desc, DESC_TB, 0) == TRANS;
-  float *bias = get<int>(desc, DESC_EPILOGUE, 1) == 4 ? get<float *>(desc, DESC_BIAS, nullptr) : nullptr;
+  void *bias = get<int>(desc, DESC_EPILOGUE, 1) == 4 ? get<void *>(desc, DESC_BIAS, nullptr) : nullptr;
   float *sa = get<float *>(desc, DESC_SCALE_A, nullptr), *sb = get<float *>(desc, DESC_SCALE_B, nullptr);
-  bool each_a = get<int>(desc, 31, 0) == 3, each_b = get<int>(desc, 32, 0) == 3;
+  int mode_a = get<int>(desc, 31, 0), mode_b = get<int>(desc, 32, 0);
   uint64_t depth = ta ? la->rows : la->cols;
   if (depth != (tb ? lb->cols : lb->rows) || ld->rows != (ta ? la->cols : la->rows)) return 3;
   for (int batch = 0; batch < get<int>(ld, LAYOUT_BATCH, 1); ++batch) {
-    const float *a = A + batch * get<int64_t>(la, LAYOUT_OFFSET, 0), *b = B + batch * get<int64_t>(lb, LAYOUT_OFFSET, 0);
-    const float *c = C + batch * get<int64_t>(lc, LAYOUT_OFFSET, 0);
-    float *d = D + batch * get<int64_t>(ld, LAYOUT_OFFSET, 0);
+    const char *a = A + batch * get<int64_t>(la, LAYOUT_OFFSET, 0) * bytes_of(la->type);
+    const char *b = B + batch * get<int64_t>(lb, LAYOUT_OFFSET, 0) * bytes_of(lb->type);
+    const char *c = C + batch * get<int64_t>(lc, LAYOUT_OFFSET, 0) * bytes_of(lc->type);
+    char *d = D + batch * get<int64_t>(ld, LAYOUT_OFFSET, 0) * bytes_of(ld->type);
     for (uint64_t j = 0; j < ld->cols; ++j)
       for (uint64_t i = 0; i < ld->rows; ++i) {
         float sum = 0;
         for (uint64_t k = 0; k < depth; ++k)
-          sum += (ta ? a[k + i * la->ld] : a[i + k * la->ld]) * (tb ? b[j + k * lb->ld] : b[k + j * lb->ld]);
-        float scale = *alpha * (sa ? sa[each_a ? i : 0] : 1) * (sb ? sb[each_b ? j : 0] : 1);
-        sum = scale * sum + (bias ? bias[i] : 0) + (*beta ? *beta * c[i + j * lc->ld] : 0);
-        d[i + j * ld->ld] = sum;
+          sum += load(la->type, a, ta ? k + i * la->ld : i + k * la->ld) * factor(sa, mode_a, i, ld->rows, k, depth) *
+                 load(lb->type, b, tb ? j + k * lb->ld : k + j * lb->ld) * factor(sb, mode_b, j, ld->cols, k, depth);
+        sum = *alpha * sum + (bias ? load(get<int>(desc, DESC_BIAS_TYPE, 0), bias, i) : 0);
+        store(ld->type, d, i + j * ld->ld, sum + (*beta ? *beta * load(lc->type, c, i + j * lc->ld) : 0));
       }
   }
   return 0;

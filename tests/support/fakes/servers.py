@@ -33,6 +33,30 @@ def install_vllm(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     return envs, utils
 
 
+def install_vllm_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """Two classes of vLLM's kernels for fp8 in blocks: one of activations that are quantised before, one of others."""
+
+    class BlockKernel:
+        answer = 5.0
+
+        def __init__(self, config: Any) -> None:
+            self.config = config
+
+        def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor:
+            return A.new_full((A.shape[0], B.shape[0]), self.answer, dtype=self.config.out_dtype)
+
+    class DynamicKernel(BlockKernel):
+        answer = 6.0
+
+        def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor:
+            return A.new_full((A.shape[0], B.shape[0]), self.answer, dtype=self.config.out_dtype)
+
+    kinds = BlockKernel, DynamicKernel
+    tables = {"CUDA": [DynamicKernel, BlockKernel], "ROCM": [BlockKernel]}
+    _module(monkeypatch, "vllm.model_executor.kernels.linear", _POSSIBLE_FP8_BLOCK_KERNELS=tables)
+    return kinds
+
+
 class HookType(Enum):
     """How SGLang calls a hook."""
 
@@ -74,6 +98,23 @@ def install_sglang(monkeypatch: pytest.MonkeyPatch) -> tuple[HookRegistry, Any, 
     mode: Any = _module(monkeypatch, "sglang.srt.batch_invariant_ops")
     mode.is_batch_invariant_mode_enabled = lambda: False
     return registry, UnquantizedLinearMethod, mode
+
+
+def install_sglang_fp8(monkeypatch: pytest.MonkeyPatch) -> tuple[HookRegistry, Any, Any]:
+    """As `install_sglang`, with the class of fp8 layers, whose answer is 7."""
+    registry, _, mode = install_sglang(monkeypatch)
+
+    class Fp8LinearMethod:
+        def __init__(self, block_quant: bool = True, use_marlin: bool = False) -> None:
+            self.block_quant, self.use_marlin, self.use_mxfp8 = block_quant, use_marlin, False
+
+        def apply(self, layer: Any, x: Any, bias: Tensor | None = None) -> Tensor:
+            rows = x[0] if isinstance(x, tuple) else x
+            result: Tensor = rows.new_full((rows.shape[0], layer.weight.shape[0]), 7.0)
+            return result
+
+    _module(monkeypatch, "sglang.srt.layers.quantization.fp8", Fp8LinearMethod=Fp8LinearMethod)
+    return registry, Fp8LinearMethod, mode
 
 
 def layer_of(weight: Tensor) -> Any:

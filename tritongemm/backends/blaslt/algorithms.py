@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from tritongemm.backends.blaslt import scale_modes
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
 from tritongemm.core.operands import Operands
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 NAMELESS = "heuristic"  # the template where the library does not name its kernels
 WORKSPACE_BYTES = 64 << 20
 REQUESTED = {"nvidia": 1024, "amd": 4096}
+ANY_ADDRESS = 1 << 20  # A bias or a scale is moved from here before it is used.
 _PLACE = ("index", "version")  # where an algorithm was found, not which it is
 _MACRO_TILE, _SPLIT = re.compile(r"_MT(\d+)x(\d+)x(\d+)"), re.compile(r"_GSU(\d+)")
 
@@ -112,6 +114,16 @@ def to_matmul(problem: Problem, lead: Sequence[int], strides: Sequence[int], ali
     return Matmul(left, right, added, out, trans, compute, scale, alignment=align)
 
 
+def with_scales(matmul: Matmul, problem: Problem) -> Matmul | None:
+    """The product with the problem's scale factors, which every launch is told the places of; None if it can't be."""
+    modes = scale_modes.modes(problem)
+    if modes is None or (problem.batch > 1 and problem.scale_a is not None):
+        return None
+    if problem.scale_a is None:
+        return matmul
+    return replace(matmul, scales=(ANY_ADDRESS, ANY_ADDRESS, 0), scale_modes=modes)
+
+
 def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[PreparedMatmul, bool] | None:
     """The plan for these operands and whether the bias is in it; None where the library has nothing."""
     opened, device, bias = library(), operands["a"].device.index or 0, operands.get("bias")
@@ -121,19 +133,18 @@ def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Prepare
         outer, inner = (-2, -1) if row_major else (-1, -2)
         if tensor.stride(inner) != 1 and tensor.shape[inner] > 1:
             return None
-        # the stride of a dimension of one element says nothing
-        leads.append(max(tensor.stride(outer), tensor.shape[inner]))
+        # the stride of a dimension of one element says nothing; elements that share a byte count each
+        leads.append(max(tensor.stride(outer), tensor.shape[inner]) * problem.operands[name].dtype.packed)
         strides.append(tensor.stride(0) if tensor.dim() == 3 else 0)
         address = tensor.data_ptr()
         align = min(align, address & -address if address else 256)
-    matmul = replace(to_matmul(problem, leads, strides, align, opened.table.vendor), fast=fast)
-    scales = tuple(operands[e.name].data_ptr() for e in problem.extras if e.operator != "+")
-    along_k = any(e.applied == "mainloop" for e in problem.extras)
-    if problem.order_b != PLAIN or along_k or (scales and not problem.a.is_fp8):
-        return None  # a scale for each row is for fp8 alone, none changes along K, and B is read as it is
-    if scales:
-        matmul = replace(matmul, scales=(scales[1], scales[0], 0), scale_modes=("outer_vec", "outer_vec"))
-    if bias is not None and problem.bias == "n" and not problem.c.is_integer:
+    if problem.order_b != PLAIN or (problem.batch > 1 and problem.scale_a is not None):
+        return None  # B is read as it is, and the libraries' scaled products are single ones
+    matmul = with_scales(to_matmul(problem, leads, strides, align, opened.table.vendor), problem)
+    if matmul is None:
+        return None
+    matmul = replace(matmul, fast=fast)
+    if bias is not None and problem.bias == "n" and not problem.c.is_integer and problem.batch == 1:
         fused = _plan(opened, replace(matmul, bias=bias.data_ptr(), bias_dtype=problem.bias_dtype.name), device)
         if fused:
             return fused, True
@@ -196,8 +207,9 @@ def list_configs(problem: Problem, operands: Operands, limit: int = 0) -> list[C
 
 
 def _accumulations(problem: Problem) -> tuple[bool, ...]:
-    # cuBLASLt's fp8 kernels come with and without promotion of the running sums
-    return (False, True) if problem.a.is_fp8 and vendor() == "nvidia" else (False,)
+    # cuBLASLt's fp8 kernels come with and without promotion of the running sums, which scales along K need anyway
+    both = problem.a.is_fp8 and all(e.applied == "epilogue" for e in problem.extras) and vendor() == "nvidia"
+    return (False, True) if both else (False,)
 
 
 @lru_cache(maxsize=16384)
@@ -244,9 +256,20 @@ def prepare_call(problem: Problem, operands: Operands, config: Config | None = N
     added = c.data_ptr() if plan.matmul.c.dtype == plan.matmul.d.dtype else 0
     start = plan.prepare(algorithm, b.data_ptr(), a.data_ptr(), added, c.data_ptr(), add=not fused)
     _workspace(a.device, _stream(a.device.index or 0))
-    addend = None if fused or bias is None else bias[:, None] if problem.bias == "m" else bias[None, :]
+    addend = None if fused or bias is None else bias.unsqueeze(-1 if problem.bias == "m" else -2)
+    if problem.scale_a is not None:
+        start = partial(_with_scales, plan, scale_modes.in_order(problem, operands), start)
     # the operands ride along: the library knows their addresses only
     return partial(_run, start, addend, dict(operands))
+
+
+def _with_scales(
+    plan: PreparedMatmul, factors: Sequence[Tensor], start: Callable[[int, int], None], workspace: int, stream: int
+) -> None:
+    """A launch that tells the plan, which other operands have too, where these ones' factors are."""
+    for which, tensor in zip("ab", factors, strict=True):
+        plan.move_scale(which, tensor.data_ptr())
+    start(workspace, stream)
 
 
 def _run(start: Callable[[int, int], None], addend: Tensor | None, operands: Operands) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from tritongemm.backends.blaslt import algorithms, served_algorithm
+from tritongemm.backends.blaslt import algorithms, scale_modes, served_algorithm
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.format_row import NamedKernel
@@ -31,7 +31,7 @@ class BlasltBackend(LibraryBackend):
 
     summary = "the algorithms of the vendor's library, hipBLASLt or cuBLASLt"
     aliases = ("hipblaslt", "cublaslt")
-    capabilities = Capabilities(kinds=("one", "batched"), scales=("epilogue",))
+    capabilities = Capabilities(kinds=("one", "batched"), scales=("epilogue", "mainloop"), tensor_scales=True)
 
     @property
     def label(self) -> str:
@@ -61,9 +61,7 @@ class BlasltBackend(LibraryBackend):
         return SUPPORTED
 
     def _supports(self, problem: Problem, target: Target) -> Support:
-        if any(spec.scaling for spec in problem.extras) and not problem.a.is_fp8:
-            return Support("it applies scales for each row and column to fp8 alone")
-        return SUPPORTED
+        return scale_modes.supports(problem, target, algorithms.vendor(), algorithms.version)
 
     def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
         return algorithms.list_configs(problem, operands, limit)

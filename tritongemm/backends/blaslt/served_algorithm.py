@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.backends.blaslt import algorithms as blaslt
+from tritongemm.backends.blaslt import scale_modes
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from tritongemm.hip_ext.driver import driver
 
 _ALIGNMENT_BYTES = 16  # Addresses of operands are multiples of so many bytes.
-_ANY_ADDRESS = 1 << 20  # A bias is moved from here before it is used.
 
 
 class LoadedAlgorithm:
@@ -61,8 +62,9 @@ class LoadedAlgorithm:
         """A launch for one thread, on the device that the algorithm was loaded on."""
         if self._kernels:
             return captured_launch.prepare_captured(device, self._kernels)
-        # A bias lies in the descriptor, which threads must not share then.
-        return self._library_call(*(self._planned if self._problem.bias == "none" else self._plan()))
+        # A bias and scales lie in the descriptor, which threads must not share then.
+        shared = self._problem.bias == "none" and self._problem.scale_a is None
+        return self._library_call(*(self._planned if shared else self._plan()))
 
     def _capture(self, device: driver.Device) -> tuple[CapturedKernel, ...] | None:
         """The kernels that the library would launch, where that can be told."""
@@ -87,6 +89,8 @@ class LoadedAlgorithm:
             setters["c"] = call_all((call.put("c"), call.put("d")))
         if self._problem.bias == "n":
             setters["bias"] = plan.move_bias
+        if self._problem.scale_a is not None:
+            setters |= {"scale_a": partial(plan.move_scale, "b"), "scale_b": partial(plan.move_scale, "a")}
         return PatchedLaunch(setters, call.launch)
 
 
@@ -99,6 +103,10 @@ def load_tuned(record: Record, device_index: int, device: driver.Device) -> Load
         device: the same, as the driver knows it.
     """
     problem = record.problem
+    if problem.batch > 1 and problem.extras:
+        return Support("the library adds no bias to a batch, and scales none")
+    if not (as_they_are := scale_modes.reads_as_they_are(problem)):
+        return as_they_are
     try:
         config = blaslt.resolve(record.config, problem, blaslt.version())
         if config is None:
@@ -150,11 +158,21 @@ def load_first_choice(
 def _prepare(
     problem: Problem, device_index: int, workspace_bytes: int, requested: int, **changes: Any
 ) -> PreparedMatmul:
-    """The product of dense operands prepared, with `changes` to the fields of `Matmul`."""
+    """The product of dense operands prepared, with `changes` to the fields of `Matmul`.
+
+    Raises:
+        LookupError: the library can't read the problem's scales.
+    """
     library = blaslt.library()
-    leads = (problem.k, problem.k, problem.n)
-    matmul = blaslt.to_matmul(problem, leads, (0, 0, 0), _ALIGNMENT_BYTES, library.table.vendor)
-    matmul = replace(matmul, **changes)
+    lead_a = problem.k if problem.row_major_a else problem.m
+    lead_b = problem.n if problem.row_major_b else problem.k
+    apart = [prod(spec.shape) if spec.batch else 0 for spec in list(problem.operands.values())[:3]]
+    leads = (lead_a, lead_b, problem.n)
+    matmul = blaslt.to_matmul(problem, leads, apart, _ALIGNMENT_BYTES, library.table.vendor)
+    scaled = blaslt.with_scales(matmul, problem)
+    if scaled is None:
+        raise LookupError(f"the library has no such scales as those of {problem.key}")
+    matmul = replace(scaled, **changes)
     if problem.bias == "n":
-        matmul = replace(matmul, bias=_ANY_ADDRESS, bias_dtype=problem.bias_dtype.name)
+        matmul = replace(matmul, bias=blaslt.ANY_ADDRESS, bias_dtype=problem.bias_dtype.name)
     return PreparedMatmul(library, matmul, device_index, workspace_bytes, requested)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from tritongemm.backends.torch import grouped
+from tritongemm.backends._scales import coverage
+from tritongemm.backends.torch import batched, grouped, scaled
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import NamedKernel
@@ -16,6 +18,8 @@ from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 
 # Which kernel PyTorch takes is its own affair.
 CHOICE = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend="torch")
+# With `use_fast_accum`: sums of fp8 are not promoted on the way.
+FAST = replace(CHOICE, options=(("fast", 1),))
 _NAMED = NamedKernel("torch", "native")  # as AITER's files have it
 
 
@@ -24,7 +28,9 @@ class TorchBackend(LibraryBackend):
 
     summary = "PyTorch itself, which races anyway; alone it is measured as the candidate"
     baseline = True
-    capabilities = Capabilities(kinds=("one", "grouped"), scales=("epilogue",))
+    capabilities = Capabilities(
+        kinds=("one", "batched", "grouped"), scales=("epilogue", "mainloop"), tensor_scales=True
+    )
 
     def available(self) -> Support:
         """Whether PyTorch is installed."""
@@ -42,8 +48,10 @@ class TorchBackend(LibraryBackend):
         return SUPPORTED if function(problem) else Support("PyTorch has no function for these types and sizes")
 
     def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
-        """PyTorch's one candidate, which only a run without any other needs."""
-        return [CHOICE] if self.operation(problem, operands) else []
+        """PyTorch's candidates, which only a run without any other needs: its choice, and that with faster sums."""
+        if not self.operation(problem, operands):
+            return []
+        return [CHOICE, FAST] if function(problem) == "_scaled_mm" else [CHOICE]
 
     def operation(
         self, problem: Problem, operands: Operands, config: Config | None = None
@@ -53,55 +61,70 @@ class TorchBackend(LibraryBackend):
         Args:
             problem: dtypes, layouts and bias.
             operands: C is written; without a config the fp8 and int8 paths allocate theirs, as they do for a user.
-            config: PyTorch chooses for itself, whatever it says.
+            config: says whether sums of fp8 may be faster; for the rest PyTorch chooses for itself.
         """
         import torch
 
         if problem.kind == "grouped":
             return grouped.operation(problem, operands, config is not None)
+        if problem.kind == "batched":
+            return batched.product(problem, operands)
+        name = function(problem)
+        if not name:
+            return None
+        fast = bool(config and config.option("fast"))
+        if coverage(problem):
+            return scaled.product(problem, operands, config is not None, fast)
         a, b, c, bias = operands["a"], operands["b"], operands["c"], operands.get("bias")
         row = bias if problem.bias == "n" else None
         column = bias[:, None] if bias is not None and problem.bias == "m" else None
-        name = function(problem)
-        factors = [operands[e.name] for e in problem.extras if e.operator == "*"]
         if name == "_scaled_mm":
             one = torch.ones((), device=a.device)
-            of_a, of_b = (factors[0][:, None], factors[1][None, :]) if factors else (one, one)
             left = a if problem.row_major_a else a.contiguous()
             right = b.T.contiguous().T if problem.row_major_b else b
             out, given = c.dtype, {"out": c} if config else {}
-            return lambda: torch._scaled_mm(left, right, of_a, of_b, bias=row, out_dtype=out, **given)
+            return lambda: torch._scaled_mm(
+                left, right, one, one, bias=row, out_dtype=out, use_fast_accum=fast, **given
+            )
         if name == "_int_mm":
             return (lambda: torch._int_mm(a, b, out=c)) if config else (lambda: torch._int_mm(a, b))
         if name == "addmm":
             added = row if row is not None else column
             return lambda: torch.addmm(added, a, b, out=c)
-        return (lambda: torch.mm(a, b, out=c)) if name else None
+        return lambda: torch.mm(a, b, out=c)
 
     def torch_function(self, problem: Problem) -> str:
         """`function` where it reads the operands as they are, so that a generated module can call it; else ""."""
         if problem.kind == "grouped":
             return ""  # a generated module has no call of it
         name = function(problem)
+        if coverage(problem) not in ("", "row") or (name == "_int_mm" and problem.extras):
+            return ""
         as_they_are = name != "_scaled_mm" or (problem.row_major_a and not problem.row_major_b)
         return name if as_they_are else ""
 
 
 def function(problem: Problem) -> str:
-    """PyTorch's function for a problem: ``mm``, ``addmm``, ``_int_mm`` or ``_scaled_mm``; "" where it has none."""
+    """PyTorch's function: ``mm``, ``addmm``, ``_int_mm``, ``_scaled_mm`` or ``scaled_mm``; "" where it has none.
+
+    Those for a batch are of `batched.function`.
+    """
+    if problem.kind == "batched":
+        return batched.function(problem)
     if problem.kind == "grouped":
         return grouped.function(problem)
-    if problem.order_b != PLAIN or any(spec.applied == "mainloop" for spec in problem.extras):
+    if problem.order_b != PLAIN:
         return ""
+    if problem.dtype_a == "int8" and (problem.m <= 16 or problem.k % 8 or problem.n % 8):
+        return ""
+    if coverage(problem):
+        return scaled.function(problem)
     if problem.a.is_fp8:
         # cuBLASLt reads fp8 as row-major A times column-major B only.
         refused = problem.c.is_fp8 or problem.bias == "m" or problem.k % 16 or problem.n % 16
-        if any(e.operator == "*" for e in problem.extras):  # a scale for each row and column
-            refused = refused or problem.dtype_c != "bf16"
         return "" if refused else "_scaled_mm"
     if problem.dtype_a == "int8":
-        refused = problem.dtype_c != "int32" or problem.bias != "none"
-        return "" if refused or problem.m <= 16 or problem.k % 8 or problem.n % 8 else "_int_mm"
+        return "" if problem.dtype_c != "int32" or problem.bias != "none" else "_int_mm"
     if len({problem.dtype_a, problem.dtype_b, problem.dtype_c}) != 1:
         return ""
     return "mm" if problem.bias == "none" else "addmm"

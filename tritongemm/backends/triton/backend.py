@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from math import gcd, lcm
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import gcd, lcm, prod
 from pathlib import Path
 from typing import Any
 
 from tritongemm.backends._code_files import CODE_FILES
-from tritongemm.backends.triton import config_check
+from tritongemm.backends.triton import config_check, helper_kernels
+from tritongemm.backends.triton.config_check import LARGEST_INDEX
 from tritongemm.codegen import geometry as geometry_module
 from tritongemm.codegen import modules, render, template_facts
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -42,6 +45,7 @@ _GPU_TARGETS: dict[str, Callable[[str], tuple[str, str | int]]] = {
     "nvidia": lambda arch: ("cuda", int(arch[2:])),
     "amd": lambda arch: ("hip", arch),
 }
+_WIDEST = 4  # bytes of an element
 _ALIGN = 16  # bytes a base address is a multiple of, and the most elements a size is known to be a multiple of
 
 
@@ -50,7 +54,10 @@ class TritonBackend(SearchedBackend):
 
     summary = "kernels generated here and compiled by Triton, which a strategy searches"
     has_manifest_rows = True
-    capabilities = Capabilities(kinds=("one", "grouped"), scales=("epilogue", "mainloop"), tensor_scales=True)
+    has_helpers = True
+    capabilities = Capabilities(
+        kinds=("one", "batched", "grouped"), scales=("epilogue", "mainloop"), tensor_scales=True
+    )
 
     def available(self) -> Support:
         """Whether Triton is installed."""
@@ -98,6 +105,14 @@ class TritonBackend(SearchedBackend):
             return SUPPORTED
         return Support(f"only a GPU can check a kernel of {config.template}: Triton's interpreter does not run it")
 
+    def helper_job(self, helper: HelperKernel, target: Target) -> CompileJob:
+        """What to compile for a kernel beside the products."""
+        return helper_kernels.compile_job(helper, target)
+
+    def helper_launch(self, artifact: Artifact, helper: HelperKernel, arguments: HelperArguments) -> Launch:
+        """The launch of such a kernel."""
+        return helper_kernels.make_launch(artifact, helper, arguments)
+
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
         identity = {
             "backend": "triton",
@@ -120,6 +135,27 @@ class TritonBackend(SearchedBackend):
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch:
         return _make_launch(artifact, problem, target)
 
+    def with_strides(
+        self, launch: Launch, config: Config, problem: Problem, strides: Mapping[str, tuple[int, int]]
+    ) -> Launch | Support:
+        """A launch of a config on operands that are not dense, where its binary can read them."""
+        template = template_facts.kernel_template(config.template)
+        if template.descriptors:
+            return Support(f"template {config.template} describes dense operands to the copy engine")
+        places = [*NUMBERS, *template_facts.batch_strides(problem)]
+        first, params, known = len(template_facts.arguments(template, problem)), list(launch.params), divisors(problem)
+        for operand, (lead, apart) in strides.items():
+            if lead * max(config.tile) * _WIDEST > LARGEST_INDEX:
+                return Support(f"rows of {operand} {lead} elements apart are beyond the 32 bits of offsets in a tile")
+            for name, value in ((f"stride_{operand}", lead), (f"batch_{operand}", apart)):
+                if name not in places:
+                    continue
+                if value % known.get(name, 1):
+                    return Support(f"{name} of {value} is no multiple of {known[name]}, as the kernel was compiled for")
+                index = first + places.index(name)
+                params[index] = replace(params[index], value=value)
+        return replace(launch, params=tuple(params))
+
     def manifest_row(self, record: Record, launch: Launch, target: Target) -> dict[str, Any] | Support:
         """A tuned kernel as a row of a manifest, without its object's name; or why it can't be told."""
         problem, config = record.problem, record.config
@@ -129,6 +165,8 @@ class TritonBackend(SearchedBackend):
             return Support(f"a {problem.kind} product, which manifests have no word for")
         if {problem.scale_a, problem.scale_b} - {None, Scaling()}:
             return Support("scales of other than rows and columns, which manifests have no word for")
+        if problem.kind != "one":
+            return Support("it computes a batch, which manifests have no word for")
         if problem.bias == "m":
             return Support("a bias along M, which manifests have no word for")
         tiles = template_facts.kernel_template("tile").grid
@@ -165,15 +203,24 @@ def strides(problem: Problem) -> tuple[int, int, int]:
     return a, b, problem.n
 
 
+def batch_strides(problem: Problem) -> dict[str, int]:
+    """Elements from one product's operand to the next one's, by parameter; empty for a single product."""
+    operands = problem.operands
+    names = template_facts.batch_strides(problem)
+    return {name: prod(operands[name[6:]].shape) if operands[name[6:]].batch else 0 for name in names}
+
+
 def divisors(problem: Problem) -> dict[str, int]:
     """Largest power of two up to 16 that divides each size parameter, where it is not 1; the compiler widens accesses
     with it: rows of 1000 values start at multiples of 16 bytes as well, and are read so.
 
-    M matters only where A is column-major: elsewhere it would only make two binaries of one.
+    M matters only where A is column-major: elsewhere it would only make two binaries of one. That holds for the strides
+    of a batch too, which are multiples of M.
     """
     sizes = dict(zip(SIZES, (problem.m, problem.n, problem.k, *strides(problem)), strict=True))
     if problem.row_major_a:
         del sizes["M"]
+    sizes |= batch_strides(problem.at(1) if problem.row_major_a else problem)
     found = {name: gcd(value, _ALIGN) for name, value in sizes.items()}
     return {name: divisor for name, divisor in found.items() if divisor > 1}
 
@@ -187,8 +234,9 @@ def small(config: Config, problem: Problem, target: Target) -> list[str]:
     if not target.has("buffer_ops"):
         return []
     geometry = geometry_module.geometry(config, problem, target.compute_units)
-    sizes = {name: spec.dtype.bytes * spec.count for name, spec in problem.operands.items() if name in ("a", "b", "c")}
-    sizes |= {"workspace": geometry.workspace_bytes}
+    # Of a batch the largest product counts: each program moves its pointers, in 64 bits, to the beginning of its own.
+    sizes = {name: spec.dtype.bytes * prod(spec.shape) for name, spec in problem.operands.items()}
+    sizes |= {"workspace": geometry.workspace_bytes // problem.batch}
     pointers = [n for n, t in signature(config, problem).items() if t.startswith("*")]
     return [p for p in pointers if sizes.get(p.removesuffix("_ptr"), 0) < _SMALL]
 
@@ -207,7 +255,7 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
             result[parameter] = f"tensordesc<{types[name]}[{rows},{cols}]>"
         else:
             result[parameter] = f"*{types[name]}"
-    return result | dict.fromkeys(NUMBERS, "i32")
+    return result | dict.fromkeys(NUMBERS, "i32") | dict.fromkeys(template_facts.batch_strides(problem), "i64")
 
 
 def _gluon_source(kernel: Any, types: dict[str, str], constants: dict[str, Any], attributes: dict[Any, Any]) -> Any:
@@ -310,6 +358,7 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
             params.append(Param("pointer", name if name != "bias" or problem.bias != "none" else "c"))
             continue
         rows, cols = shapes[name] if row_major[name] else shapes[name][::-1]
+        rows *= problem.operands[name].batch or 1  # one map covers the batch: its products lie one after the other
         map_ = maps.pop(0)
         box = (int(map_["block_size"][0]), int(map_["block_size"][1]))
         codes = int(map_["elem_type"]), int(map_["elem_size"]), int(map_["swizzle"])
@@ -317,6 +366,7 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
         params += [Param("i32", rows), Param("i32", cols), Param("i64", lead[name]), Param("i64", 1)]
     m = problem.room or problem.m  # a group's rows, where each has room for so many
     params += [Param("i32", v) for v in (m, problem.n, problem.k, *strides(problem), config.group_m)]
+    params += [Param("i64", v) for v in batch_strides(problem).values()]
     params += [Param("pointer", ""), Param("pointer", "")]  # Triton's own scratch, unused
     if len(built.launch["offsets"]) != len(params):
         raise InputError(

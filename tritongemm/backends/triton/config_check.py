@@ -60,6 +60,7 @@ def check_config(config: Config, problem: Problem, target: Target) -> Support:
         or _option_fault(config, found)
         or _count_fault(config, problem)
         or geometry_module.unmet_need(config, problem, target.compute_units)
+        or _batch_fault(config, problem)
         or _launch_fault(config, problem, target)
         or ""
     )
@@ -70,12 +71,14 @@ class ListedTemplate:
     """What the search spaces say of a template.
 
     Attributes:
+        name: of the template.
         sections: of the files that list it, the asking target's first.
         listed_here: whether the asking target's file does.
         blocks: the smallest block along M, N and K.
         options: the least and the greatest value of each option.
     """
 
+    name: str
     sections: tuple[Mapping[str, Any], ...]
     listed_here: bool
     blocks: tuple[int, int, int]
@@ -83,7 +86,8 @@ class ListedTemplate:
 
     def can_compute(self, problem: Problem, target: Target) -> bool:
         """Whether its kernel is right for a problem on a target, be it slow."""
-        return any(search_space.can_compute(section, problem, target) for section in self.sections)
+        right = any(search_space.can_compute(section, problem, target) for section in self.sections)
+        return right and search_space.computes_kind(self.name, problem)
 
 
 @cache
@@ -107,17 +111,17 @@ def _templates(target: str, folder: Path) -> dict[str, ListedTemplate]:
             continue  # what is wrong with another target's file is told when that target is asked for
         for template, section in listed.items():
             sections.setdefault(template, []).append(section)
-    return {t: _listed_template(found, t in own) for t, found in sections.items() if t in template_facts.names()}
+    return {t: _listed_template(t, found, t in own) for t, found in sections.items() if t in template_facts.names()}
 
 
-def _listed_template(sections: list[Mapping[str, Any]], listed_here: bool) -> ListedTemplate:
+def _listed_template(name: str, sections: list[Mapping[str, Any]], listed_here: bool) -> ListedTemplate:
     m, n, k = (min(min(s["axes"][axis]) for s in sections) for axis in BLOCKS)
     values: dict[str, list[int]] = {}
     for section in sections:
         for option, listed in section.get("options", {}).items():
             values.setdefault(option, []).extend(listed)
     ranges = {option: (min(listed), max(listed)) for option, listed in values.items()}
-    return ListedTemplate(tuple(sections), listed_here, (m, n, k), ranges)
+    return ListedTemplate(name, tuple(sections), listed_here, (m, n, k), ranges)
 
 
 def _option_fault(config: Config, listed: ListedTemplate) -> str | None:
@@ -146,6 +150,25 @@ def _count_fault(config: Config, problem: Problem) -> str | None:
     grouped = config.group_m * -(-problem.n // n)  # tiles of a group
     if max(reached, grouped) > LARGEST_INDEX:
         return f"{max(reached, grouped)} is beyond the 32 bits in which kernels count (group_m {config.group_m})"
+    return None
+
+
+def _batch_fault(config: Config, problem: Problem) -> str | None:
+    """A batch that descriptors would read wrong: they fill with zeros what lies outside the whole batch alone."""
+    described = set(map(template_facts.operand_of, template_facts.kernel_template(config.template).descriptors))
+    rows = {"a": problem.m if problem.row_major_a else problem.k, "b": problem.k if problem.row_major_b else problem.n}
+    along_k = {"a": not problem.row_major_a, "b": problem.row_major_b}
+    for name in sorted(described & rows.keys()):
+        batch = problem.operands[name].batch
+        if batch * rows[name] > LARGEST_INDEX:
+            return (
+                f"the {batch * rows[name]} stored rows of a batch of {name.upper()} are beyond a descriptor's 32 bits"
+            )
+        if batch and along_k[name] and problem.k % config.block_k:
+            return (
+                f"{name.upper()} is stored by rows of K, and block_k {config.block_k} does not divide K {problem.k}: "
+                "its last block would read the next product's rows into the sum"
+            )
     return None
 
 

@@ -42,7 +42,7 @@ class StandardFamily(Family, abstract=True):
         return operands | {"b": packed(problem, operands["b"])}
 
     def reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N], saturated as the kernels saturate; of a grouped product see `grouped.reference`."""
+        """C in float64 [M, N] or [batch, M, N], saturated as the kernels saturate; of groups: `grouped.reference`."""
         if problem.kind == "grouped":
             return grouped.reference(problem, operands, self._reference)
         return self._reference(problem, operands)
@@ -58,7 +58,11 @@ class StandardFamily(Family, abstract=True):
 
 def order_of_b(problem: Problem) -> Support:
     """Whether B can lie in the problem's order."""
-    return SUPPORTED if problem.order_b == PLAIN else registry.get(WeightLayout, problem.order_b).supports(problem)
+    if problem.order_b == PLAIN:
+        return SUPPORTED
+    if problem.kind == "batched":
+        return Support(f"the weights of a batch lie in rows or columns, not in the order {problem.order_b}")
+    return registry.get(WeightLayout, problem.order_b).supports(problem)
 
 
 def packed(problem: Problem, b: Tensor) -> Tensor:

@@ -213,13 +213,18 @@ def _overlap(power: Floats | float, one: Floats, other: Floats) -> Floats:
 
 
 def _drawn(batch: _Batch, problem: Problem, tiles: Floats, a: Floats, b: Floats) -> Floats:
-    """Bytes of blocks of A and B that so many tiles, neighbours in launch order, need of one K iteration, each once."""
+    """Bytes of blocks of A and B that so many tiles, neighbours in launch order, need of one K iteration, each once.
+
+    Tiles of different products of a batch have only an operand in common that all products share.
+    """
     rows, columns = np.ceil(problem.m / batch.block_m), np.ceil(problem.n / batch.block_n)
-    tall = np.minimum(np.minimum(batch.group_m, rows), tiles)
-    wide = tiles / tall
-    taller = np.minimum(rows * problem.batch, tall * wide / columns)
+    inside = np.minimum(tiles, rows * columns) if problem.batch > 1 else tiles
+    tall = np.minimum(np.minimum(batch.group_m, rows), inside)
+    wide = inside / tall
+    taller = np.minimum(rows, tall * wide / columns)
     tall, wide = np.where(wide > columns, taller, tall), np.minimum(wide, columns)
-    return np.asarray(tall * a + wide * b)
+    products = {name: 1.0 if problem.shared == name else tiles / inside for name in ("a", "b")}
+    return np.asarray(products["a"] * tall * a + products["b"] * wide * b)
 
 
 def _shared_seconds(batch: _Batch, problem: Problem, target: Target, wave: Wave[Floats]) -> tuple[Floats, Floats]:

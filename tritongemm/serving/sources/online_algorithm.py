@@ -7,6 +7,7 @@ from typing import ClassVar
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
+from tritongemm.serving.calls import is_layer
 from tritongemm.serving.device_kernels import DeviceKernels
 
 
@@ -19,6 +20,8 @@ class OnlineAlgorithm(KernelSource):
         """The algorithm, looked for at the first such call."""
         if device.online is None:
             return Support("no algorithms are tried at run time (TRITONGEMM_ONLINE=1)")
+        if not is_layer(call.problem):
+            return Support("algorithms are tried at run time for products without scales alone")
         if not isinstance(device.find_record(call.problem), Support):
             return Support("the size was tuned")
         found = device.online.find(call)

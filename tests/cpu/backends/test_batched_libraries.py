@@ -1,0 +1,57 @@
+"""PyTorch's batched products against float64, and which of them there are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.support.kernel_cases import GFX942, SM90, SPLIT
+from tritongemm.codegen import render
+from tritongemm.core.problem import Problem
+from tritongemm.numerics.error_metric import deviation
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
+
+BATCH = Problem(5, 7, 9, "fp32", "fp32", "fp32", row_major_b=False, batch=3)
+DENSE = registry.get(Family, "dense")
+
+
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+@pytest.mark.parametrize(("row_a", "bias"), [(True, "none"), (False, "none"), (True, "n"), (True, "m")])
+def test_pytorch_computes_a_batch_as_its_users_do(shared: str, row_a: bool, bias: str) -> None:
+    problem = replace(BATCH, row_major_a=row_a, bias=bias, shared=shared)
+    torch_backend = registry.get(LibraryBackend, "torch")
+    assert torch_backend.supports(problem, SM90)
+    operands = DENSE.make_inputs(problem, "cpu") | {"c": torch.full((3, 5, 7), float("nan"))}
+    call = torch_backend.operation(problem, operands)
+    assert call is not None
+    call()
+    assert deviation(operands["c"], DENSE.reference(problem, operands)) < 1e-6
+
+
+def test_which_function_a_generated_module_calls() -> None:
+    baseline = registry.baseline()
+    assert baseline.torch_function(BATCH) == "bmm" and baseline.torch_function(replace(BATCH, bias="n")) == "baddbmm"
+    text = render.module(replace(BATCH, bias="n", shared="b"), [SPLIT], SM90, 0.1, 1.0, library="baddbmm")
+    assert "torch.baddbmm(bias[:, None], a, b.expand(BATCH, K, N), out=c)" in text
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_what_pytorch_has_no_function_for(scaled: bool) -> None:
+    family: Family = registry.get(Family, "a8w8")
+    problem = replace(BATCH, dtype_a="int8", dtype_b="int8", dtype_c="int32")
+    problem = family.problem(32, 32, 32, "int8", "int8", "bf16", batch=2) if scaled else problem
+    assert "no function" in registry.get(Backend, "torch").supports(problem, GFX942).reason
+
+
+@pytest.mark.parametrize("backend", ["ck", "cutlass", "asm"])
+def test_who_computes_single_products_alone_says_so(backend: str) -> None:
+    target = SM90 if backend == "cutlass" else GFX942
+    reason = (
+        registry.get(Backend, backend)
+        .supports(replace(BATCH, dtype_a="bf16", dtype_b="bf16", dtype_c="bf16"), target)
+        .reason
+    )
+    assert "not batched ones" in reason

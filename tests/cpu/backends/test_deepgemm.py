@@ -1,0 +1,165 @@
+"""The DeepGEMM backend, against a stand-in of the package that checks what the real one checks, and computes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import scaled_operands
+from tests.support.fakes import scaled_products
+from tests.support.fakes.blaslt_library import NO_CAPTURE
+from tests.support.scaled_operands import PAIRS
+from tritongemm.backends.deepgemm import package, served
+from tritongemm.core.errors import UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+from tritongemm.numerics.error_metric import deviation
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, LibraryBackend
+from tritongemm.search_spaces import loader
+from tritongemm.tuning import roster
+
+BACKEND = registry.get(LibraryBackend, "deepgemm")
+SM90, SM100 = map(loader.load_target, ("sm90", "sm100"))
+BLOCKS = ["block, A in groups", "block, A in rows", "block, A padded"]
+
+
+@pytest.fixture
+def deep_gemm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The package's stand-in, installed until the test ends."""
+    module: Any = ModuleType("deep_gemm")
+    module.__spec__ = ModuleSpec("deep_gemm", None)
+    module.__version__, module.overlaps, module.switched = "2.6.1", False, []
+    module.fp8_gemm_nt, module.bf16_gemm_nt = scaled_products.fp8_gemm_nt, scaled_products.bf16_gemm_nt
+    module.get_pdl = lambda: module.overlaps
+
+    def set_pdl(on: bool) -> None:
+        module.overlaps = on
+        module.switched.append(on)
+
+    module.set_pdl = set_pdl
+    monkeypatch.setitem(sys.modules, "deep_gemm", module)
+    package.load.cache_clear()
+    yield module
+    package.load.cache_clear()
+
+
+@pytest.mark.parametrize("pair", BLOCKS)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 40, 128), (33, 264, 384), (64, 128, 512)])
+def test_block_scales_lie_as_the_copy_engine_reads_them(deep_gemm: Any, pair: str, m: int, n: int, k: int) -> None:
+    problem = scaled_operands.problem(m, n, k, PAIRS[pair])
+    operands, exact = scaled_operands.operands(problem)
+    assert BACKEND.available() and BACKEND.supports(problem, SM90) and BACKEND.version() == "2.6.1"
+    configs = BACKEND.list_algorithms(problem, operands)
+    assert [c.option("overlap") for c in configs] == [0, 1] and configs[0].template == "fp8_gemm_nt"
+    for config in (None, *configs):
+        call = BACKEND.operation(problem, operands, config)
+        assert call is not None
+        operands["c"].fill_(float("nan"))
+        call()
+        assert deviation(operands["c"], exact) < 2**-7
+    assert deep_gemm.switched and not deep_gemm.overlaps  # as it was before
+
+
+def test_bf16_in_any_layout(deep_gemm: Any) -> None:
+    family = registry.get(Family, "dense")
+    for rows_a in (True, False):
+        for rows_b in (True, False):
+            problem = Problem(40, 48, 64, "bf16", "bf16", "bf16", row_major_a=rows_a, row_major_b=rows_b)
+            operands = family.make_inputs(problem, "cpu") | {"c": torch.empty(40, 48, dtype=torch.bfloat16)}
+            call = BACKEND.operation(problem, operands)
+            assert call is not None and BACKEND.supports(problem, SM90)
+            assert deviation(operands["c"], family.reference(problem, operands)) < family.tolerance(problem)
+
+
+def test_what_it_lacks_is_refused_with_the_number_that_decides() -> None:
+    block = scaled_operands.problem(8, 32, 256, PAIRS["block, A in rows"])
+    for problem, said in (
+        (replace(block, dtype_c="fp16"), "e4m3fn into bf16"),
+        (replace(block, n=20), "rows of C take 40 bytes"),
+        (replace(block, row_major_b=True), "contiguous along K"),
+        (replace(block, bias="n"), "adds no bias"),
+        (replace(block, batch=2), "batched"),
+        (scaled_operands.problem(8, 32, 256, PAIRS["row"]), "can't apply scale_a in the epilogue"),
+        (scaled_operands.problem(8, 32, 256, PAIRS["group, B in rows"]), "128 x 128 of B"),
+        (Problem(8, 32, 64), "bf16 or fp8, not fp16"),
+        (Problem(8, 32, 60, "bf16", "bf16", "bf16", row_major_b=False), "rows of A take 120 bytes"),
+    ):
+        assert said in BACKEND.supports(problem, SM90).reason
+    assert "for sm90, not sm100" in BACKEND.supports(block, SM100).reason
+    assert roster.compile_limit_s("deepgemm")  # it compiles for seconds, so it races where it is named
+
+
+def test_a_package_that_is_missing_or_broken_says_why(deep_gemm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    del deep_gemm.fp8_gemm_nt
+    assert "built without its kernels" in BACKEND.available().reason
+
+    def broken(name: str) -> None:
+        raise ImportError("libnvrtc.so.13: cannot open shared object file\nand more")
+
+    monkeypatch.setattr("importlib.import_module", broken)
+    assert BACKEND.available().reason.endswith("does not load: libnvrtc.so.13: cannot open shared object file")
+    monkeypatch.delitem(sys.modules, "deep_gemm")
+    assert "is not installed" in BACKEND.available().reason
+    with pytest.raises(UnavailableError):
+        package.load()
+
+
+def test_what_the_package_refuses_is_none_and_a_lost_device_is_not_hidden(deep_gemm: Any) -> None:
+    problem = scaled_operands.problem(8, 32, 256, PAIRS["block, A in rows"])
+    operands, _ = scaled_operands.operands(problem)
+
+    def refuse(*args: Any, **named: Any) -> None:
+        raise RuntimeError("Assertion error (csrc/apis/gemm.hpp:99): m == m_")
+
+    deep_gemm.fp8_gemm_nt = refuse
+    assert BACKEND.operation(problem, operands) is None and BACKEND.list_algorithms(problem, operands) == []
+
+    def fail(*args: Any, **named: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    deep_gemm.fp8_gemm_nt = fail
+    with pytest.raises(torch.OutOfMemoryError):
+        BACKEND.operation(problem, operands)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_product_is_served_at_any_addresses(deep_gemm: Any, monkeypatch: pytest.MonkeyPatch, overlap: int) -> None:
+    """By a call of the package here, as this machine has no driver that tells what a graph holds."""
+    monkeypatch.setattr(served, "_device", lambda index: torch.device("cpu"))
+    monkeypatch.setattr(served, "_on_stream", lambda stream, place: nullcontext())
+    problem = scaled_operands.problem(8, 272, 384, PAIRS["block, A in groups"])
+    made = [scaled_operands.operands(problem, seed=seed) for seed in range(2)]
+    config = BACKEND.list_algorithms(problem, made[0][0])[overlap]
+    loaded = BACKEND.load(Record(problem, "sm90", config, "deepgemm", 1e-6, 0.0, "events"), 0, NO_CAPTURE)
+    assert isinstance(loaded, served.LoadedProduct) and not loaded.captured and loaded.bytes("workspace") == 0
+    launches = [loaded.prepare(NO_CAPTURE) for _ in made]
+    for launch, (operands, _) in zip(launches, made, strict=True):
+        for name in ("a", "b", "c", "scale_a", "scale_b"):
+            launch.set_address(name)(operands[name].data_ptr())
+    for launch, (operands, exact) in zip(launches, made, strict=True):
+        launch.launch(0)
+        assert deviation(operands["c"], exact) < 2**-7
+
+
+def test_scales_that_would_be_copied_are_not_served(deep_gemm: Any) -> None:
+    for pair, m, said in (
+        ("block, A in rows", 8, "scale_a as [2, 8] in memory, not [8, 2]"),
+        ("block, A in groups", 9, "scale_a as [2, 12] in memory, not [2, 9]"),
+    ):
+        problem = scaled_operands.problem(m, 32, 256, PAIRS[pair])
+        operands, _ = scaled_operands.operands(problem)
+        (config, *_) = BACKEND.list_algorithms(problem, operands)
+        refused = BACKEND.load(Record(problem, "sm90", config, "deepgemm", 1e-6, 0.0, "events"), 0, NO_CAPTURE)
+        assert isinstance(refused, Support) and said in refused.reason
+    padded = scaled_operands.problem(9, 32, 256, PAIRS["block, A padded"])
+    assert served._reads_as_they_are(padded)

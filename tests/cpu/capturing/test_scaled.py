@@ -1,0 +1,126 @@
+"""Captured products with scale factors and of groups: what rows of a workload tell of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tritongemm
+from tritongemm.capturing.decompose import decompose
+from tritongemm.capturing.factors import find_family
+from tritongemm.capturing.product import Product
+from tritongemm.capturing.workload_file import Counted, WorkloadFile
+from tritongemm.formats import Defaults
+from tritongemm.workloads import sizes
+
+FP8 = torch.float8_e4m3fn
+SIZES = M, N, K = 16, 256, 512
+
+
+def fp8(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape).to(FP8)
+
+
+def ones(*shape: int, transposed: bool = False) -> torch.Tensor:
+    return torch.ones(shape[::-1]).t() if transposed else torch.ones(shape)
+
+
+@pytest.mark.parametrize(
+    ("scale_a", "scale_b", "family", "scales"),
+    [
+        (ones(1), ones(1, 1), "a8w8", "tensor"),
+        (ones(M, 1), ones(N, 1), "a8w8", ""),
+        (ones(M), ones(N), "a8w8", ""),
+        (ones(M, 4, transposed=True), ones(2, 4), "a8w8_blockscale", ""),
+        (ones(M, 4), ones(2, 4), "a8w8_blockscale", "block_rows"),
+        (ones(M, 4, transposed=True), ones(N, 4, transposed=True), "a8w8_blockscale", "group"),
+        (ones(M, 4), ones(N, 4), "a8w8_blockscale", "group_rows"),
+    ],
+)
+def test_shapes_and_strides_tell_the_granularity(
+    scale_a: torch.Tensor, scale_b: torch.Tensor, family: str, scales: str
+) -> None:
+    assert find_family(scale_a, scale_b, SIZES) == (family, scales, "")
+
+
+def test_one_row_is_no_other_granularity() -> None:
+    assert find_family(ones(1, 1), ones(N), (1, N, K)) == ("a8w8", "", "")
+    assert find_family(ones(1, 4), ones(2, 4), (1, N, K)) == ("a8w8_blockscale", "", "")
+    wide = 128 * 128  # where the factors of blocks are as many as the rows
+    assert find_family(ones(256, 128), ones(2, 128), (256, 256, wide))[0] == "a8w8_blockscale"
+
+
+@pytest.mark.parametrize("scale_b", [ones(4, 4), ones(N, 2), torch.ones(N, dtype=torch.float16)])
+def test_factors_that_no_family_has_are_named(scale_b: torch.Tensor) -> None:
+    family, _, reason = find_family(ones(M, 4), scale_b, SIZES)
+    assert family == "dense" and reason.startswith("scale factors of ")
+
+
+def product(operation: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Product:
+    (found,) = decompose(operation, function, args, kwargs)
+    return found
+
+
+def test_pytorchs_scaled_products() -> None:
+    one, b = torch.ones(()), fp8(N, K).t()
+    found = product("_scaled_mm", torch._scaled_mm, fp8(M, K), b, one, one, out_dtype=torch.bfloat16)
+    assert (found.family, found.scales, found.one_scale, found.left_out) == ("a8w8", "tensor", True, "")
+    assert (found.m, found.n, found.k, found.dtype_c, found.is_layer) == (M, N, K, "bf16", True)
+    rows = product("_scaled_mm", torch._scaled_mm, fp8(M, K), b, ones(M, 1), ones(1, N), out_dtype=torch.bfloat16)
+    assert (rows.family, rows.scales, rows.one_scale) == ("a8w8", "", False)
+
+
+def test_our_own_scaled_product_is_not_run_anew() -> None:
+    def never(*args: object) -> None:
+        raise AssertionError
+
+    name = "tritongemm.scaled_mm"
+    args = (fp8(2, 8, K), fp8(N, K), ones(16, 4), ones(2, 4))
+    weight = product(name, never, *args)
+    view = product(name, never, args[0], args[1].t(), args[2], args[3].t())
+    assert weight == view and (weight.m, weight.n, weight.family, weight.scales) == (
+        16, N, "a8w8_blockscale", "block_rows",
+    )  # fmt: skip
+    assert product(name, never, *args, order_b="shuffled_16x16").left_out
+
+
+def test_products_of_groups() -> None:
+    a, b = torch.ones(M, 32, dtype=torch.bfloat16), torch.ones(4, 48, 32, dtype=torch.bfloat16).mT
+    ends = torch.tensor([4, 8, 8, 16], dtype=torch.int32)
+    found = product("_grouped_mm", torch._grouped_mm, a, b, ends)
+    assert (found.m, found.n, found.k, found.groups, found.left_out) == (M, 48, 32, 4, "")
+    assert not found.row_major_b and not found.is_layer
+    assert "grouped products of" in product("_grouped_mm", torch._grouped_mm, b.mT, b).left_out
+
+
+def test_rows_tell_factors_groups_and_batches(tmp_path: Path) -> None:
+    path = tmp_path / "shapes.yaml"
+    plain = Product("_scaled_mm", M, N, K, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False, family="a8w8")
+    others = (Product(**{**plain.__dict__, "scales": "tensor"}), Product(**{**plain.__dict__, "groups": 8}))
+    WorkloadFile(path).add([Counted(one, 2, frozenset()) for one in (plain, *others)], False)
+    rows = [json.loads(line[2:]) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("- ")]
+    assert [row.get("scales") for row in rows] == [None, "tensor", None]
+    assert [row.get("groups") for row in rows] == [None, None, 8]
+    path.write_text("\n".join(f"- {json.dumps(row)}" for row in rows if "scales" not in row), encoding="utf-8")
+    usual, grouped = sizes.from_file(path, Defaults())
+    assert usual.problem.key == f"{M}x{N}x{K}_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8" and grouped.problem.groups == 8
+
+
+def test_calls_of_ours_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they ask PyTorch for is not the program's own."""
+
+    def scaled_mm(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:
+        return torch.mm(a.float(), b.float().t())
+
+    monkeypatch.setattr(tritongemm, "scaled_mm", scaled_mm, raising=False)
+    x, w = torch.zeros(M, K, dtype=FP8), torch.zeros(N, K, dtype=FP8)
+    with tritongemm.capture(tmp_path / "shapes.yaml"):
+        tritongemm.scaled_mm(x, w, ones(M), ones(N))
+    (row,) = sizes.from_file(tmp_path / "shapes.yaml", Defaults())
+    assert (row.operation, row.problem.family, row.count) == ("tritongemm.scaled_mm", "a8w8", 1)
+    assert tritongemm.scaled_mm is scaled_mm

@@ -1,0 +1,103 @@
+"""AITER's rows of layers with experts: two products each, and results of both in one row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.stores import take
+from tritongemm.core.config import Config
+from tritongemm.core.errors import NewerVersionWarning
+from tritongemm.core.format_row import Defaults, FormatRow
+from tritongemm.core.record import Record
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Format
+from tritongemm.results.told_file import ToldFile
+from tritongemm.search_spaces.loader import load_target
+
+KEYS = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
+FP8 = "torch.float8_e4m3fn"
+BF16 = "512,6144,4096,8,2,ActivationType.Silu,torch.bfloat16,torch.bfloat16,torch.bfloat16,QuantType.No,1,0"
+ROWS = f"4,2304,1536,8,2,ActivationType.Gelu,torch.bfloat16,{FP8},{FP8},QuantType.per_Token,0,1"
+BLOCKS = f"16,7168,256,256,8,ActivationType.Silu,torch.bfloat16,{FP8},{FP8},QuantType.per_1x128,1,0"
+UNTUNED = "\n".join([KEYS, BF16, ROWS, BLOCKS, ""])
+TILE = Config("tile", 16, 64, 128)
+
+
+def read(text: str, name: str = "untuned_fmoe.csv") -> list[FormatRow]:
+    return registry.get(Format, "aiter").read(Path(name), text, Defaults())
+
+
+def result(row: FormatRow, seconds: float = 5e-6, **more: object) -> Record:
+    facts = {"target": "sm90", "compute_units": 132, "toolchain": {"torch": "2.13.0"}, **more}
+    return Record(row.problem, config=TILE, winner="triton", seconds=seconds, spread=0.0, timer="events", **facts)  # type: ignore[arg-type]
+
+
+def test_a_layer_is_two_products_of_groups() -> None:
+    found = [(r.problem.m, r.problem.n, r.problem.k, r.problem.groups, r.problem.family) for r in read(UNTUNED)]
+    assert found == [
+        (1024, 8192, 6144, 8, "dense"),
+        (1024, 6144, 4096, 8, "dense"),
+        (8, 1536, 2304, 8, "a8w8"),
+        (8, 2304, 1536, 8, "a8w8"),
+        (128, 512, 7168, 256, "a8w8_blockscale"),
+        (128, 7168, 256, 256, "a8w8_blockscale"),
+    ]
+    assert {r.problem.layout for r in read(UNTUNED)} == {"TN"} and {r.problem.dtype_c for r in read(UNTUNED)} == {
+        "bf16"
+    }
+
+
+@pytest.mark.parametrize("other", ["QuantType.per_1x32", "QuantType.per_Tensor"])
+def test_other_scales_are_kept_and_named(other: str) -> None:
+    with pytest.warns(
+        NewerVersionWarning, match="line 4 can't be tuned here: no family here has experts with scales per_"
+    ):
+        assert len(read(UNTUNED.replace("QuantType.per_1x128", other))) == 4
+
+
+@pytest.mark.parametrize(
+    ("cell", "wrong", "complaint"),
+    [
+        ("16,7168,256,256,8", "16,7168,256,256,257", "topk is 257, of 256 experts"),
+        ("16,7168", "x,7168", "token must be"),
+    ],
+)
+def test_a_wrong_cell_costs_its_row(cell: str, wrong: str, complaint: str) -> None:
+    found = registry.get(Format, "aiter").read_usable(
+        Path("untuned_fmoe.csv"), UNTUNED.replace(cell, wrong), Defaults()
+    )
+    assert len(found.rows) == 4 and [row.line for row in found.damaged] == [4]
+    assert complaint in found.damaged[0].reason
+
+
+def test_both_results_of_a_layer_are_one_row_that_is_read_back(tmp_path: Path) -> None:
+    rows = read(UNTUNED)
+    told = ToldFile.find(tmp_path / "tuned_fmoe.csv")
+    assert told is not None
+    with take(told.results, target="sm90", compute_units=132, toolchain={"torch": "2.13.0"}) as store:
+        for number, row in enumerate(rows[:3]):  # of the second layer one product alone
+            store.add_trials(row.problem, [], result(row, (number + 1) * 1e-5))
+        found = told.write(store, [row.problem for row in rows], rows)
+    head, line = (tmp_path / "tuned_fmoe.csv").read_text(encoding="utf-8").splitlines()
+    assert head == f"gfx,cu_num,{KEYS},block_m,ksplit,us1,kernelName1,err1,us2,kernelName2,err2,us,run_1stage,tflops,bw"
+    assert line.startswith(f"sm90,132,{BF16},16,1,10.0,{TILE.name},0.0%,20.0,{TILE.name},0.0%,30.0,0,")
+    assert [reason for _, reason in found.untold] == ["the other product of its layer has no result"]
+    again = read(f"{head}\n{line}\n", "tuned_fmoe.csv")
+    assert [r.problem for r in again] == [r.problem for r in rows[:2]]
+    assert [r.record and r.record.seconds for r in again] == [1e-5, 2e-5]
+    here = replace(load_target("sm90"), compute_units=132)
+    assert [row.number for row in told.wanted(rows, None, here, False)[0]] == [2, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [({"timer": "model"}, "a prediction"), ({"target": "gfx942"}, "kernels of AITER's own alone")],
+)
+def test_what_can_not_be_told_is_named(other: dict[str, str], reason: str) -> None:
+    rows = read(UNTUNED)[:2]
+    records = [replace(result(row), **other) for row in rows]  # type: ignore[arg-type]
+    found = registry.get(Format, "aiter").translate_rows(rows, records, {"": ""})
+    assert not found.told and reason in found.untold[0][1]

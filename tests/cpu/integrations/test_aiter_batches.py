@@ -1,0 +1,32 @@
+"""AITER's names of batched products, over `bmm`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tritongemm.core.errors import InputError
+from tritongemm.integrations import aiter
+
+
+def test_they_compute_what_aiters_do() -> None:
+    torch.manual_seed(0)
+    x, w, bias = torch.randn(3, 5, 16), torch.randn(3, 8, 16), torch.randn(3, 1, 8)
+    wanted, out = torch.einsum("bmk,bnk->bmn", x, w) + bias, torch.empty(3, 5, 8)
+    assert aiter.batched_gemm_bf16(x, w, out, bias, splitK=2) is out
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(aiter.batched_gemm_bf16_CK(x, w, bias), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fnuz])
+def test_scales_of_rows(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, w = (torch.randn(s).mul(9).to(dtype) for s in ((3, 5, 16), (3, 8, 16)))
+    scale_x, scale_w = torch.rand(3, 5, 1), torch.rand(3, 1, 8)
+    wanted = torch.einsum("bmk,bnk->bmn", x.double(), w.double()) * scale_x * scale_w
+    out = torch.empty(3, 5, 8, dtype=torch.bfloat16)
+    assert aiter.batched_gemm_a8w8(x, w, scale_x, scale_w, out) is out
+    torch.testing.assert_close(out.double(), wanted, rtol=2**-8, atol=1e-6)
+    assert torch.equal(aiter.batched_gemm_a8w8_CK(x, w, scale_x, scale_w), out)
+    with pytest.raises(InputError, match="scale_b is"):
+        aiter.batched_gemm_a8w8_CK(x, w, scale_x, scale_w[..., :7])

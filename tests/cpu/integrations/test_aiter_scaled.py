@@ -1,0 +1,92 @@
+"""The names of AITER's functions of products with scales, over `scaled_mm`; signatures beside the real ones."""
+
+from __future__ import annotations
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.scaling import Scaling
+from tritongemm.integrations import aiter, aiter_scaled
+from tritongemm.numerics import error_metric
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, ScaleLayout, WeightLayout
+from tritongemm.serving.scale_factors import spread
+
+FP8, M, N, K = torch.float8_e4m3fn, 5, 256, 384
+
+
+def shuffled(w: Tensor) -> Tensor:
+    return registry.get(WeightLayout, "shuffled_16x16").pack(w.t()).t()
+
+
+@pytest.mark.parametrize("dtype", [FP8, torch.int8])
+def test_a_factor_for_each_row(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, w = ((torch.randn(rows, K) * 20).to(dtype) for rows in (M, N))
+    of_x, of_w, bias = torch.rand(M, 1), torch.rand(1, N), torch.randn(1, N)
+    exact = (x.double() * of_x) @ (w.double() * of_w.T).T
+    for result in (aiter.gemm_a8w8(x, w, of_x, of_w), aiter.gemm_a8w8_bpreshuffle(x, shuffled(w), of_x, of_w.T)):
+        assert result.dtype == torch.bfloat16 and error_metric.deviation(result, exact) < 0.01
+    biased = aiter.gemm_a8w8_CK(x, w, of_x, of_w, bias, torch.float16, splitK=3)
+    assert biased.dtype == torch.float16 and error_metric.deviation(biased, exact + bias) < 0.01
+
+
+def test_factors_of_blocks() -> None:
+    torch.manual_seed(0)
+    x, w = (torch.randn(rows, K).to(FP8) for rows in (M, N))
+    of_x, of_w = torch.rand(M, K // 128), torch.rand(N // 128, K // 128)
+    block = spread(of_w, Scaling(rows=128, depth=128), N, K)
+    exact = (x.double() * spread(of_x, Scaling(depth=128), M, K)) @ (w.double() * block).T
+    said_row_major = of_x.t().contiguous().view(M, K // 128)
+    results = (
+        aiter.gemm_a8w8_blockscale(x, w, of_x, of_w),
+        aiter.gemm_a8w8_blockscale(x, shuffled(w), said_row_major, of_w, torch.float16, isBpreshuffled=True),
+        aiter.gemm_a8w8_blockscale_bpreshuffle(x, shuffled(w), said_row_major, of_w),
+        aiter.gemm_a8w8_blockscale_bpreshuffle(x, shuffled(w), of_x.t().contiguous().t(), of_w),
+    )
+    for result in results:
+        assert error_metric.deviation(result, exact) < 0.01
+
+
+@pytest.mark.parametrize("variant", ["a4w4_blockscale", "a4w4_bpreshuffle"])
+def test_fp4(variant: str) -> None:
+    family, defaults = registry.family_of(variant)
+    one = family.problem(33, 64, 256, "fp4e2m1", "fp4e2m1", "bf16", row_major_b=False, order_b=defaults.order_b)
+    operands = registry.get(Family, one.family).make_inputs(one, "cpu")
+    exact, out = family.reference(one, operands), torch.full((64, 64), 7.0, dtype=torch.bfloat16)
+    padded = torch.zeros(256, operands["scale_a"].shape[1], dtype=torch.uint8)  # as AITER pads them
+    padded[: operands["scale_a"].shape[0]] = operands["scale_a"]
+    given = operands["a"], operands["b"].t(), padded, operands["scale_b"], out
+    assert aiter.gemm_a4w4(*given, bpreshuffle=variant == "a4w4_bpreshuffle") is out
+    assert error_metric.deviation(out[:33], exact) < 0.01 and bool((out[33:] == 7).all())
+    with pytest.raises(InputError, match="beta 1"):
+        aiter.gemm_a4w4(*given, beta=1.0)
+    assert registry.get(ScaleLayout, "e8m0_32x8").unpack(padded).shape == padded.shape
+
+
+def _signatures() -> dict[str, list[str]]:
+    """Parameters of AITER's functions, read from its files, as importing it needs a GPU."""
+    spec = find_spec("aiter")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    files = [Path(f) / "ops" / name for f in folders for name in ("gemm_op_a8w8.py", "gemm_op_a4w4.py")]
+    found: dict[str, list[str]] = {}
+    for file in (file for file in files if file.is_file()):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef):
+                found[node.name] = [argument.arg for argument in node.args.args]
+    return found
+
+
+def test_parameters_are_aiters() -> None:
+    real = _signatures()
+    if not real:
+        pytest.skip("AITER is not installed")
+    for name in ("gemm_a8w8", "gemm_a8w8_CK", "gemm_a8w8_bpreshuffle", "gemm_a8w8_blockscale", "gemm_a4w4"):
+        code = getattr(aiter_scaled, name).__code__
+        assert list(code.co_varnames[: code.co_argcount]) == real[name], name

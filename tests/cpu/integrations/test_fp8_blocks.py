@@ -1,0 +1,149 @@
+"""fp8 layers in blocks of vLLM and SGLang: tuned kernels stand before the servers' own, which compute the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.fakes.servers import install_sglang_fp8, install_vllm, install_vllm_blocks
+from tests.support.linear_layers import record
+from tritongemm.core.problem import Problem
+from tritongemm.formats import results_format
+from tritongemm.integrations import process, sglang, vllm
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.tuned_blocks import BlockOperands
+
+M, N, K = 16, 256, 512
+FP8 = torch.float8_e4m3fn
+
+
+def problem() -> Problem:
+    return registry.get(Family, "a8w8_blockscale").problem(M, N, K, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
+
+
+@pytest.fixture
+def table(tmp_path: Any, fresh: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    """A process whose table has one weight with scales."""
+    file = tmp_path / "tuned.yaml"
+    file.write_text(results_format().write([record(problem())]), encoding="utf-8")
+    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    return fresh
+
+
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BlockOperands]]:
+    """Operands of the calls that a tuned kernel serves: those of M rows, on whatever device they lie."""
+    calls: list[BlockOperands] = []
+
+    def compute_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tensor:
+        if operands.x.shape[0] != M:
+            return otherwise()
+        calls.append(operands)
+        return torch.full((M, operands.weight.shape[0]), 3.0, dtype=operands.out_dtype)
+
+    for server in ("vllm_fp8", "sglang_fp8"):
+        monkeypatch.setattr(f"tritongemm.integrations.{server}.compute_or", compute_or)
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+    return iter([calls])
+
+
+def operands(rows: int, n: int = N, quantised: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    a = torch.ones(rows, K).to(FP8 if quantised else torch.bfloat16)
+    of_a = torch.ones(K // 128, rows).t() if quantised else torch.empty(1)
+    return a, torch.ones(n, K).to(FP8), of_a, torch.ones(n // 128, K // 128)
+
+
+def test_vllms_kernels_compute_what_no_row_holds_for(
+    table: Dispatcher, tuned: Iterator[list[BlockOperands]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_vllm(monkeypatch)
+    kinds = install_vllm_blocks(monkeypatch)
+    calls = next(tuned)
+    for _ in range(2):
+        vllm.register()
+    for kind, quantised in zip(kinds, (True, False), strict=True):
+        kernel = kind(SimpleNamespace(out_dtype=torch.bfloat16))
+        for given in (operands(3, quantised=quantised), operands(M, 128, quantised), operands(3, 128, quantised)):
+            assert bool((kernel.apply_block_scaled_mm(*given) == kind.answer).all()) and not calls
+        assert bool((kernel.apply_block_scaled_mm(*operands(M, quantised=quantised)) == 3).all())
+        assert (calls.pop().x_scale is not None) == quantised
+
+        def layer(a: Tensor, scale_a: Tensor, kernel: Any = kernel) -> Tensor:
+            _, b, _, scale_b = operands(1)
+            result: Tensor = kernel.apply_block_scaled_mm(a, b, scale_a, scale_b)
+            return result
+
+        compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
+        for rows, wanted in ((3, kind.answer), (M, 3.0), (5, kind.answer)):
+            a, _, of_a, _ = operands(rows, quantised=quantised)
+            assert bool((compiled(a, of_a) == wanted).all())
+        calls.clear()
+
+
+def test_another_vllm_keeps_its_own_kernels(
+    table: Dispatcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install_vllm(monkeypatch)
+    for kind in install_vllm_blocks(monkeypatch):
+        del kind.apply_block_scaled_mm
+    with caplog.at_level(logging.ERROR, "tritongemm"):
+        vllm.register()
+    assert "no fp8 kernels in blocks as the plug-in knows them" in caplog.text
+
+
+def test_without_scales_in_the_table_nothing_is_wrapped(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_vllm(monkeypatch)
+    kinds = install_vllm_blocks(monkeypatch)
+    before = [kind.apply_block_scaled_mm for kind in kinds]
+    vllm.register()
+    assert [kind.apply_block_scaled_mm for kind in kinds] == before
+
+
+def test_sglangs_method_computes_what_no_row_holds_for(
+    table: Dispatcher, tuned: Iterator[list[BlockOperands]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks, method, mode = install_sglang_fp8(monkeypatch)
+    calls = next(tuned)
+    sglang.register()
+    sglang.register()
+    hooks.apply_hooks()
+    _, weight, _, scale = operands(1)
+    layer = SimpleNamespace(weight=weight, weight_scale_inv=scale)
+    x = torch.ones(M, K, dtype=torch.bfloat16)
+    served = method(block_quant=True)
+    assert bool((served.apply(layer, x) == 3).all()) and calls.pop().bias is None
+    others = {"no row": (served, layer, x[:3]), "quantised before": (served, layer, (x, scale))}
+    others |= {"no blocks": (method(block_quant=False), layer, x), "marlin": (method(use_marlin=True), layer, x)}
+    others["e8m0"] = served, SimpleNamespace(weight=weight, weight_scale_inv=scale.to(torch.float8_e8m0fnu)), x
+    for name, (own, of, given) in others.items():
+        assert bool((own.apply(of, given) == 7).all()) and not calls, name
+    mode.is_batch_invariant_mode_enabled = lambda: True
+    assert bool((served.apply(layer, x) == 7).all()) and not calls
+
+
+def test_weights_in_blocks_are_known(table: Dispatcher) -> None:
+    table.add_configured()
+    _, weight, _, scale = operands(1)
+    assert process.serves_blocks(weight, scale)
+    assert not process.serves_blocks(weight.bfloat16(), scale)
+    assert not process.serves_blocks(weight, scale[:1]) and not process.serves_blocks(weight[:128], scale[:1])
+
+
+def test_the_real_servers(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = pytest.importorskip("vllm.model_executor.kernels.linear", exc_type=ImportError)
+    from tritongemm.integrations import vllm_fp8
+
+    kinds = {kind for group in linear._POSSIBLE_FP8_BLOCK_KERNELS.values() for kind in group}
+    for kind in (kind for kind in kinds if "apply_block_scaled_mm" in vars(kind)):
+        monkeypatch.setattr(kind, "apply_block_scaled_mm", vars(kind)["apply_block_scaled_mm"])
+    assert vllm_fp8.hook(linear) is not None
+    names = {kind.__name__ for kind in kinds if kind.apply_block_scaled_mm.__module__ == vllm_fp8.__name__}
+    assert {"TritonFp8BlockScaledMMKernel", "DeepGemmFp8BlockScaledMMKernel"} <= names

@@ -1,0 +1,167 @@
+"""Batches of products: each template in Triton's interpreter with operands of their own for every product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.kernel_cases import (
+    GEMV,
+    GEMV_POLLED,
+    GEMV_ROW,
+    GFX942,
+    PLAIN,
+    POLLED,
+    SM90,
+    SPLIT,
+    SWAPPED,
+    TMA,
+    TMA_POLLED,
+    TMA_SWAPPED,
+)
+from tritongemm.cli import tune
+from tritongemm.codegen import geometry, modules, render, template_facts
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.measure.offline_evaluator import InterpreterJob
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, KernelBackend
+from tritongemm.workers.child_process import WorkerProcess
+from tritongemm.workloads import sizes
+
+POINTERS = (PLAIN, SPLIT, POLLED, SWAPPED, GEMV, GEMV_ROW, GEMV_POLLED)
+DESCRIBED = (TMA, TMA_POLLED, TMA_SWAPPED)
+ODD = Problem(17, 19, 21, row_major_b=False, batch=2)
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[WorkerProcess]:
+    child = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
+    yield child
+    child.kill()
+
+
+def errors(
+    child: WorkerProcess, problem: Problem, configs: tuple[Config, ...], target: Target, folder: Path
+) -> dict[str, float]:
+    """Each config's share of the error allowed."""
+    text = modules.write_candidates(problem, list(configs), target, folder).read_text()
+    found = {}
+    for config in configs:
+        ((error, tolerance),) = child.ask(InterpreterJob(problem, config, text), 60)
+        found[config.name] = error / tolerance if tolerance else error
+    return found
+
+
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+@pytest.mark.parametrize(("row_a", "row_b", "bias"), [(True, False, "n"), (False, True, "m")])
+def test_pointer_templates_at_odd_sizes(
+    interpreter: WorkerProcess, tmp_path: Path, shared: str, row_a: bool, row_b: bool, bias: str
+) -> None:
+    problem = replace(ODD, row_major_a=row_a, row_major_b=row_b, bias=bias, shared=shared)
+    found = errors(interpreter, problem, (SPLIT, GEMV) if shared else POINTERS, GFX942, tmp_path)
+    assert all(e <= 1 for e in found.values()), found
+
+
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+@pytest.mark.parametrize(("row_a", "row_b", "k"), [(True, False, 24), (False, True, 32)])
+def test_descriptors_cover_the_batch(
+    interpreter: WorkerProcess, tmp_path: Path, shared: str, row_a: bool, row_b: bool, k: int
+) -> None:
+    """M is no multiple of a tile: what a block reads of the next product's rows must not reach C."""
+    m = 19 if row_a else 24
+    problem = Problem(m, 24, k, row_major_a=row_a, row_major_b=row_b, batch=2, shared=shared)
+    triton = registry.get(KernelBackend, "triton")
+    assert all(triton.check(config, problem, SM90) for config in DESCRIBED)
+    found = errors(interpreter, problem, (TMA_POLLED,) if shared else DESCRIBED, SM90, tmp_path)
+    assert all(e <= 1 for e in found.values()), found
+
+
+@pytest.mark.parametrize(("dtypes", "shared"), [(("int8", "int8", "int32"), ""), (("bf16",) * 3, "b")])
+def test_dtypes(interpreter: WorkerProcess, tmp_path: Path, dtypes: tuple[str, str, str], shared: str) -> None:
+    problem = Problem(17, 19, 21, *dtypes, row_major_b=False, batch=2, shared=shared)
+    found = errors(interpreter, problem, (SPLIT, GEMV), GFX942, tmp_path)
+    assert all(e <= 1 for e in found.values()), found
+
+
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+@pytest.mark.parametrize("dtype", ["int8", "fp8e4m3fnuz"])
+def test_scales_and_biases_of_each_product(interpreter: WorkerProcess, tmp_path: Path, shared: str, dtype: str) -> None:
+    family: Family = registry.get(Family, "a8w8")
+    problem = family.problem(17, 19, 21, dtype, dtype, "fp16", row_major_b=False, bias="n", batch=2, shared=shared)
+    found = errors(interpreter, problem, (SPLIT,) if shared else (SPLIT, GEMV), GFX942, tmp_path)
+    assert all(e <= 1 for e in found.values()), found
+
+
+@pytest.mark.parametrize("target", ["sm90", "gfx942"])
+def test_a_batch_is_tuned_and_read_back(tmp_path: Path, target: str) -> None:
+    """From the command line to a verified row, which names the batch, and from that row again."""
+    out = tmp_path / "out.yaml"
+    size = ["-m", "16", "-n", "32", "-k", "64", "-col_b", "-dtype_a", "bf16", "--batch", "16", "--shared", "b"]
+    run = ["--target", target, "--budget", "1", "--num_threads", "1", "-o", str(out)]
+    assert tune.main([*size, *run]) == 0
+    (row,) = sizes.from_file(out, Defaults())
+    wanted = Problem(16, 32, 64, "bf16", "bf16", "bf16", row_major_b=False, batch=16, shared="b")
+    assert row.problem == wanted and row.record is not None
+    assert row.record.verified.startswith("interpreter")
+    assert (row.record.error or 0.0) <= (row.record.tolerance or 0.0)
+    path = tmp_path / "sizes.yaml"
+    path.write_text(
+        "- {M: 4, N: 8, K: 16}\n- {M: 4, N: 8, K: 16, batch: 2}\n- {M: 5, N: 8, K: 16, batch: 2, shared: a}\n"
+    )
+    keys = [r.problem.key for r in sizes.from_file(path, Defaults(batch=3, shared="b"))]
+    assert keys == ["4x8x16_fp16_TT_batch3_sharedb", "4x8x16_fp16_TT_batch2", "5x8x16_fp16_TT_batch2_shareda"]
+
+
+def test_what_a_batch_takes() -> None:
+    one, batch = replace(ODD, batch=1, bias="n"), replace(ODD, bias="n")
+    assert (batch.flops, batch.bytes) == (2 * one.flops, 2 * one.bytes)
+    once = {"a": 17 * 21 * 2, "b": 21 * 19 * 2}
+    for name, size in once.items():
+        shared = replace(batch, shared=name)
+        assert shared.bytes == batch.bytes - size and shared.operands[name].lead == ()
+        assert shared.key == f"17x19x21_fp16_TN_biasn_batch2_shared{name}"
+        assert Problem.from_json(shared.to_json()) == shared
+    assert {name: spec.lead for name, spec in batch.operands.items()} == dict.fromkeys(("a", "b", "c", "bias"), (2,))
+    ours = [geometry.geometry(SPLIT, p, 1) for p in (one, batch)]
+    assert ours[1].grid == (*ours[0].grid[:2], 2)
+    assert ours[1].workspace_bytes == 2 * ours[0].workspace_bytes
+    assert ours[1].semaphore_bytes == 2 * ours[0].semaphore_bytes > 0
+
+
+@pytest.mark.parametrize(("shared", "batch"), [("c", 2), ("a", 1)])
+def test_what_no_batch_shares(shared: str, batch: int) -> None:
+    with pytest.raises(InputError, match="shared"):
+        replace(ODD, shared=shared, batch=batch)
+
+
+@pytest.mark.parametrize("template", ["tile", "gemv", "tma"])
+def test_a_single_product_has_nothing_of_a_batch(template: str) -> None:
+    assert "product" not in render.kernel_source(replace(ODD, batch=1), template, SM90)
+    assert "product * batch_c" in render.kernel_source(ODD, template, SM90)
+    sizes = {render.kernel_source(replace(ODD, batch=b, shared=s), template, SM90) for b, s in ((2, ""), (5, "b"))}
+    assert len(sizes) == 1, "one binary for every batch, shared or not"
+
+
+def test_what_is_refused_is_named() -> None:
+    triton = registry.get(KernelBackend, "triton")
+    by_k = replace(ODD, m=24, k=40, row_major_a=False)
+    assert "block_k 16 does not divide K 40" in triton.check(TMA, by_k, SM90).reason
+    many = triton.check(PLAIN, Problem(1, 16, 16, batch=65536), SM90)
+    assert "65536 workgroups along z, of which a launch has 1 to 65535" in many.reason
+    deep = Problem(1 << 20, 16, 16, row_major_b=False, batch=1 << 12)
+    assert "stored rows of a batch of A are beyond a descriptor's 32 bits" in triton.check(TMA, deep, SM90).reason
+    assert "does not run template persistent" in triton.check(Config("persistent", 16, 32, 32), ODD, SM90).reason
+    assert {n for n in template_facts.names() if "batched" in template_facts.kernel_template(n).kinds} == {
+        "tile",
+        "gemv",
+        "tma",
+    }
+    shuffled = replace(ODD, order_b="shuffled_16x16")
+    assert "of a batch lie in rows or columns" in registry.get(Family, "dense").supports(shuffled, GFX942).reason

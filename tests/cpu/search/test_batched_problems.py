@@ -1,0 +1,42 @@
+"""What the search makes of a batch: programs of all products fill the GPU, and each reads operands of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.kernel_cases import GFX942, SM90
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.search.cost_model import model
+from tritongemm.search.pruning import prune
+from tritongemm.search.space import space
+
+BATCH = Problem(16, 512, 512, "bf16", "bf16", "bf16", row_major_b=False, batch=128)
+
+
+@pytest.mark.parametrize("target", [SM90, GFX942], ids=["sm90", "gfx942"])
+@pytest.mark.parametrize("m", [1, 16, 256])
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+def test_no_prediction_is_beyond_the_roofline(target: Target, m: int, shared: str) -> None:
+    problem = replace(BATCH, m=m, shared=shared)
+    kept = prune.prune(space(problem, target), problem, target).kept
+    predictions = model.rank(kept, problem, target)
+    least = target.roofline_seconds(problem.flops, problem.bytes, problem.a)
+    assert least < predictions[0].seconds < 20 * least + 2e-5
+    assert {c.template for c in predictions.configs} <= {"tile", "gemv", "tma"}
+
+
+def test_a_batch_fills_the_gpu_without_splits() -> None:
+    one = replace(BATCH, batch=1, n=64, k=4096)
+    alone, together = (
+        {c.split_k for c in prune.prune(space(p, SM90), p, SM90).kept} for p in (one, replace(one, batch=128))
+    )
+    assert max(alone) > 1 and together == {1}
+
+
+def test_a_shared_operand_is_read_once() -> None:
+    config = model.rank(prune.prune(space(BATCH, SM90), BATCH, SM90).kept, BATCH, SM90).configs[0]
+    own, shared = (model.predict(config, p, SM90).seconds for p in (BATCH, replace(BATCH, shared="b")))
+    assert shared < own

@@ -1,0 +1,258 @@
+"""`bmm`: PyTorch's results, what a call's strides mean, and calls on stand-ins of a GPU's kernels."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import tritongemm
+from tests.support.linear_layers import TILE, StandInKernel, attach_device, record, run_on_cpu, stand_in_device
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.launch import Launch
+from tritongemm.core.problem import Problem
+from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.support import Support
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, KernelBackend
+from tritongemm.search_spaces import loader
+from tritongemm.serving import batched
+from tritongemm.serving.batched_call import BatchedCall
+from tritongemm.serving.batched_operands import BatchOperands, Strides, check_shapes, read_batch
+from tritongemm.serving.dispatcher import Dispatcher
+
+BF16 = ("bf16",) * 3
+SM90 = loader.load_target("sm90")
+Make: TypeAlias = Any
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Dispatcher, Make]]:
+    """A dispatcher, and what makes operands on a GPU that is not there."""
+    run_on_cpu(monkeypatch)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+
+        def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device="cuda:0")
+
+        yield Dispatcher(), empty
+
+
+def lying(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="cuda:0")
+
+
+def exact(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    product = a.double() @ b.double()
+    return product if bias is None else product + (bias.double()[:, None] if bias.dim() == 2 else bias.double())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
+@pytest.mark.parametrize("added", [None, (7,), (3, 7), (3, 1, 7)])
+def test_pytorch_computes_what_no_kernel_does(dtype: torch.dtype, added: tuple[int, ...] | None) -> None:
+    torch.manual_seed(0)
+
+    def make(*shape: int) -> Tensor:
+        whole = torch.randint(-99, 99, shape, dtype=dtype) if dtype == torch.int8 else None
+        return torch.randn(shape, dtype=dtype) if whole is None else whole
+
+    a, b = make(3, 5, 9), make(3, 7, 9).transpose(1, 2)
+    bias = None if added is None else make(*added).to(torch.int32 if dtype == torch.int8 else dtype)
+    found = tritongemm.bmm(a, b, bias)
+    assert found.dtype == (torch.int32 if dtype == torch.int8 else dtype)
+    wanted = exact(a, b, None if bias is None else bias.view(-1, 7) if bias.dim() > 1 else bias)
+    torch.testing.assert_close(found.double(), wanted, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-1)
+    if dtype == torch.int8:
+        assert torch.equal(found.double(), wanted)
+    out = torch.empty_like(found)
+    assert tritongemm.bmm(a, b, bias, out=out) is out and torch.equal(out, found)
+    wide = tritongemm.bmm(a[:, :, :8], b[:1, :8].expand(3, 8, 7), out_dtype=torch.float32)
+    assert wide.dtype == torch.float32 and torch.allclose(wide.double(), exact(a[:, :, :8], b[:1, :8]), rtol=1e-5)
+
+
+def test_scales_of_each_product() -> None:
+    torch.manual_seed(0)
+    a, b = (torch.randint(-99, 99, s, dtype=torch.int8) for s in ((3, 5, 9), (3, 9, 7)))
+    scale_a, scale_b = (torch.randint(-8, 9, s).float().exp2() for s in ((3, 5, 1), (3, 1, 7)))
+    found = batched.scaled_bmm(a, b, scale_a, scale_b, out_dtype=torch.float32)
+    wanted = exact(a, b) * scale_a.double() * scale_b.double()
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=0)
+    again = batched.scaled_bmm(a, b, scale_a[..., 0], scale_b[:, 0], torch.ones(7), out_dtype=torch.float32)
+    torch.testing.assert_close(again.double(), wanted + 1, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"a": torch.zeros(5, 9)}, r"a \(5, 9\) and b \(3, 9, 7\) are not \[B, M, K\] and \[B, K, N\]"),
+        ({"b": torch.zeros(2, 9, 7)}, "are not"),
+        ({"b": torch.zeros(3, 7, 9)}, "are not"),
+        ({"bias": torch.zeros(3)}, r"bias is torch.float32 \(3,\); it may be \[7\] or \[3, 7\]"),
+        ({"out": torch.zeros(3, 5, 8)}, r"out is torch.float32 \(3, 5, 8\); the result is"),
+        ({"scale_a": torch.ones(3, 5)}, "go together"),
+        ({"scale_a": torch.ones(5).double(), "scale_b": torch.ones(7)}, "scale_a is torch.float64"),
+    ],
+)
+def test_what_does_not_belong_together_is_named(changes: dict[str, Tensor], says: str) -> None:
+    operands = BatchOperands(torch.zeros(3, 5, 9), torch.zeros(3, 9, 7))
+    with pytest.raises(InputError, match=says):
+        check_shapes(operands._replace(**changes))
+
+
+def test_what_is_no_tensor() -> None:
+    with pytest.raises(TypeError, match="must be a tensor, not list"):
+        tritongemm.bmm([1], torch.zeros(1, 1, 1))
+
+
+def test_strides_of_a_call(gpu: tuple[Dispatcher, Make]) -> None:
+    _, empty = gpu
+    dense = read_batch(BatchOperands(empty(4, 16, 64), empty(4, 32, 64).transpose(1, 2)))
+    assert not isinstance(dense, Support) and dense.problem == Problem(16, 32, 64, *BF16, row_major_b=False, batch=4)
+    assert list(dense.readings()) == [dense.problem] and dense.moved(dense.problem) == {}
+    # As a model's heads lie: [tokens, heads, K], read head by head, written so too.
+    heads, shared = lying((4, 16, 64), (96, 4 * 96, 1)), empty(64, 32).expand(4, 64, 32)
+    out = empty(16, 4, 32).transpose(0, 1)
+    view = read_batch(BatchOperands(heads, shared, empty(32), out=out))
+    assert not isinstance(view, Support)
+    one, own = view.readings()
+    assert (one.shared, own.shared, one.bias, one.row_major_b) == ("b", "", "n", True)
+    moved = {"a": Strides(4 * 96, 96), "bias": Strides(0, 0), "c": Strides(4 * 32, 32)}
+    assert view.moved(one) == moved and view.moved(own) == moved | {"b": Strides(32, 0)}
+    single = read_batch(BatchOperands(empty(1, 1, 64), empty(1, 64, 32), empty(32)))
+    assert not isinstance(single, Support) and single.problem.kind == "one" and single.moved(single.problem) == {}
+    for a, why in (
+        (lying((4, 16, 64), (2048, 128, 2)), "a has strides"),
+        (empty(1, 1, 64).expand(4, 16, 64), "a has strides"),
+        (empty(1, 16, 64).expand(4, 16, 64), "all products are the same one"),
+        (empty(4, 16, 64, dtype=torch.complex64), "no kernels for torch.complex64"),
+    ):
+        refused = read_batch(BatchOperands(a, shared))
+        assert isinstance(refused, Support) and why in refused.reason
+
+
+def test_a_tuned_row_serves_and_others_do_not(gpu: tuple[Dispatcher, Make]) -> None:
+    dispatcher, empty = gpu
+    tuned = Problem(16, 32, 64, *BF16, row_major_b=False, batch=4)
+    assert dispatcher.load([record(tuned), record(replace(tuned, m=8, batch=1, row_major_b=True))]) == 1
+    assert not dispatcher.weights, "a layer has no row"
+    attach_device(dispatcher, {tuned: StandInKernel()})
+    weights = empty(4, 32, 64).transpose(1, 2)
+
+    def kind(a: Tensor, b: Tensor, **more: Any) -> str:
+        return str(batched._Resolver(dispatcher, BatchOperands(a, b, **more)).answers.resolution)
+
+    assert kind(empty(4, 16, 64), weights).startswith("exact: tile")
+    assert "was never tuned" in kind(empty(4, 17, 64), weights)
+    assert "was never tuned" in kind(empty(4, 16, 64), empty(4, 64, 32))
+    assert "reads dense operands alone; a lie otherwise" in kind(empty(16, 4, 64).transpose(0, 1), weights)
+    assert dispatcher.run(empty(16, 64), empty(32, 64), None, None).shape == (16, 32)
+
+
+def test_addresses_reach_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_on_cpu(monkeypatch)
+    seen: dict[str, int] = {}
+    launched: list[int] = []
+
+    class Kernel(StandInKernel):
+        def prepare(self, device: Any) -> PatchedLaunch:
+            names = ("a", "b", "c", "bias", "scale_a", "scale_b")
+            return PatchedLaunch({n: lambda at, n=n: seen.update({n: at}) for n in names}, launched.append)  # type: ignore[misc]
+
+    a, b, bias = torch.zeros(2, 4, 8), torch.zeros(2, 8, 4), torch.zeros(2, 4)
+    call = BatchedCall(Kernel(), stand_in_device(), (2, 4, 4), torch.float32)
+    found = call(BatchOperands(a, b, bias))
+    assert found.shape == (2, 4, 4) and launched == [0]
+    assert seen == {"a": a.data_ptr(), "b": b.data_ptr(), "c": found.data_ptr(), "bias": bias.data_ptr()}
+    scales, out = (torch.ones(2, 4), torch.ones(2, 4)), torch.empty(2, 4, 4)
+    assert call(BatchOperands(a, b, None, None, *scales, out)) is out
+    assert (seen["scale_a"], seen["scale_b"], seen["c"]) == (*(s.data_ptr() for s in scales), out.data_ptr())
+    odd = torch.arange(65.0)[1:].view(2, 4, 8)  # no address of 16 bytes: PyTorch computes
+    assert torch.equal(call(BatchOperands(odd, b)), torch.bmm(odd, b)) and len(launched) == 2
+
+
+@pytest.fixture(scope="module")
+def launches() -> dict[str, tuple[Problem, Config, Launch]]:
+    """Compiled launches of a template with pointers and of one with descriptors."""
+    problem = Problem(16, 32, 64, *BF16, row_major_b=False, batch=4)
+    triton, pool = registry.get(KernelBackend, "triton"), BuildPool(ArtifactCache(settings.cache_folder()), 1)
+    configs = [replace(TILE, split_k=1), Config("tma", 64, 32, 32, num_warps=4, num_stages=2)]
+    jobs = [triton.compile_job(config, problem, SM90) for config in configs]
+    built = {a.config.template: a for a in pool.stream(jobs)}
+    pool.close()
+    return {c.template: (problem, c, triton.launch(built[c.template], problem, SM90)) for c in configs}  # type: ignore[misc]
+
+
+def test_a_launch_on_operands_that_lie_otherwise(launches: dict[str, tuple[Problem, Config, Launch]]) -> None:
+    triton, (problem, config, launch) = registry.get(KernelBackend, "triton"), launches["tile"]
+    values = [p.value for p in launch.params if p.kind in ("i32", "i64")]
+    assert values == [16, 32, 64, 64, 64, 32, 1, 16 * 64, 32 * 64, 16 * 32] and launch.grid == (1, 1, 4)
+    moved = triton.with_strides(launch, config, problem, {"a": (4 * 96, 96), "b": (64, 0), "c": (4 * 32, 32)})
+    assert isinstance(moved, Launch)
+    assert [p.value for p in moved.params if p.kind in ("i32", "i64")] == [16, 32, 64, 384, 64, 128, 1, 96, 0, 32]
+    assert replace(moved, params=launch.params) == launch
+    odd = triton.with_strides(launch, config, problem, {"a": (4 * 72, 72)})
+    assert isinstance(odd, Support) and "batch_a of 72 is no multiple of 16" in odd.reason
+    far = triton.with_strides(launch, config, problem, {"a": (1 << 28, 64)})
+    assert isinstance(far, Support) and "32 bits" in far.reason
+    problem, config, launch = launches["tma"]
+    maps = [p.shape for p in launch.params if p.kind == "tma"]
+    assert maps == [(4 * 16, 64), (4 * 32, 64)]
+    refused = triton.with_strides(launch, config, problem, {"a": (128, 64)})
+    assert isinstance(refused, Support) and "describes dense operands" in refused.reason
+
+
+@pytest.mark.parametrize("m", [1, 3, 16])
+def test_one_binary_serves_a_range_of_m(m: int) -> None:
+    """Strides of a batch are multiples of M, which the compiler must not be told of."""
+    triton = registry.get(KernelBackend, "triton")
+    problems = [Problem(each, 24, 40, *BF16, row_major_b=False, batch=4) for each in (m, 64)]
+    one, other = (triton.compile_job(replace(TILE, split_k=1), p, SM90) for p in problems)
+    assert one.digest == other.digest
+
+
+def test_torch_compile_sees_one_operation() -> None:
+    graphs: list[list[Any]] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append([node.target for node in graph.graph.nodes])
+        return graph.forward
+
+    compiled = torch.compile(lambda a, b: tritongemm.bmm(a, b) + 1, backend=backend, dynamic=True)
+    with torch.no_grad():
+        for m in (3, 5):
+            a, b = torch.randn(2, m, 8), torch.randn(2, 4, 8).transpose(1, 2)
+            torch.testing.assert_close(compiled(a, b), torch.bmm(a, b) + 1)
+    assert len(graphs) == 1 and graphs[0].count(torch.ops.tritongemm.bmm) == 1
+
+
+def test_gradients_are_pytorchs() -> None:
+    a, b = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 4, 5)
+    tritongemm.bmm(a, b).sum().backward()
+    assert a.grad is not None and torch.allclose(a.grad, b.sum(2)[:, None].expand(2, 3, 4))
+
+
+@pytest.mark.parametrize(("layout", "shared"), list(itertools.product([True, False], ["", "a", "b"])))
+def test_family_operands_are_read_back_as_their_problem(
+    gpu: tuple[Dispatcher, Make], layout: bool, shared: str
+) -> None:
+    """What tuning measures is what a call of the same operands asks for."""
+    problem = Problem(16, 24, 32, *BF16, layout, not layout, "n", 4, shared=shared)
+    made: dict[str, Tensor] = registry.get(Family, "dense").make_inputs(problem, "cpu")
+    a, b, bias = (
+        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda:0")
+        for t in (made["a"], made["b"], made["bias"])
+    )
+    a, b = (t if t.dim() == 3 else t.expand(4, *t.shape) for t in (a, b))
+    found = read_batch(check_shapes(BatchOperands(a, b, bias)))
+    assert not isinstance(found, Support)
+    assert next(found.readings()) == problem and found.moved(problem) == {}

@@ -1,0 +1,126 @@
+"""`patch` on transformers' fine-grained fp8 layers: its own class, with random weights, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tritongemm
+from tests.support.linear_layers import record
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.numerics import error_metric
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.serving import served_fp8
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.scale_factors import KNOWN, find_scalings, spread
+
+fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+
+
+def problem(n: int, k: int) -> Problem:
+    family = registry.get(Family, "a8w8_blockscale")
+    return family.problem(16, n, k, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
+
+
+def layer(n: int, k: int, bias: bool = False, **options: object) -> nn.Module:
+    made: nn.Module = fp8.FP8Linear(k, n, block_size=(128, 128), has_bias=bias, **options)
+    with torch.no_grad():
+        made.weight.copy_(torch.randn(n, k))
+        made.weight_scale_inv.copy_(torch.rand(-(-n // 128), -(-k // 128)) * 0.05 + 0.01)
+        if bias:
+            made.bias.copy_(torch.randn(n))
+    return made
+
+
+def exact(of: nn.Module, x: Tensor) -> Tensor:
+    n, k = of.weight.shape
+    scale = of.weight_scale_inv.detach()
+    scaling = next(found for found in find_scalings(scale, n, k, "", KNOWN) if found.depth)
+    result = x.double() @ (of.weight.detach().double() * spread(scale, scaling, n, k)).T
+    return result if of.bias is None else result + of.bias
+
+
+class Model(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = layer(300, 256, bias=True), layer(256, 300)
+        self.other = layer(128, 256)
+        self.static = layer(256, 300, activation_scheme="static")
+        self.plain = nn.Linear(256, 300)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.down(torch.relu(self.up(x)))
+        return result
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    dispatcher = Dispatcher()
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+    return dispatcher
+
+
+def test_layers_with_a_row_are_served_until_that_is_undone() -> None:
+    model = Model()
+    before = model.state_dict()
+    patched = tritongemm.patch(model, [record(problem(300, 256)), record(problem(256, 300))])
+    assert patched.patched == ("up", "down")
+    assert patched.left == {
+        "other": "no row with scales for N=128, K=256",
+        "static": "its activations have a static factor",
+        "plain": "no row for N=300, K=256",
+    }
+    assert str(tritongemm.patch(model)).startswith("0 of 5 linear layers are served; 2 left: served already")
+    assert model.state_dict().keys() == before.keys()
+    x = torch.randn(2, 5, 256)
+    with torch.no_grad():
+        served = model.up(x)
+        assert error_metric.deviation(served.view(10, -1), exact(model.up, x.view(10, -1))) < 0.2
+        copied = copy.deepcopy(model)
+        assert type(copied.up) is served_fp8.served_class()
+        assert torch.equal(copied(x), model(x))
+        saved = io.BytesIO()
+        torch.save(model, saved)
+        saved.seek(0)
+        assert torch.equal(torch.load(saved, weights_only=False)(x), model(x))
+        compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
+        for rows in (5, 3):
+            assert torch.equal(compiled(x[:, :rows]), model(x[:, :rows]))
+    patched.undo()
+    assert type(model.up) is fp8.FP8Linear and type(model.down) is fp8.FP8Linear
+    patched.undo()
+
+
+def test_a_gradient_is_transformers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    tritongemm.patch(model, [record(problem(300, 256))])
+    monkeypatch.setattr(fp8, "fp8_linear", lambda x, w, scale, *_: exact(model.up, x).float())
+    x = torch.randn(3, 256, requires_grad=True)
+    model.up(x).sum().backward()
+    assert x.grad is not None and bool(x.grad.abs().sum() > 0)
+
+
+def test_factors_that_were_never_loaded_are_refused() -> None:
+    model = Model()
+    with torch.no_grad():
+        model.down.weight_scale_inv[0, 0] = float("nan")
+    with pytest.raises(InputError, match="NaN or infinite: load its weights"):
+        tritongemm.patch(model, [record(problem(300, 256)), record(problem(256, 300))])
+    assert type(model.up) is fp8.FP8Linear
+
+
+def test_a_replaced_forward_and_other_factors_are_left() -> None:
+    model = Model()
+    model.up.forward = lambda x: x
+    model.other.weight_scale_inv = nn.Parameter(torch.ones(()))
+    rows = [record(problem(300, 256)), record(problem(128, 256))]
+    left = tritongemm.patch(model, rows).left
+    assert left["up"] == "another library replaced its forward"
+    assert left["other"].startswith("its factors are torch.float32 ()")

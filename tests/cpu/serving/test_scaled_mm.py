@@ -1,0 +1,325 @@
+"""`scaled_mm`: granularities by shapes and strides, PyTorch's results, and calls on stand-ins of a GPU's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import tritongemm
+from tests.support.linear_layers import TILE, StandInKernel, attach_device, record, run_on_cpu, stand_in_device
+from tritongemm.codegen import template_facts
+from tritongemm.core.errors import InputError
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import Scaling
+from tritongemm.core.serving import PatchedLaunch
+from tritongemm.numerics import error_metric
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.load_check import check_kernel
+from tritongemm.serving.scaled_call import ScaledCall
+from tritongemm.serving.scaled_operands import ScaledOperands, read_product
+
+Make: TypeAlias = Callable[..., Tensor]
+FP8, INT8 = torch.float8_e4m3fn, torch.int8
+BLOCK_A, BLOCK_B = Scaling(depth=128), Scaling(rows=128, depth=128)
+
+
+def problem(family: str, m: int, n: int, k: int, bias: str = "none", dtype: str = "fp8e4m3fn") -> Problem:
+    order = registry.get(Family, family).defaults.order_b
+    return registry.get(Family, family).problem(
+        m, n, k, dtype, dtype, "bf16", row_major_b=False, bias=bias, order_b=order
+    )
+
+
+def quantised(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(m + n + k)
+    if dtype == INT8:
+        return tuple(torch.randint(-127, 128, (r, k), dtype=dtype, generator=generator) for r in (m, n))
+    return tuple(torch.randn(r, k, generator=generator).to(dtype) for r in (m, n))
+
+
+def factors(rows: int, groups: int = 1) -> Tensor:
+    """Powers of two far apart, so that one in a wrong place shows."""
+    generator = torch.Generator().manual_seed(rows * 31 + groups)
+    return torch.randint(-8, 9, (rows, groups), generator=generator).float().exp2() * 1.25
+
+
+def spread(scales: Tensor, rows: int, k: int) -> Tensor:
+    """Factors [any, any] over [rows, k] in float64, by a rule of thumb that knows the test's sizes."""
+    across, groups = scales.shape
+    return (
+        scales.double()
+        .repeat_interleave(-(-rows // across) if across in (1, rows) else 128, 0)[:rows]
+        .repeat_interleave(k if groups == 1 else 128, 1)[:, :k]
+    )
+
+
+FORMS = {
+    "tensor": lambda m, n, k: (factors(1), factors(1)),
+    "row": lambda m, n, k: (factors(m), factors(n)),
+    "tensor and row": lambda m, n, k: (factors(1), factors(n)),
+    "block": lambda m, n, k: (factors(m, -(-k // 128)), factors(-(-n // 128), -(-k // 128))),
+    "group": lambda m, n, k: (factors(m, -(-k // 128)), factors(n, -(-k // 128))),
+}
+
+
+@pytest.mark.parametrize("dtype", [FP8, torch.float8_e4m3fnuz, INT8])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_granularity_is_right(form: str, dtype: torch.dtype) -> None:
+    for m, n, k in ((1, 48, 256), (5, 300, 390), (3, 3, 2)):
+        a, w = quantised(m, n, k, dtype)
+        scale_a, scale_w = FORMS[form](m, n, k)
+        exact = (a.double() * spread(scale_a, m, k)) @ (w.double() * spread(scale_w, n, k)).T
+        major = [scale_a, scale_a.t().contiguous().t()]
+        for b, scale_b in ((w, scale_w), (w.t(), scale_w.t()), (w, scale_w.t().contiguous().t())):
+            for of_a in major:
+                for bias in (None, torch.arange(n).float()):
+                    out = tritongemm.scaled_mm(a, b, of_a, scale_b, bias, torch.float32)
+                    wanted = exact if bias is None else exact + bias
+                    assert error_metric.deviation(out, wanted) < 1e-5
+
+
+def test_shapes_of_one_factor_and_of_one_for_each_row() -> None:
+    a, w = quantised(4, 6, 32, FP8)
+    scale_a, scale_b = factors(4), factors(6)
+    exact = tritongemm.scaled_mm(a, w, scale_a, scale_b)
+    assert exact.dtype == torch.bfloat16
+    for of_a in (scale_a, scale_a[:, 0]):
+        for of_b in (scale_b, scale_b[:, 0], scale_b.reshape(1, -1)):
+            assert torch.equal(tritongemm.scaled_mm(a, w, of_a, of_b), exact)
+    assert torch.equal(tritongemm.scaled_mm(a.view(2, 2, 32), w, scale_a, scale_b).view(4, 6), exact)
+    one = torch.tensor(2.0)
+    exact = tritongemm.scaled_mm(a, w, one, one)
+    assert torch.equal(tritongemm.scaled_mm(a, w, one.view(1, 1), one.view(1)), exact)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"scale_a": factors(3)}, r"scale_a is torch.float32 \(3, 1\).*one for each of M=4"),
+        ({"scale_a": factors(4, 2).half()}, "scale_a is torch.float16"),
+        ({"scale_b": factors(3, 2)}, r"scale_b is .*\[2, 2\] in float32"),
+        ({"scale_a": torch.ones(4, 4)[:, ::2]}, r"strides \(4, 2\)"),
+        ({"b": torch.zeros(200, 255).to(FP8)}, r"b is \(200, 255\)"),
+        ({"b": torch.zeros(256, 200).to(FP8)}, r"b is \(256, 200\) with strides"),
+        ({"a": torch.zeros(4, 256)}, "a is torch.float32; scaled products take fp8, int8 or fp4"),
+        ({"a": torch.zeros(4, 256, dtype=INT8)}, "int8 is multiplied by int8"),
+        ({"a": torch.zeros(0, 256).to(FP8)}, "is empty"),
+        ({"bias": torch.zeros(199)}, "bias is"),
+        ({"out_dtype": torch.int32}, "out_dtype is torch.int32"),
+        ({"order_b": "backwards"}, "no weight layout is called 'backwards'"),
+        ({"scale_layout": "upside_down"}, "no scale layout is called"),
+        ({"scale_b": factors(2, 2).to("meta")}, "scale_b is on meta, a on cpu"),
+        ({"scale_a": torch.full((4, 2), float("inf"))}, "scale_a holds NaN or infinity"),
+        ({"scale_b": torch.full((2, 2), float("nan"))}, "scale_b holds NaN or infinity"),
+    ],
+)
+def test_bad_operands_are_named(changes: dict[str, Any], says: str) -> None:
+    a, w = quantised(4, 200, 256, FP8)
+    given = {"a": a, "b": w, "scale_a": factors(4, 2), "scale_b": factors(2, 2)}
+    tritongemm.scaled_mm(**given)  # whatever was right before helps nothing
+    with pytest.raises(InputError, match=says):
+        tritongemm.scaled_mm(**(given | changes))
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    a, w = quantised(4, 6, 32, FP8)
+    with pytest.raises((TypeError, AttributeError)):
+        tritongemm.scaled_mm(a, w, 1.0, factors(6))
+    with pytest.raises(TypeError, match="scale_b must be a tensor"):
+        tritongemm.explain(a, w, scale_a=factors(4))
+
+
+def test_a_tracer_sees_one_operation() -> None:
+    a, w = quantised(4, 6, 32, FP8)
+    scale_b = factors(6)
+
+    def model(a: Tensor, scale_a: Tensor) -> Tensor:
+        return tritongemm.scaled_mm(a, w, scale_a, scale_b, out_dtype=torch.float16) + 1
+
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
+    for rows in (4, 2):
+        assert torch.equal(compiled(a[:rows], factors(rows)), model(a[:rows], factors(rows)))
+    names = ("test_schema", "test_faketensor")
+    a, w = quantised(4, 6, 32, INT8)  # opcheck multiplies operands, which fp8 is not for
+    operands = a, w.t(), factors(4), scale_b[None, :, 0]
+    torch.library.opcheck(torch.ops.tritongemm.scaled_mm.default, operands, test_utils=names)
+
+
+@pytest.mark.parametrize("wanted", ["scale_a", "bias"])
+def test_a_gradient_is_pytorchs(wanted: str) -> None:
+    a, w = quantised(4, 6, 32, FP8)
+    given = {"scale_a": factors(4), "scale_b": factors(6), "bias": torch.ones(6)}
+    given[wanted].requires_grad_()
+    tritongemm.scaled_mm(a, w, **given, out_dtype=torch.float32).sum().backward()
+    assert given[wanted].grad is not None and bool(given[wanted].grad.abs().sum() > 0)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Dispatcher, Make]]:
+    """(a dispatcher that believes in an sm90, what makes fake tensors there)."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    dispatcher = Dispatcher()
+    attach_device(dispatcher)
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+    with FakeTensorMode():
+        yield dispatcher, lambda *shape, dtype=torch.float32: torch.empty(shape, dtype=dtype, device="cuda:0")
+
+
+def say(*operands: Any, **named: Any) -> str:
+    names = ("x", "w", "scale_a", "scale_b", "bias")
+    return tritongemm.explain(**dict(zip(names, operands, strict=False)), **named).splitlines()[0]
+
+
+def test_a_record_serves_the_call_that_its_scales_say(gpu: tuple[Dispatcher, Make]) -> None:
+    dispatcher, empty = gpu
+    rows = problem("a8w8", 16, 256, 512, "n")
+    blocks = replace(rows, family="a8w8_blockscale", bias="none", scale_a=Scaling(depth=128, layout="groups"))
+    blocks = replace(blocks, scale_b=BLOCK_B)
+    ranged = replace(record(replace(blocks, m=64)), m_from=17)
+    dense = replace(rows, family="dense", scale_a=None, scale_b=None, row_major_b=True)
+    assert dispatcher.load([record(rows), record(blocks), ranged, record(dense)]) == 3
+    assert dispatcher.scaled_weights == {(256, 512)} and dispatcher.weights == frozenset()
+    kernels = attach_device(dispatcher, {rows: StandInKernel(), blocks: StandInKernel()})
+    kernels.loaded_ranges[ranged.problem] = StandInKernel()
+    kernels.binders[ranged.problem, 17] = lambda m: StandInKernel()
+    a, w, bias = empty(16, 512, dtype=FP8), empty(256, 512, dtype=FP8), empty(256, dtype=torch.bfloat16)
+    of_rows = empty(16, 1), empty(256)
+    assert say(a, w, *of_rows, bias) == f"exact: {TILE.name} (2.00 us, 1.50x torch)"
+    assert say(a, w.t(), of_rows[0], empty(1, 256), bias).startswith("exact")
+    assert say(a, w, *of_rows) == f"fallback: {replace(rows, bias='none').key} was never tuned for sm90"
+    assert "kernels take torch.bfloat16" in say(a, w, *of_rows, empty(256))
+    of_blocks = empty(4, 16).t(), empty(2, 4)
+    assert say(a, w, *of_blocks).startswith("exact")
+    assert say(empty(20, 512, dtype=FP8), w, empty(4, 20).t(), of_blocks[1]).startswith("range: M 17 to 64")
+    assert say(a, w, *of_blocks, order_b="shuffled_16x16").startswith("fallback")
+    padded = torch.empty_strided((256, 512), (520, 1), dtype=FP8, device="cuda:0")
+    assert "kernels take a dense weight" in say(a, padded, *of_rows)
+    with pytest.raises(InputError, match="a is float8_e4m3fnuz; the fp8 encoding of sm90 is fn"):
+        say(empty(16, 512, dtype=torch.float8_e4m3fnuz), empty(256, 512, dtype=torch.float8_e4m3fnuz), *of_rows)
+
+
+def test_one_row_is_read_as_whichever_layout_was_tuned(gpu: tuple[Dispatcher, Make]) -> None:
+    """Of one row, factors in rows and in groups are the same memory."""
+    dispatcher, empty = gpu
+    known = problem("a8w8_blockscale", 1, 256, 512)
+    known = replace(known, order_b="plain", scale_a=Scaling(depth=128, layout="groups"))
+    dispatcher.load([record(known)])
+    attach_device(dispatcher, {known: StandInKernel()})
+    a, w = empty(1, 512, dtype=FP8), empty(256, 512, dtype=FP8)
+    assert say(a, w, empty(1, 4), empty(2, 4)).startswith("exact")
+    won = replace(record(known), winner="torch")
+    dispatcher.load([won])
+    attach_device(dispatcher)
+    assert say(a, w, empty(1, 4), empty(2, 4)).startswith(f"library: torch won the tuning of {known.key}")
+
+
+def test_a_capture_of_a_graph_loads_nothing(gpu: tuple[Dispatcher, Make], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, empty = gpu
+    fresh = Dispatcher()
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", fresh)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    said = say(empty(16, 512, dtype=FP8), empty(256, 512, dtype=FP8), empty(16), empty(256))
+    assert said.startswith("fallback: nothing is loaded on this device")
+
+
+class AddressesKernel:
+    """Notes the addresses that a launch is given."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, int] = {}
+        self.launched: list[dict[str, int]] = []
+
+    def bytes(self, buffer: str) -> int:
+        return 0
+
+    def prepare(self, device: Any) -> PatchedLaunch:
+        names = ("a", "b", "c", "bias", "scale_a", "scale_b")
+        return PatchedLaunch(
+            {name: partial(self.at.__setitem__, name) for name in names},
+            lambda stream: self.launched.append(dict(self.at)),
+        )
+
+
+def aligned(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(*shape).to(dtype)
+
+
+def test_every_address_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_on_cpu(monkeypatch)
+    kernel, passed = AddressesKernel(), list[Tensor]()
+    call = ScaledCall(kernel, stand_in_device(), (4, 64), torch.bfloat16, lambda a, *_: passed.append(a))
+    bias = aligned(64, dtype=torch.bfloat16)
+    for _ in range(2):
+        a, w = aligned(4, 128, dtype=FP8), aligned(64, 128, dtype=FP8)
+        scale_a, scale_b = torch.ones(4, 1), torch.ones(64)
+        if any(t.data_ptr() % 16 for t in (a, w, scale_a, scale_b, bias)):
+            pytest.skip("PyTorch's memory is not aligned here")
+        c = call(a, w.t(), scale_a, scale_b, bias, torch.bfloat16)
+        named = {"a": a, "b": w, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+        assert kernel.launched[-1] == {name: tensor.data_ptr() for name, tensor in named.items()}
+        assert c.shape == (4, 64) and c.dtype == torch.bfloat16
+    call(torch.zeros(128, 4).to(FP8).t(), w, scale_a, scale_b, bias, torch.bfloat16)
+    call(a, w, torch.ones(5)[1:], scale_b, bias, torch.bfloat16)
+    assert len(passed) == 2 and len(kernel.launched) == 2
+
+
+class ExactKernel(AddressesKernel):
+    """Has what it should compute, and writes it where it is told."""
+
+    def __init__(self, of: Problem, forgets: str = "") -> None:
+        super().__init__()
+        self.problem, self.forgets = of, forgets
+        self.family = registry.get(Family, of.family)
+        self.operands: Operands = self.family.make_inputs(of, "cpu")
+
+    def prepare(self, device: Any) -> PatchedLaunch:
+        import ctypes
+
+        prepared = super().prepare(device)
+
+        def launch(stream: int) -> None:
+            inputs = self.family.make_inputs(self.problem, "cpu")
+            assert set(self.at) >= {"a", "b", "c", "scale_a", "scale_b"} and all(self.at[n] for n in ("scale_a", "c"))
+            if self.forgets:
+                inputs[self.forgets] = torch.ones_like(inputs[self.forgets])
+            exact = self.family.reference(self.problem, inputs).to(torch.bfloat16).contiguous()
+            ctypes.memmove(self.at["c"], exact.data_ptr(), exact.nbytes)
+
+        return PatchedLaunch(prepared.setters, launch)
+
+
+@pytest.mark.parametrize("family", ["a8w8", "a8w8_blockscale"])
+def test_a_loaded_kernel_is_checked_with_its_scales(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_on_cpu(monkeypatch)
+    one = problem(family, 8, 128, 256)
+    assert check_kernel(ExactKernel(one), record(one), stand_in_device())
+    assert "wrong with Triton" in check_kernel(ExactKernel(one, "scale_b"), record(one), stand_in_device()).reason
+
+
+def test_generated_kernels_call_the_factors_by_these_names() -> None:
+    one = problem("a8w8", 16, 256, 512)
+    arguments = template_facts.arguments(template_facts.kernel_template("tile"), one)
+    assert {"a", "b", "c", "scale_a", "scale_b"} <= {name for name, _ in arguments.values()}
+
+
+def test_memory_padded_for_the_copy_engine_is_known_by_its_strides() -> None:
+    """DeepGEMM's factors: M-major, each group's rows padded to 16 bytes."""
+    a, w = quantised(5, 128, 256, FP8)
+    padded = torch.ones(2, 8).t()[:5]
+    product = read_product(ScaledOperands(a, w, padded, torch.ones(1, 2)))
+    assert product.scalings_a == (Scaling(depth=128, layout="groups", pad=(4, 1)),)
+    assert read_product(ScaledOperands(a[:4], w, torch.ones(2, 4).t(), torch.ones(1, 2))).scalings_a == (
+        Scaling(depth=128, layout="groups"),
+        Scaling(depth=128, layout="groups", pad=(4, 1)),
+    )

@@ -1,0 +1,195 @@
+"""Batches on a real GPU: kernels against float64 at odd sizes, libraries, tuning, and calls of `tritongemm.bmm`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+import tritongemm
+from tests.gpu.test_numeric import LAYOUTS, verify_all
+from tritongemm.build.pool import BuildPool
+from tritongemm.cli import tune
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.hip_ext.driver import driver
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.numerics import error_metric, verify
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
+from tritongemm.runtime.machine import Machine
+from tritongemm.serving import batched
+from tritongemm.serving.api import default_dispatcher
+
+pytestmark = pytest.mark.skipif(driver.find_vendor() is None, reason="no GPU driver")
+POINTERS = (
+    Config("tile", 32, 64, 64, 4, 1, 4, 2),
+    Config("tile", 64, 32, 32, 1, 3, 4, 2),
+    Config("tile", 16, 64, 64, 1, 1, 4, 3, (("swap_ab", 1),)),
+    Config("tile", 16, 64, 64, 1, 3, 4, 3, (("poll", 1),)),
+    Config("tile", 16, 64, 64, 1, 3, 4, 3, (("ahead", 2), ("early", 1), ("swap_ab", 1))),
+    Config("gemv", 4, 16, 256, 1, 2, 4, 2),
+    Config("gemv", 1, 16, 256, 1, 4, 4, 1, (("early", 1), ("poll", 1))),
+)
+CONFIGS = (
+    *POINTERS,
+    Config("tma", 64, 64, 64, 8, 2, 4, 3),
+    Config("tma", 16, 64, 64, 1, 4, 4, 3, (("poll", 1), ("swap_ab", 1))),
+)
+
+
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+@pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
+def test_each_product_is_right_at_odd_sizes(
+    gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, row_a: bool, row_b: bool, shared: str
+) -> None:
+    pointers = [
+        Problem(*size, row_major_a=row_a, row_major_b=row_b, bias=bias, batch=batch, shared=shared)
+        for size, bias, batch in (((7, 33, 70), "n", 5), ((33, 100, 777), "m", 3), ((1, 1, 1), "none", 70))
+    ]
+    verify_all(gpu, compiler, tmp_path, pointers, POINTERS)
+    # Whole blocks of K, which descriptors of operands that are stored by rows of K need.
+    whole = Problem(72, 136, 192, row_major_a=row_a, row_major_b=row_b, batch=7, shared=shared)
+    verify_all(gpu, compiler, tmp_path, [whole], CONFIGS)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8"])
+def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, dtype: str) -> None:
+    wide = "int32" if dtype == "int8" else dtype
+    problem = Problem(33, 96, 320, dtype, dtype, wide, row_major_b=False, batch=9)
+    verify_all(gpu, compiler, tmp_path, [problem, replace(problem, shared="b")], CONFIGS)
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "int8"])
+def test_scales_of_each_product(
+    gpu: GpuEvaluator, compiler: BuildPool, gpu_machine: Machine, tmp_path: Path, dtype: str
+) -> None:
+    encoding = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(gpu_machine.target.fp8)
+    if dtype == "fp8" and encoding is None:
+        pytest.skip(f"{gpu_machine.product} has no fp8 units")
+    name = encoding if dtype == "fp8" and encoding else "int8"
+    family: Family = registry.get(Family, "a8w8")
+    problem = family.problem(33, 96, 320, name, name, "bf16", row_major_b=False, bias="n", batch=9)
+    configs = [c for c in CONFIGS if c.block_k >= 32]
+    verify_all(gpu, compiler, tmp_path, [problem, replace(problem, shared="b")], configs)
+
+
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+@pytest.mark.parametrize("bias", ["none", "n", "m"])
+@pytest.mark.parametrize("name", ["torch", "blaslt"])
+def test_libraries(name: str, bias: str, shared: str) -> None:
+    if not registry.available(Backend, name):
+        pytest.skip(registry.available(Backend, name).reason)
+    family: Family = registry.get(Family, "dense")
+    backend = registry.get(LibraryBackend, name)
+    for row_a, row_b in LAYOUTS:
+        problem = Problem(40, 64, 96, "bf16", "bf16", "bf16", row_a, row_b, bias, 5, shared=shared)
+        operands = family.make_inputs(problem, "cuda")
+        operands |= {"c": torch.empty(5, 40, 64, dtype=torch.bfloat16, device="cuda")}
+        for config in [None, *backend.list_algorithms(problem, operands, 3)]:
+            call = backend.operation(problem, operands, config)
+            assert call is not None
+
+            def run() -> None:
+                call()  # noqa: B023
+                torch.cuda.synchronize()
+
+            found = verify.verify(problem, family, run, operands["c"], family.reference(problem, operands))
+            assert found.ok, f"{problem.key}: {found.reason}"
+
+
+@pytest.mark.parametrize("more", [[], ["--shared", "b"], ["--bias-vector", "n"], ["--family", "a8w8"]])
+def test_a_batch_is_tuned_beside_the_library(
+    gpu_machine: Machine, gpu_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    if "a8w8" in more and gpu_machine.target.fp8 == "none":
+        pytest.skip(f"{gpu_machine.product} has no fp8 units")
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+    out = tmp_path / "out.yaml"
+    size = ["-m", "33", "-n", "136", "-k", "528", "-col_b", "--batch", "16", *more]
+    dtype = [] if "a8w8" in more else ["-dtype_a", "bf16"]
+    assert tune.main([*size, *dtype, "--budget", "30", "-o", str(out)]) == 0
+    (row,) = yaml.safe_load(out.read_text())
+    assert row["timer"] == "graph-events" and row["error"] <= row["tolerance"] and row["batch"] == 16
+
+
+def made(problem: Problem, config: Config) -> Record:
+    device = driver.open_driver(driver.find_vendor() or "").device()
+    units = device.properties["compute_units"]
+    toolchain = {"triton": settings.version("triton")}
+    return Record(
+        problem, device.arch, config, "triton", 1e-6, 0.0, "events", compute_units=units, toolchain=toolchain,
+        library="torch", library_seconds=1.0,
+    )  # fmt: skip
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def served() -> Problem:
+    """A tuned batch, dense and in a range of M, loaded into the process's dispatcher."""
+    problem = Problem(33, 136, 528, "bf16", "bf16", "bf16", row_major_b=False, batch=6, bias="none")
+    rows = [made(p, Config("tile", 32, 64, 64, 4, 2, 4, 2)) for p in (problem, replace(problem, bias="n"))]
+    rows.append(replace(made(replace(problem, m=64, batch=3), Config("tile", 32, 64, 64, 4, 1, 4, 2)), m_from=1))
+    assert tritongemm.load(rows) == 3
+    return problem
+
+
+def served_by(a: Tensor, b: Tensor, bias: Tensor | None = None) -> str:
+    return batched.explain_bmm(a, b, bias).partition(":")[0]
+
+
+def close(found: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
+    wanted = a.double() @ b.double() + (0 if bias is None else bias.double())
+    assert error_metric.deviation(found, wanted) < 2**-7
+
+
+def test_bmm_reads_operands_as_they_lie(served: Problem) -> None:
+    b = normal(6, 136, 528).transpose(1, 2)
+    shared = normal(136, 528).t().expand(6, 528, 136)
+    heads = normal(33, 6, 544)[:, :, :528].transpose(0, 1)
+    for a in (normal(6, 33, 528), heads):
+        for weights in (b, shared):
+            for bias in (None, normal(136), normal(6, 136), normal(6, 1, 136)):
+                added = None if bias is None else bias.view(-1, 1, 136) if bias.dim() > 1 else bias
+                assert served_by(a, weights, bias) == "exact"
+                close(tritongemm.bmm(a, weights, bias), a, weights, added)
+    out = torch.zeros(33, 6, 136, device="cuda", dtype=torch.bfloat16).transpose(0, 1)
+    assert tritongemm.bmm(heads, b, out=out) is out
+    close(out, heads, b)
+    assert served_by(normal(6, 528, 33).transpose(1, 2), b) == "fallback"
+
+
+@pytest.mark.parametrize("m", [1, 7, 33, 64])
+def test_a_range_of_m_serves_each(served: Problem, m: int) -> None:
+    a, b = normal(3, m, 528), normal(3, 136, 528).transpose(1, 2)
+    assert served_by(a, b) == ("exact" if m == 64 else "range")
+    close(tritongemm.bmm(a, b), a, b)
+
+
+def test_graphs_and_compiled_code(served: Problem) -> None:
+    a, b = normal(6, 33, 528), normal(6, 136, 528).transpose(1, 2)
+    tritongemm.bmm(a, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = tritongemm.bmm(a, b)
+    a.copy_(normal(6, 33, 528))
+    graph.replay()
+    close(found, a, b)
+    compiled = torch.compile(lambda x, w: tritongemm.bmm(x, w) * 2, fullgraph=True)
+    with torch.no_grad():
+        close(compiled(a, b) / 2, a, b)
+
+
+def test_an_untuned_batch_is_pytorchs(served: Problem) -> None:
+    a, b = normal(6, 34, 528), normal(6, 136, 528).transpose(1, 2)
+    assert served_by(a, b) == "fallback" and torch.equal(tritongemm.bmm(a, b), torch.bmm(a, b))
+    assert default_dispatcher().device(a.get_device()) is not None

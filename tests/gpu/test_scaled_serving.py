@@ -1,0 +1,301 @@
+"""`scaled_mm`, `quantize`, `linear_fp8` on a real GPU: granularities, ranges of M, graphs, threads, torch.compile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tritongemm
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.scaling import Scaling, granularity
+from tritongemm.hip_ext.driver import driver
+from tritongemm.numerics import error_metric
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Family, KernelBackend, LibraryBackend
+from tritongemm.search_spaces import loader
+from tritongemm.serving.quantize import by_torch, own_fp8
+from tritongemm.serving.scale_factors import spread
+
+VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
+pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
+ARCH = driver.open_driver(VENDOR).device().arch if VENDOR else "sm90"
+TARGET = loader.load_target(ARCH)
+FP8 = "fp8e4m3fnuz" if TARGET.fp8 == "fnuz" else "fp8e4m3fn"
+TYPES = ([] if TARGET.fp8 == "none" else [FP8]) + ["int8"]
+N, K = 384, 512
+TILE = Config("tile", 16, 64, 128, 1, 1, 4, 3)
+SPLIT = Config("tile", 32, 64, 128, 1, 2, 4, 3)
+
+
+def problems() -> dict[str, Problem]:
+    """One of each pair of scales that the generated kernels compute here, of M 16 with and without a bias."""
+    found: dict[str, Problem] = {}
+    for name in ("a8w8", "a8w8_blockscale"):
+        family = registry.get(Family, name)
+        for dtype in TYPES:
+            for pair in family.scalings(dtype, dtype):
+                scales = "" if pair == family.scalings(dtype, dtype)[0] else granularity(pair)
+                for bias in ("none", "n"):
+                    one = family.problem(16, N, K, dtype, dtype, "bf16", row_major_b=False, bias=bias, scales=scales)
+                    computed = registry.get(KernelBackend, "triton").supports(one, TARGET)
+                    if family.supports(one, TARGET) and computed:
+                        found[f"{granularity(pair)}, {dtype}, bias {bias}"] = one
+    return found
+
+
+PROBLEMS = problems() if VENDOR else {}
+
+
+def record(of: Problem, config: Config = TILE, **changes: Any) -> Record:
+    toolchain = {"triton": settings.version("triton")}
+    return replace(Record(of, ARCH, config, "triton", 1e-6, 0.01, "events", toolchain=toolchain), **changes)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Each problem at M 16, and in a range of M 17 to 64."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITONGEMM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        ranges = [record(replace(one, m=64), SPLIT, m_from=17) for one in PROBLEMS.values()]
+        exact = [record(one) for one in PROBLEMS.values()]
+        assert tritongemm.load([*exact, *ranges]) == 2 * len(PROBLEMS)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def operands(one: Problem, m: int, seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
+    """(the arguments of `scaled_mm`, the exact result) of a problem at another M."""
+    here, family = replace(one, m=m), registry.get(Family, one.family)
+    given = family.make_inputs(here, "cuda", seed=seed)
+    exact = family.reference(here, given)
+    assert here.scale_a is not None and here.scale_b is not None
+    # The tensors of families lie in memory as kernels read them; a caller's have one row for each row of its operand.
+    scale_a = given["scale_a"].t() if here.scale_a.layout == "groups" else given["scale_a"]
+    scale_b = given["scale_b"].t() if here.scale_b.layout == "groups" else given["scale_b"]
+    named = {"a": given["a"], "b": given["b"].T, "scale_a": scale_a, "scale_b": scale_b}
+    return named | ({"bias": given["bias"]} if "bias" in given else {}), exact
+
+
+def said_of(given: dict[str, Tensor]) -> str:
+    names = {"a": "x", "b": "w"}
+    return tritongemm.explain(**{names.get(name, name): tensor for name, tensor in given.items()}).splitlines()[0]
+
+
+def assert_right(one: Problem, out: Tensor, exact: Tensor) -> None:
+    assert error_metric.deviation(out.view(exact.shape), exact) <= registry.get(Family, one.family).tolerance(one)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(
+    ("m", "kind"), [(16, "exact"), (17, "range"), (64, "range"), (3, "fallback"), (65, "fallback")]
+)
+def test_every_granularity_is_right_in_and_outside_of_ranges(name: str, m: int, kind: str) -> None:
+    one = PROBLEMS[name]
+    given, exact = operands(one, m)
+    assert said_of(given).startswith(f"{kind}: ")
+    for seed in range(2):
+        given, exact = operands(one, m, seed)
+        assert_right(one, tritongemm.scaled_mm(**given), exact)
+    turned = given | {"b": given["b"].t()}
+    turned["scale_b"] = given["scale_b"].t() if given["scale_b"].dim() == 2 else given["scale_b"]
+    assert_right(one, tritongemm.scaled_mm(**turned), exact)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_graph_replays_on_new_operands(name: str) -> None:
+    one = PROBLEMS[name]
+    for m in (16, 40, 3):
+        given, _ = operands(one, m)
+        tritongemm.scaled_mm(**given)
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.graph(graph, stream=stream):
+            out = tritongemm.scaled_mm(**given)
+        other, exact = operands(one, m, seed=5)
+        for key, tensor in other.items():
+            given[key].copy_(tensor)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_right(one, out, exact)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_one_compiled_graph_serves_every_m(name: str) -> None:
+    one = PROBLEMS[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda given: tritongemm.scaled_mm(**given) * 2, fullgraph=True, dynamic=True)
+    for m in (16, 40, 100):
+        given, exact = operands(one, m)
+        out = compiled(given)
+        assert_right(one, out / 2, exact)
+
+
+def test_threads_have_launches_of_their_own() -> None:
+    cases = [(one, *operands(one, 16)) for one in PROBLEMS.values()]
+    faults: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(20):
+                    for one, given, exact in cases:
+                        assert_right(one, tritongemm.scaled_mm(**given), exact)
+        except BaseException as error:
+            faults.append(error)
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults, faults[0]
+
+
+def test_bad_operands_are_refused_before_the_launch() -> None:
+    if not PROBLEMS:
+        pytest.skip("no scaled kernels here")
+    given, exact = operands(next(iter(PROBLEMS.values())), 16)
+    one = next(iter(PROBLEMS.values()))
+    with pytest.raises(InputError, match="scale_b is on cpu"):
+        tritongemm.scaled_mm(**(given | {"scale_b": given["scale_b"].cpu()}))
+    with pytest.raises(InputError, match=r"scale_a is torch\.float32"):
+        tritongemm.scaled_mm(**(given | {"scale_a": torch.ones(7, device="cuda")}))
+    if TARGET.fp8 != "none":
+        stranger = torch.float8_e4m3fn if TARGET.fp8 == "fnuz" else torch.float8_e4m3fnuz
+        a, b = (torch.zeros(rows, K, device="cuda").to(stranger) for rows in (16, N))
+        with pytest.raises(InputError, match="the fp8 encoding of"):
+            tritongemm.scaled_mm(a, b, torch.ones(16, device="cuda"), torch.ones(N, device="cuda"))
+    assert_right(one, tritongemm.scaled_mm(**given), exact)
+
+
+def test_a_librarys_algorithm_serves() -> None:
+    """An algorithm of the vendor's library for factors of rows, which none of its own choice is."""
+    one = next((p for name, p in PROBLEMS.items() if name.startswith(f"row, {FP8}, bias none")), None)
+    if one is None:
+        pytest.skip("no fp8 here")
+    here = replace(one, m=48, n=512)
+    family = registry.get(Family, here.family)
+    for backend in registry.every(Backend):
+        if not isinstance(backend, LibraryBackend) or backend.baseline or not backend.supports(here, TARGET):
+            continue
+        given = family.make_inputs(here, "cuda") | {"c": torch.empty(48, 512, dtype=torch.bfloat16, device="cuda")}
+        configs = backend.list_algorithms(here, given, 4)
+        if not configs:
+            continue
+        tritongemm.load([record(here, configs[-1], winner=backend.name)])
+        named, exact = operands(here, 48)
+        if said_of(named).startswith("exact"):
+            assert_right(here, tritongemm.scaled_mm(**named), exact)
+            return
+    pytest.skip("no library here has an algorithm that can be called")
+
+
+# --- Quantisation -----------------------------------------------------------------------------------------------------
+
+
+def activations(m: int, k: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(m + k)
+    x = torch.randn(m, k, generator=generator, device="cuda") * torch.logspace(-4, 2, m, device="cuda")[:, None]
+    x[m // 2] = 0
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", TYPES)
+def test_quantisation_is_right(name: str, dtype: torch.dtype) -> None:
+    wanted = torch.int8 if name == "int8" else own_fp8(torch.device("cuda", 0))
+    for m, k in ((1, 128), (3, 129), (9, 7168), (257, 1000), (64, 4096), (5, 20000)):
+        x = activations(m, k, dtype) if m > 1 else torch.randn(1, k, device="cuda").to(dtype)
+        for granularity_, layouts in (("tensor", ("rows",)), ("row", ("rows",)), ("block", ("rows", "groups", "tma"))):
+            for layout in layouts:
+                q, scale = tritongemm.quantize(x, granularity_, wanted, layout)
+                expected_q, expected = by_torch(x, granularity_, wanted, layout)
+                assert scale.stride() == expected.stride() and scale.shape == expected.shape
+                torch.testing.assert_close(scale, expected, rtol=1e-6, atol=0)
+                scaling = Scaling(rows=0) if granularity_ == "tensor" else Scaling()
+                scaling = Scaling(depth=128) if granularity_ == "block" else scaling
+                factors = spread(scale, scaling, m, k).double().expand(m, k)
+                least = factors * (1.0 if name == "int8" else 2.0**-9)
+                step = torch.maximum(x.double().abs() * (0.0 if name == "int8" else 2.0**-3), least)
+                assert bool(((q.double() * factors - x.double()).abs() <= step * 0.5001).all())
+                assert float((q.float() == expected_q.float()).double().mean()) > 0.999
+
+
+def test_quantisation_is_captured_once_it_ran() -> None:
+    x = activations(33, 7168, torch.bfloat16)
+    tritongemm.quantize(x, "block", layout="groups")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        q, scale = tritongemm.quantize(x, "block", layout="groups")
+    x.copy_(activations(33, 7168, torch.bfloat16).flip(0))
+    graph.replay()
+    torch.cuda.synchronize()
+    expected_q, expected = by_torch(x, "block", q.dtype, "groups")
+    assert torch.equal(scale, expected)
+    assert float((q.float() == expected_q.float()).double().mean()) > 0.999
+
+
+@pytest.mark.parametrize("form", ["row", "block"])
+@pytest.mark.parametrize("m", [16, 40, 3])
+def test_a_layer_quantises_for_the_kernel_that_serves_it(form: str, m: int) -> None:
+    if TARGET.fp8 == "none":
+        pytest.skip("no fp8 here")
+    x = torch.randn(m, K, device="cuda", dtype=torch.bfloat16)
+    w, scale = tritongemm.quantize(torch.randn(N, K, device="cuda"), "row")
+    scale = scale[:, 0]
+    scaling = Scaling()
+    if form == "block":
+        scale, scaling = torch.rand(N // 128, K // 128, device="cuda") + 0.5, Scaling(rows=128, depth=128)
+    exact = x.double() @ (w.double() * spread(scale, scaling, N, K)).T
+    out = tritongemm.linear_fp8(x, w, scale)
+    assert error_metric.deviation(out, exact) < 0.1
+    compiled = torch.compile(tritongemm.linear_fp8, fullgraph=True, dynamic=True)
+    assert error_metric.deviation(compiled(x, w, scale), exact) < 0.1
+
+
+def test_patched_transformers_layers_are_right() -> None:
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    if TARGET.fp8 != "fn":
+        pytest.skip("transformers' layers are OCP fp8")
+    layer = fp8.FP8Linear(K, N, block_size=(128, 128)).cuda()
+    layer.weight.copy_(torch.randn(N, K, device="cuda"))
+    layer.weight_scale_inv.copy_(torch.rand(N // 128, K // 128, device="cuda") + 0.5)
+    model = torch.nn.Sequential(layer)
+    patched = tritongemm.patch(model)
+    if not any("a8w8_blockscale" in one.key for one in PROBLEMS.values()):
+        assert isinstance(patched.left, dict)
+        pytest.skip("no kernels with factors along K here")
+    assert patched.patched == ("0",)
+    x = torch.randn(16, K, device="cuda", dtype=torch.bfloat16)
+    weight = layer.weight.double() * spread(layer.weight_scale_inv, Scaling(rows=128, depth=128), N, K)
+    assert error_metric.deviation(model(x), x.double() @ weight.T) < 0.1
+    patched.undo()
+
+
+def test_refusals_are_told() -> None:
+    """A kernel that can't be launched costs its own size alone."""
+    one = next(iter(PROBLEMS.values()), None)
+    if one is None:
+        pytest.skip("no scaled kernels here")
+    strange = replace(one, m=77)
+    with pytest.warns(UserWarning, match="PyTorch computes 1 of"):
+        tritongemm.load([record(strange, replace(TILE, block_m=4096, block_n=4096))])
+    given, exact = operands(strange, 77)
+    assert said_of(given).startswith("fallback")
+    assert_right(strange, tritongemm.scaled_mm(**given), exact)

@@ -1,0 +1,63 @@
+"""Stand-ins of scaled products that only a GPU has: they check shapes, types and strides as the real ones do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK = 128
+
+
+def scaled_mm(
+    a: Tensor, b: Tensor, scale_a: Tensor, kind_a: Any, scale_b: Tensor, kind_b: Any, output_dtype: torch.dtype
+) -> Tensor:
+    """`torch.nn.functional.scaled_mm` of PyTorch 2.10 and later for factors of 1 x 128 and of 128 x 128."""
+    (m, k), n = a.shape, b.shape[1]
+    groups = -(-k // BLOCK)
+    assert a.stride() == (k, 1) and b.stride() == (1, k), "row-major A and column-major B"
+    assert kind_a.name == "BlockWise1x128"
+    _check(scale_a, (m, groups), m)
+    if kind_b.name == "BlockWise1x128":
+        _check(scale_b, (n, groups), n)
+        of_b = scale_b
+    else:
+        padded = -(-groups // 4) * 4
+        _check(scale_b, (padded, -(-n // BLOCK)), padded)
+        of_b = scale_b[:groups].T.repeat_interleave(BLOCK, 0)[:n]
+    return _product(a, scale_a, b, of_b).to(output_dtype)
+
+
+def fp8_gemm_nt(
+    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], d: Tensor, c: Tensor | None = None, **options: Any
+) -> None:
+    """`deep_gemm.fp8_gemm_nt` on Hopper: D = A B^T, A's factors where its copy engine can read them."""
+    (left, of_a), (right, of_b) = a, b
+    (m, k), n = left.shape, right.shape[0]
+    groups = -(-k // BLOCK)
+    assert left.stride() == (k, 1) and right.stride() == (k, 1) and d.stride(1) == 1
+    assert c is None and d.dtype in (torch.bfloat16, torch.float32)
+    assert of_a.shape == (m, groups) and of_a.stride() == (1, -(-m // 4) * 4), "a copy would be part of the call"
+    assert of_b.shape == (-(-n // BLOCK), groups) and of_b.is_contiguous()
+    d.copy_(_product(left, of_a, right.T, of_b.repeat_interleave(BLOCK, 0)[:n]))
+
+
+def bf16_gemm_nt(a: Tensor, b: Tensor, d: Tensor) -> None:
+    """`deep_gemm.bf16_gemm_nt`."""
+    assert a.dtype == b.dtype == torch.bfloat16 and 1 in a.stride() and 1 in b.stride()
+    d.copy_(a.float() @ b.float().T)
+
+
+def _check(scale: Tensor, shape: tuple[int, int], lead: int) -> None:
+    assert scale.dtype == torch.float32 and tuple(scale.shape) == shape, f"{tuple(scale.shape)} is not {shape}"
+    assert scale.stride(0) == 1 and (scale.stride(1) == lead or (shape[1] == 1 and scale.stride(1) == 1)), (
+        scale.stride()
+    )
+
+
+def _product(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor) -> Tensor:
+    k = a.shape[1]
+    left = a.double() * of_a.double().repeat_interleave(BLOCK, 1)[:, :k]
+    right = b.T.double() * of_b.double().repeat_interleave(BLOCK, 1)[:, :k]
+    return left @ right.T

@@ -1,0 +1,92 @@
+"""Scale factors as libraries name and read them: what a factor covers, and copies in the order that a library wants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import Scaling
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import ScaleLayout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK = 128  # elements along K, and columns of B, that share a factor where libraries read blocks
+_MX_DEPTH = 32
+_OTHER = "other"
+
+# By the factors of A and of B: their type, the rows that share one, the elements along K that do.
+_ONE, _EACH, _VECTOR = ("fp32", 0, 0), ("fp32", 1, 0), ("fp32", 1, BLOCK)
+_SQUARE, _MX = ("fp32", BLOCK, BLOCK), ("e8m0", 1, _MX_DEPTH)
+_NAMES = {
+    (_ONE, _ONE): "tensor",
+    (_EACH, _EACH): "row",
+    (_VECTOR, _SQUARE): "block",
+    (_VECTOR, _VECTOR): "group",
+    (_MX, _MX): "mx",
+}
+
+
+def coverage(problem: Problem) -> str:
+    """Name of what a factor covers.
+
+    Returns:
+        ``tensor``, ``row`` (of A and column of B), ``block`` (1 x 128 of A, 128 x 128 of B), ``group`` (1 x 128 of
+        both), ``mx`` (1 x 32 of both, powers of two), ``other``, or "" where there are no factors.
+    """
+    if problem.scale_a is None or problem.scale_b is None:
+        return "" if problem.scale_a is problem.scale_b else _OTHER
+    return _NAMES.get((_covers(problem.scale_a), _covers(problem.scale_b)), _OTHER)
+
+
+def _covers(scaling: Scaling) -> tuple[str, int, int]:
+    return scaling.dtype, scaling.rows, scaling.depth
+
+
+def factors(problem: Problem, operands: Operands, name: str) -> Tensor:
+    """The factors of one operand as [rows, groups along K], without padding.
+
+    A view of what the problem has, where its order can be viewed so.
+
+    Args:
+        problem: has them.
+        operands: its tensors.
+        name: ``scale_a`` or ``scale_b``.
+    """
+    scaling, given = problem.operands[name].scaling, operands[name]
+    assert scaling is not None
+    rows, groups = replace(scaling, layout="rows", pad=(1, 1)).shape(
+        problem.m if name == "scale_a" else problem.n, problem.k
+    )
+    if not scaling.depth:
+        return given.reshape(rows, groups)
+    if scaling.layout == "groups":
+        given = given.T
+    elif scaling.layout != "rows":
+        given = registry.get(ScaleLayout, scaling.layout).unpack(given)
+    return given[:rows, :groups]
+
+
+def dense(matrix: Tensor, multiple: int = 1) -> Tensor:
+    """A matrix with its rows one after another, each padded with zeros to a multiple; itself where it lies so already.
+
+    Args:
+        matrix: two dimensions.
+        multiple: of the number of columns.
+    """
+    rows, columns = matrix.shape
+    padded = -(-columns // multiple) * multiple
+    if padded == columns and matrix.stride() == (columns, 1):
+        return matrix
+    copy = matrix.new_zeros((rows, padded))
+    copy[:, :columns] = matrix
+    return copy
+
+
+def has_shape(problem: Problem, name: str, shape: tuple[int, int]) -> bool:
+    """Whether factors lie in memory as a matrix of this shape, dense and row-major, so that they need no copy."""
+    spec = problem.operands[name]
+    return spec.order in ("rows", "groups") and spec.shape == shape

@@ -1,0 +1,93 @@
+"""How the vendor's library reads a problem's scale factors: what each of its pointers covers, and the order in memory.
+
+The library's A is our B, and its B our A. Factors of 1 x 128 lie row by row of A (column by column of B) for each group
+along K; those of 128 x 128 have the groups of a block beside each other, padded to a multiple of four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tritongemm.backends._scales import BLOCK, coverage, dense, factors, has_shape
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import Problem
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.core.target import Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Names of `hip_ext.blaslt.tables`, of the library's A and of its B.
+_MODES = {
+    "": ("scalar", "scalar"),
+    "tensor": ("scalar", "scalar"),
+    "row": ("outer_vec", "outer_vec"),
+    "block": ("blk128x128", "vec128"),
+    "group": ("vec128", "vec128"),
+}
+_SHUFFLED = {"e8m0_32x8": "blk32_ue8m0_swizzled"}  # orders of e8m0 factors that it reads
+_BLOCK_GROUPS = 4  # Groups along K are padded to a multiple of so many in factors of 128 x 128.
+_LEAST_CUBLASLT = 120900  # The first version of cuBLASLt whose factors are not for the whole operand.
+_HOPPER = "sm90"  # Its kernels alone apply factors of 128 along K.
+
+
+def modes(problem: Problem) -> tuple[str, str] | None:
+    """What the library's pointers to the factors of its A and of its B point to; None where it can't read them."""
+    scales = coverage(problem)
+    if scales == "mx":
+        first, second = (_SHUFFLED.get(s.layout) for s in (problem.scale_b, problem.scale_a) if s is not None)
+        return (first, second) if first and second else None
+    return _MODES.get(scales) if problem.a.is_fp8 or not scales else None
+
+
+def supports(problem: Problem, target: Target, vendor: str | None, version: Callable[[], int]) -> Support:
+    """Whether the library applies a problem's factors on a target.
+
+    Args:
+        problem: what is computed.
+        target: where.
+        vendor: of the GPU that is here; None where there is none.
+        version: asks the library that is here for its version.
+    """
+    scales = coverage(problem)
+    if not scales:
+        return SUPPORTED
+    if not problem.a.is_fp8 and scales != "mx":
+        return Support(f"it applies scales to fp8 alone, not to {problem.dtype_a}")
+    if modes(problem) is None or (scales == "mx" and target.vendor != "amd"):
+        return Support(f"it has no scales that cover what those of {problem.key} do")
+    if problem.batch > 1:
+        return Support("it is not told where the scales of a batch lie")
+    if target.vendor == "nvidia" and scales in ("block", "group") and target.name != _HOPPER:
+        return Support(f"its kernels with scales for each {BLOCK} numbers along K are for {_HOPPER}, not {target.name}")
+    if vendor == "nvidia" and scales != "tensor" and (found := version()) < _LEAST_CUBLASLT:
+        return Support(f"cuBLASLt {found} scales whole operands alone; {_LEAST_CUBLASLT} (CUDA 12.9) and later do more")
+    return SUPPORTED
+
+
+def in_order(problem: Problem, operands: Operands) -> tuple[Tensor, ...]:
+    """The factors of the library's A and of its B as it reads them, copied where they lie otherwise; or none."""
+    scales = coverage(problem)
+    if scales in ("block", "group"):
+        of_b = factors(problem, operands, "scale_b")
+        of_b = dense(of_b, _BLOCK_GROUPS) if scales == "block" else dense(of_b.T)
+        return of_b, dense(factors(problem, operands, "scale_a").T)
+    return (operands["scale_b"], operands["scale_a"]) if scales else ()
+
+
+def reads_as_they_are(problem: Problem) -> Support:
+    """Whether the library reads the problem's factors where and as they lie, so that they can be served."""
+    scales = coverage(problem)
+    if scales not in ("block", "group"):
+        return SUPPORTED if modes(problem) else Support(f"no scales of the library's are those of {problem.key}")
+    groups = -(-problem.k // BLOCK)
+    wanted = {"scale_a": (groups, problem.m), "scale_b": (groups, problem.n)}
+    if scales == "block":
+        padded = -(-groups // _BLOCK_GROUPS) * _BLOCK_GROUPS
+        wanted["scale_b"] = (-(-problem.n // BLOCK), padded)
+    for name, shape in wanted.items():
+        if not has_shape(problem, name, shape):
+            have = problem.operands[name].shape
+            return Support(f"the library wants {name} as {list(shape)} in memory, not {list(have)}")
+    return SUPPORTED

@@ -1,0 +1,120 @@
+"""Backend: DeepGEMM's products of bf16 and of fp8 with block scales, where the deep_gemm package is installed.
+
+The package compiles a kernel for each shape when it is first called, in seconds; a call is made before it is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tritongemm.backends._accepted import accepts
+from tritongemm.backends._scales import coverage, dense, factors
+from tritongemm.backends.deepgemm import package, served
+from tritongemm.core.config import Config
+from tritongemm.core.errors import UnavailableError
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.core.target import Target
+from tritongemm.plugins.contracts import Capabilities, LibraryBackend
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tritongemm.hip_ext.driver import driver
+
+_ROW_BYTES = 16  # The copy engine fetches from rows that begin at multiples of so many.
+
+
+class DeepGemmBackend(LibraryBackend):
+    """DeepGEMM, which picks its kernel itself; it may let kernels overlap or not."""
+
+    summary = "DeepGEMM's bf16 and block-scaled fp8, where the deep_gemm package is installed"
+    aliases = ("deep_gemm",)
+    compile_limit_s = 60.0
+    capabilities = Capabilities(archs=("sm90",), scales=("mainloop",))
+
+    def available(self) -> Support:
+        """Whether the package is installed and loads."""
+        try:
+            package.load()
+        except UnavailableError as error:
+            return Support(str(error))
+        return SUPPORTED
+
+    def _supports(self, problem: Problem, target: Target) -> Support:
+        if problem.bias != "none":
+            return Support("it adds no bias")
+        if problem.a.is_fp8:
+            known = _fits_scaled(problem)
+        else:
+            types = (problem.dtype_a, problem.dtype_b, problem.dtype_c)
+            known = SUPPORTED if types in _PLAIN else Support(f"it multiplies bf16 or fp8, not {problem.dtypes}")
+        return known and _aligned(problem)
+
+    def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
+        if self.operation(problem, operands) is None:
+            return []
+        one = Config(package.function(problem), 0, 0, 0, num_warps=0, num_stages=0, backend=self.name)
+        found = [one, replace(one, options=(("overlap", 1),))] if package.can_overlap() else [one]
+        return found[: limit or None]
+
+    def operation(
+        self, problem: Problem, operands: Operands, config: Config | None = None
+    ) -> Callable[[], object] | None:
+        """A call that computes C, whose kernel is compiled; None where the package refuses the problem.
+
+        Args:
+            problem: one that `supports` allows.
+            operands: on the device; factors that must lie otherwise are copied here.
+            config: whether kernels may overlap; None for no.
+        """
+        tensors: dict[str, Tensor] = {"a": operands["a"], "b": operands["b"].T, "c": operands["c"]}
+        if coverage(problem):
+            of_a = dense(factors(problem, operands, "scale_a").T, package.ALIGNED_ROWS)
+            tensors["scale_a"] = of_a[:, : problem.m].T
+            tensors["scale_b"] = dense(factors(problem, operands, "scale_b"))
+        try:
+            call = package.product(problem, tensors, bool(config and config.option("overlap")))
+        except UnavailableError:
+            return None
+        return call if accepts(call) else None
+
+    def version(self) -> str:
+        """Version of the package."""
+        return str(package.load().__version__)
+
+    def load(self, record: Record, device_index: int, device: driver.Device) -> LoadedKernel | Support:
+        """The kernel of a record, to be called at any addresses, or why it can't be."""
+        available = self.available()
+        return served.load(record, device_index, device) if available else available
+
+
+_PLAIN = (("bf16", "bf16", "bf16"), ("bf16", "bf16", "fp32"))
+
+
+def _fits_scaled(problem: Problem) -> Support:
+    if (problem.dtype_a, problem.dtype_b, problem.dtype_c) != ("fp8e4m3fn", "fp8e4m3fn", "bf16"):
+        return Support(f"of fp8 it multiplies e4m3fn into bf16, not {problem.dtypes}")
+    if coverage(problem) != "block":
+        return Support("its scales of fp8 are for 1 x 128 of A and 128 x 128 of B")
+    return (
+        SUPPORTED if problem.layout == "TN" else Support(f"fp8 must be contiguous along K (TN), not {problem.layout}")
+    )
+
+
+def _aligned(problem: Problem) -> Support:
+    """Whether each matrix's rows begin where the copy engine can fetch."""
+    along = {
+        "A": (problem.k if problem.row_major_a else problem.m) * problem.a.bytes,
+        "B": (problem.n if problem.row_major_b else problem.k) * problem.b.bytes,
+        "C": problem.n * problem.c.bytes,
+    }
+    for name, nbytes in along.items():
+        if nbytes % _ROW_BYTES:
+            return Support(f"rows of {name} take {nbytes} bytes, which is no multiple of {_ROW_BYTES}")
+    return SUPPORTED

@@ -1,0 +1,114 @@
+"""The package deep_gemm: importing it, and the calls of it that compute one product."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from tritongemm.backends._scales import BLOCK
+from tritongemm.core.errors import UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.hip_ext import libraries
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCALED, PLAIN_BF16 = "fp8_gemm_nt", "bf16_gemm_nt"  # the package's names of its functions
+ALIGNED_ROWS = 4  # Factors of A lie row by row for each group along K, padded to 16 bytes, for the copy engine.
+
+
+@cache
+def load() -> ModuleType:
+    """The package.
+
+    Raises:
+        UnavailableError: it is not installed, or does not load on this machine.
+    """
+    if find_spec("deep_gemm") is None:
+        raise UnavailableError("the deep_gemm package (DeepGEMM) is not installed")
+    _load_nvrtc()
+    try:
+        package = importlib.import_module("deep_gemm")
+    except (ImportError, OSError, RuntimeError, AssertionError) as error:
+        why = str(error).strip().partition("\n")[0]
+        raise UnavailableError(
+            f"the deep_gemm package does not load: {why or 'no CUDA toolkit was found (CUDA_HOME)'}"
+        ) from error
+    if SCALED not in vars(package):
+        raise UnavailableError("this deep_gemm was built without its kernels (its CUDA is too old)")
+    return package
+
+
+def _load_nvrtc() -> None:
+    """Open CUDA's run-time compiler: the package's extension needs it, and does not look into PyTorch's wheels."""
+    import torch
+
+    major = (torch.version.cuda or "").partition(".")[0]
+    folders = libraries.wheel_folders(f"nvidia/cu{major}/lib", "nvidia/cuda_nvrtc/lib")
+    with suppress(UnavailableError):  # Where it is missing, importing says so.
+        libraries.load("CUDA's run-time compiler", (f"libnvrtc.so.{major}",), folders)
+
+
+def function(problem: Problem) -> str:
+    """Name of the function that computes a problem's types: with factors, or bf16 without."""
+    return SCALED if problem.a.is_fp8 else PLAIN_BF16
+
+
+def groups(problem: Problem) -> int:
+    """Groups of 128 along K."""
+    return -(-problem.k // BLOCK)
+
+
+def padded_rows(problem: Problem) -> int:
+    """M with the padding that factors of A have in memory."""
+    return -(-problem.m // ALIGNED_ROWS) * ALIGNED_ROWS
+
+
+def product(problem: Problem, tensors: Mapping[str, Tensor], overlap: bool) -> Callable[[], None]:
+    """A call that computes C on PyTorch's current stream.
+
+    Args:
+        problem: `function` has one for it.
+        tensors: ``a`` [M, K], ``b`` as [N, K], ``c`` [M, N]; with factors ``scale_a`` [M, K / 128], padded as
+            `padded_rows` says, and ``scale_b`` [N / 128, K / 128].
+        overlap: a kernel may start before the one before it has ended.
+
+    Raises:
+        UnavailableError: as `load`.
+    """
+    package, a, b, c = load(), tensors["a"], tensors["b"], tensors["c"]
+    compute = getattr(package, function(problem))
+
+    def scaled() -> None:
+        with _overlapping(package, overlap):
+            compute((a, tensors["scale_a"]), (b, tensors["scale_b"]), c, disable_ue8m0_cast=True)
+
+    def plain() -> None:
+        with _overlapping(package, overlap):
+            compute(a, b, c)
+
+    return scaled if function(problem) == SCALED else plain
+
+
+def can_overlap() -> bool:
+    """Whether this version of the package can let kernels overlap."""
+    return {"get_pdl", "set_pdl"} <= vars(load()).keys()
+
+
+@contextmanager
+def _overlapping(package: ModuleType, overlap: bool) -> Iterator[None]:
+    """The package's switch for overlapping kernels, which is one for the process, as wanted for one call."""
+    before = package.get_pdl() if can_overlap() else overlap
+    if before == overlap:
+        yield
+        return
+    package.set_pdl(overlap)
+    try:
+        yield
+    finally:
+        package.set_pdl(before)

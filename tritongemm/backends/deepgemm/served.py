@@ -1,0 +1,158 @@
+"""A product of DeepGEMM, loaded for operands that lie anywhere.
+
+The kernel that the package launches is launched directly where it can be told (`runtime.captured_launch`); elsewhere
+the package is called, with tensors made at the addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tritongemm.backends._accepted import accepts
+from tritongemm.backends._scales import BLOCK, coverage, has_shape
+from tritongemm.backends.deepgemm import package
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.runtime import captured_launch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tritongemm.hip_ext.driver import driver
+
+
+def load(record: Record, device_index: int, device: driver.Device) -> LoadedProduct | Support:
+    """A record's product, or why it can't be called at any addresses.
+
+    Args:
+        record: of a problem that the backend supports.
+        device_index: the current device, as PyTorch counts.
+        device: the same, as the driver knows it.
+    """
+    if not (as_they_are := _reads_as_they_are(record.problem)):
+        return as_they_are
+    try:
+        return LoadedProduct(record, device_index, device)
+    except (TritonGemmError, RuntimeError, LookupError) as error:
+        return Support(str(error).partition("\n")[0])
+
+
+class LoadedProduct:
+    """A product of the package on a device.
+
+    Args:
+        record: whose problem's factors are read as they lie.
+        device_index: the current device, as PyTorch counts.
+        device: the same, as the driver knows it.
+
+    Raises:
+        LookupError: the package refuses the problem.
+        UnavailableError: it does not load.
+        RuntimeError: the device has no memory for the operands of one call.
+    """
+
+    def __init__(self, record: Record, device_index: int, device: driver.Device) -> None:
+        self._problem, self._place = record.problem, _device(device_index)
+        self._overlap = bool(record.config.option("overlap"))
+        self._places = _places(record.problem)
+        if not accepts(package.product(self._problem, self._own_tensors(), self._overlap)):
+            raise LookupError(f"this version of deep_gemm refuses {self._problem.key}")
+        self._kernels = self._capture(device)
+
+    @property
+    def captured(self) -> bool:
+        """Whether its kernel is launched without the package."""
+        return self._kernels is not None
+
+    def bytes(self, buffer: str) -> int:
+        """Bytes of a buffer that the runtime owns: it needs none."""
+        return 0
+
+    def prepare(self, device: driver.Device) -> PatchedLaunch:
+        """A launch for one thread."""
+        if self._kernels:
+            return captured_launch.prepare_captured(device, self._kernels)
+        addresses = dict.fromkeys(self._places, 0)
+        return PatchedLaunch(
+            {name: partial(addresses.__setitem__, name) for name in addresses}, partial(self._call, addresses)
+        )
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        import torch
+
+        return {
+            name: torch.empty_strided(shape, strides, dtype=dtype, device=self._place)
+            for name, (shape, strides, dtype) in self._places.items()
+        }
+
+    def _call(self, addresses: Mapping[str, int], stream: int) -> None:
+        """Call the package with operands at addresses, on the stream of a handle."""
+        tensors = {name: tensor_at(addresses[name], *where, self._place) for name, where in self._places.items()}
+        with _on_stream(stream, self._place):
+            package.product(self._problem, tensors, self._overlap)()
+
+    def _capture(self, device: driver.Device) -> tuple[captured_launch.CapturedKernel, ...] | None:
+        try:
+            return captured_launch.capture_launches(device, tuple(self._places), self._call)
+        except (TritonGemmError, RuntimeError):
+            return None
+
+
+def _reads_as_they_are(problem: Problem) -> Support:
+    """Whether the package reads a problem's factors where they lie."""
+    if not coverage(problem):
+        return SUPPORTED
+    wanted = {
+        "scale_a": (package.groups(problem), package.padded_rows(problem)),
+        "scale_b": (-(-problem.n // BLOCK), package.groups(problem)),
+    }
+    for name, shape in wanted.items():
+        if not has_shape(problem, name, shape):
+            have = problem.operands[name].shape
+            return Support(f"DeepGEMM wants {name} as {list(shape)} in memory, not {list(have)}")
+    return SUPPORTED
+
+
+def _places(problem: Problem) -> dict[str, tuple[tuple[int, int], tuple[int, int], Any]]:
+    """Shape, strides and type of each tensor that the package is given."""
+    import torch
+
+    m, n, k = problem.m, problem.n, problem.k
+    types = {name: getattr(torch, spec.dtype.torch) for name, spec in problem.operands.items()}
+    found = {
+        "a": ((m, k), (k, 1) if problem.row_major_a else (1, m), types["a"]),
+        "b": ((n, k), (1, n) if problem.row_major_b else (k, 1), types["b"]),
+        "c": ((m, n), (n, 1), types["c"]),
+    }
+    if coverage(problem):
+        groups = package.groups(problem)
+        found["scale_a"] = ((m, groups), (1, package.padded_rows(problem)), torch.float32)
+        found["scale_b"] = ((-(-n // BLOCK), groups), (groups, 1), torch.float32)
+    return found
+
+
+def tensor_at(address: int, shape: tuple[int, int], strides: tuple[int, int], dtype: Any, place: Any) -> Tensor:
+    """A tensor over memory that somebody else keeps."""
+    import torch
+
+    last = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+    storage = torch._C._construct_storage_from_data_pointer(address, place, (last + 1) * dtype.itemsize)
+    return torch.empty(0, dtype=dtype, device=place).set_(storage, 0, shape, strides)
+
+
+def _device(index: int) -> Any:
+    import torch
+
+    return torch.device("cuda", index)
+
+
+def _on_stream(stream: int, place: Any) -> Any:
+    """Makes a stream PyTorch's current one."""
+    import torch
+
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=place))

@@ -1,0 +1,52 @@
+"""Kernels beside the products, compiled and launched as the products' are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritongemm.core import settings
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
+from tritongemm.core.launch import Launch, Param
+from tritongemm.core.target import Target
+
+
+def compile_job(helper: HelperKernel, target: Target) -> CompileJob:
+    """What to compile; the keys are those of a product's job."""
+    identity: dict[str, Any] = {
+        "backend": "triton",
+        "triton": settings.version("triton"),
+        "arch": target.name,
+        "wave": target.wave_size,
+        "lds": target.lds_bytes,
+        "source": helper.source,
+        "constants": dict(helper.constants),
+        "options": {"num_warps": helper.num_warps, "num_stages": 1},
+        "signature": dict(helper.signature),
+        "divisors": {name: divisor for name, divisor in helper.divisors.items() if divisor > 1},
+        "small": [],
+    }
+    config = Config(helper.name, 0, 0, 0, num_warps=helper.num_warps, num_stages=1)
+    return CompileJob(config, identity, {"vendor": target.vendor})
+
+
+def make_launch(built: Artifact, helper: HelperKernel, arguments: HelperArguments) -> Launch:
+    """The launch of a compiled helper kernel; each buffer has the name of its parameter without ``_ptr``."""
+    params = [
+        Param("pointer", name.removesuffix("_ptr")) if kind.startswith("*") else Param(kind, arguments.numbers[name])
+        for name, kind in helper.signature.items()
+    ]
+    params += [Param("pointer", ""), Param("pointer", "")]  # Triton's own scratch, unused
+    return Launch(
+        path=built.path,
+        symbol=built.symbol,
+        grid=arguments.grid,
+        block=(built.threads, 1, 1),
+        shared=built.launch["dynamic_shared"],
+        params=tuple(params),
+        buffers=(),
+        cluster=built.launch["cluster"],
+        at=tuple(built.launch["offsets"]),
+        sha256=built.sha256,
+    )

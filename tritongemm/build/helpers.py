@@ -1,0 +1,75 @@
+"""Kernels beside the products, e.g. those that quantise operands: compiled where the cache lacks them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
+from tritongemm.core.launch import Launch
+from tritongemm.core.target import Target
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, SearchedBackend
+
+_TEXTS = Path(__file__).parents[1] / "templates" / "helpers"
+
+
+@cache
+def read_text(name: str) -> str:
+    """The module of kernels of a file in templates/helpers, without its suffix."""
+    return (_TEXTS / f"{name}.j2").read_text(encoding="utf-8")
+
+
+@cache
+def _compiler() -> SearchedBackend:
+    """The backend that compiles such kernels.
+
+    Raises:
+        UnavailableError: there is none.
+    """
+    for backend in registry.every(Backend):
+        if isinstance(backend, SearchedBackend) and backend.has_helpers:
+            return backend
+    raise UnavailableError("no backend here compiles kernels beside the products")
+
+
+def compile_helper(helper: HelperKernel, target: Target, cached: ArtifactCache) -> Artifact:
+    """The compiled kernel.
+
+    Args:
+        helper: what to compile.
+        target: facts of the live device.
+        cached: compiled kernels.
+
+    Raises:
+        InputError: it can't be compiled; says why.
+        UnavailableError: nothing here compiles it.
+    """
+    from tritongemm.build.pool import BuildPool
+
+    job = _compiler().helper_job(helper, target)
+    artifact = cached.get(job.digest)
+    if artifact is None:
+        pool = BuildPool(cached, 1)
+        try:
+            artifact = pool.build(job)
+        finally:
+            pool.close()
+    if artifact.status != "ok":
+        raise InputError(f"{helper.name} was not compiled for {target.name}: {artifact.status}: {artifact.reason}")
+    return artifact
+
+
+def launch_helper(artifact: Artifact, helper: HelperKernel, arguments: HelperArguments, target: Target) -> Launch:
+    """The launch of a compiled kernel.
+
+    Raises:
+        InputError: the target can't start it so.
+    """
+    launch = _compiler().helper_launch(artifact, helper, arguments)
+    if fault := launch.fault(target):
+        raise InputError(f"{helper.name} can't be launched on {target.name}: {fault}")
+    return launch

@@ -1,0 +1,147 @@
+"""Rows of AITER's CSVs of fused mixtures of experts ↔ the two products of each: gate and up, then down.
+
+A row tells of a layer: ``token`` tokens, each of which goes to ``topk`` of ``expert`` experts. Its products are of
+groups whose rows are those of all tokens' experts: N is ``inter_dim``, twice that where gate and up are joined
+(``use_g1u1``), and K ``model_dim``; then the other way round. What stands between the products, the activation and the
+quantisation of its result, is in no time here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults, FormatRow, Translation
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import _aiter_merge as merging
+from tritongemm.formats._aiter_families import DEVICE, CsvFamily
+from tritongemm.formats._aiter_rows import (
+    TARGETS,
+    Cells,
+    device,
+    encoding_of,
+    own_config,
+    read_record,
+    two_decimals,
+)
+from tritongemm.formats._aiter_table import CsvLine, CsvTable
+from tritongemm.formats._kept import KeptError
+from tritongemm.formats._rows import make_problem
+
+# Ours, by the last word of ``q_type``.
+_FAMILIES = {"No": "dense", "per_Token": "a8w8", "per_1x128": "a8w8_blockscale", "per_128x128": "a8w8_blockscale"}
+_RESULTS = (
+    *("block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2", "us", "run_1stage"),
+    *("tflops", "bw"),
+)
+_STAGES = ("1", "2")
+
+
+def read_line(line: CsvLine, where: str, defaults: Defaults) -> tuple[FormatRow, ...]:
+    """The two products of a row.
+
+    Args:
+        line: of the file.
+        where: file, row and line, for messages.
+        defaults: what holds for a row that does not say.
+
+    Raises:
+        InputError: the row is wrong.
+        KeptError: nothing here computes such products.
+    """
+    if line.cells is None:
+        raise InputError(f"{where} {line.fault}")
+    cells, (target, units) = Cells(line.cells, where), device(line.cells)
+    found = []
+    for stage, problem in zip(_STAGES, _problems(cells, encoding_of(target, defaults)), strict=True):
+        config = own_config(cells.text(f"kernelName{stage}")) if target and not target.startswith(TARGETS) else None
+        us = cells.text(f"us{stage}")
+        record = None if config is None else read_record(us, problem, config, target, units)
+        found.append(FormatRow(problem, config, record, line.number, line.row, target, units, subject=line.cells))
+    return tuple(found)
+
+
+def _problems(cells: Cells, encoding: str) -> Iterator[Problem]:
+    kind = cells.text("q_type").rpartition(".")[2]
+    weights = cells.text("q_dtype_w")
+    if kind not in _FAMILIES:
+        raise KeptError(f"no family here has experts with scales {kind or 'of no q_type'}")
+    if cells.text("q_dtype_a") != weights:
+        raise KeptError(f"experts' {cells.text('q_dtype_a')} by {weights} is multiplied by no family here")
+    tokens, hidden, inner, experts, chosen = (
+        cells.whole(name, 1) for name in ("token", "model_dim", "inter_dim", "expert", "topk")
+    )
+    if chosen > experts:
+        cells.fail(f"topk is {chosen}, of {experts} experts")
+    given = {
+        "family": _FAMILIES[kind],
+        "dtype_a": weights if kind != "No" else cells.text("dtype"),
+        "dtype_c": cells.text("dtype"),
+        "row_major_a": True,
+        "row_major_b": False,
+        "groups": experts,
+    }
+    both = 2 * inner if cells.flag("use_g1u1") else inner
+    for n, k in ((both, hidden), (hidden, inner)):
+        try:
+            yield make_problem(Defaults(fp8_encoding=encoding), tokens * chosen, n, k, given)
+        except InputError as error:
+            cells.fail(f"can't be: {error}")
+
+
+def tell(rows: Sequence[FormatRow], records: Iterable[Record], before: str, family: CsvFamily) -> Translation:
+    """Tell the results of layers, each in a row of both of its products, with the sum of their times.
+
+    Args:
+        rows: as `read_line` gave them, those of a layer one after the other.
+        records: results of products, the best of each first.
+        before: the file's text.
+        family: of the file.
+    """
+    best: dict[Problem, Record] = {}
+    for record in records:
+        best.setdefault(record.problem, record)
+    columns = (*DEVICE, *(name for name in rows[0].subject if name not in DEVICE), *_RESULTS)
+    table = CsvTable.parse(Path("the output"), before or ",".join(dict.fromkeys(columns)) + "\n")
+    lines, told, untold = merging.Lines(table, family), 0, list[tuple[Record, str]]()
+    for _, layer in groupby(rows, key=lambda row: row.number):
+        stages = list(layer)
+        found = [best[row.problem] for row in stages if row.problem in best]
+        if len(found) < len(_STAGES):
+            untold += [(record, "the other product of its layer has no result") for record in found]
+            continue
+        reason = _untellable(found)
+        if reason:
+            untold.append((found[0], reason))
+            continue
+        cells = _told_cells(stages[0].subject, found)
+        lines.put(lines.table.line_of(cells), cells)
+        told += 1
+    return Translation({"": lines.text() if told else before}, told, tuple(untold))
+
+
+def _untellable(records: Sequence[Record]) -> str:
+    """Why the products of a layer can't be told, or ""."""
+    if any(record.predicted for record in records):
+        return "its time is a prediction"
+    if any(record.target.startswith(TARGETS) for record in records):
+        return "AITER's rows of layers name kernels of AITER's own alone"
+    return "" if all(r.target and r.compute_units for r in records) else "it does not say which GPU it was tuned on"
+
+
+def _told_cells(subject: Mapping[str, str], records: Sequence[Record]) -> dict[str, str]:
+    first, us = records[0], sum(record.seconds for record in records) * 1e6
+    cells = {**subject, "gfx": first.target, "cu_num": str(first.compute_units)}
+    cells |= {"block_m": str(first.config.block_m), "ksplit": str(first.config.split_k), "run_1stage": "0"}
+    for stage, record in zip(_STAGES, records, strict=True):
+        cells[f"us{stage}"] = str(round(record.seconds * 1e6, 4))
+        cells |= {f"kernelName{stage}": record.config.name, f"err{stage}": "0.0%"}
+    flops, moved = sum(r.problem.flops for r in records), sum(r.problem.bytes for r in records)
+    return cells | {
+        "us": str(round(us, 4)),
+        "tflops": two_decimals(flops / us / 1e6),
+        "bw": two_decimals(moved / us / 1e3),
+    }

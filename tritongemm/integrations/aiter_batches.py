@@ -1,0 +1,79 @@
+"""The names by which AITER's users call batched products, served by `tritongemm.bmm`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tritongemm
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None = None, splitK: int = 0) -> Tensor:
+    """XQ @ WQ.T (+ bias) for each product of a batch, written to `out`.
+
+    Args:
+        XQ: [B, M, K].
+        WQ: [B, N, K].
+        out: [B, M, N].
+        bias: [B, 1, N], [B, N], [N] or None.
+        splitK: AITER's own; a tuned row says how K is split.
+
+    Raises:
+        InputError: as `tritongemm.bmm` says.
+    """
+    return tritongemm.bmm(XQ, WQ.transpose(1, 2), bias, out.dtype, out=out)
+
+
+def batched_gemm_bf16_CK(
+    XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None, splitK: int | None = None
+) -> Tensor:
+    """The result of `batched_gemm_bf16` in new memory, of XQ's dtype where none is named."""
+    return tritongemm.bmm(XQ, WQ.transpose(1, 2), bias, dtype)
+
+
+def batched_gemm_a8w8(
+    XQ: Tensor,
+    WQ: Tensor,
+    x_scale: Tensor,
+    w_scale: Tensor,
+    out: Tensor,
+    bias: Tensor | None = None,
+    splitK: int = 0,
+) -> Tensor:
+    """(XQ @ WQ.T) * x_scale * w_scale (+ bias) for each product of a batch of fp8 or int8, written to `out`.
+
+    Args:
+        XQ: [B, M, K].
+        WQ: [B, N, K].
+        x_scale: a float32 factor for each row of XQ, [B, M, 1].
+        w_scale: one for each row of WQ, [B, 1, N].
+        out: [B, M, N].
+        bias: [B, 1, N], [B, N], [N] or None.
+        splitK: AITER's own; a tuned row says how K is split.
+
+    Raises:
+        InputError: as `tritongemm.bmm` says.
+    """
+    from tritongemm.serving.batched import scaled_bmm  # which imports torch
+
+    return scaled_bmm(XQ, WQ.transpose(1, 2), x_scale, w_scale, bias, out.dtype, out=out)
+
+
+def batched_gemm_a8w8_CK(
+    XQ: Tensor,
+    WQ: Tensor,
+    x_scale: Tensor,
+    w_scale: Tensor,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    splitK: int | None = None,
+) -> Tensor:
+    """The result of `batched_gemm_a8w8` in new memory, of bfloat16 where no dtype is named."""
+    import torch
+
+    from tritongemm.serving.batched import scaled_bmm
+
+    return scaled_bmm(XQ, WQ.transpose(1, 2), x_scale, w_scale, bias, dtype or torch.bfloat16)

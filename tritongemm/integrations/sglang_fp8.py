@@ -1,0 +1,40 @@
+"""SGLang's fp8 layers in blocks: its own function computes them, but where a tuned row holds for a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritongemm.integrations.process import serves_blocks
+from tritongemm.serving.tuned_blocks import BlockOperands, compute_or
+
+TARGET = "sglang.srt.layers.quantization.fp8.Fp8LinearMethod.apply"
+
+
+def make_hook() -> Callable[..., Tensor]:
+    """What SGLang calls around its own method: ``hook(original, method, layer, x, bias)``.
+
+    A layer that no row holds for is given to the method itself; so are activations that SGLang quantised before, with a
+    layer before them, everything that torch.compile traces, and all while results must not depend on the batch.
+    """
+    from sglang.srt import batch_invariant_ops
+
+    def serve_apply(
+        original: Callable[..., Tensor], method: Any, layer: Any, x: Any, bias: Tensor | None = None
+    ) -> Tensor:
+        plain = isinstance(x, Tensor) and method.block_quant and not method.use_mxfp8 and not method.use_marlin
+        if (
+            not plain
+            or not x.is_cuda
+            or not serves_blocks(layer.weight, layer.weight_scale_inv)
+            or torch.compiler.is_compiling()
+            or batch_invariant_ops.is_batch_invariant_mode_enabled()
+        ):
+            return original(method, layer, x, bias)
+        operands = BlockOperands(x, layer.weight, layer.weight_scale_inv, None, bias, x.dtype)
+        return compute_or(operands, lambda: original(method, layer, x, bias))
+
+    return serve_apply

@@ -1,0 +1,108 @@
+"""vLLM's fp8 layers in blocks: the kernel that vLLM chose computes them, but where a tuned row holds for a call.
+
+Each of its kernels of that kind has a method for the product alone, of activations that it quantised before or takes
+as they are, which is wrapped. What vLLM quantises, and how, stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritongemm.integrations.process import LOG, serves_blocks
+from tritongemm.serving.tuned_blocks import BlockOperands, compute_or
+
+_METHOD = "apply_block_scaled_mm"
+_NAME = "vllm_fp8_block"
+_NUMBERS = "tritongemm_numbers"  # of a kernel's object: its number, by the class whose method is called
+_SCHEMA = "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, int kernel) -> Tensor"
+
+ServerMethod = Callable[..., Tensor]  # of a kernel, A [M, K], B [N, K] and their factors
+
+
+class BlockKernels:
+    """vLLM's kernels that tuned ones stand before, and the operation that torch.compile traces in their places.
+
+    The operation is told by a number which kernel computes what no row holds for. Kernels of one class and type of
+    result are alike.
+    """
+
+    def __init__(self) -> None:
+        self._kernels: list[tuple[Any, ServerMethod]] = []
+        self._numbers: dict[tuple[type, ServerMethod, torch.dtype], int] = {}
+        exact = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+        self._library = torch.library.Library("tritongemm", "FRAGMENT")
+        self._library.define(f"{_NAME}{_SCHEMA}", tags=(torch.Tag.pt2_compliant_tag, exact))
+        for key in ("CUDA", "CPU"):
+            self._library.impl(_NAME, self._compute, key)
+        torch.library.register_fake(f"tritongemm::{_NAME}", self._infer, lib=self._library)
+
+    def hook(self, kind: Any) -> None:
+        """Wrap the method of one of vLLM's classes of kernels, and have its objects enlisted when they are made.
+
+        A tracer sees what was known before it began, so that they can't be enlisted by their first call.
+        """
+        original, make = vars(kind)[_METHOD], kind.__init__
+
+        @wraps(make)
+        def enlisted(kernel: Any, *arguments: Any, **named: Any) -> None:
+            make(kernel, *arguments, **named)
+            numbers = vars(kernel).setdefault(_NUMBERS, {})
+            numbers[kind.__qualname__] = self._enlist(kernel, original)
+
+        @wraps(original)
+        def served(kernel: Any, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor:
+            if not serves_blocks(B, Bs):
+                return original(kernel, A, B, As, Bs)
+            if torch.compiler.is_compiling():
+                number = kernel.tritongemm_numbers[kind.__qualname__]
+                result: Tensor = torch.ops.tritongemm.vllm_fp8_block(A, B, As, Bs, number)
+                return result
+            return _serve(kernel, original, A, B, As, Bs)
+
+        served.__module__ = __name__
+        kind.__init__ = enlisted
+        setattr(kind, _METHOD, served)
+
+    def _enlist(self, kernel: Any, original: ServerMethod) -> int:
+        known = type(kernel), original, kernel.config.out_dtype
+        if known not in self._numbers:
+            self._numbers[known] = len(self._kernels)
+            self._kernels.append((kernel, original))
+        return self._numbers[known]
+
+    def _compute(self, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, kernel: int) -> Tensor:
+        own, original = self._kernels[kernel]
+        return _serve(own, original, a, b, scale_a, scale_b).contiguous()
+
+    def _infer(self, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, kernel: int) -> Tensor:
+        own, _ = self._kernels[kernel]
+        return a.new_empty((a.shape[0], b.shape[0]), dtype=own.config.out_dtype)
+
+
+def _serve(kernel: Any, original: ServerMethod, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
+    """The product by a tuned kernel, or by the server's own."""
+    given = scale_a if a.dtype == b.dtype else None  # Others quantise bfloat16 themselves, and pass no factors of it.
+    operands = BlockOperands(a, b, scale_b, given, None, kernel.config.out_dtype)
+    return compute_or(operands, lambda: original(kernel, a, b, scale_a, scale_b))
+
+
+def hook(linear: Any) -> BlockKernels | None:
+    """Have tuned kernels stand before vLLM's; what has to be kept as long, or None where there are none.
+
+    Args:
+        linear: the module ``vllm.model_executor.kernels.linear``.
+    """
+    listed = dict.fromkeys(kind for kinds in linear._POSSIBLE_FP8_BLOCK_KERNELS.values() for kind in kinds)
+    own = [kind for kind in listed if _METHOD in vars(kind)]
+    if not own:
+        LOG.error("this vLLM has no fp8 kernels in blocks as the plug-in knows them; tuned ones serve none")
+        return None
+    kernels = BlockKernels()
+    for kind in own:
+        kernels.hook(kind)
+    return kernels

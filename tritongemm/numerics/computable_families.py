@@ -1,0 +1,46 @@
+"""Which families a target computes, for messages that refuse another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from tritongemm.core.dtypes import dtype
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+
+_SIZES = (128, 256, 512)  # which every family takes
+
+
+def computable_families(target: Target) -> tuple[str, ...]:
+    """The names of the families and variants that a target computes in some dtypes, whatever kernels there are."""
+    return tuple(name for name, _ in _computable(target))
+
+
+def name_others(problem: Problem, target: Target) -> str:
+    """What a target computes, in words, where it computes nothing of a problem's family; "" where it does."""
+    found = dict(_computable(target))
+    if any((typical.family, typical.order_b) == (problem.family, problem.order_b) for typical in found.values()):
+        return ""
+    return f"; {target.name} computes the families {', '.join(found)}"
+
+
+def _computable(target: Target) -> Iterator[tuple[str, Problem]]:
+    """The families and variants, each with a typical problem."""
+    for family in registry.every(Family):
+        for name in (family.name, *family.variants):
+            problem = next((p for p in _typical(name, target) if family.supports(p, target)), None)
+            if problem is not None:
+                yield name, problem
+
+
+def _typical(name: str, target: Target) -> Iterator[Problem]:
+    """Problems of a family in its own dtypes, and in int8, which targets without fp8 multiply."""
+    family, given = registry.family_of(name)
+    for a in (given.dtype_a, "int8"):
+        with suppress(InputError):  # the target has no such dtype
+            a_, b, c = (dtype(d, target.fp8).name for d in (a, given.dtype_b or a, given.dtype_c or a))
+            yield family.problem(*_SIZES, a_, b, c, row_major_b=False, order_b=given.order_b)

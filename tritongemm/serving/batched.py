@@ -1,0 +1,272 @@
+"""The public call `bmm`, and the operation that torch.compile and torch.export trace for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.launch import Launch
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
+from tritongemm.core.support import Support
+from tritongemm.runtime.loaded_kernels import TunedKernel
+from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.batched_call import BatchedCall
+from tritongemm.serving.batched_fallback import torch_bmm
+from tritongemm.serving.batched_operands import BatchOperands, BatchProduct, Strides, check_shapes, read_batch
+from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
+from tritongemm.serving.torch_fallback import float32_precision, output_dtype
+
+_MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
+_PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
+_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+_compiling = torch.compiler.is_compiling
+_grad = torch.is_grad_enabled
+_autocast = torch.is_autocast_enabled
+_forward = torch.autograd.forward_ad
+
+
+def bmm(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """A @ b (+ bias) for each product of a batch, by the tuned kernel of this size if one beat the library, else by
+    PyTorch.
+
+    For inference, as `mm`. Rows or columns of each matrix must be dense for a kernel to read it, products may lie
+    anywhere: views such as ``x.view(M, B, K).transpose(0, 1)`` are read as they are. An operand that was expanded over
+    the batch (a stride of 0) is one for all products.
+
+    Args:
+        a: [B, M, K].
+        b: [B, K, N], e.g. the transposed view of weights [B, N, K].
+        bias: [N], [B, N] or [B, 1, N], or None.
+        out_dtype: a's by default; float16 for fp8 and int32 for int8 operands.
+        out: where the result is written; new memory by default.
+
+    Returns:
+        [B, M, N], in order of the current stream.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: shapes that do not belong together; at first use, if TRITONGEMM_CONFIG names a file that can't be
+            read.
+        DriverError: the driver refused a launch.
+    """
+    return _call(BatchOperands(a, b, bias, out_dtype, out=out))
+
+
+def scaled_bmm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """(A @ b) * scale_a * scale_b (+ bias) for each product of a batch of fp8 or int8, as `bmm`.
+
+    Args:
+        a: [B, M, K].
+        b: [B, K, N].
+        scale_a: a float32 factor for each row of a, [B, M] or [B, M, 1].
+        scale_b: one for each column of b, [B, N] or [B, 1, N].
+        bias: as of `bmm`.
+        out_dtype: bfloat16, float16 or float32.
+        out: as of `bmm`.
+
+    Raises:
+        TypeError, InputError, DriverError: as `bmm`.
+    """
+    return _call(BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, out))
+
+
+def explain_bmm(a: Tensor, b: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> str:
+    """Which kernel computes `bmm` of these operands, and why: lines as of `tritongemm.explain`.
+
+    Raises:
+        TypeError, InputError: as `bmm`.
+    """
+    operands = _checked(BatchOperands(a, b, bias, out_dtype))
+    return str(_Resolver(default_dispatcher(), operands).answers)
+
+
+def _call(operands: BatchOperands) -> Tensor:
+    if _compiling():
+        return _traced(operands) if operands.out is None else torch_bmm(check_shapes(operands))
+    tensors = _tensors(operands)
+    in_a_mode = _modes() or _autocast() or _tracing() is not None or _forward._current_level >= 0
+    if not in_a_mode and all(type(t) in _PLAIN and not (t.requires_grad and _grad()) for t in tensors):
+        return run(default_dispatcher(), operands)
+    operands = _checked(operands)
+    wants_gradient = _grad() and any(t.requires_grad for t in tensors)
+    if _modes() and operands.out is None and not wants_gradient and _tracing() is None:
+        return _traced(operands)  # make_fx, fake tensors and the like see one operation
+    return torch_bmm(operands)
+
+
+def run(dispatcher: Dispatcher, operands: BatchOperands) -> Tensor:
+    """The result for plain tensors that want no gradient.
+
+    Raises:
+        InputError: as `bmm` says.
+    """
+    a, b, bias, out_dtype, scale_a, scale_b, out = operands
+    places = a.get_device(), b.get_device()
+    key: tuple[Any, ...] = (a.shape, a.stride(), b.shape, b.stride(), a.dtype, b.dtype, places, out_dtype)
+    key += (float32_precision(),) if a.dtype is torch.float32 else ()
+    for name, t in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b), ("out", out)):
+        if t is not None:
+            key += (name, t.shape, t.stride(), t.dtype, t.get_device())
+    call = dispatcher.calls.table.get(key)
+    operands = check_shapes(operands) if call is None or bias is not None or scale_a is not None else operands
+    if call is None:
+        call = _resolve(dispatcher, key, operands)
+    return call(operands)
+
+
+def _resolve(dispatcher: Dispatcher, key: tuple[Any, ...], operands: BatchOperands) -> Callable[..., Tensor]:
+    """What serves calls of a key, kept in the thread's table for the next one."""
+    table, found = dispatcher.calls.table, _Resolver(dispatcher, operands)
+    ready: Callable[..., Tensor] = torch_bmm
+    device = found.answers.device
+    if found.kernel is not None and device is not None:
+        shape = (operands.a.shape[0], operands.a.shape[1], operands.b.shape[2])
+        try:
+            ready = BatchedCall(found.kernel, device.device, shape, output_dtype(operands.a, operands.out_dtype))
+        except (TritonGemmError, LookupError):
+            if found.answers.resolution.kind == "exact":
+                raise
+    if found.answers.resolution.lasting:
+        if len(table) >= _MOST_CALLS:
+            table.clear()
+        table[key] = ready
+    return ready
+
+
+class _Resolver:
+    """Who serves a call.
+
+    Args:
+        dispatcher: has the records and the loaded kernels.
+        operands: the call's, checked.
+
+    Attributes:
+        answers: of the sources of kernels.
+        kernel: what is launched, on operands that lie as the call's do; None where PyTorch computes.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, operands: BatchOperands) -> None:
+        self.kernel: LoadedKernel | None = None
+        product = read_batch(operands)
+        if isinstance(product, Support):
+            self.answers = CallAnswers(Resolution("fallback", product.reason))
+            return
+        precision = float32_precision() if operands.a.dtype is torch.float32 else "fp32"
+        readings = [CallSignature(problem, precision) for problem in product.readings()]
+        if not readings:
+            self.answers = CallAnswers(Resolution("fallback", "no family has such scaled products"))
+            return
+        self.answers = dispatcher.answer(readings, operands.a.get_device())
+        kernel, device = self.answers.resolution.kernel, self.answers.device
+        if kernel is None or device is None:
+            return
+        rows = ((reading.problem, device.find_row(reading.problem)) for reading in readings)
+        problem, row = next((problem, row) for problem, row in rows if not isinstance(row, Support))
+        moved = _moved(kernel, row.record, problem, product)
+        if isinstance(moved, Support):
+            refusal = Resolution("fallback", f"{problem.key}: {moved}")
+            self.answers = replace(self.answers, resolution=refusal)
+        else:
+            self.kernel = moved
+
+
+def _moved(kernel: LoadedKernel, record: Record, problem: Problem, product: BatchProduct) -> LoadedKernel | Support:
+    """A kernel on operands that lie as a call's do."""
+    strides: dict[str, Strides] = product.moved(problem)
+    if not strides:
+        return kernel
+    from tritongemm.plugins import registry
+    from tritongemm.plugins.contracts import Backend, KernelBackend
+
+    backend = registry.get(Backend, record.config.backend)
+    if not isinstance(kernel, TunedKernel) or not isinstance(backend, KernelBackend):
+        return Support(f"{record.winner} reads dense operands alone; {', '.join(strides)} lie otherwise")
+    launch = backend.with_strides(kernel.launch, record.config, problem, strides)
+    return replace(kernel, launch=launch) if isinstance(launch, Launch) else launch
+
+
+def _tensors(operands: BatchOperands) -> list[Any]:
+    a, b, bias, _, scale_a, scale_b, out = operands
+    return [a, b, *(t for t in (bias, scale_a, scale_b, out) if t is not None)]
+
+
+def _checked(operands: BatchOperands) -> BatchOperands:
+    """The operands with their vectors flat.
+
+    Raises:
+        TypeError: one is no tensor.
+        InputError: shapes that do not belong together.
+    """
+    for value in _tensors(operands):
+        if not torch.overrides.is_tensor_like(value):
+            raise TypeError(f"an operand of bmm must be a tensor, not {type(value).__name__}")
+    return check_shapes(operands)
+
+
+def _traced(operands: BatchOperands) -> Tensor:
+    """The call as torch.compile and torch.export trace it."""
+    a, b, bias, out_dtype, scale_a, scale_b, _ = operands
+    wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(operands))
+    if wants_gradient or torch.is_autocast_enabled("cuda"):
+        return torch_bmm(check_shapes(operands))
+    result: Tensor = torch.ops.tritongemm.bmm(a, b, bias, out_dtype, scale_a, scale_b)
+    return result
+
+
+def _operation(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+) -> Tensor:
+    return run(default_dispatcher(), BatchOperands(a, b, bias, out_dtype, scale_a, scale_b)).contiguous()
+
+
+def _fake(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+) -> Tensor:
+    torch._check(a.shape[2] == b.shape[1], lambda: f"a {a.shape} and b {b.shape} are not [B, M, K] and [B, K, N]")
+    return a.new_empty((a.shape[0], a.shape[1], b.shape[2]), dtype=output_dtype(a, out_dtype))
+
+
+# Kept here, as the operation lives as long as this object. Kernels want the strides that they were traced with.
+_OPERATIONS = torch.library.Library("tritongemm", "FRAGMENT")
+_OPERATIONS.define(
+    "bmm(Tensor a, Tensor b, Tensor? bias=None, ScalarType? out_dtype=None, Tensor? scale_a=None, "
+    "Tensor? scale_b=None) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)),
+)
+for _key in ("CUDA", "CPU"):
+    _OPERATIONS.impl("bmm", _operation, _key)
+torch.library.register_fake("tritongemm::bmm", _fake, lib=_OPERATIONS)

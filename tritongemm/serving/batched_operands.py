@@ -1,0 +1,189 @@
+"""The operands of `bmm`: how they lie in memory, and which products they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import Scaling
+from tritongemm.core.support import Support
+from tritongemm.serving.torch_fallback import DTYPE_NAMES, output_dtype
+
+
+class BatchOperands(NamedTuple):
+    """The arguments of `bmm`, and the scale factors of rows of a, [B, M], and of columns of b, [B, N]."""
+
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None = None
+    out_dtype: torch.dtype | None = None
+    scale_a: Tensor | None = None
+    scale_b: Tensor | None = None
+    out: Tensor | None = None
+
+
+class Strides(NamedTuple):
+    """How an operand lies in memory, in elements.
+
+    Attributes:
+        lead: from one of its stored rows to the next; 0 of a vector.
+        apart: from one product's to the next one's; 0 where all share it.
+    """
+
+    lead: int
+    apart: int
+
+
+@dataclass(frozen=True)
+class BatchProduct:
+    """What the operands of one call mean; holds for all of their shapes, strides and dtypes.
+
+    Attributes:
+        problem: without sharing and scales.
+        shared: the operand that all products share, or "".
+        scaled: whether there are scale factors.
+        strides: of a, b, c and of vectors, by their names.
+    """
+
+    problem: Problem
+    shared: str
+    scaled: bool
+    strides: dict[str, Strides]
+
+    def readings(self) -> Iterator[Problem]:
+        """The problems that the call can be taken for; a kernel for operands of their own serves shared ones too."""
+        for problem in (replace(self.problem, shared=self.shared),) * bool(self.shared) + (self.problem,):
+            yield from _scaled(problem) if self.scaled else (problem,)
+
+    def moved(self, problem: Problem) -> dict[str, Strides]:
+        """The strides of the operands that do not lie as those of a problem do, dense and in order."""
+        usual = {name: Strides(_dense_lead(problem, name), _dense_apart(problem, name)) for name in problem.operands}
+        return {name: strides for name, strides in self.strides.items() if strides != usual[name]}
+
+
+def read_batch(operands: BatchOperands) -> BatchProduct | Support:
+    """What the operands of a call mean, or why no kernel could compute it.
+
+    Nothing is read but shapes, strides, dtypes and devices: the GPU is not waited for.
+    """
+    a, b, bias, out_dtype, scale_a, scale_b, out = operands
+    if not a.is_cuda:
+        return Support(f"a is on {a.device}; tuned kernels run on a GPU")
+    if any(t is not None and (t.layout != torch.strided or t.device != a.device) for t in operands[:3]):
+        return Support("an operand is sparse, or on another device")
+    if not a.numel() or not b.numel():
+        return Support("an operand is empty")
+    result = output_dtype(a, out_dtype)
+    unknown = {a.dtype, b.dtype, result} - DTYPE_NAMES.keys()
+    if unknown:
+        return Support(f"no kernels for {', '.join(sorted(map(str, unknown)))}")
+    found = {
+        "a": _matrix(a),
+        "b": _matrix(b),
+        "c": (True, _dense(a.shape[1], b.shape[2])) if out is None else _matrix(out),
+    }
+    for name, lies in found.items():
+        if lies is None or (name == "c" and not lies[0]):
+            return Support(f"{name} has strides that no kernel reads or writes")
+    (row_a, of_a), (row_b, of_b), (_, of_c) = (lies for lies in found.values() if lies is not None)
+    (batch, m, k), n = a.shape, b.shape[2]
+    one = [name for name, lies in (("a", of_a), ("b", of_b)) if batch > 1 and lies.apart == 0]
+    if len(one) > 1:
+        return Support("all products are the same one")
+    dtypes = DTYPE_NAMES[a.dtype], DTYPE_NAMES[b.dtype], DTYPE_NAMES[result]
+    problem = Problem(m, n, k, *dtypes, row_a, row_b, "none" if bias is None else "n", batch)
+    vectors = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+    strides = {"a": of_a, "b": of_b, "c": of_c}
+    for name, vector in vectors.items():
+        if vector is not None:
+            apart = vector.shape[-1] if batch == 1 else vector.stride(0) if vector.dim() > 1 else 0
+            strides[name] = Strides(0, apart)
+    if bias is not None and DTYPE_NAMES.get(bias.dtype) != problem.bias_dtype.name:
+        return Support(f"the bias is {bias.dtype}; kernels take {problem.bias_dtype.torch}")
+    return BatchProduct(problem, one[0] if one else "", scale_a is not None, strides)
+
+
+def check_shapes(operands: BatchOperands) -> BatchOperands:
+    """The operands, vectors as [N] or [B, N].
+
+    Raises:
+        InputError: shapes that do not belong together; names them.
+    """
+    a, b, bias, _, scale_a, scale_b, out = operands
+    if a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        raise InputError(f"a {tuple(a.shape)} and b {tuple(b.shape)} are not [B, M, K] and [B, K, N]")
+    batch, m, n = a.shape[0], a.shape[1], b.shape[2]
+    if out is not None and (out.shape != (batch, m, n) or out.dtype != output_dtype(a, operands.out_dtype)):
+        raise InputError(f"out is {out.dtype} {tuple(out.shape)}; the result is {output_dtype(a, operands.out_dtype)} "
+                         f"{(batch, m, n)}")  # fmt: skip
+    if (scale_a is None) != (scale_b is None):
+        raise InputError("scale_a and scale_b go together")
+    return operands._replace(
+        bias=_vector("bias", bias, batch, n, None),
+        scale_a=_vector("scale_a", scale_a, batch, m, torch.float32),
+        scale_b=_vector("scale_b", scale_b, batch, n, torch.float32),
+    )
+
+
+def _vector(name: str, vector: Tensor | None, batch: int, length: int, dtype: torch.dtype | None) -> Tensor | None:
+    """A vector for each product, [B, length], or one for all, [length]."""
+    if vector is None:
+        return None
+    flat = vector
+    if vector.dim() == 3 and 1 in vector.shape[1:]:
+        flat = vector.squeeze(1) if vector.shape[2] == length else vector.squeeze(2)
+    if tuple(flat.shape) not in ((length,), (batch, length)) or (dtype is not None and flat.dtype != dtype):
+        kind = f"{dtype}, " if dtype else ""
+        raise InputError(
+            f"{name} is {vector.dtype} {tuple(vector.shape)}; it may be {kind}[{length}] or [{batch}, {length}]"
+        )
+    return flat if flat.stride(-1) == 1 or flat.shape[-1] == 1 else flat.contiguous()
+
+
+def _matrix(t: Tensor) -> tuple[bool, Strides] | None:
+    """Whether the matrices of a batch lie by rows, and their strides; None where neither rows nor columns are dense."""
+    batch, rows, cols = t.shape
+    apart, of_rows, of_cols = t.stride()
+    apart = apart if batch > 1 else rows * cols
+    for row_major, inner, step, outer, width in (
+        (True, of_cols, of_rows, rows, cols),
+        (False, of_rows, of_cols, cols, rows),
+    ):
+        lead = step if outer > 1 else width  # the stride of a dimension of one element says nothing
+        if (inner == 1 or width == 1) and lead >= width and apart >= 0:
+            return row_major, Strides(lead, apart if batch > 1 else outer * lead)
+    return None
+
+
+def _dense(rows: int, cols: int) -> Strides:
+    return Strides(cols, rows * cols)
+
+
+def _dense_lead(problem: Problem, name: str) -> int:
+    if name == "a":
+        return problem.k if problem.row_major_a else problem.m
+    if name == "b":
+        return problem.n if problem.row_major_b else problem.k
+    return problem.n if name == "c" else 0
+
+
+def _dense_apart(problem: Problem, name: str) -> int:
+    spec = problem.operands[name]
+    return 0 if problem.batch > 1 and not spec.batch else prod(spec.shape)
+
+
+def _scaled(problem: Problem) -> Iterator[Problem]:
+    """The problems of all families that scale rows of A and columns of B in the epilogue."""
+    from tritongemm.plugins import registry
+    from tritongemm.plugins.contracts import Family
+
+    for family in registry.every(Family):
+        if family.scaling(problem.dtype_a, problem.dtype_b) == (Scaling(), Scaling()):
+            yield replace(problem, family=family.name, scale_a=Scaling(), scale_b=Scaling())

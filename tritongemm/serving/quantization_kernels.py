@@ -1,0 +1,57 @@
+"""The kernels that quantise activations, for one shape of them: which one, with which grid and numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from tritongemm.build.helpers import read_text
+from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
+from tritongemm.serving.scale_factors import GROUP
+
+_MOST_COLUMNS = 4096  # of a row that a program holds at a time
+_LEAST_COLUMNS = 256
+_ROWS = 8  # that a program of groups has, where there are so many
+_DIVISOR = 16  # the most elements that a size is known to be a multiple of
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What is asked for.
+
+    Attributes:
+        m, k: extents of the activations.
+        dtype_x: name of their type.
+        dtype_q: name of the quantised type.
+        granularity: ``row`` or ``block``.
+        strides: of the scale factors along rows and along groups.
+    """
+
+    m: int
+    k: int
+    dtype_x: str
+    dtype_q: str
+    granularity: str
+    strides: tuple[int, int]
+
+
+def choose_kernel(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
+    """The kernel of a quantisation, and what one launch of it is given. Binaries do not depend on M, nor on most K."""
+    x, q = DTYPES[asked.dtype_x], DTYPES[asked.dtype_q]
+    pointers = {"x_ptr": f"*{x.triton}", "q_ptr": f"*{q.triton}", "scale_ptr": "*fp32"}
+    numbers = {"M": asked.m, "K": asked.k}
+    constants = {"MAXIMUM": q.maximum, "INTEGER": int(q.is_integer)}
+    if asked.granularity == "row":
+        columns = min(_MOST_COLUMNS, max(_LEAST_COLUMNS, 1 << (asked.k - 1).bit_length()))
+        name, grid, warps = "quantize_rows", (asked.m, 1, 1), 4 if columns <= 2048 else 8
+        constants["BLOCK"] = columns
+    else:
+        rows = _ROWS if asked.m > _ROWS else 1
+        name, grid, warps = "quantize_groups", (-(-asked.m // rows), -(-asked.k // GROUP), 1), 4 if rows > 1 else 1
+        constants |= {"ROWS": rows, "GROUP": GROUP}
+        numbers |= {"row_stride": asked.strides[0], "group_stride": asked.strides[1]}
+    signature = pointers | dict.fromkeys(numbers, "i32")
+    divisors = {"K": gcd(asked.k, _DIVISOR)}
+    helper = HelperKernel(name, read_text("quantize"), signature, constants, divisors, warps)
+    return helper, HelperArguments(grid, numbers)

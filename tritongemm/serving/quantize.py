@@ -1,0 +1,236 @@
+"""The public call `quantize`: activations and their scale factors by one kernel, as products with scales read them."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from tritongemm.core import settings
+from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.serving import PatchedLaunch
+from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.scale_factors import GROUP
+from tritongemm.serving.torch_fallback import DTYPE_NAMES
+
+if TYPE_CHECKING:
+    from tritongemm.hip_ext.driver.module import Function
+    from tritongemm.serving.serving_device import ServingDevice
+
+GRANULARITIES = ("tensor", "row", "block")
+LAYOUTS = ("rows", "groups", "tma")
+_TYPES = tuple(t for t, name in DTYPE_NAMES.items() if DTYPES[name].is_fp8 or name == "int8")
+_INPUTS = (torch.bfloat16, torch.float16, torch.float32)
+_MOST_CALLS = 8192  # Shapes kept for one thread; sequences of any length must not fill the memory.
+_TMA_ROWS = 4  # float32 factors of so many rows are 16 bytes
+_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+_Pair = tuple[Tensor, Tensor]
+
+
+def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = None, layout: str = "rows") -> _Pair:
+    """Activations in eight bits, and their float32 scale factors: x is about q * scale.
+
+    A factor is the largest absolute value that it covers, over the largest number of the type; 1 where all are zero. It
+    is one kernel on a GPU (``tensor``: several of PyTorch's), which never waits for the GPU and can be captured. A NaN
+    stays one in fp8. There is no gradient.
+
+    Args:
+        x: [..., K] of bfloat16, float16 or float32.
+        granularity: ``tensor`` (one factor), ``row`` (one for each row) or ``block`` (one for each 128 elements along K
+            of a row).
+        dtype: an fp8 type or int8; by default the e4m3 that x's GPU multiplies.
+        layout: how the factors of blocks lie: ``rows`` [M, K / 128], ``groups`` M-major, or ``tma`` M-major with M
+            padded to a multiple of 4, as DeepGEMM wants them. Strides tell it: the shape is [M, K / 128] with all.
+
+    Returns:
+        q [..., K], dense, and the factors: [1, 1], [M, 1] or [M, K / 128].
+
+    Raises:
+        InputError: an argument is none of these.
+    """
+    dtype = _check(x, granularity, dtype, layout)
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        pair: _Pair = torch.ops.tritongemm.quantize(x, granularity, dtype, layout)
+        return pair
+    return _quantize(x, granularity, dtype, layout)
+
+
+@cache
+def own_fp8(device: torch.device) -> torch.dtype:
+    """The e4m3 that a device multiplies: fnuz on gfx942, else OCP's."""
+    name: str = torch.cuda.get_device_properties(device).gcnArchName if torch.version.hip and device.index != -1 else ""
+    return torch.float8_e4m3fnuz if name.startswith("gfx94") else torch.float8_e4m3fn
+
+
+def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) -> torch.dtype:
+    """The type to quantise to.
+
+    Raises:
+        InputError: names the argument.
+    """
+    if granularity not in GRANULARITIES:
+        raise InputError(f"granularity is {granularity!r}; there are: {', '.join(GRANULARITIES)}")
+    if layout not in LAYOUTS or (layout != "rows" and granularity != "block"):
+        raise InputError(f"layout is {layout!r}; factors of blocks lie in {', '.join(LAYOUTS)}, others in rows")
+    if x.dtype not in _INPUTS or not x.dim() or not x.numel():
+        raise InputError(f"x is {x.dtype} {tuple(x.shape)}; activations [..., K] of {', '.join(map(str, _INPUTS))}")
+    wanted = dtype or (own_fp8(x.device) if x.is_cuda else torch.float8_e4m3fn)
+    if wanted not in _TYPES:
+        raise InputError(f"dtype is {wanted}; there are: {', '.join(map(str, _TYPES))}")
+    return wanted
+
+
+def empty_factors(x: Tensor, granularity: str, layout: str) -> Tensor:
+    """Memory for the factors."""
+    k = x.shape[-1]
+    m, groups = x.numel() // k, -(-k // GROUP)
+    if granularity != "block":
+        return x.new_empty((m if granularity == "row" else 1, 1), dtype=torch.float32)
+    if layout == "rows":
+        return x.new_empty((m, groups), dtype=torch.float32)
+    if layout == "groups" or m % _TMA_ROWS == 0:
+        return torch.empty_strided((m, groups), (1, m), dtype=torch.float32, device=x.device)
+    padded = -(-m // _TMA_ROWS) * _TMA_ROWS
+    # There is memory for all that is padded.
+    return x.new_empty(groups * padded, dtype=torch.float32).as_strided((m, groups), (1, padded))
+
+
+def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
+    x = x.contiguous()
+    if granularity == "tensor" or not x.is_cuda:
+        return by_torch(x, granularity, dtype, layout)
+    key = (x.shape, x.dtype, x.get_device(), granularity, dtype, layout)
+    launch = _ready.table.get(key)
+    if launch is None:
+        launch = _make_ready(key, x, granularity, dtype, layout)
+    return launch(x)
+
+
+def by_torch(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
+    """As `quantize`, by PyTorch's own operations."""
+    k = x.shape[-1]
+    rows = x.detach().reshape(-1, k).float()
+    maximum = DTYPES[DTYPE_NAMES[dtype]].maximum
+    if granularity == "block":
+        padded = torch.nn.functional.pad(rows, (0, -k % GROUP)).view(rows.shape[0], -1, GROUP)
+    else:
+        padded = rows.view(1, 1, -1) if granularity == "tensor" else rows.view(rows.shape[0], 1, k)
+    largest = padded.abs().amax(-1, keepdim=True)
+    factors = torch.where(largest > 0, (largest / maximum).clamp_min(torch.finfo(torch.float32).tiny), 1.0)
+    quotients = (padded / factors).view(rows.shape[0], -1)[:, :k]
+    q = quotients.round().to(dtype) if dtype == torch.int8 else quotients.to(dtype)
+    out = empty_factors(x, granularity, layout)
+    return q.reshape(x.shape), out.copy_(factors.squeeze(-1))
+
+
+class _ReadyLaunches(threading.local):
+    """What quantises activations of a shape, in one thread, and the loaded kernels by device and digest."""
+
+    def __init__(self) -> None:
+        self.table: dict[tuple[Any, ...], Callable[[Tensor], _Pair]] = {}
+        self.functions: dict[tuple[int, str], Function] = {}
+
+
+_ready: Final = _ReadyLaunches()
+
+
+class _Launch:
+    """A kernel that quantises activations of one shape; belongs to one thread."""
+
+    def __init__(
+        self, prepared: PatchedLaunch, device: ServingDevice, granularity: str, dtype: torch.dtype, layout: str
+    ) -> None:
+        self._launch, self._index = prepared.launch, device.index
+        self._set_x, self._set_q, self._set_scale = map(prepared.set_address, ("x", "q", "scale"))
+        self._dtype, self._factors = dtype, partial(empty_factors, granularity=granularity, layout=layout)
+        self._otherwise = partial(by_torch, granularity=granularity, dtype=dtype, layout=layout)
+
+    def __call__(self, x: Tensor) -> _Pair:
+        """The quantised activations and their factors, in order of the current stream."""
+        if x.data_ptr() % 16:
+            return self._otherwise(x)
+        if torch.cuda.current_device() != self._index:
+            with torch.cuda.device(self._index):
+                return self(x)
+        q, factors = torch.empty_like(x, dtype=self._dtype), self._factors(x)
+        self._set_x(x.data_ptr())
+        self._set_q(q.data_ptr())
+        self._set_scale(factors.data_ptr())
+        self._launch(_stream(self._index))
+        return q, factors
+
+
+def _make_ready(
+    key: tuple[Any, ...], x: Tensor, granularity: str, dtype: torch.dtype, layout: str
+) -> Callable[[Tensor], _Pair]:
+    """The kernel of a key, loaded and kept in the thread's table; PyTorch's operations where there is none.
+
+    While a graph is captured nothing is compiled or loaded, and nothing kept.
+    """
+    by_operations = partial(by_torch, granularity=granularity, dtype=dtype, layout=layout)
+    if torch.cuda.is_current_stream_capturing():
+        return by_operations
+    device = default_dispatcher().device(x.get_device())
+    assert device is not None, "nothing is captured"
+    launch: Callable[[Tensor], _Pair]
+    try:
+        launch = _load(device.device, x, granularity, dtype, layout)
+    except (TritonGemmError, OSError) as error:
+        warnings.warn(f"PyTorch's operations quantise activations, as no kernel does: {error}", stacklevel=3)
+        launch = by_operations
+    if len(_ready.table) >= _MOST_CALLS:
+        _ready.table.clear()
+    _ready.table[key] = launch
+    return launch
+
+
+def _load(device: ServingDevice, x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Launch:
+    """The kernel for activations like x, compiled where the cache lacks it.
+
+    Raises:
+        TritonGemmError, OSError: there is none.
+    """
+    from tritongemm.build import helpers
+    from tritongemm.build.cache import ArtifactCache
+    from tritongemm.runtime.loaded_kernels import TunedKernel
+    from tritongemm.search_spaces import loader
+    from tritongemm.serving.quantization_kernels import Quantization, choose_kernel
+
+    target = loader.load_target(device.arch)
+    name = DTYPE_NAMES[dtype]
+    if DTYPES[name].is_fp8 and not target.supports(DTYPES[name]):
+        raise InputError(f"{target.name} has no {name}: its fp8 encoding is {target.fp8}")
+    k = x.shape[-1]
+    strides = empty_factors(x, granularity, layout).stride()
+    asked = Quantization(x.numel() // k, k, DTYPE_NAMES[x.dtype], name, granularity, (strides[0], strides[1]))
+    helper, arguments = choose_kernel(asked)
+    artifact = helpers.compile_helper(helper, target, ArtifactCache(settings.cache_folder()))
+    launch = helpers.launch_helper(artifact, helper, arguments, target)
+    with torch.cuda.device(device.index):
+        device.driver_device.make_current()
+        own = device.index, artifact.digest
+        if own not in _ready.functions:
+            _ready.functions[own] = device.driver_device.load(launch.read_code()).function(launch.symbol)
+        prepared = TunedKernel(launch, _ready.functions[own]).prepare(device.driver_device)
+        return _Launch(prepared, device, granularity, dtype, layout)
+
+
+def _fake(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
+    return x.new_empty(x.shape, dtype=dtype), empty_factors(x, granularity, layout)
+
+
+# Kept here, as the operation lives as long as this object.
+_OPERATIONS = torch.library.Library("tritongemm", "FRAGMENT")
+_OPERATIONS.define(
+    "quantize(Tensor x, str granularity, ScalarType dtype, str layout) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+for _key in ("CUDA", "CPU"):
+    _OPERATIONS.impl("quantize", _quantize, _key)
+torch.library.register_fake("tritongemm::quantize", _fake, lib=_OPERATIONS)

@@ -1,0 +1,155 @@
+"""The public call `scaled_mm`, and the operation that torch.compile and torch.export trace for it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.problem import PLAIN
+from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.scaled_dispatch import CheckedProduct, resolve
+from tritongemm.serving.scaled_fallback import TorchScaled
+from tritongemm.serving.scaled_operands import ScaledOperands, read_product
+
+_BFLOAT16: Final = torch.bfloat16
+_PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
+_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+_compiling = torch.compiler.is_compiling
+_grad = torch.is_grad_enabled
+_forward = torch.autograd.forward_ad
+
+
+def scaled_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    order_b: str = PLAIN,
+    scale_layout: str = "",
+) -> Tensor:
+    """(a * scale_a) @ (b * scale_b).T (+ bias), by the tuned kernel of this size and these scales, else by PyTorch.
+
+    For inference. Factors are float32, or powers of two (e8m0) for each 32 elements along K. Shapes tell their
+    granularity: one factor; one for each row, [M] or [M, 1] and [N], [N, 1] or [1, N]; [M, K / 128] for each 128
+    elements along K of a row, row-major or M-major by their strides; [N / 128, K / 128] or [N, K / 128] for the weight.
+    A GPU is not waited for, so NaN and infinite factors are found on the CPU alone.
+
+    Args:
+        a: [..., K] of fp8, int8 or fp4 (two numbers a byte); kernels take dense rows on a GPU.
+        b: [N, K], a linear layer's weight, or its transposed view [K, N] as ``torch._scaled_mm`` takes it; scale_b is
+            transposed with it.
+        scale_a: of a.
+        scale_b: of b.
+        bias: [N] or None.
+        out_dtype: bfloat16, float16 or float32.
+        order_b: order of b in memory: ``plain``, or a plug-in of numerics/weight_layouts, e.g. ``shuffled_16x16``.
+        scale_layout: "" where strides tell how the factors lie, or a plug-in of numerics/scale_layouts.
+
+    Returns:
+        [..., N], dense, in order of the current stream.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: shapes, strides, dtypes or devices that do not belong together, or an fp8 encoding that this GPU
+            does not read.
+        DriverError: the driver refused a launch.
+    """
+    if _compiling():
+        result: Tensor = torch.ops.tritongemm.scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+        return result
+    if (
+        type(a) not in _PLAIN_TENSORS
+        or type(b) not in _PLAIN_TENSORS
+        or type(scale_a) not in _PLAIN_TENSORS
+        or type(scale_b) not in _PLAIN_TENSORS
+        or (bias is not None and type(bias) not in _PLAIN_TENSORS)
+        or _modes()
+        or _tracing() is not None
+        or _forward._current_level >= 0
+        or (_grad() and (scale_a.requires_grad or scale_b.requires_grad or (bias is not None and bias.requires_grad)))
+    ):
+        return _unusual(ScaledOperands(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout))
+    return _run(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+
+
+def _run(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    order_b: str,
+    scale_layout: str,
+) -> Tensor:
+    """The result for plain tensors. A call's cost is that of this key and of `ScaledCall`."""
+    key: tuple[Any, ...] = (
+        a.shape, b.shape, b.stride(), a.dtype, b.dtype, a.get_device(), scale_a.shape, scale_a.stride(), scale_a.dtype,
+        scale_b.shape, scale_b.stride(), scale_b.dtype, out_dtype, order_b, scale_layout,
+    )  # fmt: skip
+    if bias is not None:
+        key = (*key, bias.shape, bias.dtype)
+    dispatcher = default_dispatcher()
+    call = dispatcher.calls.table.get(key)
+    if call is None:
+        operands = ScaledOperands(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+        call = resolve(dispatcher, key, operands)
+    result: Tensor = call(a, b, scale_a, scale_b, bias, out_dtype)
+    return result
+
+
+def _unusual(operands: ScaledOperands) -> Tensor:
+    """A call in a mode: subclasses, tracers, transforms, and factors or a bias that want a gradient."""
+    a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout = operands
+    product = read_product(operands)
+    wants_gradient = any(tensor.requires_grad for tensor in (scale_a, scale_b, bias) if tensor is not None)
+    if _modes() and not (_grad() and wants_gradient):
+        result: Tensor = torch.ops.tritongemm.scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+        return result
+    return CheckedProduct(TorchScaled(product))(a, b, scale_a, scale_b, bias, out_dtype)
+
+
+def _operation(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = _BFLOAT16,
+    order_b: str = PLAIN,
+    scale_layout: str = "",
+) -> Tensor:
+    return _run(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+
+
+def _fake(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = _BFLOAT16,
+    order_b: str = PLAIN,
+    scale_layout: str = "",
+) -> Tensor:
+    as_weight = b.shape[1] == a.shape[-1] and b.stride(1) == 1
+    torch._check(as_weight or b.shape[0] == a.shape[-1], lambda: f"a {a.shape} and b {b.shape} have no K in common")
+    return a.new_empty((*a.shape[:-1], b.shape[0] if as_weight else b.shape[1]), dtype=out_dtype)
+
+
+# Kept here, as the operation lives as long as this object. Kernels want the strides that they were traced with.
+_OPERATIONS = torch.library.Library("tritongemm", "FRAGMENT")
+_OPERATIONS.define(
+    "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, ScalarType out_dtype=bfloat16, "
+    'str order_b="plain", str scale_layout="") -> Tensor',
+    tags=(torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)),
+)
+for _key in ("CUDA", "CPU"):
+    _OPERATIONS.impl("scaled_mm", _operation, _key)
+torch.library.register_fake("tritongemm::scaled_mm", _fake, lib=_OPERATIONS)

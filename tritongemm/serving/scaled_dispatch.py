@@ -1,0 +1,119 @@
+"""Stage: a call with scale factors at run time → a kernel or PyTorch, from the records and tables of `dispatcher`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.serving import CallSignature, Resolution
+from tritongemm.core.target import Target
+from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
+from tritongemm.serving.scaled_call import ScaledCall
+from tritongemm.serving.scaled_fallback import TorchScaled
+from tritongemm.serving.scaled_operands import (
+    ScaledOperands,
+    ScaledProduct,
+    check_devices,
+    check_encoding,
+    check_values,
+    read_product,
+)
+
+_MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
+
+
+def resolve(dispatcher: Dispatcher, key: tuple[Any, ...], operands: ScaledOperands) -> Callable[..., Tensor]:
+    """What serves calls of a key, kept in the thread's table for the next one.
+
+    Raises:
+        InputError: as `scaled_mm` says.
+    """
+    table = dispatcher.calls.table
+    product = read_product(operands)
+    answers = ask(dispatcher, product, operands)
+    resolution, device = answers.resolution, answers.device
+    otherwise = CheckedProduct(TorchScaled(product))
+    ready: Callable[..., Tensor] = otherwise
+    if resolution.kernel is not None and device is not None:
+        shape = (*operands.a.shape[:-1], product.n)
+        try:
+            ready = ScaledCall(resolution.kernel, device.device, shape, operands.out_dtype, otherwise)
+        except (TritonGemmError, LookupError):
+            if resolution.kind == "exact":
+                raise
+    if resolution.lasting:
+        if len(table) >= _MOST_CALLS:
+            table.clear()
+        table[key] = ready
+    return ready
+
+
+class CheckedProduct:
+    """PyTorch's product, after a look at what no key holds.
+
+    Args:
+        compute: the product.
+    """
+
+    def __init__(self, compute: TorchScaled) -> None:
+        self._compute = compute
+
+    def __call__(
+        self, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
+        """The result.
+
+        Raises:
+            InputError: operands on several devices, or factors that are no numbers on the CPU.
+        """
+        check_devices(ScaledOperands(a, b, scale_a, scale_b, bias))
+        check_values(scale_a, scale_b)
+        return self._compute(a, b, scale_a, scale_b, bias, out_dtype)
+
+
+def ask(dispatcher: Dispatcher, product: ScaledProduct, operands: ScaledOperands) -> CallAnswers:
+    """Who serves a product of these operands, and why.
+
+    Raises:
+        InputError: an fp8 encoding that this GPU does not read.
+    """
+    if not operands.a.is_cuda:
+        return _fallback(f"a is on {operands.a.device}; tuned kernels run on a GPU")
+    if not product.dense:
+        return _fallback(f"b has strides {operands.b.stride()}; kernels take a dense weight")
+    index = operands.a.get_device()
+    target = _target(dispatcher, index)
+    if target is None:
+        return _fallback("nothing is loaded on this device; call tritongemm.load or run it once first", lasting=False)
+    check_encoding(product, target)
+    if operands.bias is not None and operands.bias.dtype != operands.out_dtype:
+        return _fallback(f"the bias is {operands.bias.dtype}; kernels take {operands.out_dtype}")
+    readings = [CallSignature(problem) for problem in product.problems(target)]
+    if not readings:
+        return _fallback(f"no family has such a product of {product.dtypes[0]} and {product.dtypes[1]}")
+    return dispatcher.answer(readings, index)
+
+
+def _fallback(reason: str, lasting: bool = True) -> CallAnswers:
+    return CallAnswers(Resolution("fallback", reason, lasting=lasting))
+
+
+def _target(dispatcher: Dispatcher, index: int) -> Target | None:
+    """Facts of a GPU; None while a graph is captured and nothing was loaded before."""
+    from tritongemm.search_spaces import loader  # which reads YAML
+
+    device = dispatcher.device(index)
+    return None if device is None else loader.load_target(device.device.arch)
+
+
+def explain(dispatcher: Dispatcher, operands: ScaledOperands) -> str:
+    """Which kernel computes `scaled_mm` of these operands, and why; see `api.explain`.
+
+    Raises:
+        TypeError, InputError: as `scaled_mm`.
+    """
+    return str(ask(dispatcher, read_product(operands), operands))

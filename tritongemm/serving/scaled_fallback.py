@@ -1,0 +1,133 @@
+"""What PyTorch computes for a call of `tritongemm.scaled_mm`, wherever no tuned kernel fits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.problem import PLAIN
+from tritongemm.core.scaling import Scaling
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import WeightLayout
+from tritongemm.serving.scale_factors import spread
+from tritongemm.serving.scaled_operands import ScaledOperands, ScaledProduct
+from tritongemm.serving.torch_fallback import linear
+
+_FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # then the same below zero
+_PADDED_GROUPS = 4  # PyTorch wants the groups along K of 128 x 128 factors padded to a multiple of so many.
+_Scaled = getattr(torch.nn.functional, "ScalingType", None)  # It exists since PyTorch 2.10.
+
+
+class TorchScaled:
+    """PyTorch's product of operands with scales: its own scaled one where it takes them, else one of plain numbers.
+
+    PyTorch is asked for its own at the first call, and not again once it refused.
+
+    Args:
+        product: what the operands mean, at every call alike.
+    """
+
+    def __init__(self, product: ScaledProduct) -> None:
+        self._product = product
+        self._native = product.order_b == PLAIN and product.dtypes[0].startswith("fp8")
+
+    def __call__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        scale_a: Tensor,
+        scale_b: Tensor,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype = torch.bfloat16,
+    ) -> Tensor:
+        """The result, [..., N]."""
+        weight, of_weight = self._product.weight(ScaledOperands(a, b, scale_a, scale_b))
+        rows = a.reshape(-1, a.shape[-1])
+        result = self._try_native(rows, weight, scale_a, of_weight, bias, out_dtype) if self._native else None
+        if result is None:
+            result = self._compute(rows, weight, scale_a, of_weight, bias, out_dtype)
+        return result.view(*a.shape[:-1], result.shape[-1])
+
+    def _try_native(
+        self, a: Tensor, w: Tensor, scale_a: Tensor, scale_w: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor | None:
+        """PyTorch's own scaled product; None where it has none for these operands."""
+        if not a.is_cuda:
+            return None
+        try:
+            if any(scaling.depth for scaling in (self._product.scalings_a[0], self._product.scalings_b[0])):
+                return self._in_blocks(a.contiguous(), w.t(), scale_a, scale_w, bias, out_dtype)
+            of_a, of_b = _for_rows(self._product, scale_a, scale_w)
+            added = None if bias is None else bias.to(out_dtype)
+            return torch._scaled_mm(a.contiguous(), w.t(), of_a, of_b, bias=added, out_dtype=out_dtype)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, NotImplementedError):  # whatever it refuses, plain numbers can be multiplied
+            self._native = False
+            return None
+
+    def _in_blocks(
+        self, a: Tensor, b: Tensor, scale_a: Tensor, scale_w: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
+        """The product with float32 factors for 128 numbers along K, on GPUs whose library has it.
+
+        PyTorch wants factors of 1 x 128 with rows the fastest, those of 128 x 128 with K the fastest and padded.
+
+        Raises:
+            RuntimeError, ValueError, NotImplementedError: it has no such product.
+        """
+        if out_dtype != torch.bfloat16:
+            raise ValueError("PyTorch gives bfloat16 alone")
+        square = self._product.scalings_b[0].rows > 1
+        of_a = scale_a.t().contiguous().t()
+        groups = scale_w.shape[1]
+        padding = -groups % _PADDED_GROUPS if square else 0
+        of_w = torch.nn.functional.pad(scale_w, (0, padding)).t() if square else scale_w.t().contiguous()
+        if _Scaled is None:
+            older = of_w[:groups] if square else of_w
+            result = torch._scaled_mm(a, b, of_a, older, out_dtype=out_dtype)
+        else:
+            vector, blocks = _Scaled.BlockWise1x128, _Scaled.BlockWise128x128
+            newer, kind = (of_w, blocks) if square else (of_w.t(), vector)
+            scaled = torch.nn.functional.scaled_mm
+            result = scaled(a, b, of_a, vector, newer, kind, output_dtype=out_dtype)
+        return result if bias is None else (result + bias).to(out_dtype)
+
+    def _compute(
+        self, a: Tensor, w: Tensor, scale_a: Tensor, scale_w: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
+        """The product of plain numbers; factors that do not change along K are applied to it, others before."""
+        product = self._product
+        scaling_a, scaling_w = product.scalings_a[0], product.scalings_b[0]
+        if product.order_b != PLAIN:
+            w = registry.get(WeightLayout, product.order_b).unpack(w.t()).t()
+        of_a = spread(scale_a, scaling_a, product.m, product.k)
+        of_w = spread(scale_w, scaling_w, product.n, product.k)
+        if scaling_a.depth or scaling_w.depth:
+            result = torch.nn.functional.linear(_numbers(a) * of_a, _numbers(w) * of_w)
+        else:
+            wide = torch.int32 if a.dtype == torch.int8 else torch.float32
+            result = linear(a, w.contiguous(), None, wide) * of_a * of_w.t()
+        return (result if bias is None else result + bias).to(out_dtype)
+
+
+def _for_rows(product: ScaledProduct, scale_a: Tensor, scale_w: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors in the shapes of ``torch._scaled_mm``: scalars, or [M, 1] and [1, N]."""
+    scaling_a, scaling_w = product.scalings_a[0], product.scalings_b[0]
+    if not scaling_a.rows and not scaling_w.rows:
+        return scale_a.reshape(()), scale_w.reshape(())
+    return _one_for_each(scale_a, scaling_a, product.m), _one_for_each(scale_w, scaling_w, product.n).t()
+
+
+def _one_for_each(scales: Tensor, scaling: Scaling, rows: int) -> Tensor:
+    column = scales.reshape(-1, 1)
+    return column if scaling.rows else column.expand(rows, 1).contiguous()
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """An operand's numbers in float32, two of a byte of fp4."""
+    if tensor.element_size() > 1 or tensor.dtype not in (torch.uint8, getattr(torch, "float4_e2m1fn_x2", torch.uint8)):
+        return tensor.float()
+    values = torch.tensor([*_FP4_VALUES, *(-value for value in _FP4_VALUES)], device=tensor.device)
+    packed = tensor.view(torch.uint8)
+    return values[torch.stack((packed & 15, packed >> 4), -1).reshape(packed.shape[0], -1).long()]

@@ -1,0 +1,234 @@
+"""The operands of `scaled_mm`: checked, and told which product they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.scaling import Scaling, granularity
+from tritongemm.core.target import Target
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, ScaleLayout, WeightLayout
+from tritongemm.serving.scale_factors import describe_known, find_scalings
+from tritongemm.serving.torch_fallback import DTYPE_NAMES
+
+_PACKED_FP4 = torch.uint8  # two numbers a byte, where PyTorch's own type is not used
+_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class ScaledOperands(NamedTuple):
+    """The arguments of `scaled_mm`."""
+
+    a: Tensor
+    b: Tensor
+    scale_a: Tensor
+    scale_b: Tensor
+    bias: Tensor | None = None
+    out_dtype: torch.dtype = torch.bfloat16
+    order_b: str = PLAIN
+    scale_layout: str = ""
+
+
+@dataclass(frozen=True)
+class ScaledProduct:
+    """What the operands of one call mean; holds for all of their shapes, strides and dtypes.
+
+    Attributes:
+        m, n, k: sizes.
+        transposed: b is a view [K, N] of the weight, and scale_b one of its factors.
+        dtypes: names of the types of a, b and the result.
+        scalings_a, scalings_b: the ways in which the scale factors can be read, which mean the same.
+        bias: ``n`` or ``none``.
+        order_b: order of b in memory.
+        dense: whether b lies as kernels read it.
+    """
+
+    m: int
+    n: int
+    k: int
+    transposed: bool
+    dtypes: tuple[str, str, str]
+    scalings_a: tuple[Scaling, ...]
+    scalings_b: tuple[Scaling, ...]
+    bias: str
+    order_b: str
+    dense: bool
+
+    def weight(self, operands: ScaledOperands) -> tuple[Tensor, Tensor]:
+        """The weight [N, K] and its factors [N, …]."""
+        b, scale_b = operands.b, operands.scale_b
+        return (b.t(), _turned(scale_b)) if self.transposed else (b, scale_b)
+
+    def problems(self, target: Target) -> Iterator[Problem]:
+        """The problems of all families that the call can be taken for on a target."""
+        for family in registry.every(Family):
+            pairs = family.scalings(*self.dtypes[:2])
+            for pair in pairs:
+                if pair[0] in self.scalings_a and pair[1] in self.scalings_b:
+                    problem = self._problem(family, "" if pair == pairs[0] else granularity(pair))
+                    if family.supports(problem, target):
+                        yield problem
+
+    def _problem(self, family: Family, scales: str) -> Problem:
+        sizes = self.m, self.n, self.k
+        return family.problem(
+            *sizes, *self.dtypes, row_major_b=False, bias=self.bias, order_b=self.order_b, scales=scales
+        )
+
+
+def read_product(operands: ScaledOperands) -> ScaledProduct:
+    """What the operands of a call mean.
+
+    Nothing is read but shapes, strides, dtypes and devices: the GPU is not waited for.
+
+    Raises:
+        InputError: they do not belong together; names the operand, what it is and what it may be.
+    """
+    a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout = operands
+    _check_tensors(operands)
+    packed = 2 if _dtype_name("a", a) == "fp4e2m1" else 1
+    k = a.shape[-1] * packed if a.dim() else 0
+    transposed = _is_transposed(a, b)
+    n = b.shape[1] if transposed else b.shape[0]
+    m = a.numel() * packed // k if k else 0
+    if not m or not n or not k:
+        raise InputError(f"a {tuple(a.shape)} or b {tuple(b.shape)} is empty: there is nothing to multiply")
+    if bias is not None and tuple(bias.shape) != (n,):
+        raise InputError(f"bias is {tuple(bias.shape)}; it has a value for each of N={n}")
+    if order_b != PLAIN:
+        registry.get(WeightLayout, order_b)  # which says what there is
+    if scale_layout:
+        registry.get(ScaleLayout, scale_layout)
+    others = _known_scalings()
+    found_a = find_scalings(scale_a, m, k, scale_layout, others)
+    turned = _turned(scale_b) if transposed else scale_b
+    found_b = find_scalings(turned, n, k, scale_layout, others)
+    for name, scales, found, rows, which in (
+        ("scale_a", scale_a, found_a, m, "M"),
+        ("scale_b", scale_b, found_b, n, "N"),
+    ):
+        if not found:
+            as_b = ", transposed as b is" if transposed and name == "scale_b" else ""
+            raise InputError(
+                f"{name} is {scales.dtype} {tuple(scales.shape)} with strides {scales.stride()}; it may be "
+                f"{describe_known(rows, k, which)}{as_b}"
+            )
+    weight = b.t() if transposed else b
+    return ScaledProduct(
+        m, n, k, transposed, (_dtype_name("a", a), _dtype_name("b", b), DTYPE_NAMES[out_dtype]), tuple(found_a),
+        tuple(found_b), "none" if bias is None else "n", order_b, weight.is_contiguous(),
+    )  # fmt: skip
+
+
+def check_encoding(product: ScaledProduct, target: Target) -> None:
+    """Refuse an fp8 encoding that is not the target's: kernels would read other numbers.
+
+    Raises:
+        InputError: names the operand and both encodings.
+    """
+    for name, dtype in zip("ab", product.dtypes[:2], strict=True):
+        if DTYPES[dtype].is_fp8 and target.fp8 != "none" and not target.supports(DTYPES[dtype]):
+            raise InputError(
+                f"{name} is {DTYPES[dtype].torch}; the fp8 encoding of {target.name} is {target.fp8}: quantise to that"
+            )
+
+
+def _check_tensors(operands: ScaledOperands) -> None:
+    """Refuse operands that are no tensors, lie apart, or have a type that no scaled product has.
+
+    Raises:
+        TypeError: one is no tensor.
+        InputError: as `read_product`.
+    """
+    named = {"a": operands.a, "b": operands.b, "scale_a": operands.scale_a, "scale_b": operands.scale_b}
+    named |= {} if operands.bias is None else {"bias": operands.bias}
+    for name, value in named.items():
+        if not torch.overrides.is_tensor_like(value):
+            raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
+        if value.layout != torch.strided:
+            raise InputError(f"{name} is {value.layout}; scaled products take strided tensors")
+    check_devices(operands)
+    if operands.out_dtype not in _RESULTS:
+        raise InputError(f"out_dtype is {operands.out_dtype}; scaled products give {', '.join(map(str, _RESULTS))}")
+    for name in "ab":
+        dtype = DTYPES[_dtype_name(name, named[name])]
+        if not dtype.is_fp8 and dtype.name not in ("int8", "fp4e2m1"):
+            raise InputError(f"{name} is {named[name].dtype}; scaled products take fp8, int8 or fp4")
+    if "int8" in (_dtype_name("a", operands.a), _dtype_name("b", operands.b)) and operands.a.dtype != operands.b.dtype:
+        raise InputError(f"a is {operands.a.dtype}, b is {operands.b.dtype}: int8 is multiplied by int8")
+
+
+def check_devices(operands: ScaledOperands) -> None:
+    """Refuse operands that do not lie together.
+
+    Raises:
+        InputError: names the operand and both devices.
+    """
+    for name in ("b", "scale_a", "scale_b", "bias"):
+        tensor = getattr(operands, name)
+        if tensor is not None and tensor.device != operands.a.device:
+            raise InputError(f"{name} is on {tensor.device}, a on {operands.a.device}")
+
+
+def check_values(scale_a: Tensor, scale_b: Tensor) -> None:
+    """Refuse factors that are no finite numbers, on the CPU; a GPU would have to be waited for.
+
+    Raises:
+        InputError: names the operand.
+    """
+    for name, scales in (("scale_a", scale_a), ("scale_b", scale_b)):
+        known = type(scales) is Tensor and scales.device.type == "cpu" and scales.dtype == torch.float32
+        if known and not bool(torch.isfinite(scales).all()):
+            raise InputError(f"{name} holds NaN or infinity")
+
+
+def _dtype_name(name: str, tensor: Tensor) -> str:
+    if tensor.dtype == _PACKED_FP4:
+        return "fp4e2m1"
+    if tensor.dtype not in DTYPE_NAMES:
+        raise InputError(f"{name} is {tensor.dtype}; scaled products take fp8, int8 or fp4")
+    return DTYPE_NAMES[tensor.dtype]
+
+
+def _is_transposed(a: Tensor, b: Tensor) -> bool:
+    """Whether b is a column-major view [K, N] of the weight [N, K].
+
+    Raises:
+        InputError: it is neither that nor the weight.
+    """
+    k = a.shape[-1] if a.dim() else 0
+    if b.dim() == 2:
+        if b.shape[1] == k and (b.stride(1) == 1 or k == 1):
+            return False
+        if b.shape[0] == k and (b.stride(0) == 1 or k == 1):
+            return True
+    raise InputError(
+        f"b is {tuple(b.shape)} with strides {b.stride()}; for a {tuple(a.shape)} it is a linear layer's weight "
+        f"[N, {k}], row-major, or its transposed view [{k}, N]"
+    )
+
+
+def _turned(scales: Tensor) -> Tensor:
+    return scales.t() if scales.dim() == 2 else scales
+
+
+@cache
+def _known_scalings() -> tuple[Scaling, ...]:
+    """All that the families have beside those that shapes tell."""
+    found: dict[Scaling, None] = {}
+    for family in registry.every(Family):
+        for dtype in DTYPES:
+            try:
+                pairs = family.scalings(dtype, dtype)
+            except (InputError, UnavailableError):
+                continue
+            found |= dict.fromkeys(scaling for pair in pairs for scaling in pair if scaling is not None)
+    return tuple(found)

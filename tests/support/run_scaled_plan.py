@@ -31,7 +31,10 @@ def fill(raw: Any, buffer: dict[str, Any], rng: np.random.Generator) -> Any:
     if buffer["dtype"] == "e8m0":
         raw[:] = rng.integers(121, 128, raw.size)
         return 2.0 ** (raw[places].astype(float) - 127)
-    bits, values = encode(rng.standard_normal(buffer["shape"]), buffer["dtype"])
+    numbers = rng.standard_normal(buffer["shape"])
+    if "scaling" in buffer:  # outliers, so that a factor in another's place can't pass
+        numbers = numbers * 2.0 ** rng.integers(-10, 11, buffer["shape"])
+    bits, values = encode(numbers, buffer["dtype"])
     item = bits.size // values.size
     raw.reshape(-1, item)[places.reshape(-1)] = bits.reshape(-1, item)
     return values
@@ -59,6 +62,12 @@ def along_k(scales: Any, shape: tuple[int, int]) -> Any:
     word = (group % 4) * 16 + row % 16
     place = (row // 32) * 32 * groups + (group // 8) * 256 + word * 4 + (group // 4 % 2) * 2 + row // 16 % 2
     return np.repeat(scales.reshape(-1)[place], 32, axis=1)[: shape[0], : shape[1]]
+
+
+def spread(factors: Any, scaling: dict[str, Any], shape: tuple[int, int]) -> Any:
+    """One factor for each number of [rows, K], of those that so many rows and so many numbers along K share."""
+    lying = factors.T if scaling["layout"] == "groups" else factors
+    return np.repeat(np.repeat(lying, scaling["rows"], 0), scaling["depth"], 1)[: shape[0], : shape[1]]
 
 
 def execute(device: Any, path: Path, late: bool) -> tuple[float, int]:
@@ -89,10 +98,12 @@ def execute(device: Any, path: Path, late: bool) -> tuple[float, int]:
     if kinds.get("scale_a") == "e8m0":
         values["a"] = values["a"] * along_k(values.pop("scale_a"), values["a"].shape)
         values["b"] = values["b"] * along_k(values.pop("scale_b"), values["b"].T.shape).T
-    elif "scale_b" in values and values["scale_b"].ndim == 2:  # of 128 numbers along K
-        of_b = np.repeat(values.pop("scale_b"), 128, axis=0)[: values["b"].shape[1]]
-        values["a"] = values["a"] * np.repeat(values.pop("scale_a").T, 128, axis=1)
-        values["b"] = values["b"] * np.repeat(of_b, 128, axis=1).T
+    for buffer in plan["buffers"]:
+        if buffer["name"] in values and "scaling" in buffer and buffer["dtype"] == "fp32":
+            factors, operand = values.pop(buffer["name"]), buffer["name"][-1]
+            rows = values[operand].T if operand == "b" else values[operand]
+            scaled = rows * spread(factors, buffer["scaling"], rows.shape)
+            values[operand] = scaled.T if operand == "b" else scaled
     exact = values["a"] @ values["b"]
     for name in ("scale_a", "scale_b"):
         exact = exact * values.get(name, 1)

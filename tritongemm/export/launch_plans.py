@@ -84,6 +84,7 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
     """The operands as a plan describes them: A [M, K], B [K, N], C [M, N], a bias or scales [N] or [M, 1].
 
     Those of a batch have a dimension for it in front; vectors along N are [batch, 1, N] then, so that they broadcast.
+    Scales that change along K say how many rows of A (columns of B) and elements along K share one, and how they lie.
     """
     if problem.kind == "grouped":
         return _grouped_operands(problem)
@@ -98,6 +99,9 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
     for e in problem.extras:
         shape = (1, *e.shape) if e.batch and len(e.shape) == 1 else e.shape
         known[e.name] = _operand(e, shape, (*shape[1:], 1))
+        if e.scaling is not None and e.applied == "mainloop":
+            share = {"rows": e.scaling.rows, "depth": e.scaling.depth, "layout": e.scaling.layout}
+            known[e.name]["scaling"] = share
     return known
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import emulated
 from tests.support.kernel_cases import GROUPED
 from tritongemm.codegen import modules, template_facts
+from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.launch import Launch
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.export import launch_plans
 from tritongemm.formats import Defaults, make_problem, results_format
 from tritongemm.measure.offline_evaluator import InterpreterJob
 from tritongemm.numerics.error_metric import deviation
@@ -131,3 +136,40 @@ def test_a_granularity_is_told_where_it_is_not_the_usual_one() -> None:
     with pytest.raises(InputError, match=r"'row' .* it has block, block_rows, group, group_rows"):
         of("row")
     assert not FAMILY.supports(replace(PLAIN, scale_a=None), SM90)
+
+
+EMULATED = (
+    Config("tile", 16, 32, 128, 2, 2, 2),
+    Config("tile", 32, 16, 64, 1, 3, 2, 2, (("poll", 1), ("swap_ab", 1))),
+    Config("tile", 64, 256, 128, num_warps=8),
+    Config("gemv", 1, 8, 256, num_warps=1, num_stages=1),
+    Config("gemv", 4, 8, 256, split_k=2, num_warps=4, num_stages=1),
+    Config("stream_k", 32, 32, 128, 2, 1, 4, options=(("num_sms", 7),)),
+)
+
+
+@pytest.mark.skipif(settings.emulator_checkout() is None, reason="some seconds each: TRITONGEMM_EMULATOR_CHECKOUT")
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("scales", [*FORMS, "tensor"])
+def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, scales: str) -> None:
+    """Both encodings of fp8 and int8 at odd sizes, memory operations landing as late as the code allows."""
+    target, triton = target_files.load_target(arch), registry.get(KernelBackend, "triton")
+    fp8 = "fp8e4m3fnuz" if target.fp8 == "fnuz" else OCP
+    if scales == "tensor":
+        problem = registry.get(Family, "a8w8").problem(17, 144, 300, fp8, fp8, "bf16", bias="n", scales=scales)
+    else:
+        problem = of(
+            scales, **{"dtype_a": fp8, "dtype_b": fp8} | FORMS[scales] | {"m": 17, "k": 300, "dtype_c": "bf16"}
+        )
+    plans = []
+    for i, config in enumerate(EMULATED):
+        assert triton.check(config, problem, target), config.name
+        built, code, _ = triton.compile(triton.compile_job(config, problem, target))
+        assert built.status == "ok" and not built.spills, config.name
+        (tmp_path / f"{i}.hsaco").write_bytes(code)
+        launch = triton.launch(replace(built, path=str(tmp_path / f"{i}.hsaco")), problem, target)
+        assert isinstance(launch, Launch)
+        plan = {**launch_plans.plan(launch, problem, target), "object": f"{i}.hsaco"}
+        plans.append(tmp_path / f"{i}.json")
+        plans[-1].write_text(json.dumps(plan))
+    emulated.run_scaled(tmp_path, *plans)

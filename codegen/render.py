@@ -35,7 +35,7 @@ class KernelFacts:
     Attributes:
         acc: accumulator type, as written in a kernel.
         total: type in which the epilogue works.
-        extras: operands beside A and B, as the epilogue applies them.
+        extras: the operands beside A and B that the epilogue applies, in its order.
         arguments: their names as Python functions take them, scales before a bias.
         casts: operands are converted before the dot, because their types differ.
         compute: type they are converted to.
@@ -106,7 +106,7 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
     return KernelFacts(
         acc=acc,
         total="tl.float32" if any(e.operator == "*" for e in problem.extras) else acc,
-        extras=problem.extras,
+        extras=tuple(e for e in problem.extras if e.applied == "epilogue"),
         arguments=operands(problem)[3:-3] + (("bias",) if problem.bias != "none" else ()),
         casts=problem.a != problem.b and not both_fp8,
         compute=TL.get(compute.name, ""),

@@ -38,7 +38,7 @@ _KINDS: dict[str, tuple[str, Any]] = {
     ),
     "frozenset[str]": ("a list of names", lambda v: isinstance(v, list) and all(map(_name, v))),
 }  # fmt: skip
-_SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "results"}
+_SECTION = {"requires", "axes", "options", "aligned", "m", "operands", "results", "kinds"}
 
 
 def _whole(value: Any, least: int) -> bool:
@@ -114,6 +114,7 @@ def check_template(where: str, section: Any, axes: Iterable[str]) -> None:
         ("aligned", {"a", "b", "c"}, "a, b and c"),
         ("operands", set(DTYPES), "dtypes"),
         ("results", set(DTYPES), "dtypes"),
+        ("kinds", {"one", "batched", "grouped"}, "one, batched and grouped"),
     ):
         values = section.get(name, [])
         if not isinstance(values, list) or (few and not few.issuperset(values)):

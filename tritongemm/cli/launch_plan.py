@@ -9,8 +9,9 @@ grid, block             workgroups and threads along x, y, z
 dynamic_lds             bytes of LDS beside what the code object declares
 kernarg                 the parameter block in hex, hidden arguments included, every pointer zero
 buffers                 memory to allocate: name; offset of its pointer in the parameter block; bytes; role (a, b, c,
-                        bias, workspace, semaphore …); init (random, zero or poison); dtype; shape; strides in elements;
-                        order, for a B in an order of `numerics.weight_layouts`
+                        bias, workspace, semaphore, offsets, counts …); init (random, zero, poison or values); dtype;
+                        shape; strides in elements; order, for a B in an order of `numerics.weight_layouts`; values,
+                        where they are given
 problem, launches       M, N, K; how often to launch
 """
 
@@ -57,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     )
     g = p.add_argument_group("what to run")
     options.problem_options(g)
+    options.group_options(g)
     g.add_argument(
         "--target",
         default="gfx942",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tritongemm.cli import arguments, model_options
 from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.group_rows import GROUP_FORMS, MOST_GROUPS, SPREADS
 from tritongemm.core.problem import DEFAULT_FAMILY
 from tritongemm.formats import Defaults
 from tritongemm.numerics.random_inputs import INITS
@@ -102,6 +103,39 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
     )
 
 
+def group_options(g: argparse._ArgumentGroup) -> None:
+    """Add the options that make of the GEMM products of groups of rows, as a mixture of experts has them."""
+    g.add_argument(
+        "--groups",
+        type=arguments.whole(1, MOST_GROUPS),
+        default=1,
+        metavar="G",
+        help="products of G groups of rows with a B each (a mixture of experts); -m is the rows of all (default 1)",
+    )
+    g.add_argument(
+        "--group-form",
+        choices=GROUP_FORMS,
+        default=GROUP_FORMS[0],
+        help="contiguous: the rows of each group behind those of the last; masked: room for --room rows each (default "
+        "%(default)s)",
+    )
+    g.add_argument(
+        "--spread",
+        type=arguments.spread,
+        default=SPREADS[0],
+        metavar="HOW",
+        help="rows of each group while it is tuned: uniform, skewed (few groups have most of them), or captured ones "
+        "with commas between, such as 7,0,33 (default %(default)s)",
+    )
+    g.add_argument(
+        "--room",
+        type=arguments.size,
+        default=0,
+        metavar="ROWS",
+        help="rows that each group of the masked form has room for",
+    )
+
+
 def _family(text: str) -> str:
     """The name of a family or of a variant, if there is one."""
     try:
@@ -112,7 +146,9 @@ def _family(text: str) -> str:
 
 
 def defaults(args: argparse.Namespace, fp8_encoding: str) -> Defaults:
-    """What `problem_options` were given, as the defaults of a file's rows."""
+    """What `problem_options` and `group_options` were given, as the defaults of a file's rows."""
+    given = getattr(args, "spread", SPREADS[0])
+    spread, counts = (given, ()) if isinstance(given, str) else ("captured", given)
     return Defaults(
         dtype_a=args.dtype_a,
         dtype_b=args.dtype_b,
@@ -122,6 +158,11 @@ def defaults(args: argparse.Namespace, fp8_encoding: str) -> Defaults:
         bias=args.bias_vector or "none",
         family=args.family,
         fp8_encoding=fp8_encoding,
+        groups=getattr(args, "groups", 1),
+        group_form=getattr(args, "group_form", GROUP_FORMS[0]),
+        spread=spread,
+        counts=counts,
+        room=getattr(args, "room", 0),
     )
 
 
@@ -135,6 +176,7 @@ def parser() -> argparse.ArgumentParser:
     )
     g = p.add_argument_group("what to tune")
     problem_options(g)
+    group_options(g)
     g.add_argument(
         "--gemm-size-file",
         type=arguments.path,

@@ -176,6 +176,7 @@ class Defaults:
         bias: ``none``, ``m`` or ``n``.
         family: plug-in of numerics/families.
         order_b: order of B in memory, ``plain`` or a plug-in of numerics/weight_layouts.
+        groups, group_form, spread, counts, room: as of a `Problem`.
         fp8_encoding: meaning of ``fp8`` and ``bf8``: ``fn``, ``fnuz`` or, on a target without fp8, ``none``.
     """
 
@@ -188,6 +189,11 @@ class Defaults:
     family: str = DEFAULT_FAMILY
     order_b: str = PLAIN
     fp8_encoding: str = "fn"
+    groups: int = 1
+    group_form: str = "contiguous"
+    spread: str = "uniform"
+    counts: tuple[int, ...] = ()
+    room: int = 0
 
     def dtype(self, name: str) -> str:
         """Our name of the dtype called `name`.

@@ -22,7 +22,7 @@ class OperandSpec:
     """One operand, dense.
 
     Attributes:
-        name: ``a``, ``b``, ``c``, ``scale_a``, ``scale_b`` or ``bias``.
+        name: ``a``, ``b``, ``c``, ``scale_a``, ``scale_b``, ``bias``, ``offsets`` or ``counts``.
         dtype: of its elements.
         shape: extents; a factor or an addend of the epilogue is [M, 1] or [N], so that it broadcasts over C.
         order: how it lies in memory: ``rows``, ``columns``, or the name of a layout of weights or scales.

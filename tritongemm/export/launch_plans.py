@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ def _buffers(launch: Launch | HostLaunch, problem: Problem) -> dict[str, dict[st
 
 def operands(problem: Problem) -> dict[str, dict[str, Any]]:
     """The operands as a plan describes them: A [M, K], B [K, N], C [M, N], a bias or scales [N] or [M, 1]."""
+    if problem.kind == "grouped":
+        return _grouped_operands(problem)
     m, n, k = problem.m, problem.n, problem.k
     a = (k, 1) if problem.row_major_a else (1, m)
     b = (n, 1) if problem.row_major_b else (1, k)
@@ -93,10 +96,26 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
     return known | {e.name: _operand(e.name, e.dtype, e.shape, (*e.shape[1:], 1)) for e in problem.extras}
 
 
+def _grouped_operands(problem: Problem) -> dict[str, dict[str, Any]]:
+    """The operands of a product of groups: B [groups, K, N], A and C [M, …] or [groups, room, …], ends or counts."""
+    n, k = problem.n, problem.k
+    strides = {"b": (k * n, *((n, 1) if problem.row_major_b else (1, k)))}
+    known = {
+        name: _operand(name, spec.dtype, spec.shape, strides.get(name) or _dense(spec.shape))
+        for name, spec in problem.operands.items()
+    }
+    known["c"]["init"] = "poison"
+    known[problem.group_operand] |= {"init": "values", "values": list(problem.group_numbers)}
+    return known
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a row-major array."""
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
 def _operand(role: str, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:
-    count = 1
-    for extent in shape:
-        count *= extent
+    count = prod(shape)
     short = _SHORT.get(dtype.name, dtype.name)
     sized = {"bytes": count * dtype.bytes // dtype.packed, "role": role, "init": "random", "dtype": short}
     return {**sized, "shape": list(shape), "strides": list(strides)}

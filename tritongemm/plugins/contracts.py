@@ -476,6 +476,10 @@ class Family(Plugin, abstract=True):
         batch: int = 1,
         groups: int = 1,
         order_b: str = PLAIN,
+        group_form: str = "contiguous",
+        spread: str = "uniform",
+        counts: tuple[int, ...] = (),
+        room: int = 0,
     ) -> Problem:
         """A problem of this family with its operands; dtypes by our names.
 
@@ -485,7 +489,7 @@ class Family(Plugin, abstract=True):
         scale_a, scale_b = self.scaling(dtype_a, dtype_b)
         return Problem(
             m, n, k, dtype_a, dtype_b, dtype_c, row_major_a, row_major_b, bias, batch, self.name, order_b, scale_a,
-            scale_b, groups,
+            scale_b, groups, group_form, spread, counts, room,
         )  # fmt: skip
 
     def scaling(self, dtype_a: str, dtype_b: str) -> tuple[Scaling | None, Scaling | None]:
@@ -503,8 +507,8 @@ class Family(Plugin, abstract=True):
             )
         if (problem.scale_a, problem.scale_b) != self.scaling(problem.dtype_a, problem.dtype_b):
             return Support(f"{problem.key} does not have the scales of family {self.name}")
-        if problem.bytes > target.memory_bytes:
-            return Support(f"its operands take {problem.bytes} bytes, {target.name} has {target.memory_bytes}")
+        if problem.held_bytes > target.memory_bytes:
+            return Support(f"its operands take {problem.held_bytes} bytes, {target.name} has {target.memory_bytes}")
         return self._supports(problem, target)
 
     @abstractmethod

@@ -26,6 +26,8 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
     """
     if problem.order_b != PLAIN:
         return False  # no template reads such a B
+    if problem.kind not in section.get("kinds", ("one",)):
+        return False
     rows = {
         "a": (problem.k if problem.row_major_a else problem.m) * problem.a.bytes,
         "b": (problem.n if problem.row_major_b else problem.k) * problem.b.bytes,
@@ -55,8 +57,7 @@ def space(
         target: where.
         file: stem of another file of search_spaces/ than the target's own.
         templates: only these; empty for all the target can run.
-        backend: whose templates: those in the file's section of that name; "" for our own templates, whose epilogues
-            apply scales.
+        backend: whose templates: those in the file's section of that name; "" for our own templates.
 
     Raises:
         InputError: the file's section of a template is wrong; says what.
@@ -65,8 +66,8 @@ def space(
     data = target_files.space_file(name)
     where = f"search_spaces/{name}.yaml: {f'{backend}.' if backend else ''}templates"
     sections = ((data.get(backend) or {}) if backend else data).get("templates", {})
-    if not backend and any(e.applied != "epilogue" for e in problem.extras):
-        sections = {}  # templates of our own apply scales and biases in the epilogue alone
+    if not backend and problem.kind == "one" and any(e.applied != "epilogue" for e in problem.extras):
+        sections = {}  # templates of single products apply scales and biases in the epilogue alone
     usable = []
     for template, section in sections.items():
         if templates and template not in templates:

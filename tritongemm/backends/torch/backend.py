@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from tritongemm.backends._scales import coverage
-from tritongemm.backends.torch import scaled
+from tritongemm.backends.torch import grouped, scaled
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import NamedKernel
@@ -28,7 +28,7 @@ class TorchBackend(LibraryBackend):
 
     summary = "PyTorch itself, which races anyway; alone it is measured as the candidate"
     baseline = True
-    capabilities = Capabilities(scales=("epilogue", "mainloop"), tensor_scales=True)
+    capabilities = Capabilities(kinds=("one", "grouped"), scales=("epilogue", "mainloop"), tensor_scales=True)
 
     def available(self) -> Support:
         """Whether PyTorch is installed."""
@@ -66,6 +66,8 @@ class TorchBackend(LibraryBackend):
         name = function(problem)
         if not name:
             return None
+        if problem.kind == "grouped":
+            return grouped.operation(problem, operands, config is not None)
         fast = bool(config and config.option("fast"))
         if coverage(problem):
             return scaled.product(problem, operands, config is not None, fast)
@@ -89,6 +91,8 @@ class TorchBackend(LibraryBackend):
 
     def torch_function(self, problem: Problem) -> str:
         """`function` where it reads the operands as they are, so that a generated module can call it; else ""."""
+        if problem.kind == "grouped":
+            return ""  # a generated module has no call of it
         name = function(problem)
         if coverage(problem) not in ("", "row") or (name == "_int_mm" and problem.extras):
             return ""
@@ -98,6 +102,8 @@ class TorchBackend(LibraryBackend):
 
 def function(problem: Problem) -> str:
     """PyTorch's function: ``mm``, ``addmm``, ``_int_mm``, ``_scaled_mm`` or ``scaled_mm``; "" where it has none."""
+    if problem.kind == "grouped":
+        return grouped.function(problem)
     if problem.order_b != PLAIN:
         return ""
     if problem.dtype_a == "int8" and (problem.m <= 16 or problem.k % 8 or problem.n % 8):

@@ -49,7 +49,7 @@ class TritonBackend(SearchedBackend):
 
     summary = "kernels generated here and compiled by Triton, which a strategy searches"
     has_manifest_rows = True
-    capabilities = Capabilities(scales=("epilogue",))
+    capabilities = Capabilities(kinds=("one", "grouped"), scales=("epilogue", "mainloop"))
 
     def available(self) -> Support:
         """Whether Triton is installed."""
@@ -60,6 +60,8 @@ class TritonBackend(SearchedBackend):
         return search_space.space(problem, target)
 
     def _supports(self, problem: Problem, target: Target) -> Support:
+        if problem.kind == "one" and any(e.applied == "mainloop" for e in problem.extras):
+            return Support("its kernels of single products can't apply scales in the mainloop")
         return config_check.check_problem(problem, target)
 
     def _candidates(self, problem: Problem, target: Target, inputs: BuildInputs, everything: bool) -> Iterable[Config]:
@@ -124,6 +126,8 @@ class TritonBackend(SearchedBackend):
         problem, config = record.problem, record.config
         if any(p.kind == "tma" for p in launch.params):
             return Support("it takes tensor maps, which a manifest can't describe")
+        if problem.kind != "one":
+            return Support(f"a {problem.kind} product, which manifests have no word for")
         if problem.bias == "m":
             return Support("a bias along M, which manifests have no word for")
         tiles = template_facts.kernel_template("tile").grid
@@ -182,8 +186,8 @@ def small(config: Config, problem: Problem, target: Target) -> list[str]:
     if not target.has("buffer_ops"):
         return []
     geometry = geometry_module.geometry(config, problem, target.compute_units)
-    sizes = {"a": problem.a.bytes * problem.m * problem.k, "b": problem.b.bytes * problem.k * problem.n}
-    sizes |= {"c": problem.c.bytes * problem.m * problem.n, "workspace": geometry.workspace_bytes}
+    sizes = {name: spec.dtype.bytes * spec.count for name, spec in problem.operands.items() if name in ("a", "b", "c")}
+    sizes |= {"workspace": geometry.workspace_bytes}
     pointers = [n for n, t in signature(config, problem).items() if t.startswith("*")]
     return [p for p in pointers if sizes.get(p.removesuffix("_ptr"), 0) < _SMALL]
 
@@ -285,12 +289,19 @@ def _rejected(built: Artifact, reason: str) -> Artifact:
     return Artifact(**{**built.__dict__, "status": "out_of_resources", "reason": reason})
 
 
+def _described_shapes(problem: Problem) -> dict[str, tuple[int, int]]:
+    """Rows and columns of the operands as descriptors have them: those of all groups one after another."""
+    m, n, k, groups = problem.rows, problem.n, problem.k, problem.groups
+    b = (groups * k, n) if problem.row_major_b else (k, groups * n)
+    return {"a": (m, k), "b": b, "c": (m, n)}
+
+
 def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
     """The launch of a compiled config on one problem."""
     config = built.config
     geometry = geometry_module.geometry(config, problem, target.compute_units)
     lead = dict(zip("abc", strides(problem), strict=True))
-    shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n), "c": (problem.m, problem.n)}
+    shapes = _described_shapes(problem)
     row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
     maps: list[dict[str, Any]] = list(built.launch.get("tensor_maps", []))
     params: list[Param] = []
@@ -304,7 +315,8 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
         codes = int(map_["elem_type"]), int(map_["elem_size"]), int(map_["swizzle"])
         params.append(Param("tma", name, box, (rows, cols), lead[name], *codes))
         params += [Param("i32", rows), Param("i32", cols), Param("i64", lead[name]), Param("i64", 1)]
-    params += [Param("i32", v) for v in (problem.m, problem.n, problem.k, *strides(problem), config.group_m)]
+    m = problem.room or problem.m  # a group's rows, where each has room for so many
+    params += [Param("i32", v) for v in (m, problem.n, problem.k, *strides(problem), config.group_m)]
     params += [Param("pointer", ""), Param("pointer", "")]  # Triton's own scratch, unused
     if len(built.launch["offsets"]) != len(params):
         raise InputError(

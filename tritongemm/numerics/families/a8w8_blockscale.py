@@ -53,8 +53,8 @@ class BlockScaledFamily(StandardFamily):
         middle: float = round(problem.k**-0.25, 6)
         return middle
 
-    def reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N]."""
+    def _reference(self, problem: Problem, operands: Operands) -> Tensor:
+        """C in float64 [M, N] of one product."""
         of_a = operands["scale_a"].double().T.repeat_interleave(GROUP, 1)
         of_b = operands["scale_b"].double().repeat_interleave(GROUP, 0)[: problem.n].repeat_interleave(GROUP, 1)
         b = unpacked(problem, operands["b"]).double()

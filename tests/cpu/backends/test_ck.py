@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import emulated
+from tests.support import emulated, scaled_operands
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.ck import backend as ck_module
 from tritongemm.backends.ck import instances as ck_instances
@@ -31,6 +31,7 @@ from tritongemm.search_spaces import loader as target_files
 
 GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
 SMALL = "ck.universal__bm32__bn32__bk64__gm1__sk1__w4__s2__interwave0__pipeline1__wave_m2__xdl16"
+BLOCK_SCALED = "ck.ab_scale__bm{}__bn{}__bk128__gm1__sk1__w4__s2__interwave0__pipeline{}__wave_m{}__xdl{}"
 BF16 = Problem(1024, 4096, 4096, "bf16", "bf16", "bf16", True, False)
 ck = registry.get(KernelBackend, "ck")
 needs_ck = pytest.mark.skipif(not ck.available(), reason=ck.available().reason)
@@ -166,6 +167,26 @@ def test_pipeline_5_reads_along_k_only() -> None:
     config = Config.parse(SMALL.replace("pipeline1", "pipeline5").replace("bn32", "bn128").replace("bm32", "bm64"))
     assert ck.check(config, BF16, GFX942)
     assert "arrays end up in scratch" in ck.check(config, replace(BF16, row_major_b=True), GFX942).reason
+
+
+@pytest.mark.parametrize(("facts", "dtype"), [(GFX942, "fp8e4m3fnuz"), (GFX950, "fp8e4m3fn")])
+def test_block_scales_have_instances_of_their_own(facts: Target, dtype: str) -> None:
+    """Those that were compiled and run in an emulator are among them."""
+    problem = scaled_operands.problem(33, 272, 1024, scaled_operands.PAIRS["block, A in rows"], dtype)
+    names = {c.name for c in ck.candidates(problem, facts, everything=True)}
+    one, two = (BLOCK_SCALED.format(*numbers) for numbers in ((32, 64, 1, 2, 16), (64, 128, 3, 2, 32)))
+    assert {one, two} <= names and {Config.parse(n).template for n in names} == {"ab_scale"}
+    text = ck_module.source(Config.parse(two), problem)
+    assert "DeviceGemmMultiD_ABScale_Xdl_CShuffle_V3<" in text and "256, 1, 128, 128, 64, 128, 128, " in text
+    assert "scale_a, scale_b," in text and "{{" not in text
+    wide = BLOCK_SCALED.format(32, 256, 3, 1, 32)
+    assert "one scale of B for a block" in ck.check(Config.parse(wide), problem, facts).reason
+    assert "multiple of 128" in ck.check(Config.parse(one), replace(problem, k=1000), facts).reason
+    assert "does not apply the scales" in ck.check(Config.parse(SMALL), problem, facts).reason
+    plain = replace(problem, scale_a=None, scale_b=None, family="dense")
+    assert "does not apply the scales" in ck.check(Config.parse(one), plain, facts).reason
+    assert "[M, K / 128]" in ck.supports(replace(problem, scale_a=scaled_operands.GROUPS), facts).reason
+    assert "adds no bias" in ck.supports(replace(problem, bias="n"), facts).reason
 
 
 def test_a_split_adds_no_bias_and_no_integers() -> None:

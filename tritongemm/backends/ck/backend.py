@@ -28,7 +28,7 @@ from tritongemm.hip_ext.libraries import wheel_folders
 from tritongemm.plugins.contracts import BuildInputs, Capabilities, KernelBackend
 
 ARCHS = ("gfx942", "gfx950")
-TEMPLATES = ("universal", "mx")
+TEMPLATES = ("universal", "mx", "ab_scale")
 _HEADER = "ck/tensor_operation/gpu/device/impl/device_gemm_xdl_cshuffle_v3.hpp"
 _TYPES = {
     "bf16": "ck::bhalf_t", "fp16": "ck::half_t", "fp32": "float", "int8": "int8_t", "int32": "int32_t",
@@ -39,6 +39,10 @@ _OUTPUTS = {"bf16": ("bf16",), "fp16": ("fp16",), "int8": ("int32",), "fp4e2m1":
 _MX_SCALING = Scaling("e8m0", 1, 32, "e8m0_32x8", (32, 8))  # the scale factors that template mx reads
 _MOST_SCRATCH = 1024  # bytes
 _VECTOR = 16  # bytes
+_OWN_HEADERS = {
+    "mx": "device_gemm_xdl_cshuffle_v3_mx.hpp",
+    "ab_scale": "device_gemm_multiple_d_xdl_cshuffle_v3_ab_scale.hpp",
+}
 _POINTERS = ("a", "b", "c")
 _RUN_TIME = ("split_k",)
 _OPTIONS = (
@@ -68,8 +72,14 @@ class CkBackend(KernelBackend):
     def _supports(self, problem: Problem, target: Target) -> Support:
         scales = {spec.applied for spec in problem.extras if spec.scaling}
         mx = problem.scale_a == problem.scale_b == _MX_SCALING
-        if "mainloop" in scales and not (mx and problem.a.packed > 1):
-            return Support("of the scales along K it applies those of fp4 alone, one for each 32 numbers")
+        blocks = problem.a.is_fp8 and ck_instances.scales(problem) == ck_instances.BLOCKS
+        if "mainloop" in scales and not (mx and problem.a.packed > 1) and not blocks:
+            return Support(
+                "of the scales along K it applies those of fp4, one for each 32 numbers, and of fp8 those for 1 x 128 "
+                "of A, as [M, K / 128], and 128 x 128 of B"
+            )
+        if blocks and (problem.bias != "none" or problem.layout != "TN"):
+            return Support(f"with scales along K it reads TN and adds no bias, not {problem.key}")
         if problem.a.packed > 1 and not mx:
             return Support("it multiplies fp4 with a scale for each 32 numbers along K, not without")
         outputs = ("bf16", "fp16") if problem.a.is_fp8 or "epilogue" in scales else _OUTPUTS.get(problem.dtype_a, ())
@@ -183,14 +193,14 @@ def source(config: Config, problem: Problem) -> str:
         for e in problem.extras
         if e.operator
     ]
-    if config.template == "mx":
-        header, device = "device_gemm_xdl_cshuffle_v3_mx.hpp", ""
+    if config.template in _OWN_HEADERS:
+        header, device = _OWN_HEADERS[config.template], ""
     elif applied:
         header, device = "device_gemm_multiple_d_xdl_cshuffle_v3.hpp", "DeviceGemmMultiD_Xdl_CShuffle_V3"
     else:
         header, device = "device_gemm_xdl_cshuffle_v3.hpp", "DeviceGemm_Xdl_CShuffleV3"
     return render_cpp(
-        "ck/mx.j2" if config.template == "mx" else "ck/xdl.j2",
+        f"ck/{config.template}.j2" if config.template in _OWN_HEADERS else "ck/xdl.j2",
         name=_cpp_instances.at_run_time(config, _RUN_TIME).name,
         formula="A @ B" + "".join(f" {e.operator} {e.name}" for e in problem.extras if e.operator),
         header=header,

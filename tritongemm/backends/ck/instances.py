@@ -11,6 +11,7 @@ from typing import Any
 from tritongemm.backends._cpp_instances import cdiv, power_of_two
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import Scaling
 from tritongemm.core.target import Target
 from tritongemm.search.pruning.rules import Rule
 
@@ -21,6 +22,8 @@ PREFETCHED = {1: 0, 3: 2, 4: 3, 5: 3}
 _BUFFERS = {4: 2}
 _MOST_ACCUMULATORS = 256
 _MX_SIDE, _MX_DEPTH = 32, 256
+BLOCK = 128
+BLOCKS = (Scaling(depth=BLOCK), Scaling(rows=BLOCK, depth=BLOCK))  # the scales that template ab_scale applies
 
 
 class Misfit(Exception):
@@ -66,8 +69,40 @@ def shape(config: Config, problem: Problem) -> dict[str, Any]:
     """
     if (config.template == "mx") != (problem.a.packed > 1):
         raise Misfit(f"template {config.template} does not read {problem.dtype_a}")
+    if (config.template == "ab_scale") != (scales(problem) == BLOCKS):
+        raise Misfit(f"template {config.template} does not apply the scales of {problem.key}")
     if config.template == "mx":
         return _mx_shape(config, problem)
+    if config.template == "ab_scale":
+        return _block_scaled_shape(config, problem)
+    return _plain_shape(config, problem)
+
+
+def scales(problem: Problem) -> tuple[Scaling | None, Scaling | None]:
+    """The scale factors of A and of B."""
+    return problem.scale_a, problem.scale_b
+
+
+def _block_scaled_shape(config: Config, problem: Problem) -> dict[str, Any]:
+    """Template parameters of an instance for fp8 with scales for 1 x 128 of A and 128 x 128 of B; whole blocks along K.
+
+    Raises:
+        Misfit: it can't be one for this problem.
+    """
+    n, k = config.block_n, config.block_k
+    if k % BLOCK or problem.k % k or config.split_k > 1:
+        raise Misfit(f"K {problem.k} must be a multiple of {k}, that of {BLOCK}, and is not split")
+    if config.option("pipeline", 1) != 1 and max(n, k) > BLOCK:
+        raise Misfit(f"pipeline v{config.option('pipeline')} has one scale of B for a block, not for {n} x {k}")
+    return _plain_shape(config, problem) | {"scale_block": (1, BLOCK, BLOCK)}
+
+
+def _plain_shape(config: Config, problem: Problem) -> dict[str, Any]:
+    """Template parameters of an instance whose scales, if any, the epilogue applies.
+
+    Raises:
+        Misfit: threads don't divide.
+    """
     m, n, k = config.tile
     xdl, threads = config.option("xdl", 16), config.num_warps * WAVE
     wave_m = config.option("wave_m", 1)

@@ -65,13 +65,13 @@ class TorchBackend(LibraryBackend):
         """
         import torch
 
+        name = function(problem)
+        if not name:
+            return None
         if problem.kind == "grouped":
             return grouped.operation(problem, operands, config is not None)
         if problem.kind == "batched":
             return batched.product(problem, operands)
-        name = function(problem)
-        if not name:
-            return None
         fast = bool(config and config.option("fast"))
         if coverage(problem):
             return scaled.product(problem, operands, config is not None, fast)

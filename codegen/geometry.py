@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from tritongemm.codegen.template_facts import _code, kernel_template, operand_of, stored_block
@@ -66,7 +66,10 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
 
 def _scope(config: Config, problem: Problem, compute_units: int) -> dict[str, Any]:
     """What the expressions of a template's facts may name."""
-    sizes = {"GROUP_M": config.group_m, "M": problem.m, "N": problem.n, "K": problem.k, "COMPUTE_UNITS": compute_units}
+    m = problem.room or problem.m  # a group's rows, where each has room for so many
+    sizes = {"GROUP_M": config.group_m, "M": m, "N": problem.n, "K": problem.k, "COMPUTE_UNITS": compute_units}
+    sizes |= {"GROUPS": problem.groups, "MASKED": bool(problem.room), "ROW_MAJOR_B": problem.row_major_b}
+    sizes |= {"DEPTH": gcd(*(e.scaling.depth for e in problem.extras if e.scaling)) or config.block_k}
     sizes |= {"SCALED_N": problem.scale_b.rows if problem.scale_b and problem.scale_depth else 1}
     return {**constants(config, problem), **sizes, "cdiv": lambda a, b: -(-a // b), "min": min, "max": max}
 

@@ -16,19 +16,36 @@ if TYPE_CHECKING:
     from tritongemm.capturing.session import Capture as capture
     from tritongemm.serving.api import explain, load, mm
     from tritongemm.serving.batched import bmm
+    from tritongemm.serving.grouped_api import grouped_mm
     from tritongemm.serving.linear_fp8 import linear_fp8
+    from tritongemm.serving.moe_api import fused_moe
     from tritongemm.serving.patch import patch
     from tritongemm.serving.quantize import quantize
     from tritongemm.serving.scaled_api import scaled_mm
     from tritongemm.serving.serve import serve
 
-__all__ = ["bmm", "capture", "explain", "linear_fp8", "load", "mm", "patch", "quantize", "scaled_mm", "serve"]
+__all__ = [
+    "bmm",
+    "capture",
+    "explain",
+    "fused_moe",
+    "grouped_mm",
+    "linear_fp8",
+    "load",
+    "mm",
+    "patch",
+    "quantize",
+    "scaled_mm",
+    "serve",
+]
 
 
 # Where each name lies; a module is imported when the first of its names is used.
 _PLACES = {
     "bmm": "serving.batched",
     "explain": "serving.api",
+    "fused_moe": "serving.moe_api",
+    "grouped_mm": "serving.grouped_api",
     "load": "serving.api",
     "mm": "serving.api",
     "patch": "serving.patch",

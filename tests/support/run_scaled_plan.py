@@ -72,23 +72,28 @@ def spread(factors: Any, scaling: dict[str, Any], shape: tuple[int, int]) -> Any
 
 def execute(device: Any, path: Path, late: bool) -> tuple[float, int]:
     """Largest |C - reference| / (|reference| + rms(reference)) of two launches of a plan, and the races seen."""
-    from run_plan import decode
-
     plan = json.loads(path.read_text())
     module = device.load((path.parent / plan["object"]).read_bytes())
     rng, block = np.random.default_rng(0), bytearray(bytes.fromhex(plan["kernarg"]))
     host: dict[str, Any] = {}
+    groups: tuple[str, list[int]] | None = None
     values: dict[str, Any] = {}
     held: dict[str, Any] = {}
     for buffer in plan["buffers"]:
         name, raw = buffer["name"], np.zeros(buffer["bytes"], np.uint8)
         if buffer["init"] == "poison":
             raw[:] = 0xFF
+        elif buffer["init"] == "values":
+            groups = name, buffer["values"]
+            raw[:] = np.array(buffer["values"], np.int32).view(np.uint8)
         elif buffer["init"] == "random":
             values[name] = fill(raw, buffer, rng)
         host[name], held[name] = raw, device.buffer(raw.nbytes)
         held[name].upload(raw.ctypes.data)
         struct.pack_into("<Q", block, buffer["offset"], held[name].ptr)
+    about = next(b for b in plan["buffers"] if b["role"] == "c")
+    if groups:
+        return compare(device, module, plan, bytes(block), host, held, grouped(values, *groups, about["shape"]), late)
     kinds = {b["name"]: b["dtype"] for b in plan["buffers"]}
     if kinds.get("scale_a") == "e8m0":
         values["a"] = values["a"] * along_k(values.pop("scale_a"), values["a"].shape)
@@ -103,19 +108,58 @@ def execute(device: Any, path: Path, late: bool) -> tuple[float, int]:
     for name in ("scale_a", "scale_b"):
         exact = exact * values.get(name, 1)
     exact = exact + values.get("bias", 0)
-    worst, races = 0.0, 0
+    return compare(device, module, plan, bytes(block), host, held, exact, late)
+
+
+def grouped(values: dict[str, Any], name: str, numbers: list[int], shape: list[int]) -> Any:
+    """C of a product of groups; NaN in rows that belong to none."""
+    k, count = values["a"].shape[-1], len(numbers)
+    a, exact = (
+        values["a"].reshape(-1, k),
+        np.full((shape[0] if name == "offsets" else shape[0] * shape[1], shape[-1]), np.nan),
+    )
+    of_a, of_b = values.get("scale_a", np.ones((a.shape[0], 1))), values.get("scale_b", np.ones(count * shape[-1]))
+    if of_a.shape[0] != a.shape[0]:  # groups along K first
+        of_a = of_a.T if of_a.ndim == 2 else of_a.transpose(0, 2, 1).reshape(a.shape[0], -1)
+    of_b = of_b if of_b.ndim == 3 else of_b.reshape(count, shape[-1], 1)
+    first = 0
+    for group, number in enumerate(numbers):
+        rows = slice(first, number) if name == "offsets" else slice(group * shape[1], group * shape[1] + number)
+        first = number
+        left = a[rows] * np.repeat(of_a[rows], -(-k // of_a.shape[1]), axis=1)[:, :k]
+        across = np.repeat(of_b[group], -(-shape[-1] // of_b.shape[1]) if of_b.shape[2] == 1 else 128, axis=0)[
+            : shape[-1]
+        ]
+        exact[rows] = left @ (values["b"][group] * np.repeat(across, -(-k // across.shape[1]), axis=1)[:, :k].T)
+    return exact.reshape(shape)
+
+
+def compare(
+    device: Any,
+    module: Any,
+    plan: dict[str, Any],
+    block: bytes,
+    host: dict[str, Any],
+    held: dict[str, Any],
+    exact: Any,
+    late: bool,
+) -> tuple[float, int]:
+    """Largest error of two launches, and the races seen."""
+    from run_plan import decode
+
+    worst, races, there = 0.0, 0, ~np.isnan(exact)
     about = next(b for b in plan["buffers"] if b["role"] == "c")
     for _ in range(2):
         held["c"].upload(host["c"].ctypes.data)
         shape = tuple(plan["grid"]), tuple(plan["block"])
-        result = module.launch(plan["kernel"], *shape, bytes(block), plan["dynamic_lds"], late=late)
+        result = module.launch(plan["kernel"], *shape, block, plan["dynamic_lds"], late=late)
         out = np.zeros_like(host["c"])
         held["c"].download(out.ctypes.data)
         for one in held.values():
             one.check()
-        found = decode(out, about["dtype"], about["shape"]).reshape(about["shape"])
-        rms = np.sqrt((exact**2).mean())
-        error = np.abs(found - exact) / (np.abs(exact) + rms)
+        found = decode(out, about["dtype"], about["shape"]).reshape(about["shape"])[there]
+        rms = np.sqrt((exact[there] ** 2).mean())
+        error = np.abs(found - exact[there]) / (np.abs(exact[there]) + rms)
         worst, races = max(worst, float(np.nan_to_num(error, nan=np.inf).max())), races + result.races
     return worst, races
 

@@ -77,7 +77,7 @@ class PreparedKernel:
         return _launch(record.config, problem, self.artifact, self.target) if possible else possible
 
     def _problem(self, m: int) -> Problem:
-        return replace(self.record.problem, m=m)
+        return self.record.problem.at(m)
 
 
 def prepare_launches(

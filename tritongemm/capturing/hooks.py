@@ -62,7 +62,10 @@ class Hooks:
     def install(self) -> None:
         """Put them in place."""
         self._active = True
-        for module in ("tritongemm.serving.api", "tritongemm.serving.batched"):  # which keep PyTorch's own functions for themselves
+        for module in (
+            "tritongemm.serving.api",
+            "tritongemm.serving.batched",
+        ):  # which keep PyTorch's own functions for themselves
             importlib.import_module(module)
         for operation, places in _LAYERS.items():
             for module, name in places:

@@ -92,6 +92,22 @@ def m_range(text: str) -> tuple[int, int]:
     return size(low), size(high)
 
 
+def spread(text: str) -> str | tuple[int, ...]:
+    """How rows are spread over groups: ``uniform``, ``skewed``, or the rows of each with commas between.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none of these.
+    """
+    if text in ("uniform", "skewed"):
+        return text
+    try:
+        return tuple(whole(0, LARGEST_SIZE)(word) for word in text.split(","))
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither uniform nor skewed, nor the rows of each group with commas between, such as 7,0,33"
+        ) from None
+
+
 def processes(text: str) -> int:
     """How many processes may compile; 0 for one a core.
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments, model_options, search_options
+from tritongemm.cli import arguments, group_options, model_options, search_options
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import DEFAULT_FAMILY
 from tritongemm.core.scaling import GRANULARITIES
@@ -106,6 +106,7 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--scales", choices=tuple(GRANULARITIES), default="",
                    help="what has a scale: an operand (tensor), a row or column (row), 1 x 128 of A and 128 x 128 of "
                    "B (block), 1 x 128 (group); _rows: as [rows, K / 128] (default: the family's own)")  # fmt: skip
+    group_options.add_group_options(g)
 
 
 def _family(text: str) -> str:
@@ -132,6 +133,7 @@ def defaults(args: argparse.Namespace, fp8_encoding: str) -> Defaults:
         fp8_encoding=fp8_encoding,
         batch=args.batch,
         shared=args.shared,
+        **group_options.read_groups(args),
     )
 
 

@@ -179,6 +179,7 @@ class Defaults:
         bias: ``none``, ``m`` or ``n``.
         family: plug-in of numerics/families.
         order_b: order of B in memory, ``plain`` or a plug-in of numerics/weight_layouts.
+        groups, group_form, spread, counts, room: as of a `Problem`.
         scales: granularity of the scale factors, of `core.scaling`; "" for the family's usual one.
         fp8_encoding: meaning of ``fp8`` and ``bf8``: ``fn``, ``fnuz`` or, on a target without fp8, ``none``.
         batch: number of independent products.
@@ -197,6 +198,11 @@ class Defaults:
     fp8_encoding: str = "fn"
     batch: int = 1
     shared: str = ""
+    groups: int = 1
+    group_form: str = "contiguous"
+    spread: str = "uniform"
+    counts: tuple[int, ...] = ()
+    room: int = 0
 
     def dtype(self, name: str) -> str:
         """Our name of the dtype called `name`.

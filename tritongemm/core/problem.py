@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import hashlib
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.errors import InputError
+from tritongemm.core.group_rows import check_groups, group_ends, row_counts
 from tritongemm.core.operands import OperandSpec
 from tritongemm.core.scaling import Scaling
 
@@ -33,6 +35,14 @@ class Problem:
         order_b: order of B in memory: ``plain``, or a plug-in of numerics/weight_layouts.
         scale_a, scale_b: the scale factors of A and of B; None where it has none. `Family.problem` fills them in.
         groups: number of products of different M that share one call (a mixture of experts); their rows add up to M.
+            B is [groups, K, N].
+        group_form: ``contiguous``: A is [M, K], the rows of each group behind those of the last, and the operand
+            ``offsets`` says where each ends. ``masked``: A is [groups, room, K], and ``counts`` says how many rows of
+            each group there are.
+        spread: how many rows each group has while it is tuned: ``uniform``, ``skewed``, or ``captured``: as `counts`
+            says. Kernels read that on the device, and are right for any other.
+        counts: the rows of each group, where they were captured.
+        room: rows that each group of the masked form has room for; 0 of the other.
         scales: name of the pair of scale_a and scale_b (`core.scaling.granularity`) where it is not the first of those
             that the family has; "" where it is. `Family.problem` sets it.
         shared: ``a`` or ``b``: that operand, with its scales, is one for the whole batch and has no dimension for it;
@@ -54,6 +64,10 @@ class Problem:
     scale_a: Scaling | None = None
     scale_b: Scaling | None = None
     groups: int = 1
+    group_form: str = "contiguous"
+    spread: str = "uniform"
+    counts: tuple[int, ...] = ()
+    room: int = 0
     scales: str = ""
     shared: str = ""
 
@@ -73,6 +87,10 @@ class Problem:
             raise InputError(f"shared must be a or b, the operand that a batch has once, not {self.shared!r}")
         if self.shared and self.batch == 1:
             raise InputError(f"shared is {self.shared!r}, but the batch is 1: leave it out, or name the batch")
+        if self.groups > 1:
+            check_groups(self.m, self.groups, self.group_form, self.spread, self.counts, self.room)
+        elif (self.group_form, self.spread, self.counts, self.room) != _ONE_GROUP:
+            raise InputError("group_form, spread, counts and room are of a product of several groups")
 
     @property
     def a(self) -> DType:
@@ -96,36 +114,72 @@ class Problem:
 
     @cached_property
     def operands(self) -> dict[str, OperandSpec]:
-        """What a kernel reads and writes, by name: a, b, c, then scale_a, scale_b and bias where there are any."""
-        m, n, k = self.m, self.n, self.k
+        """What a kernel reads and writes, by name: a, b, c, then scale_a, scale_b, bias, offsets or counts, if any."""
+        m, n, k = self.rows, self.n, self.k
         batch = {name: 0 if self.batch == 1 or self.shared == name else self.batch for name in "abc"}
+        each = (self.groups,) if self.groups > 1 else ()
+        within = (self.groups, self.room) if self.room else (m,)
         specs = [
-            OperandSpec("a", self.a, (m, k), "rows" if self.row_major_a else "columns", batch=batch["a"]),
+            OperandSpec("a", self.a, (*within, k), "rows" if self.row_major_a else "columns", batch=batch["a"]),
             OperandSpec(
                 "b",
                 self.b,
-                (k, n),
+                (*each, k, n),
                 self.order_b if self.order_b != PLAIN else "rows" if self.row_major_b else "columns",
                 batch=batch["b"],
             ),
-            OperandSpec("c", self.c, (m, n), "rows", batch=batch["c"]),
+            OperandSpec("c", self.c, (*within, n), "rows", batch=batch["c"]),
         ]
         for name, scaling, rows in (("scale_a", self.scale_a, m), ("scale_b", self.scale_b, n)):
             if scaling is not None:
                 shape: tuple[int, ...] = scaling.shape(rows, k)
                 if scaling.applied == "epilogue" and name == "scale_b":
                     shape = shape[:1]  # so that it broadcasts over the columns of C
+                    shape = (self.groups * shape[0],)  # those of all groups one after another
+                elif each and (name == "scale_b" or (self.room and scaling.layout == "groups")):
+                    shape = (self.groups, *scaling.shape(self.room if name == "scale_a" else rows, k))
                 where = scaling.layout, scaling.applied, scaling, batch[name[-1]]
                 specs.append(OperandSpec(name, DTYPES[scaling.dtype], shape, *where))
         if self.bias != "none":
             shape = (m, 1) if self.bias == "m" else (n,)
             specs.append(OperandSpec("bias", self.bias_dtype, shape, "rows", "epilogue", batch=batch["c"]))
+        if self.groups > 1:
+            specs.append(OperandSpec(self.group_operand, DTYPES["int32"], (self.groups,), "rows", "groups"))
         return {spec.name: spec for spec in specs}
 
     @cached_property
     def extras(self) -> tuple[OperandSpec, ...]:
         """The operands beside A, B and C, in the order in which an epilogue applies those that it does."""
         return tuple(self.operands.values())[3:]
+
+    @property
+    def rows(self) -> int:
+        """Rows of A and of C in memory: M, and in the masked form those that nothing is computed of too."""
+        return self.groups * self.room if self.room else self.m
+
+    @property
+    def group_operand(self) -> str:
+        """The operand that says which rows are whose: ``offsets``, ends of groups, or ``counts``."""
+        return "offsets" if self.group_form == "contiguous" else "counts"
+
+    @cached_property
+    def row_counts(self) -> tuple[int, ...]:
+        """The rows of each group while it is tuned."""
+        return self.counts or row_counts(self.m, self.groups, self.spread)
+
+    @property
+    def group_numbers(self) -> tuple[int, ...]:
+        """What `group_operand` holds while it is tuned."""
+        return group_ends(self.row_counts) if self.group_form == "contiguous" else self.row_counts
+
+    def at(self, m: int) -> Problem:
+        """The same product of another M; of groups that have room for equally many rows, for so many each.
+
+        Groups whose rows were captured have skewed ones then.
+        """
+        if self.room:
+            return replace(self, m=min(self.m, self.groups * m), room=m, spread="uniform", counts=())
+        return replace(self, m=m, spread="skewed" if self.counts else self.spread, counts=())
 
     @property
     def scale_depth(self) -> int:
@@ -149,9 +203,17 @@ class Problem:
         bias = {"none": 0, "m": self.m, "n": self.n}[self.bias] * self.bias_dtype.bytes
         a, b = self.m * self.k * self.a.bytes // self.a.packed, self.k * self.n * self.b.bytes // self.b.packed
         c = self.m * self.n * self.c.bytes
+        b *= sum(rows > 0 for rows in self.row_counts) if self.groups > 1 else 1
         once = {"": 0, "a": a, "b": b}[self.shared]
         scales = sum(e.count * e.dtype.bytes for e in self.extras if e.scaling is not None)
         return self.batch * (a + b + c + bias - once) + once + scales
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that A, B, C and a bias take; of groups without rows too, which nothing reads."""
+        if self.groups == 1:
+            return self.bytes
+        return sum(s.count * s.dtype.bytes // s.dtype.packed for s in self.operands.values())
 
     @property
     def layout(self) -> str:
@@ -172,6 +234,8 @@ class Problem:
         parts += [f"batch{self.batch}"] if self.batch != 1 else []
         parts += [f"shared{self.shared}"] if self.shared else []
         parts += [f"groups{self.groups}"] if self.groups != 1 else []
+        parts += [f"room{self.room}"] if self.room else []
+        parts += [self.spread + _digest(self.counts)] if self.spread != "uniform" else []
         parts += [self.family] if self.family != DEFAULT_FAMILY else []
         parts += [self.scales] if self.scales else []
         parts += [self.order_b] if self.order_b != PLAIN else []
@@ -182,8 +246,10 @@ class Problem:
         data = {name: getattr(self, name) for name in _FIELDS}
         for name in ("scale_a", "scale_b"):
             data[name] = data[name].to_json() if data[name] else None
-        later = {"order_b": PLAIN, "scale_a": None, "scale_b": None, "groups": 1, "scales": "", "shared": ""}
-        return {k: v for k, v in data.items() if k not in later or v != later[k]}
+        later: dict[str, object] = {"order_b": PLAIN, "scale_a": None, "scale_b": None, "groups": 1}
+        later |= {"scales": "", "shared": ""} | dict(zip(_GROUP_FIELDS, _ONE_GROUP, strict=True))
+        data = {k: v for k, v in data.items() if k not in later or v != later[k]}
+        return data | ({"counts": list(self.counts)} if self.counts else {})
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Problem:
@@ -192,7 +258,16 @@ class Problem:
         for name in ("scale_a", "scale_b"):
             if known.get(name):
                 known[name] = Scaling.from_json(known[name])
+        if "counts" in known:
+            known["counts"] = tuple(known["counts"])
         return cls(**known)
 
 
+def _digest(counts: tuple[int, ...]) -> str:
+    """A few letters that tell counts apart; "" of none."""
+    return hashlib.sha256(",".join(map(str, counts)).encode()).hexdigest()[:8] if counts else ""
+
+
+_GROUP_FIELDS = ("group_form", "spread", "counts", "room")
+_ONE_GROUP: tuple[object, ...] = ("contiguous", "uniform", (), 0)  # their values where there are no groups
 _FIELDS = tuple(f.name for f in fields(Problem))

@@ -86,6 +86,8 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
     Those of a batch have a dimension for it in front; vectors along N are [batch, 1, N] then, so that they broadcast.
     Scales that change along K say how many rows of A (columns of B) and elements along K share one, and how they lie.
     """
+    if problem.kind == "grouped":
+        return _grouped_operands(problem)
     m, n, k = problem.m, problem.n, problem.k
     a = (k, 1) if problem.row_major_a else (1, m)
     b = (n, 1) if problem.row_major_b else (1, k)
@@ -101,6 +103,24 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
             share = {"rows": e.scaling.rows, "depth": e.scaling.depth, "layout": e.scaling.layout}
             known[e.name]["scaling"] = share
     return known
+
+
+def _grouped_operands(problem: Problem) -> dict[str, dict[str, Any]]:
+    """The operands of a product of groups: B [groups, K, N], A and C [M, …] or [groups, room, …], ends or counts."""
+    n, k = problem.n, problem.k
+    strides = {"b": (k * n, *((n, 1) if problem.row_major_b else (1, k)))}
+    known = {
+        name: _operand(spec, spec.shape, strides.get(name) or _dense(spec.shape))
+        for name, spec in problem.operands.items()
+    }
+    known["c"]["init"] = "poison"
+    known[problem.group_operand] |= {"init": "values", "values": list(problem.group_numbers)}
+    return known
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a row-major array."""
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _operand(spec: OperandSpec, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:

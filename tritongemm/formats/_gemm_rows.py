@@ -6,7 +6,8 @@ What a row leaves out:
     rowMajorA, rowMajorB, dtype_*, bias, family   the caller's defaults
     batch, shared                         the caller's too; "" in a row with a batch that does not say what it shares
     order_b, scales                       what the family or its variant says; the caller's without a family
-    groups                                1
+    groups                                the caller's, which is 1 mostly
+    group_form, group_spread              contiguous, masked where there is group_room; uniform, or as group_counts says
     GROUP_SIZE_M, SPLIT_K                 1
     num_warps, num_stages                 4, 2; num_stages 0 in a row without a backend is an older Triton's word for
                                           its own pipeliner, and is read as 2
@@ -34,6 +35,7 @@ from typing import Any
 from tritongemm.core.config import DEFAULT_BACKEND, Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, NewerRow, ResultsFile
+from tritongemm.core.group_rows import GROUP_FORMS, SPREADS
 from tritongemm.core.problem import BIASES, PLAIN, Problem
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.formats._rows import make_problem
@@ -51,7 +53,8 @@ _TIMES = ("TFLOPS", "time(us)")
 _THEIR_CONFIG = (*_BLOCKS, *_COUNTS, *_OPTIONS, "instruction_sched_variant")
 _OUR_CONFIG = ("template", "backend", "options")
 _TYPED = ("dtype_a", "dtype_b", "dtype_c", "bias")
-_OUR_PROBLEM = (*_TYPED, "batch", "groups", "shared", "family", "order_b", "scales")
+_GROUPS = {"group_form": "group_form", "group_spread": "spread", "group_counts": "counts", "group_room": "room"}
+_OUR_PROBLEM = (*_TYPED, "batch", "groups", "shared", *_GROUPS, "family", "order_b", "scales")
 _OUR_WORKLOAD = ("count", "operation", "callers")  # of sizes, as a capture writes them
 _OUR_RESULT = (
     *("target", "compute_units", "winner", "timer", "spread", "error", "tolerance"),
@@ -138,10 +141,7 @@ class RowReader:
         for key, name in _LAYOUTS.items():
             if key in entry.values:
                 given[name] = entry.text(key, choices=("T", "N")) == "T"
-        given |= {"batch": entry.whole("batch", 1, 1)} if "batch" in entry.values else {}
-        given |= {"groups": entry.whole("groups", 1, 1)}
-        if "shared" in entry.values:
-            given["shared"] = entry.text("shared", choices=("a", "b"))
+        given |= _read_products(entry)
         if "family" in entry.values:
             given["family"] = entry.text("family", choices=self._families)
         if "order_b" in entry.values:
@@ -155,6 +155,8 @@ class RowReader:
                     given.setdefault("order_b", registry.family_of(given["family"])[1].order_b)
                     given.setdefault("scales", "")
                 model = make_problem(self._defaults, m, n, k, given)
+                if model.groups > 1:
+                    return model  # whether its groups add up depends on its sizes
                 self._kinds[kind] = tuple(getattr(model, name) for name in _AFTER_SIZES)
             return Problem(m, n, k, *self._kinds[kind])
         except InputError as error:
@@ -181,6 +183,31 @@ class RowReader:
         if values not in self._configs:
             self._configs[values] = _nameable(entry, Config(*values))
         return self._configs[values]
+
+
+def _read_products(entry: Entry) -> dict[str, Any]:
+    """How many products a row is of, and what they share or how they share its rows out; only what it says."""
+    said: dict[str, Any] = {"batch": entry.whole("batch", 1, 1)} if "batch" in entry.values else {}
+    said |= {"groups": entry.whole("groups", 1, 1)}
+    if "shared" in entry.values:
+        said["shared"] = entry.text("shared", choices=("a", "b"))
+    return said | _read_groups(entry)
+
+
+def _read_groups(entry: Entry) -> dict[str, Any]:
+    """How a row shares its rows out to groups; only what it says."""
+    said: dict[str, Any] = {}
+    if "group_form" in entry.values:
+        said["group_form"] = entry.text("group_form", choices=GROUP_FORMS)
+    if "group_spread" in entry.values:
+        said["spread"] = entry.text("group_spread", choices=SPREADS)
+    if "group_counts" in entry.values:
+        said["counts"] = entry.whole_numbers("group_counts")
+    if "group_room" in entry.values:
+        said["room"] = entry.whole("group_room", 1, 0)
+    if said and "groups" not in entry.values:
+        entry.fail(f"has {next(k for k in _GROUPS if k in entry.values)} but no groups; name both or neither")
+    return said
 
 
 def _nameable(entry: Entry, config: Config) -> Config:
@@ -319,6 +346,7 @@ def make_row(record: Record) -> dict[str, Any]:
     row |= {"scales": problem.scales} if problem.scales else {}
     row |= {"groups": problem.groups} if problem.groups != 1 else {}
     row |= {"shared": problem.shared} if problem.shared else {}
+    row |= _groups_row(problem)
     row |= {"template": config.template, "backend": config.backend, "options": options or None}
     row |= {"target": record.target, "compute_units": record.compute_units or None}
     row |= {"M_from": record.m_from or None, "held_out": dict(record.held_out) or None}
@@ -330,13 +358,21 @@ def make_row(record: Record) -> dict[str, Any]:
     return {key: value for key, value in row.items() if value is not None} | dict(record.extra)
 
 
+def _groups_row(problem: Problem) -> dict[str, Any]:
+    """How a problem's rows are shared out to groups, as far as a row that says nothing would be read otherwise."""
+    found: dict[str, Any] = {"group_spread": problem.spread} if problem.spread == "skewed" else {}
+    found |= {"group_counts": list(problem.counts)} if problem.counts else {}
+    return found | ({"group_form": problem.group_form, "group_room": problem.room} if problem.room else {})
+
+
 def _told(problem: Problem) -> Problem:
     """The problem that a row without scales is read as."""
     p = problem
     family: Family = registry.get(Family, p.family)
     return family.problem(
         p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_a=p.row_major_a, row_major_b=p.row_major_b,
-        bias=p.bias, batch=p.batch, groups=p.groups, order_b=p.order_b, scales=p.scales, shared=p.shared,
+        bias=p.bias, batch=p.batch, groups=p.groups, order_b=p.order_b, group_form=p.group_form, spread=p.spread,
+        counts=p.counts, room=p.room, scales=p.scales, shared=p.shared,
     )  # fmt: skip
 
 

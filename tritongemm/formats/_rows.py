@@ -35,6 +35,7 @@ def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str,
     family, typical = registry.family_of(row.get("family") or defaults.family)
     a = defaults.dtype(row.get("dtype_a") or defaults.dtype_a or typical.dtype_a)
     b = defaults.dtype(row.get("dtype_b") or defaults.dtype_b or typical.dtype_b or a)
+    groups = row.get("groups", 1) if row.get("groups", 1) > 1 else defaults.groups
     wide = typical.dtype_c or ("fp16" if dtype(a).is_fp8 else "int32" if a == "int8" else a)
     return family.problem(
         m,
@@ -47,11 +48,22 @@ def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str,
         row_major_b=row.get("row_major_b", defaults.row_major_b and typical.row_major_b),
         bias=row.get("bias") or defaults.bias,
         batch=row.get("batch", defaults.batch),
-        groups=row.get("groups", 1),
+        groups=groups,
         shared=row.get("shared", "" if "batch" in row else defaults.shared),
         order_b=row.get("order_b") or (typical.order_b if defaults.order_b == PLAIN else defaults.order_b),
         scales=row.get("scales", defaults.scales),
+        **(_groups(defaults, row) if groups > 1 else {}),
     )
+
+
+def _groups(defaults: Defaults, row: Mapping[str, Any]) -> dict[str, Any]:
+    """How rows are shared out to groups, as a row and the defaults say; counts and their spread go together."""
+    if row.get("groups", 1) == 1:
+        return {name: getattr(defaults, name) for name in ("group_form", "spread", "counts", "room")}
+    counts = row.get("counts", ())
+    spread = row.get("spread") or ("captured" if counts else "uniform")
+    form = row.get("group_form") or ("masked" if row.get("room") else "contiguous")
+    return {"group_form": form, "spread": spread, "counts": counts, "room": row.get("room", 0)}
 
 
 def results_format() -> ResultsFormat:

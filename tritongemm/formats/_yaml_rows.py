@@ -160,6 +160,13 @@ class Entry:
             self.fail(f"{key} must be a list of text, not {describe(values)}")
         return tuple(values)
 
+    def whole_numbers(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers, none negative."""
+        values = self.values.get(key, [])
+        if not isinstance(values, list):
+            self.fail(f"{key} must be a list of whole numbers, not {describe(values)}")
+        return tuple(_whole(self, f"{key}: {i}", v, 0) for i, v in enumerate(values, start=1))
+
     def wholes(self, key: str) -> dict[str, int]:
         """A map of whole numbers, none negative."""
         return {k: _whole(self, f"{key}: {k}", v, 0) for k, v in self._table(key).items()}

@@ -1,4 +1,4 @@
-"""The names by which AITER's users call products, served by `tritongemm.mm` and `tritongemm.scaled_mm`.
+"""The names by which AITER's users call products and a mixture of experts, served by `tritongemm`.
 
 ``from tritongemm.integrations.aiter import tgemm`` takes the place of ``from aiter.tuned_gemm import tgemm``. The files
 of AITER_CONFIG_GEMM_BF16 are read as AITER reads them.
@@ -6,7 +6,7 @@ of AITER_CONFIG_GEMM_BF16 are read as AITER reads them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import tritongemm
 from tritongemm.core.errors import InputError
@@ -35,6 +35,7 @@ __all__ = [
     "batched_gemm_a8w8_CK",
     "batched_gemm_bf16",
     "batched_gemm_bf16_CK",
+    "fused_moe",
     "gemm_a4w4",
     "gemm_a8w8",
     "gemm_a8w8_CK",
@@ -98,3 +99,40 @@ class TunedGemm:
 
 
 tgemm: Final = TunedGemm()
+
+
+def fused_moe(  # noqa: PLR0913 (AITER's own arguments)
+    hidden_states: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_weight: Tensor,
+    topk_ids: Tensor,
+    expert_mask: Tensor | None = None,
+    activation: Any = "silu",
+    quant_type: Any = None,
+    doweight_stage1: bool = False,
+    w1_scale: Tensor | None = None,
+    w2_scale: Tensor | None = None,
+) -> Tensor:
+    """The experts of a mixture, as `tritongemm.fused_moe` computes them.
+
+    Args:
+        hidden_states: [tokens, hidden].
+        w1: [experts, 2 * inner, hidden], not shuffled.
+        w2: [experts, hidden, inner], not shuffled.
+        topk_weight: [tokens, k].
+        topk_ids: [tokens, k].
+        expert_mask: None; ids of experts that are elsewhere count nothing anyway.
+        activation: AITER's ActivationType, ``Silu`` or ``Gelu``, or its name.
+        quant_type: not read; the shapes of the factors tell it.
+        doweight_stage1: False; weights are applied to what the second product gives.
+        w1_scale: of w1; see `tritongemm.fused_moe`.
+        w2_scale: of w2.
+
+    Raises:
+        InputError: an argument that is not served; or as `tritongemm.fused_moe` says.
+    """
+    if expert_mask is not None or doweight_stage1:
+        raise InputError("expert_mask and doweight_stage1 are not served; call AITER's own fused_moe for them")
+    name = str(activation).rpartition(".")[2].lower()
+    return tritongemm.fused_moe(hidden_states, w1, w2, topk_weight, topk_ids, name, w1_scale, w2_scale)

@@ -19,6 +19,7 @@ from tritongemm.core.target import Target
 from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.trial import PREDICTED, Trial
 from tritongemm.numerics.error_metric import deviation
+from tritongemm.numerics.grouped import written
 from tritongemm.numerics.verify import poison
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, Family, SearchedBackend
@@ -30,15 +31,22 @@ def reduced(problem: Problem, config: Config) -> Problem:
     """A smaller problem with the same remainders.
 
     It has two tiles and what is left over along M and N, and a K loop that gives every split two blocks and what is
-    left over; of a batch it has three products.
+    left over; of a batch it has three products. Groups keep their number, and have rows as they are spread; captured
+    ones as skewed ones.
     """
 
     def shrink(size: int, block: int, blocks: int) -> int:
         return min(size, blocks * block + size % block)
 
+    room = shrink(problem.room, config.block_m, 2) if problem.room else 0
+    m = min(shrink(problem.m, config.block_m, 2), room or problem.m)
+    spread = "skewed" if problem.counts else problem.spread
     return replace(
         problem,
-        m=shrink(problem.m, config.block_m, 2),
+        m=m,
+        room=room,
+        spread=spread,
+        counts=(),
         n=shrink(problem.n, config.block_n, 2),
         k=shrink(problem.k, config.block_k, 2 * config.split_k),
         batch=min(problem.batch, 3),
@@ -80,10 +88,10 @@ class Interpreter:
         # The interpreter truncates where hardware rounds to nearest: narrow floats stay float32.
         narrow = problem.c.is_fp8 or problem.dtype_c == "bf16"
         dtype = self._torch.float32 if narrow else getattr(self._torch, problem.c.torch)
-        c = self._torch.empty((*problem.operands["c"].lead, problem.m, problem.n), dtype=dtype)
+        c = self._torch.empty(problem.operands["c"].extents, dtype=dtype)
         poison(c)
         module.launch(job.config.name, c=c, **operands)
-        yield deviation(c, family.reference(problem, operands)), family.tolerance(problem)
+        yield deviation(*written(problem, c, family.reference(problem, operands))), family.tolerance(problem)
 
 
 def _interpreted(config: Config) -> Support:

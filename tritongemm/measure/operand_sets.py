@@ -135,7 +135,7 @@ class OperandSets:
         self.protocol = protocol
         set_bytes = problem.bytes
         if taller is None:
-            room = int(device.memory()[0] * 0.5) // set_bytes
+            room = int(device.memory()[0] * 0.5) // problem.held_bytes
             self.copies: int = max(1, min(_wanted_copies(setup), room, self.MAX_COPIES))
             self.sets: list[Operands] = self._new_sets(setup.device)
         else:
@@ -143,7 +143,7 @@ class OperandSets:
             first_rows = [{name: of[name][: problem.m] for name in ("a", "c")} for of in taller.sets[: self.copies]]
             self.sets = [of | cut for of, cut in zip(taller.sets, first_rows, strict=False)]
         self.cold = self.copies * set_bytes > target.llc_bytes
-        self._operand_bytes: int = self.copies * set_bytes
+        self._operand_bytes: int = self.copies * problem.held_bytes
         self._buffers: dict[str, Tensor] = {}
         self._reference: Tensor | None = None if taller is None else taller.reference[: problem.m]
         # Much arithmetic draws more than a GPU's power limit: after some 50 ms of it the clock falls by a fifth, for
@@ -168,9 +168,7 @@ class OperandSets:
 
         problem, place = self.problem, f"cuda:{device}"
         operands: Operands = self.family.make_inputs(problem, place, self.protocol.init, self.protocol.seed)
-        c = torch.empty(
-            (*problem.operands["c"].lead, problem.m, problem.n), dtype=getattr(torch, problem.c.torch), device=place
-        )
+        c = torch.empty(problem.operands["c"].extents, dtype=getattr(torch, problem.c.torch), device=place)
         # Vectors are small, and a library's plan may hold their addresses: all sets share them.
         copied = {"a": operands["a"], "b": operands["b"], "c": c}
         return [operands | copy for copy in side_by_side(copied, self.copies)]

@@ -10,7 +10,7 @@ from tritongemm.core.operands import Operands, OperandSpec
 from tritongemm.core.problem import Problem
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 # Random factors that change along K are two to the power of a whole number from minus this to this, times one from a
 # half to one and a half: a factor in another's place can't be missed.
@@ -67,20 +67,24 @@ def random_inputs(
         return fill((*spec.lead, cols, rows), dtype, phase).transpose(-1, -2)
 
     def vector(operand: OperandSpec) -> Tensor:
-        dtype = getattr(torch, operand.dtype.torch)
-        shape = (*operand.lead, *(operand.shape if operand.applied == "mainloop" else (prod(operand.shape),)))
         if operand.scaling is not None:
-            factors = (torch.rand(shape, device=device, generator=generator) + 0.5) * typical_scale
-            return (factors * powers(shape) if operand.applied == "mainloop" else factors).to(dtype)
-        return fill(shape, dtype, 0.5)
-
-    def powers(shape: tuple[int, ...]) -> Tensor:
-        """Powers of two, with a root mean square of one."""
-        low, high = -OUTLIER_POWER, OUTLIER_POWER
-        every = torch.exp2(torch.arange(low, high + 1, device=device, dtype=torch.float32))
-        chosen = torch.randint(0, len(every), shape, device=device, generator=generator)
-        return every[chosen] / every.square().mean().sqrt()
+            return random_factors(operand, typical_scale, generator)
+        return fill((*operand.lead, prod(operand.shape)), getattr(torch, operand.dtype.torch), 0.5)
 
     a = matrix("a", problem.row_major_a, 0.0)
     b = matrix("b", problem.row_major_b, 1.5707963)
     return {"a": a, "b": b} | {operand.name: vector(operand) for operand in problem.extras}
+
+
+def random_factors(operand: OperandSpec, typical_scale: float, generator: Generator) -> Tensor:
+    """Scale factors in their shape, those of an epilogue flat; `random_inputs` says how they are spread."""
+    import torch
+
+    along_k, device = operand.applied == "mainloop", generator.device
+    shape = operand.extents if along_k else (*operand.lead, prod(operand.shape))
+    factors = (torch.rand(shape, device=device, generator=generator) + 0.5) * typical_scale
+    if along_k:  # powers of two, with a root mean square of one
+        every = torch.exp2(torch.arange(-OUTLIER_POWER, OUTLIER_POWER + 1, device=device, dtype=torch.float32))
+        chosen = torch.randint(0, len(every), shape, device=device, generator=generator)
+        factors *= every[chosen] / every.square().mean().sqrt()
+    return factors.to(getattr(torch, operand.dtype.torch))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm.core.problem import Problem
 from tritongemm.numerics.error_metric import deviation, outside
+from tritongemm.numerics.grouped import written
 from tritongemm.plugins.contracts import Family
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def verify_once(
 
 def compare(problem: Problem, family: Family, c: Tensor, reference: Tensor, ratio: float = 0.0) -> VerifyResult:
     """As `verify`, of what is in C."""
+    c, reference = written(problem, c, reference)
     error, tolerance = deviation(c, reference), family.tolerance(problem)
     counted = ratio and error > tolerance
     return VerifyResult(error, tolerance, True, outside(c, reference, tolerance) if counted else None, ratio)

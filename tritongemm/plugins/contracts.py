@@ -519,6 +519,10 @@ class Family(Plugin, abstract=True):
         order_b: str = PLAIN,
         scales: str = "",
         shared: str = "",
+        group_form: str = "contiguous",
+        spread: str = "uniform",
+        counts: tuple[int, ...] = (),
+        room: int = 0,
     ) -> Problem:
         """A problem of this family with its operands; dtypes by our names, scales by that of one of `scalings`.
 
@@ -529,7 +533,7 @@ class Family(Plugin, abstract=True):
         pair = choose_pair(scales, pairs)
         return Problem(
             m, n, k, dtype_a, dtype_b, dtype_c, row_major_a, row_major_b, bias, batch, self.name, order_b, *pair,
-            groups, scales="" if pair == pairs[0] else scales, shared=shared,
+            groups, group_form, spread, counts, room, scales="" if pair == pairs[0] else scales, shared=shared,
         )  # fmt: skip
 
     def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:
@@ -553,8 +557,8 @@ class Family(Plugin, abstract=True):
         pair = problem.scale_a, problem.scale_b
         if pair not in pairs or problem.scales != ("" if pair == pairs[0] else granularity(pair)):
             return Support(f"{problem.key} does not have the scales of family {self.name}")
-        if problem.bytes > target.memory_bytes:
-            return Support(f"its operands take {problem.bytes} bytes, {target.name} has {target.memory_bytes}")
+        if problem.held_bytes > target.memory_bytes:
+            return Support(f"its operands take {problem.held_bytes} bytes, {target.name} has {target.memory_bytes}")
         return self._supports(problem, target)
 
     @abstractmethod

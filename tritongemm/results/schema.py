@@ -40,9 +40,13 @@ _HEADER_KINDS = {"target": TEXT, "toolchain": TEXTS, "protocol": MAP, "compute_u
 _MAP_OR_NONE = FieldKind("a map or null", lambda v: v is None or MAP.holds(v))
 # What `Problem` itself does not check; it knows the range of a size and the names of dtypes and biases.
 _PROBLEM_KINDS = {
-    **dict.fromkeys(("dtype_a", "dtype_b", "dtype_c", "bias", "family", "order_b", "scales"), TEXT),
+    **dict.fromkeys(
+        ("dtype_a", "dtype_b", "dtype_c", "bias", "family", "order_b", "scales", "group_form", "spread"), TEXT
+    ),
     **dict.fromkeys(("row_major_a", "row_major_b"), FLAG),
     **dict.fromkeys(("scale_a", "scale_b"), _MAP_OR_NONE),
+    "counts": FieldKind("a list of whole numbers", lambda v: isinstance(v, list) and all(WHOLE.holds(n) for n in v)),
+    "room": WHOLE,
 }
 _SCALING_KINDS = {
     "dtype": one_of(*DTYPES),
@@ -217,7 +221,8 @@ def read_problem(data: Mapping[str, Any]) -> Problem:
         return problem
     return family.problem(
         p.m, p.n, p.k, p.dtype_a, p.dtype_b, p.dtype_c, row_major_a=p.row_major_a, row_major_b=p.row_major_b,
-        bias=p.bias, batch=p.batch, groups=p.groups, order_b=order_b, scales=p.scales, shared=p.shared,
+        bias=p.bias, batch=p.batch, groups=p.groups, order_b=order_b, group_form=p.group_form, spread=p.spread,
+        counts=p.counts, room=p.room, scales=p.scales, shared=p.shared,
     )  # fmt: skip
 
 

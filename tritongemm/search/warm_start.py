@@ -67,7 +67,7 @@ class WarmStart:
 
 
 def _without_size(problem: Problem) -> Problem:
-    return replace(problem, m=1, n=1, k=1)
+    return replace(problem.at(1), n=1, k=1)
 
 
 def nearest_winners(

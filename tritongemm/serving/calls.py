@@ -51,7 +51,7 @@ def is_scaled(problem: Problem) -> bool:
 
 def is_served(problem: Problem) -> bool:
     """Whether any call at run time can ask for a problem."""
-    return is_layer(problem) or is_scaled(problem) or problem.kind == "batched"
+    return is_layer(problem) or is_scaled(problem) or problem.kind in ("batched", "grouped")
 
 
 def sign_call(operands: CallOperands, precision: str | None, frequent: bool) -> CallSignature | Support:

@@ -248,7 +248,7 @@ def _pays_anywhere(layers: Sequence[nn.Linear]) -> bool:
         return False
     problems = _problems(layers)
     rows = device.records.list_records(device.device.arch, device.device.compute_units)
-    return any(_pays_at(device, problems, r.problem.m) for r in rows if replace(r.problem, m=1) == problems[0])
+    return any(_pays_at(device, problems, r.problem.m) for r in rows if r.problem.at(1) == problems[0])
 
 
 def _pays_at(device: DeviceKernels, problems: Iterable[Problem], m: int) -> bool:

@@ -140,7 +140,7 @@ def _load_compiled(
         kernels[problem] = kernel = or_refusal(partial(_load_code, device, prepared.launch, functions))
         if isinstance(kernel, Support):
             continue
-        if prepared.record.m_from or problem in padded:
+        if prepared.record.m_from or problem in padded or problem.kind == "grouped":
             support = or_refusal(partial(prepared.serves, prepared.record.m_from or 1))
             binders[problem] = partial(_bind, prepared, kernel) if support else partial(_refuse, support)
     return kernels, binders
@@ -188,7 +188,7 @@ def _load_algorithm_at(device: ServingDevice, record: Record, m: int) -> LoadedK
     """A library's algorithm at another M, loaded and checked at the first call of it."""
     if torch.cuda.is_current_stream_capturing():
         return Support("its algorithm is loaded at the first call of this M, and not while a graph is captured")
-    here = replace(record, problem=replace(record.problem, m=m), m_from=0)
+    here = replace(record, problem=record.problem.at(m), m_from=0)
     kernel = or_refusal(partial(_load_algorithm, device, here))
     if isinstance(kernel, Support):
         return kernel

@@ -6,7 +6,6 @@ import os
 import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -82,7 +81,7 @@ class RecordTable:
     def _padded_rows(self, problem: Problem, devices: Sequence[_Device]) -> Iterator[SourceRow]:
         """The rows of AITER's files that AITER would take for a problem of another M, the first first."""
         for m in padded_ms(problem.m, problem.n):
-            found = self._by_problem.get(replace(problem, m=m), {})
+            found = self._by_problem.get(problem.at(m), {})
             yield from (found[device] for device in devices if device in found and found[device].padded)
 
     def _why_none(self, problem: Problem, arch: str, compute_units: int) -> str:
@@ -115,7 +114,7 @@ class RecordTable:
 
 
 def _any_m(problem: Problem) -> Problem:
-    return replace(problem, m=1)
+    return problem.at(1)
 
 
 def _find_range(rows: Sequence[SourceRow], m: int) -> SourceRow | None:

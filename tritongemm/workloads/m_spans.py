@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
@@ -36,7 +36,7 @@ class MSpan:
 
     def at(self, m: int) -> Problem:
         """The product at an M."""
-        return replace(self.problem, m=m)
+        return self.problem.at(m)
 
     def searched(self) -> list[int]:
         """The M that are tuned as any size is: the ends, powers of two, and those that calls are known to have most."""
@@ -68,11 +68,11 @@ def drop_small(rows: Sequence[FormatRow]) -> tuple[list[FormatRow], dict[Problem
     work: dict[Problem, float] = {}
     for row in rows:
         of_row = row.count * (row.problem.bytes + row.problem.flops / _OPERATIONS_A_BYTE)
-        product = replace(row.problem, m=1)
+        product = row.problem.at(1)
         work[product] = work.get(product, 0.0) + of_row
     total = sum(work.values())
     small = {product: done / total for product, done in work.items() if done < LEAST_SHARE * total}
-    return [row for row in rows if replace(row.problem, m=1) not in small], small
+    return [row for row in rows if row.problem.at(1) not in small], small
 
 
 def group_spans(rows: Iterable[FormatRow], m_range: tuple[int, int] | None = None) -> list[MSpan]:
@@ -84,12 +84,12 @@ def group_spans(rows: Iterable[FormatRow], m_range: tuple[int, int] | None = Non
     """
     work: dict[Problem, dict[int, float]] = {}
     for row in rows:
-        of_product = work.setdefault(replace(row.problem, m=1), {})
+        of_product = work.setdefault(row.problem.at(1), {})
         of_product[row.problem.m] = of_product.get(row.problem.m, 0.0) + row.count
     spans = []
     for problem, counts in work.items():
         low, high = m_range or (1, max(counts))
         inside = [m for m in counts if low <= m <= high]
-        wanted = sorted(inside, key=lambda m: (-counts[m] * replace(problem, m=m).bytes, m))
+        wanted = sorted(inside, key=lambda m: (-counts[m] * problem.at(m).bytes, m))
         spans.append(MSpan(problem, low, high, tuple(wanted)))
     return spans

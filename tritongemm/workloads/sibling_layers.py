@@ -92,12 +92,12 @@ def joined_spans(rows: Sequence[FormatRow], m_range: tuple[int, int] | None = No
         rows: sizes with their callers.
         m_range: as `group_spans` takes it.
     """
-    tables = {replace(row.problem, m=1) for row in rows}
+    tables = {row.problem.at(1) for row in rows}
     layers: dict[Problem, tuple[str, ...]] = {}
     worth = []
     for one in join_rows(rows):
-        product = replace(one.row.problem, m=1)
-        least = min(replace(part, m=1).bytes for part in one.parts)
+        product = one.row.problem.at(1)
+        least = min(part.at(1).bytes for part in one.parts)
         if least <= _MOST_PART_BYTES and product not in tables:
             layers.setdefault(product, one.row.callers)
             worth.append(one.row)

@@ -16,7 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.kernel_cases import DESCRIBED, GEMV, GFX942, GLUON, PLAIN, POINTERS, SM90, SPLIT, STREAM, TMA_SWAPPED
+from tests.support.kernel_cases import (
+    DESCRIBED,
+    GEMV,
+    GFX942,
+    GLUON,
+    GROUPED,
+    PLAIN,
+    POINTERS,
+    SM90,
+    SPLIT,
+    STREAM,
+    TMA_SWAPPED,
+)
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen import geometry, modules, render, template_facts
@@ -44,7 +56,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def test_every_template_is_tried_here() -> None:
-    assert {c.template for c in (*POINTERS, *DESCRIBED, *GLUON)} == set(template_facts.names())
+    assert {c.template for c in (*POINTERS, *DESCRIBED, *GLUON, *GROUPED)} == set(template_facts.names())
 
 
 @pytest.mark.parametrize("target", ["gfx942", "gfx950", "sm80", "sm90"])
@@ -94,7 +106,9 @@ def test_files_are_named_by_their_problem() -> None:
 
 
 def test_a_template_nobody_has() -> None:
-    with pytest.raises(InputError, match="no kernel template is called 'abacus'; there are: gemv, persistent, "):
+    with pytest.raises(
+        InputError, match="no kernel template is called 'abacus'; there are: gemv, grouped, grouped_tma, persistent, "
+    ):
         text_of(Problem(16, 16, 16), [Config("abacus", 1, 1, 1)])
 
 

@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 
+import tritongemm
 from tritongemm.core.errors import InputError
-from tritongemm.integrations.aiter import gemm_a16w16, tgemm
+from tritongemm.integrations.aiter import fused_moe, gemm_a16w16, tgemm
 
 
 def test_they_compute_what_aiters_do() -> None:
@@ -34,3 +35,13 @@ def test_importing_them_brings_no_torch() -> None:
     code = "import sys, tritongemm.integrations.aiter; print([m for m in ('torch', 'yaml') if m in sys.modules])"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
+
+
+def test_a_mixture_by_aiters_names() -> None:
+    torch.manual_seed(0)
+    x, w1, w2 = torch.randn(4, 16), torch.randn(3, 8, 16), torch.randn(3, 16, 4)
+    weights, ids = torch.rand(4, 2), torch.randint(0, 3, (4, 2))
+    found = fused_moe(x, w1, w2, weights, ids, activation="ActivationType.Gelu")
+    assert torch.equal(found, tritongemm.fused_moe(x, w1, w2, weights, ids, "gelu"))
+    with pytest.raises(InputError, match="doweight_stage1"):
+        fused_moe(x, w1, w2, weights, ids, doweight_stage1=True)

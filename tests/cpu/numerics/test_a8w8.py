@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support import emulated
+from tests.support.kernel_cases import GROUPED
 from tritongemm.backends.ck import backend as ck
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.build import prepare
@@ -105,7 +106,7 @@ def test_every_template_applies_the_scales(interpreter: WorkerProcess, tmp_path:
     if problem.a.is_fp8:
         problem = replace(problem, dtype_a=OCP, dtype_b=OCP)
     missing = {t for t in template_facts.names() if template_facts.kernel_template(t).interpreted} - {
-        c.template for c in CONFIGS
+        c.template for c in (*CONFIGS, *GROUPED)
     }
     assert not missing
     text = modules.write_candidates(problem, CONFIGS, SM90, tmp_path).read_text()

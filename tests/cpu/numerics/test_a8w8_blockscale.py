@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.support import emulated
+from tests.support.kernel_cases import GROUPED
 from tritongemm.codegen import modules, template_facts
 from tritongemm.core import settings
 from tritongemm.core.config import Config
@@ -71,7 +72,7 @@ def interpreter() -> Iterator[WorkerProcess]:
 @pytest.mark.parametrize("scales", FORMS)
 def test_every_template_applies_scales_along_k(interpreter: WorkerProcess, tmp_path: Path, scales: str) -> None:
     interpreted = {t for t in template_facts.names() if template_facts.kernel_template(t).interpreted}
-    assert interpreted <= {c.template for c in CONFIGS}
+    assert interpreted <= {c.template for c in (*CONFIGS, *GROUPED)}
     problem = of(scales, **FORMS[scales])
     text = modules.write_candidates(problem, CONFIGS, SM90, tmp_path).read_text()
     for config in CONFIGS:
@@ -157,7 +158,9 @@ def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, scales: str) 
     if scales == "tensor":
         problem = registry.get(Family, "a8w8").problem(17, 144, 300, fp8, fp8, "bf16", bias="n", scales=scales)
     else:
-        problem = of(scales, **{"dtype_a": fp8, "dtype_b": fp8} | FORMS[scales] | {"m": 17, "k": 300, "dtype_c": "bf16"})
+        problem = of(
+            scales, **{"dtype_a": fp8, "dtype_b": fp8} | FORMS[scales] | {"m": 17, "k": 300, "dtype_c": "bf16"}
+        )
     plans = []
     for i, config in enumerate(EMULATED):
         assert triton.check(config, problem, target), config.name

@@ -28,7 +28,7 @@ BAD = {  # what is wrong with a row: its warps and further keys, its target, and
     "stages": ("1", ", num_stages: 1000000000", "num_stages must be at most 16, not 1000000000"),
     "tile": ("3", "", "num_warps must be a power of two, not 3"),
     "batch": ("1", ", batch: 100000", "100000 workgroups along z, of which a launch has 1 to 65535"),
-    "groups": ("1", ", groups: 2", "grouped ones (batch 1, groups 2) are not computed yet"),
+    "groups": ("1", ", groups: 2", "does not run template tile on such operands; only grouped"),
     "target": ("1", "", "it is a result for sm90, not for gfx942"),
 }
 

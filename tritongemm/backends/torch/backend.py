@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from tritongemm.backends._scales import coverage
-from tritongemm.backends.torch import batched, scaled
+from tritongemm.backends.torch import batched, grouped, scaled
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import NamedKernel
@@ -28,7 +28,9 @@ class TorchBackend(LibraryBackend):
 
     summary = "PyTorch itself, which races anyway; alone it is measured as the candidate"
     baseline = True
-    capabilities = Capabilities(kinds=("one", "batched"), scales=("epilogue", "mainloop"), tensor_scales=True)
+    capabilities = Capabilities(
+        kinds=("one", "batched", "grouped"), scales=("epilogue", "mainloop"), tensor_scales=True
+    )
 
     def available(self) -> Support:
         """Whether PyTorch is installed."""
@@ -65,6 +67,8 @@ class TorchBackend(LibraryBackend):
 
         if problem.kind == "batched":
             return batched.product(problem, operands)
+        if problem.kind == "grouped":
+            return grouped.operation(problem, operands, config is not None)
         name = function(problem)
         if not name:
             return None
@@ -91,6 +95,8 @@ class TorchBackend(LibraryBackend):
 
     def torch_function(self, problem: Problem) -> str:
         """`function` where it reads the operands as they are, so that a generated module can call it; else ""."""
+        if problem.kind == "grouped":
+            return ""  # a generated module has no call of it
         name = function(problem)
         if coverage(problem) not in ("", "row") or (name == "_int_mm" and problem.extras):
             return ""
@@ -101,10 +107,12 @@ class TorchBackend(LibraryBackend):
 def function(problem: Problem) -> str:
     """PyTorch's function: ``mm``, ``addmm``, ``_int_mm``, ``_scaled_mm`` or ``scaled_mm``; "" where it has none.
 
-    Those for a batch are of `batched.function`.
+    Those for a batch are of `batched.function`, those for groups of `grouped.function`.
     """
     if problem.kind == "batched":
         return batched.function(problem)
+    if problem.kind == "grouped":
+        return grouped.function(problem)
     if problem.order_b != PLAIN:
         return ""
     if problem.dtype_a == "int8" and (problem.m <= 16 or problem.k % 8 or problem.n % 8):

@@ -55,7 +55,9 @@ class TritonBackend(SearchedBackend):
     summary = "kernels generated here and compiled by Triton, which a strategy searches"
     has_manifest_rows = True
     has_helpers = True
-    capabilities = Capabilities(kinds=("one", "batched"), scales=("epilogue", "mainloop"), tensor_scales=True)
+    capabilities = Capabilities(
+        kinds=("one", "batched", "grouped"), scales=("epilogue", "mainloop"), tensor_scales=True
+    )
 
     def available(self) -> Support:
         """Whether Triton is installed."""
@@ -159,6 +161,8 @@ class TritonBackend(SearchedBackend):
         problem, config = record.problem, record.config
         if any(p.kind == "tma" for p in launch.params):
             return Support("it takes tensor maps, which a manifest can't describe")
+        if problem.kind != "one":
+            return Support(f"a {problem.kind} product, which manifests have no word for")
         if {problem.scale_a, problem.scale_b} - {None, Scaling()}:
             return Support("scales of other than rows and columns, which manifests have no word for")
         if problem.kind != "one":
@@ -216,7 +220,7 @@ def divisors(problem: Problem) -> dict[str, int]:
     sizes = dict(zip(SIZES, (problem.m, problem.n, problem.k, *strides(problem)), strict=True))
     if problem.row_major_a:
         del sizes["M"]
-    sizes |= batch_strides(replace(problem, m=1) if problem.row_major_a else problem)
+    sizes |= batch_strides(problem.at(1) if problem.row_major_a else problem)
     found = {name: gcd(value, _ALIGN) for name, value in sizes.items()}
     return {name: divisor for name, divisor in found.items() if divisor > 1}
 
@@ -333,12 +337,19 @@ def _rejected(built: Artifact, reason: str) -> Artifact:
     return Artifact(**{**built.__dict__, "status": "out_of_resources", "reason": reason})
 
 
+def _described_shapes(problem: Problem) -> dict[str, tuple[int, int]]:
+    """Rows and columns of the operands as descriptors have them: those of all groups one after another."""
+    m, n, k, groups = problem.rows, problem.n, problem.k, problem.groups
+    b = (groups * k, n) if problem.row_major_b else (k, groups * n)
+    return {"a": (m, k), "b": b, "c": (m, n)}
+
+
 def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
     """The launch of a compiled config on one problem."""
     config = built.config
     geometry = geometry_module.geometry(config, problem, target.compute_units)
     lead = dict(zip("abc", strides(problem), strict=True))
-    shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n), "c": (problem.m, problem.n)}
+    shapes = _described_shapes(problem)
     row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
     maps: list[dict[str, Any]] = list(built.launch.get("tensor_maps", []))
     params: list[Param] = []
@@ -353,7 +364,8 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
         codes = int(map_["elem_type"]), int(map_["elem_size"]), int(map_["swizzle"])
         params.append(Param("tma", name, box, (rows, cols), lead[name], *codes))
         params += [Param("i32", rows), Param("i32", cols), Param("i64", lead[name]), Param("i64", 1)]
-    params += [Param("i32", v) for v in (problem.m, problem.n, problem.k, *strides(problem), config.group_m)]
+    m = problem.room or problem.m  # a group's rows, where each has room for so many
+    params += [Param("i32", v) for v in (m, problem.n, problem.k, *strides(problem), config.group_m)]
     params += [Param("i64", v) for v in batch_strides(problem).values()]
     params += [Param("pointer", ""), Param("pointer", "")]  # Triton's own scratch, unused
     if len(built.launch["offsets"]) != len(params):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
+from tritongemm.numerics import grouped
 from tritongemm.numerics.error_metric import epilogue_reference
 from tritongemm.numerics.random_inputs import random_inputs
 from tritongemm.plugins import registry
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 class StandardFamily(Family, abstract=True):
     """A family whose inputs are random numbers of its dtypes and whose scales and bias the epilogue applies."""
 
+    kinds: ClassVar[tuple[str, ...]] = ("one", "grouped")
+
     def _supports(self, problem: Problem, target: Target) -> Support:
-        return self._types(problem, target) and order_of_b(problem)
+        possible = grouped.supports(problem) if problem.kind == "grouped" else SUPPORTED
+        return possible and self._types(problem, target) and order_of_b(problem)
 
     def _types(self, problem: Problem, target: Target) -> Support:
         """Whether there is such a product of these dtypes on the target."""
@@ -29,13 +33,22 @@ class StandardFamily(Family, abstract=True):
 
     def make_inputs(self, problem: Problem, device: str, distribution: str = "randn", seed: int = 0) -> Operands:
         """Random operands; see `random_inputs`."""
+        if problem.kind == "grouped":
+            sizes = self.input_deviation(problem), self.typical_scale(problem)
+            return grouped.make_inputs(problem, *sizes, device, distribution, seed)
         operands = random_inputs(
             problem, self.input_deviation(problem), self.typical_scale(problem), device, distribution, seed
         )
         return operands | {"b": packed(problem, operands["b"])}
 
     def reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N] or [batch, M, N], saturated as the kernels saturate."""
+        """C in float64 [M, N] or [batch, M, N], saturated as the kernels do; of groups see `grouped.reference`."""
+        if problem.kind == "grouped":
+            return grouped.reference(problem, operands, self._reference)
+        return self._reference(problem, operands)
+
+    def _reference(self, problem: Problem, operands: Operands) -> Tensor:
+        """C in float64 [M, N] or [batch, M, N], of one product or a batch."""
         return epilogue_reference(problem, operands | {"b": unpacked(problem, operands["b"])})
 
     def input_deviation(self, problem: Problem) -> float:

@@ -27,7 +27,7 @@ class RowScaledFamily(StandardFamily):
 
     summary = "fp8 or int8 with a scale per row of A and per column of B (or, --scales tensor, one of each)"
     defaults = FamilyDefaults(dtype_a="fp8", dtype_c="bf16")
-    kinds = ("one", "batched")
+    kinds = ("one", "batched", "grouped")
     variants: ClassVar[Mapping[str, FamilyDefaults]] = {
         "a8w8_bpreshuffle": FamilyDefaults(dtype_a="int8", dtype_c="bf16", order_b="shuffled_16x16")
     }

@@ -64,6 +64,6 @@ class BlockScaledFamily(StandardFamily):
         middle: float = round(problem.k**-0.25 / size, 6)
         return middle
 
-    def reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N]."""
+    def _reference(self, problem: Problem, operands: Operands) -> Tensor:
+        """C in float64 [M, N] of one product."""
         return epilogue_reference(problem, multiplied(problem, operands | {"b": unpacked(problem, operands["b"])}))

@@ -20,7 +20,7 @@ class DenseFamily(StandardFamily):
     """C = A @ B (+ bias)."""
 
     summary = "no scales (the default)"
-    kinds = ("one", "batched")
+    kinds = ("one", "batched", "grouped")
     variants: ClassVar[Mapping[str, FamilyDefaults]] = {
         "dense_bpreshuffle": FamilyDefaults(dtype_a="bf16", order_b="shuffled_16x16")
     }

@@ -21,6 +21,7 @@ from tritongemm.search.cost_model import occupancy
 from tritongemm.search.cost_model.occupancy import SIMDS
 from tritongemm.search.cost_model.tile_cost import CU_BYTES_PER_CLOCK, IterationCost, spilled_bytes
 from tritongemm.search.cost_model.waves import PARTIAL_BYTES, Wave, combine_seconds, waves
+from tritongemm.search.typical import typical
 
 # The barrier, the waits and the branch of one K iteration take so many clocks.
 SYNC_CLOCKS = 200
@@ -51,7 +52,7 @@ def rank(
         warm: launches follow each other on the same operands, which stay in the caches that hold them; our own timers
             never do that, some foreign tuners always do.
     """
-    given = tuple(configs)
+    given, problem = tuple(configs), typical(problem)
     if not given:
         return Predictions((), np.empty(0), np.empty((0, len(TERMS))))
     batch = _Batch.gather(given, problem, target, [built.get(c) for c in given] if built else [None] * len(given))

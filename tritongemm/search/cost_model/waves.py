@@ -47,6 +47,7 @@ def count_tiles(config: Config, problem: Problem) -> int:
 def persistent_programs(config: Config, target: Target) -> int:
     """Programs of a grid that does not grow with the problem; 0 for one program per tile."""
     given = config.option("num_sms")
+    given = given or config.option("per_unit") * target.compute_units
     return given or (target.compute_units if search_facts(config.template).one_a_unit(config) else 0)
 
 

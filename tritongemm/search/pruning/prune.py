@@ -15,6 +15,7 @@ from tritongemm.core.search_results import Pruned
 from tritongemm.core.space import Space, TemplateSpace
 from tritongemm.core.target import Target
 from tritongemm.search.pruning.rules import RULES, Rule
+from tritongemm.search.typical import typical
 
 Mask = npt.NDArray[np.bool_]
 
@@ -35,6 +36,7 @@ def prune(
         rules: in the order they apply.
         never_zero: skip a rule that would leave nothing; False shows what the rules would do by themselves.
     """
+    problem = typical(problem)
     grids: list[_Product | _Listed]
     grids = [_Product(a) for a in configs.axes] if isinstance(configs, Space) else [_Listed(list(configs))]
     removed, reasons, skipped = dict[str, int](), dict[str, str](), list[str]()

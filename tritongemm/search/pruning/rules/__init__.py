@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.search.pruning.rules import gemv, launch_overlap, persistent, resources, split_k, tiles
+from tritongemm.search.pruning.rules import gemv, grouped, launch_overlap, persistent, resources, split_k, tiles
 
 Check = Callable[[Config, Problem, Target], "str | None"]
 
@@ -42,6 +42,7 @@ RULES = (
     Rule("fits_k", tiles.fits_k),
     Rule("dot_k", tiles.dot_k, "matrix"),
     Rule("scale_depth", tiles.scale_depth),
+    Rule("per_unit", grouped.programs_of_a_unit, "grouped"),
     Rule("short_rows", tiles.short_rows, "matrix"),
     Rule("small_tile", tiles.small_tile, "matrix"),
     Rule("warp_group", tiles.warp_group, "matrix"),

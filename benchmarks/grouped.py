@@ -1,0 +1,309 @@
+"""Grouped products beside PyTorch's and DeepGEMM's, and fused_moe beside two calls; on one GPU, in one process.
+
+    python benchmarks/grouped.py [--kind block|row|bf16] [--form contiguous|masked] [--experts 8,64,256]
+        [--shapes 4096x7168,7168x2048,2048x768] [--tokens 1,8,64] [--prefill 256] [--spread uniform|skewed]
+        [--budget 60s] [--rows TUNED.yaml] [--deepgemm DIR] [--moe]
+
+Sizes are tuned first, into --rows, unless that has them. --tokens are of a decode step, each with 8 experts; --prefill
+are rows of each expert. Then our best kernel, PyTorch's product and DeepGEMM's (of a folder with the package deep_gemm,
+where it is not installed) take turns on operands that rotate through copies larger than the last-level cache, each in a
+CUDA graph. DeepGEMM's contiguous product gets the same rows with each expert's padded to its alignment. Printed are
+medians in microseconds, the gain over the faster of the others, and errors against float64. --moe times
+`tritongemm.fused_moe` of the first shape, with tuned kernels and with PyTorch's products, quantisation and sorting
+included, instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import exp, log
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from _common import ROOT, make_operands
+
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.prepare import prepare_launches
+from tritongemm.core import settings
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.measure.jobs import LaunchCandidate
+from tritongemm.measure.operand_sets import OperandSets
+from tritongemm.numerics import error_metric, grouped
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.runtime import machine
+from tritongemm.serving.record_table import read_rows
+
+TOPK, ROUNDS, GRAPH_US = 8, 15, 400
+FAMILIES = {"block": "a8w8_blockscale", "row": "a8w8", "bf16": "dense"}
+Calls = list[Callable[[], object]]
+
+
+def list_problems(args: argparse.Namespace, fp8: str) -> list[Problem]:
+    """The products that are asked for."""
+    found = []
+    for experts in args.experts:
+        for n, k in args.shapes:
+            rows = [tokens * TOPK for tokens in args.tokens] + [each * experts for each in args.prefill]
+            found += [make_problem(args, fp8, m, experts, n, k) for m in rows]
+    return found
+
+
+def make_problem(args: argparse.Namespace, fp8: str, m: int, experts: int, n: int, k: int) -> Problem:
+    """One product; the masked form has room for twice the rows of an even spread, or for all rows of a skewed one."""
+    family = registry.get(Family, FAMILIES[args.kind])
+    dtype = "bf16" if args.kind == "bf16" else fp8
+    even = -(-m // experts)
+    room = (max(16, 2 * even) if args.spread == "uniform" else m) if args.form == "masked" else 0
+    made: Problem = family.problem(
+        m, n, k, dtype, dtype, "bf16", row_major_b=False, groups=experts, spread=args.spread, group_form=args.form,
+        room=room,
+    )  # fmt: skip
+    return made
+
+
+def tune(problems: Sequence[Problem], args: argparse.Namespace) -> dict[Problem, Record]:
+    """The record of each, tuned into the file of rows where that has none."""
+    rows: Path = args.rows
+    known = {row.record.problem: row.record for row in read_rows(rows)} if rows.exists() else {}
+    if missing := [p for p in problems if p not in known]:
+        sizes = rows.with_suffix(".sizes.yaml")
+        sizes.write_text("".join(_size_row(p) for p in missing), encoding="utf-8")
+        command = [sys.executable, "-m", "tritongemm.tune", "--gemm_size_file", str(sizes), "-o", str(rows)]
+        subprocess.run([*command, "--libtype", "triton", "--budget", args.budget], check=True, cwd=ROOT)
+        known = {row.record.problem: row.record for row in read_rows(rows)}
+    return {p: known[p] for p in problems if p in known}
+
+
+def _size_row(p: Problem) -> str:
+    said = f"M: {p.m}, N: {p.n}, K: {p.k}, rowMajorA: T, rowMajorB: N, dtype_a: {p.dtype_a}, dtype_c: bf16, "
+    said += f"family: {p.family}, groups: {p.groups}, group_spread: {p.spread}"
+    return "- {" + said + (f", group_form: masked, group_room: {p.room}" if p.room else "") + "}\n"
+
+
+def deep_gemm(folder: str) -> Any:
+    """The package, or None where it does not load."""
+    if folder:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module("deep_gemm")
+    except (ImportError, OSError) as error:
+        print(f"no DeepGEMM: {error}")
+        return None
+
+
+def deep_gemm_calls(package: Any, problem: Problem, sets: OperandSets, count: int) -> tuple[Calls, Callable[[], Any]]:
+    """DeepGEMM's product on each copy, and what gives its C in our shape."""
+    calls: Calls = []
+    results: list[torch.Tensor] = []
+    scaled = problem.scale_a is not None
+    place = _padded_places(problem, package) if not problem.room else None
+    form = "masked" if problem.room else "contiguous"
+    product = getattr(package, f"m_grouped_{'fp8' if scaled else 'bf16'}_gemm_nt_{form}")
+    for operands in sets.sets[:count]:
+        a, b = operands["a"], operands["b"].mT
+        of_a = operands["scale_a"].mT if scaled else None
+        if place is not None:
+            total = place[1].numel()
+            words = a.view(torch.int16 if a.element_size() == 2 else torch.uint8)  # fp8 has no such copy
+            padded = torch.zeros(total, problem.k, dtype=words.dtype, device=a.device).index_copy_(0, place[0], words)
+            a = padded.view(a.dtype)
+            if of_a is not None:
+                of_a = torch.zeros(total, of_a.shape[1], device=a.device).index_copy_(0, place[0], of_a)
+        d = torch.empty(*a.shape[:-1], problem.n, dtype=torch.bfloat16, device=a.device)
+        left: Any = a
+        right: Any = b
+        if of_a is not None:
+            left = a, package.utils.get_mn_major_tma_aligned_tensor(of_a.contiguous())
+            right = b, operands["scale_b"]
+        if place is not None:
+            calls.append(partial(product, left, right, d, place[1]))
+        else:
+            calls.append(partial(product, left, right, d, operands["counts"], max(1, -(-problem.m // problem.groups))))
+        results.append(d)
+    return calls, lambda: results[0] if place is None else results[0][place[0]]
+
+
+def _padded_places(problem: Problem, package: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each row lies once experts begin at multiples of the alignment, and the expert of each row or -1."""
+    step, places, experts = package.get_mk_alignment_for_contiguous_layout(), [], []
+    for group, rows in enumerate(problem.row_counts):
+        places += range(len(experts), len(experts) + rows)
+        experts += [group] * rows + [-1] * (-rows % step)
+    return torch.tensor(places, device="cuda"), torch.tensor(experts, dtype=torch.int32, device="cuda")
+
+
+def race(entries: dict[str, Calls], sets: OperandSets) -> dict[str, float]:
+    """Median microseconds of each contender, which take turns."""
+    graphs = {}
+    for name, calls in entries.items():
+        calls[0]()
+        torch.cuda.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for call in calls:
+            call()
+        end.record()
+        end.synchronize()
+        each_us = 1e3 * start.elapsed_time(end) / len(calls)
+        launches = max(len(calls), min(64, int(GRAPH_US / max(each_us, 1))))
+        graphs[name] = sets.capture([calls[i % len(calls)] for i in range(launches)]), launches
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(ROUNDS):
+        for name in list(graphs)[:: 1 if turn % 2 else -1]:
+            graph, launches = graphs[name]
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            graph.launch(sets.stream)
+            start.record()
+            graph.launch(sets.stream)
+            end.record()
+            end.synchronize()
+            samples[name].append(1e3 * start.elapsed_time(end) / launches)
+    for graph, _ in graphs.values():
+        graph.destroy()
+    return {name: median(times) for name, times in samples.items()}
+
+
+def compare(problem: Problem, record: Record, here: machine.Machine, package: Any) -> float:
+    """Race one product; the gain over the faster of the others."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        sets = make_operands(problem, here, stream.cuda_stream)
+        launch = prepare_launches([record], here.target, ArtifactCache(settings.cache_folder()))[problem]
+        if isinstance(launch, str):
+            raise SystemExit(f"{problem.key}: {launch}")
+        count = min(sets.copies, 8)
+        prepared = sets.prepare(LaunchCandidate(record.config, launch), count)
+        entries: dict[str, Calls] = {"ours": prepared.calls}
+        if theirs := sets.library_calls("torch", count):
+            entries["torch"] = theirs
+        found: dict[str, Callable[[], Any]] = {"ours": lambda: sets.sets[0]["c"]}
+        if package is not None and problem.family != "a8w8":
+            entries["deepgemm"], found["deepgemm"] = deep_gemm_calls(package, problem, sets, count)
+        errors = {}
+        for name, result in found.items():
+            entries[name][0]()
+            torch.cuda.synchronize()
+            c, exact = grouped.written(problem, result(), sets.reference)
+            errors[name] = error_metric.deviation(c, exact)
+        times = race(entries, sets)
+        prepared.unload()
+    others = [us for name, us in times.items() if name != "ours"]
+    gain = min(others) / times["ours"] if others else float("nan")
+    said = "  ".join(f"{name} {us:8.2f}" for name, us in times.items())
+    wrong = "  ".join(f"{name} {error:.1e}" for name, error in errors.items())
+    size = f"{problem.groups:4} x {problem.n:5} x {problem.k:5}  M {problem.m:6}"
+    print(f"{size}  {said}  gain {gain:.3f}  errors {wrong}  {record.config.short_name}", flush=True)
+    return gain
+
+
+def compare_mixture(args: argparse.Namespace, here: machine.Machine) -> None:
+    """Time fused_moe with tuned kernels, and with PyTorch's products between the same steps."""
+    import tritongemm
+    from tritongemm.serving import grouped_api, moe_api
+    from tritongemm.serving.grouped_fallback import grouped as by_pytorch
+
+    tritongemm.load(args.rows)
+    served = moe_api.run
+    fp8 = torch.float8_e4m3fnuz if here.target.fp8 == "fnuz" else torch.float8_e4m3fn
+    for experts in args.experts:
+        for tokens in (*args.tokens, *(each * experts // TOPK for each in args.prefill)):
+            hidden, inner = args.shapes[0][1], args.shapes[0][0] // 2
+            x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
+            w1, w2 = (
+                (torch.randn(experts, *shape, device="cuda", dtype=torch.bfloat16) / 64)
+                for shape in ((2 * inner, hidden), (hidden, inner))
+            )
+            scales: list[torch.Tensor | None] = [None, None]
+            if args.kind != "bf16":
+                blocks = (128, 128) if args.kind == "block" else (1, 0)
+                shapes = [
+                    (w.shape[0], w.shape[1] // blocks[0], *((w.shape[2] // 128,) if blocks[1] else ()))
+                    for w in (w1, w2)
+                ]
+                w1, w2 = w1.to(fp8), w2.to(fp8)
+                scales = [torch.rand(shape, device="cuda") for shape in shapes]
+            weights, ids = (
+                torch.rand(tokens, TOPK, device="cuda"),
+                torch.rand(tokens, experts, device="cuda").topk(TOPK)[1],
+            )
+            times = {}
+            by_torch = lambda dispatcher, operands: by_pytorch(operands)
+            for name, product in (("our products", served), ("PyTorch's products", by_torch)):
+                moe_api.run = product
+                graph = torch.cuda.CUDAGraph()
+                call = lambda: tritongemm.fused_moe(x, w1, w2, weights, ids, "silu", *scales)  # noqa: B023
+                call()
+                torch.cuda.synchronize()
+                with torch.cuda.graph(graph):
+                    call()
+                samples = []
+                for _ in range(ROUNDS):
+                    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                    graph.replay()
+                    start.record()
+                    for _ in range(5):
+                        graph.replay()
+                    end.record()
+                    end.synchronize()
+                    samples.append(200 * start.elapsed_time(end))
+                times[name] = median(samples)
+            moe_api.run = grouped_api.run
+            said = ", ".join(f"{name} {us:.1f} us" for name, us in times.items())
+            print(f"fused_moe {experts} experts, {tokens} tokens: {said}", flush=True)
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers with commas between."""
+    return [int(word) for word in text.split(",") if word]
+
+
+def main() -> int:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=FAMILIES, default="block")
+    parser.add_argument("--form", choices=("contiguous", "masked"), default="contiguous")
+    parser.add_argument("--experts", type=numbers, default=[8, 64, 256])
+    parser.add_argument(
+        "--shapes",
+        type=lambda text: [tuple(map(int, word.split("x"))) for word in text.split(",")],
+        default=[(4096, 7168), (7168, 2048), (2048, 768)],
+    )
+    parser.add_argument("--tokens", type=numbers, default=[1, 8, 64])
+    parser.add_argument("--prefill", type=numbers, default=[256])
+    parser.add_argument("--spread", choices=("uniform", "skewed"), default="uniform")
+    parser.add_argument("--budget", default="60s")
+    parser.add_argument("--rows", type=Path, default=Path("output/grouped_rows.yaml"))
+    parser.add_argument("--deepgemm", default="")
+    parser.add_argument("--moe", action="store_true")
+    args = parser.parse_args()
+    here = machine.find_machine(None)
+    if not here.devices:
+        raise SystemExit("no GPU here")
+    args.rows.parent.mkdir(parents=True, exist_ok=True)
+    fp8 = "fp8e4m3fnuz" if here.target.fp8 == "fnuz" else "fp8e4m3fn"
+    problems = list_problems(args, fp8)
+    if args.moe:
+        args.shapes = args.shapes[:1]
+        problems = list_problems(args, fp8)
+        down = [make_problem(args, fp8, p.m, p.groups, p.k, p.n // 2) for p in problems]
+        tune([*problems, *down], args)
+        compare_mixture(args, here)
+        return 0
+    records, package = tune(problems, args), deep_gemm(args.deepgemm)
+    gains = [compare(p, records[p], here, package) for p in problems if p in records]
+    if gains:
+        print(f"geometric mean {exp(sum(map(log, gains)) / len(gains)):.3f}, least {min(gains):.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Launch plans of grouped products, and where an emulator is at hand, what their kernels compute."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support import emulated
+from tritongemm.cli import launch_plan
+
+GFX942 = "grouped__bm16__bn32__bk64__gm2__sk1__w2__s2__matrix_instr_nonkdim16__per_unit1__xcds8"
+GFX950 = "grouped__bm32__bn64__bk128__gm1__sk1__w4__s2__matrix_instr_nonkdim16__per_unit1"
+
+
+@pytest.mark.parametrize(
+    ("arch", "config", "more"),
+    [
+        ("gfx942", GFX942, ["-dtype_a", "bf16"]),
+        ("gfx942", GFX942, ["--family", "a8w8", "--group_form", "masked", "--room", "35", "-n", "40"]),
+        ("gfx942", GFX942, ["--family", "a8w8_blockscale", "-k", "256"]),
+        ("gfx950", GFX950, ["--family", "a8w8_blockscale", "-k", "256", "--group_form", "masked", "--room", "33"]),
+    ],
+)
+def test_a_plan_has_its_groups_and_runs(tmp_path: Path, arch: str, config: str, more: list[str]) -> None:
+    out = tmp_path / "plans"
+    size = {"-m": "41", "-n": "72", "-k": "88"} | dict(zip(more[::2], more[1::2], strict=True))
+    argv = [word for pair in size.items() for word in pair]
+    argv += ["-col_b", "--groups", "5", "--spread", "7,0,33,1,0", "--target", arch, "--config", config]
+    assert launch_plan.main([*argv, "--num-threads", "1", "-o", str(out)]) == 0
+    plan = json.loads((out / "plan_0.json").read_text())
+    about = {b["name"]: b for b in plan["buffers"]}
+    name, numbers = ("counts", [7, 0, 33, 1, 0]) if "masked" in more else ("offsets", [7, 7, 40, 41, 41])
+    assert (about[name]["init"], about[name]["values"], about[name]["dtype"]) == ("values", numbers, "i32")
+    assert about["b"]["shape"] == [5, int(size["-k"]), int(size["-n"])]
+    emulated.run_scaled(tmp_path, out / "plan_0.json")

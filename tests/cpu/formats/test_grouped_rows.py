@@ -1,0 +1,62 @@
+"""Rows of grouped products in our YAML: written, read back, and refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tritongemm.cli import options
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import Defaults, format_of, results_format
+
+GROUPED = Problem(41, 72, 88, groups=5, spread="captured", counts=(7, 0, 33, 1, 0))
+
+
+def rows(text: str) -> list[Problem]:
+    path = Path("sizes.yaml")
+    return [row.problem for row in format_of(path, text).read(path, text, Defaults())]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        GROUPED,
+        replace(GROUPED, group_form="masked", room=40),
+        replace(GROUPED, spread="skewed", counts=()),
+        replace(GROUPED, spread="uniform", counts=(), group_form="masked", room=9),
+    ],
+)
+def test_results_come_back(problem: Problem) -> None:
+    record = Record(problem, "sm90", Config("grouped", 16, 32, 64), "triton", 1e-6, 0.0, "graph-events")
+    text = results_format().write([record])
+    (row,) = results_format().read(Path("tuned.yaml"), text, Defaults())
+    assert row.record == record
+
+
+def test_a_size_says_how_its_rows_are_spread() -> None:
+    size = "- {M: 41, N: 72, K: 88, groups: 5"
+    assert rows(f"{size}, group_counts: [7, 0, 33, 1, 0]}}\n") == [GROUPED]
+    assert rows(f"{size}, group_room: 16}}\n") == [Problem(41, 72, 88, groups=5, group_form="masked", room=16)]
+    for wrong, message in (
+        (f"{size}, group_counts: [7, 0, 33, 1, 1]}}", "row 1 .line 1. can't be: the groups' rows add up to 42"),
+        (f"{size}, group_counts: [7, x]}}", "group_counts: 2 must be a whole number"),
+        (f"{size}, group_form: blocked}}", "group_form must be one of contiguous, masked"),
+        ("- {M: 41, N: 72, K: 88, group_room: 9}", "group_room but no groups"),
+    ):
+        with pytest.raises(InputError, match=message):
+            rows(wrong + "\n")
+
+
+def test_the_command_line_says_it_too() -> None:
+    argv = ["-m", "41", "-n", "72", "-k", "88", "--groups", "5", "--spread", "7,0,33,1,0", "--target", "sm90"]
+    given = options.defaults(options.parse(argv), "fn")
+    assert (given.groups, given.spread, given.counts) == (5, "captured", (7, 0, 33, 1, 0))
+    assert rows("- {M: 41, N: 72, K: 88}\n") == [Problem(41, 72, 88)]
+    for wrong in ("uneven", "1,,2", "1.5"):
+        with pytest.raises(SystemExit):
+            options.parse([*argv, "--spread", wrong])

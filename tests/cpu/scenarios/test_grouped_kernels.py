@@ -1,0 +1,81 @@
+"""Kernels of grouped products in Triton's interpreter: forms, scales, types, empty and uneven groups, odd sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.kernel_cases import GFX942, SM90
+from tritongemm.codegen import modules
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.measure.offline_evaluator import InterpreterJob
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.workers.child_process import WorkerProcess
+
+PLAIN = Config("grouped", 16, 32, 32, 4, options=(("per_unit", 2),))
+FEW = Config("grouped", 16, 16, 16, options=(("swap_ab", 1), ("xcds", 8)))
+DESCRIBED = Config("grouped_tma", 16, 32, 16, 2, options=(("per_unit", 1),))
+DESCRIBED_FEW = Config("grouped_tma", 16, 16, 32, options=(("swap_ab", 1),))
+COUNTS = (7, 0, 33, 1, 0)
+WIDE = Config("grouped", 16, 256, 128)
+BLOCKS = (WIDE, Config("grouped", 32, 64, 64, options=(("swap_ab", 1),)), Config("grouped_tma", 16, 64, 128),
+          Config("grouped_tma", 16, 256, 128, options=(("swap_ab", 1),)))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[WorkerProcess]:
+    child = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
+    yield child
+    child.kill()
+
+
+def errors(
+    child: WorkerProcess, problem: Problem, configs: list[Config], target: Target, folder: Path
+) -> dict[str, float]:
+    """Each config's share of the error allowed."""
+    text = modules.write_candidates(problem, configs, target, folder).read_text()
+    found = {}
+    for config in configs:
+        ((error, tolerance),) = child.ask(InterpreterJob(problem, config, text), 60)
+        found[config.name] = error / tolerance
+    return found
+
+
+def grouped(
+    family: str, n: int, k: int, dtype: str, dtype_c: str, room: int = 0, row_major_b: bool = False, scales: str = ""
+) -> Problem:
+    """A problem of uneven groups, two of them empty."""
+    form = "masked" if room else "contiguous"
+    made: Problem = registry.get(Family, family).problem(
+        sum(COUNTS), n, k, dtype, dtype, dtype_c, groups=len(COUNTS), group_form=form, spread="captured", counts=COUNTS,
+        room=room, row_major_b=row_major_b, scales=scales,
+    )  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize("room", [0, 40])
+@pytest.mark.parametrize("row_major_b", [False, True])
+def test_uneven_groups_at_odd_sizes(interpreter: WorkerProcess, tmp_path: Path, room: int, row_major_b: bool) -> None:
+    problem = grouped("dense", 40, 48 if row_major_b else 40, "fp16", "fp16", room, row_major_b=row_major_b)
+    described = [DESCRIBED] if row_major_b else [DESCRIBED, DESCRIBED_FEW]
+    found = errors(interpreter, problem, [PLAIN, FEW, *described], SM90, tmp_path)
+    assert all(e <= 1 for e in found.values()), found
+
+
+@pytest.mark.parametrize("room", [0, 36])
+def test_scales_of_rows(interpreter: WorkerProcess, tmp_path: Path, room: int) -> None:
+    problem = grouped("a8w8", 21, 37, "fp8e4m3fnuz", "bf16", room)
+    found = errors(interpreter, problem, [PLAIN, FEW], GFX942, tmp_path)
+    assert all(e <= 1 for e in found.values()), found
+
+
+@pytest.mark.parametrize(("scales", "room"), [("block", 0), ("block", 36), ("block_rows", 36), ("group", 0)])
+def test_scales_of_blocks(interpreter: WorkerProcess, tmp_path: Path, scales: str, room: int) -> None:
+    problem = grouped("a8w8_blockscale", 144, 256, "fp8e4m3fn", "bf16", room, scales=scales)
+    found = errors(interpreter, problem, list(BLOCKS), SM90, tmp_path)
+    assert all(e <= 1 for e in found.values()), found

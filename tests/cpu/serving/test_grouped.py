@@ -1,0 +1,220 @@
+"""`grouped_mm` and `fused_moe` without a GPU: what PyTorch computes, what is refused, which record would serve."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import tritongemm
+from tests.support import ROOT
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.serving import grouped_operands, moe_torch
+from tritongemm.serving.grouped_call import find_kernel
+from tritongemm.serving.grouped_operands import GroupedOperands
+
+COUNTS = (5, 0, 9, 2)
+OCP = "fp8e4m3fn"
+
+
+def problem(family: str, room: int = 0, m: int = sum(COUNTS), counts: tuple[int, ...] = COUNTS) -> Problem:
+    dtypes = (OCP, OCP, "bf16") if family != "dense" else ("fp32",) * 3
+    form = "masked" if room else "contiguous"
+    made: Problem = registry.get(Family, family).problem(
+        m, 144, 256, *dtypes, row_major_b=False, groups=4, group_form=form, room=room, counts=counts,
+        spread="captured" if counts else "uniform",
+    )  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize("room", [0, 11])
+@pytest.mark.parametrize("family", ["dense", "a8w8", "a8w8_blockscale"])
+def test_pytorch_computes_what_the_family_means(family: str, room: int) -> None:
+    asked = problem(family, room)
+    operands = registry.get(Family, family).make_inputs(asked, "cpu")
+    scales = {name: operands[name] for name in ("scale_a", "scale_b") if name in operands}
+    if family == "a8w8":
+        scales = {"scale_a": scales["scale_a"].view(operands["a"].shape[:-1]), "scale_b": scales["scale_b"].view(4, -1)}
+    elif scales:
+        scales["scale_a"] = scales["scale_a"].mT
+    found = tritongemm.grouped_mm(operands["a"], operands["b"], operands[asked.group_operand], **scales)
+    exact = registry.get(Family, family).reference(asked, operands)
+    there = ~exact[..., 0].isnan()
+    torch.testing.assert_close(found[there].double(), exact[there], rtol=1e-2, atol=0.05)
+    given = GroupedOperands(
+        operands["a"],
+        operands["b"],
+        operands[asked.group_operand],
+        scales.get("scale_a"),
+        scales.get("scale_b"),
+        found.dtype,
+    )
+    even = replace(asked, spread="uniform", counts=(), m=asked.rows)
+    assert grouped_operands.problem_of(given) == even
+    read = grouped_operands.as_kernels_read(given)
+    for name, tensor in scales.items():
+        assert tuple(read[name].shape) in (asked.operands[name].shape, tuple(tensor.shape))
+        assert read[name].is_contiguous() and read[name].numel() == operands[name].numel()
+
+
+def test_operands_that_do_not_belong_together_are_named() -> None:
+    a, b = torch.randn(16, 32), torch.randn(4, 32, 8)
+    ends = torch.tensor([5, 5, 14, 16], dtype=torch.int32)
+    wrong: list[tuple[tuple[Any, ...], str]] = [
+        ((a, b[:, :31], ends), "must be"),
+        ((a, b, ends.long()), "offs must be int32"),
+        ((a, b, ends[:3]), "offs must be int32"),
+        ((a, b, torch.tensor([5, 4, 14, 16], dtype=torch.int32)), "ascending"),
+        ((a, b, torch.tensor([5, 5, 14, 17], dtype=torch.int32)), "up to 16"),
+        ((a.view(4, 4, 32), b, ends), "rows of each group"),
+        ((a, b, ends, torch.ones(16)), "both or neither"),
+        ((a, b, ends, torch.ones(15), torch.ones(4, 8)), "scale_a must be"),
+        ((a, b, ends, torch.ones(16), torch.ones(4, 9)), "scale_b must be"),
+        ((a, b, ends, torch.full((16,), float("nan")), torch.ones(4, 8)), "no finite numbers"),
+    ]
+    for operands, message in wrong:
+        with pytest.raises(InputError, match=message):
+            tritongemm.grouped_mm(*operands)
+    assert tritongemm.grouped_mm(a[:0], b, torch.zeros(4, dtype=torch.int32)).shape == (0, 8)
+
+
+def test_the_record_of_the_next_larger_m_serves() -> None:
+    def record(m: int, counts: tuple[int, ...] = ()) -> Record:
+        return Record(
+            problem("a8w8", 0, m, counts), "sm90", Config("grouped", 16, 32, 64), "triton", 1e-6, 0.0, "events"
+        )
+
+    records = [record(8), record(64), record(sum(COUNTS), COUNTS), record(256)]
+    binders = {(r.problem, 0): (lambda m, r=r: (r.problem.m, m)) for r in records}
+    rows = [SimpleNamespace(record=r) for r in records]
+    device: Any = SimpleNamespace(
+        records=SimpleNamespace(list_rows=lambda arch, units: rows),
+        device=SimpleNamespace(arch="sm90", compute_units=132), binders=binders, loaded={},
+    )  # fmt: skip
+    found: dict[int, Any] = {}
+    for m in (1, 9, 16, 17, 100, 1000):
+        answer = find_kernel(device, problem("a8w8", 0, m, ()))
+        assert not isinstance(answer, Support)
+        found[m] = answer[0]
+    assert found == {1: (8, 1), 9: (16, 9), 16: (16, 16), 17: (64, 17), 100: (256, 100), 1000: (256, 1000)}
+    assert isinstance(find_kernel(device, problem("dense", 0, 8, ())), Support)
+
+
+def experts_one_by_one(x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, gelu: bool = False) -> Tensor:
+    out = torch.zeros_like(x)
+    for token in range(x.shape[0]):
+        for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
+            if 0 <= expert < w1.shape[0]:
+                gate, up = (w1[expert] @ x[token]).chunk(2)
+                act = functional.gelu(gate) if gelu else functional.silu(gate)
+                out[token] += weight * (w2[expert] @ (act * up))
+    return out
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_a_mixture_is_the_sum_of_its_experts(activation: str) -> None:
+    torch.manual_seed(0)
+    x, w1, w2 = torch.randn(7, 32), torch.randn(5, 48, 32), torch.randn(5, 32, 24)
+    weights, ids = torch.rand(7, 3), torch.randint(-1, 6, (7, 3))
+    found = tritongemm.fused_moe(x, w1, w2, weights, ids, activation)
+    torch.testing.assert_close(
+        found, experts_one_by_one(x, w1, w2, weights, ids, activation == "gelu"), rtol=1e-4, atol=1e-3
+    )
+    assert tritongemm.fused_moe(x[:0], w1, w2, weights[:0], ids[:0]).shape == (0, 32)
+    for change, message in (
+        ({"w2": w2[:, :, :3]}, "wants a w2"),
+        ({"topk_ids": ids[:3]}, "topk_ids"),
+        ({"activation": "relu"}, "silu, gelu"),
+    ):
+        with pytest.raises(InputError, match=message):
+            tritongemm.fused_moe(**{"x": x, "w1": w1, "w2": w2, "topk_weights": weights, "topk_ids": ids, **change})
+
+
+@pytest.mark.parametrize("mode", ["row", "block"])
+def test_quantised_experts_are_close(mode: str) -> None:
+    torch.manual_seed(0)
+    x, weights, ids = torch.randn(6, 128), torch.rand(6, 2), torch.randint(0, 4, (6, 2))
+    w1, w2 = torch.randn(4, 256, 128) / 12, torch.randn(4, 128, 128) / 12
+    packed = [quantised(w, mode) for w in (w1, w2)]
+    (q1, s1), (q2, s2) = packed
+    found = tritongemm.fused_moe(x, q1, q2, weights, ids, "silu", s1, s2)
+    exact = experts_one_by_one(x, w1, w2, weights, ids)
+    assert (found - exact).norm() / exact.norm() < 0.1
+
+
+def quantised(w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    if mode == "row":
+        scale = w.abs().amax(-1) / 448
+        return (w / scale[..., None]).to(torch.float8_e4m3fn), scale
+    scale = w.view(w.shape[0], w.shape[1] // 128, 128, -1, 128).abs().amax((2, 4)) / 448
+    wide = scale.repeat_interleave(128, 1).repeat_interleave(128, 2)
+    return (w / wide).to(torch.float8_e4m3fn), scale
+
+
+def test_the_call_is_one_operation_to_a_tracer() -> None:
+    x, w1, w2 = torch.randn(4, 16), torch.randn(3, 8, 16), torch.randn(3, 16, 4)
+    weights, ids = torch.rand(4, 2), torch.randint(0, 3, (4, 2))
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(lambda *given: tritongemm.fused_moe(*given), tracing_mode="fake")(x, w1, w2, weights, ids)
+    assert [str(node.target) for node in graph.graph.nodes if node.op == "call_function"] == [
+        "tritongemm.fused_moe.default"
+    ]
+    ends = torch.tensor([2, 2, 4], dtype=torch.int32)
+    graph = make_fx(lambda *given: tritongemm.grouped_mm(*given), tracing_mode="fake")(x, w1.mT, ends)
+    assert "tritongemm.grouped_mm.default" in [str(node.target) for node in graph.graph.nodes]
+
+
+KERNELS_AND_PYTORCH = """
+import torch
+from tritongemm.runtime import moe_kernels
+from tritongemm.serving import moe_torch
+torch.manual_seed(0)
+for tokens, topk, experts, k in ((3, 2, 5, 256), (70, 4, 9, 384)):
+    ids = torch.randint(-1, experts + 1, (tokens, topk))
+    moe_kernels._SORTED_AT_A_TIME = 64
+    ours, theirs = moe_kernels.sort(ids, experts), moe_torch.sort(ids, experts)
+    for one, other in zip(ours, theirs):
+        assert torch.equal(one.long(), other.long())
+    order, place, ends = ours
+    x = torch.randn(tokens, k)
+    for mode, dtype in (("", torch.float32), ("row", torch.float8_e4m3fn), ("block", torch.float8_e4m3fn)):
+        for make in (lambda steps: steps.gather(x, order, topk, mode, dtype),
+                     lambda steps: steps.activate(torch.cat([x, x], 1), "gelu", mode, dtype),
+                     lambda steps: steps.activate(torch.cat([x, -x], 1), "silu", mode, dtype)):
+            (q, s), (r, t) = make(moe_kernels), make(moe_torch)
+            assert (s is None) == (t is None) and (s is None or s.shape == t.shape and s.stride() == t.stride())
+            near = torch.isclose(q.float(), r.float(), rtol=0.13 if mode else 1e-5, atol=1e-4)
+            assert near.float().mean() > (0.95 if mode else 0.9999)  # the interpreter truncates
+            if s is not None:
+                torch.testing.assert_close(s, t)
+    y, weights = torch.randn(tokens * topk, k), torch.rand(tokens, topk)
+    if ends[-1] < y.shape[0]:
+        y[ends[-1]:] = float("nan")
+    torch.testing.assert_close(moe_kernels.combine(y, place, ends, weights, torch.float32),
+                               moe_torch.combine(y, place.long(), ends, weights, torch.float32))
+print("alike")
+"""
+
+
+def test_kernels_and_pytorch_do_the_same_between_the_products() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "-c", KERNELS_AND_PYTORCH], env=environment, capture_output=True, text=True, cwd=ROOT
+    )
+    assert ran.stdout == "alike\n", ran.stderr[-3000:]
+    assert moe_torch.sort.__doc__

@@ -1,0 +1,183 @@
+"""Grouped products and mixtures of experts on a real GPU: uneven and empty groups, odd sizes, graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.nn import functional
+
+import tritongemm
+from tests.gpu.test_numeric import triton
+from tritongemm.build.pool import BuildPool
+from tritongemm.cli import tune
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.runtime.machine import Machine
+from tritongemm.serving.grouped_fallback import grouped
+from tritongemm.serving.grouped_operands import GroupedOperands
+
+COUNTS = (7, 0, 133, 1, 0, 64, 20, 3)
+CONFIGS = (
+    Config("grouped", 16, 64, 64, 1, 1, 4, 2, (("per_unit", 1),)),
+    Config("grouped", 64, 128, 128, 4, 1, 4, 2, (("per_unit", 2),)),
+    Config("grouped", 16, 64, 128, 1, 1, 4, 2, (("swap_ab", 1),)),
+    Config("grouped", 32, 256, 64, 2, 1, 8, 2, (("xcds", 8),)),
+    Config("grouped_tma", 16, 64, 128, 1, 1, 4, 4, (("per_unit", 2), ("swap_ab", 1))),
+    Config("grouped_tma", 64, 128, 128, 2, 1, 4, 3, (("per_unit", 1),)),
+    Config("grouped_tma", 128, 128, 128, 4, 1, 8, 3, (("per_unit", 1),)),
+    Config("grouped_tma", 64, 256, 128, 1, 1, 8, 3),
+)
+
+
+def fp8(target: Target) -> str:
+    if target.fp8 == "none":
+        pytest.skip("no fp8 units")
+    return "fp8e4m3fnuz" if target.fp8 == "fnuz" else "fp8e4m3fn"
+
+
+def problem(family: str, dtype: str, dtype_c: str, n: int, k: int, room: int = 0, **more: Any) -> Problem:
+    form = "masked" if room else "contiguous"
+    made: Problem = registry.get(Family, family).problem(
+        sum(COUNTS), n, k, dtype, dtype, dtype_c, groups=len(COUNTS), group_form=form, room=room, spread="captured",
+        counts=COUNTS, **{"row_major_b": False, **more},
+    )  # fmt: skip
+    return made
+
+
+def verify_all(gpu: GpuEvaluator, compiler: BuildPool, problems: list[Problem]) -> None:
+    """Every config that can be and is built is right for each problem."""
+    right = 0
+    for asked in problems:
+        chosen = [c for c in CONFIGS if triton().check(c, asked, gpu.target)]
+        assert chosen, asked.key
+        jobs = {job.digest: job for job in (triton().compile_job(c, asked, gpu.target) for c in chosen)}
+        for built in compiler.stream(jobs.values()):
+            if built.status == "out_of_resources":
+                continue
+            assert built.status == "ok", f"{built.config.name}: {built.reason}"
+            (trial,) = gpu.verify(asked, [built])
+            assert trial.status == "ok", f"{asked.key} {trial.config.name}: {trial.status} {trial.reason}"
+            right += 1
+    assert right >= len(problems)
+
+
+@pytest.mark.parametrize("room", [0, 140])
+def test_dense_groups(gpu: GpuEvaluator, compiler: BuildPool, room: int) -> None:
+    odd = problem("dense", "bf16", "bf16", 71, 203, room)
+    even = problem("dense", "bf16", "bf16", 256, 512, room)
+    plain = problem("dense", "fp16", "fp16", 136, 256, room, row_major_b=True)
+    verify_all(gpu, compiler, [odd, even, plain])
+
+
+@pytest.mark.parametrize("room", [0, 133])
+def test_groups_with_scales(gpu: GpuEvaluator, compiler: BuildPool, room: int) -> None:
+    dtype = fp8(gpu.target)
+    problems = [
+        problem("a8w8", dtype, "bf16", 272, 400, room),
+        problem("a8w8_blockscale", dtype, "bf16", 400, 640, room),
+    ]
+    verify_all(gpu, compiler, problems)
+
+
+@pytest.mark.parametrize("family", ["dense", "a8w8_blockscale"])
+def test_groups_are_tuned_and_served(
+    gpu_machine: Machine, gpu_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Tuned for one spread, right for others; a graph reads the numbers of rows when it is replayed."""
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+    dtype = "bf16" if family == "dense" else "fp8"
+    if dtype == "fp8":
+        fp8(gpu_machine.target)
+    out = tmp_path / "out.yaml"
+    argv = ["-m", "100", "-n", "512", "-k", "256", "-col_b", "--groups", "8", "--spread", "skewed", "--family", family]
+    assert tune.main([*argv, "-dtype_a", dtype, "--budget", "24", "--libtype", "triton", "-o", str(out)]) == 0
+    (row,) = yaml.safe_load(out.read_text())
+    assert row["error"] <= row["tolerance"] and row["groups"] == 8 and row["group_spread"] == "skewed"
+    tritongemm.load(out)
+    for m, spread in ((100, "uniform"), (1, "uniform"), (260, "skewed")):
+        asked = _asked(family, gpu_machine.target, m, spread)
+        operands = registry.get(Family, family).make_inputs(asked, "cuda")
+        given = [operands["a"], operands["b"], operands["offsets"]]
+        given += [operands["scale_a"].mT, operands["scale_b"]] if family != "dense" else []
+        exact = registry.get(Family, family).reference(asked, operands)
+        tolerance = registry.get(Family, family).tolerance(asked)
+        close(tritongemm.grouped_mm(*given), exact, tolerance)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            c = tritongemm.grouped_mm(*given)
+        other = torch.tensor([0] * 7 + [m], dtype=torch.int32, device="cuda")
+        operands["offsets"].copy_(other)
+        graph.replay()
+        torch.cuda.synchronize()
+        close(c, registry.get(Family, family).reference(asked, operands), tolerance)
+
+
+def _asked(family: str, target: Target, m: int, spread: str) -> Problem:
+    dtype = "bf16" if family == "dense" else fp8(target)
+    made: Problem = registry.get(Family, family).problem(
+        m, 512, 256, dtype, dtype, "bf16", row_major_b=False, groups=8, spread=spread
+    )
+    return made
+
+
+def close(c: torch.Tensor, exact: torch.Tensor, tolerance: float) -> None:
+    rms = exact.square().mean().sqrt()
+    error = ((c.double() - exact).abs() / (exact.abs() + rms)).nan_to_num(nan=float("inf")).max()
+    assert error <= tolerance
+
+
+@pytest.mark.parametrize("mode", ["", "row", "block"])
+@pytest.mark.parametrize("tokens", [1, 77])
+def test_a_mixture_of_experts(gpu_machine: Machine, mode: str, tokens: int) -> None:
+    """Against the same in float32, expert by expert; captured, compiled, and with ids of no expert."""
+    torch.manual_seed(0)
+    experts, topk, hidden, inner = 6, 3, 256, 384
+    x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
+    w1 = torch.randn(experts, 2 * inner, hidden, device="cuda", dtype=torch.bfloat16) / hidden**0.5
+    w2 = torch.randn(experts, hidden, inner, device="cuda", dtype=torch.bfloat16) / inner**0.5
+    weights = torch.rand(tokens, topk, device="cuda")
+    ids = torch.randint(-1, experts + 1, (tokens, topk), device="cuda", dtype=torch.int32)
+    exact = torch.zeros(tokens, hidden, device="cuda")
+    for expert in range(experts):
+        gate, up = (x.float() @ w1[expert].float().T).chunk(2, 1)
+        share = torch.where(ids == expert, weights, 0.0).sum(1, keepdim=True)
+        exact += share * ((functional.silu(gate) * up) @ w2[expert].float().T)
+    scales: list[torch.Tensor | None] = [None, None]
+    if mode:
+        dtype = torch.float8_e4m3fnuz if fp8(gpu_machine.target).endswith("uz") else torch.float8_e4m3fn
+        (w1, scales[0]), (w2, scales[1]) = (quantised(w, mode, dtype) for w in (w1, w2))
+
+    def compute() -> torch.Tensor:
+        return tritongemm.fused_moe(x, w1, w2, weights, ids, "silu", *scales)
+
+    limit = 0.08 if mode else 0.02
+    norm = exact.norm().clamp_min(1e-3)
+    assert (compute().float() - exact).norm() / norm < limit
+    compiled = torch.compile(compute)
+    assert (compiled().float() - exact).norm() / norm < limit
+
+
+def quantised(w: torch.Tensor, mode: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    most, wide = torch.finfo(dtype).max, w.float()
+    if mode == "row":
+        scale = wide.abs().amax(-1) / most
+        return (wide / scale[..., None]).to(dtype), scale
+    scale = wide.view(w.shape[0], w.shape[1] // 128, 128, -1, 128).abs().amax((2, 4)) / most
+    return (wide / scale.repeat_interleave(128, 1).repeat_interleave(128, 2)).to(dtype), scale
+
+
+def test_pytorch_computes_groups_that_were_never_tuned(gpu_machine: Machine) -> None:
+    a = torch.randn(40, 64, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(4, 48, 64, device="cuda", dtype=torch.bfloat16).mT
+    ends = torch.tensor([3, 3, 30, 40], dtype=torch.int32, device="cuda")
+    found = grouped(GroupedOperands(a, b, ends, None, None, torch.bfloat16))
+    for group, (first, last) in enumerate(((0, 3), (3, 3), (3, 30), (30, 40))):
+        torch.testing.assert_close(found[first:last], a[first:last] @ b[group], rtol=2e-2, atol=2e-2)

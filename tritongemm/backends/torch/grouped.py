@@ -1,0 +1,52 @@
+"""PyTorch's products of groups of rows: of uneven ones, and of those that have room for equally many rows each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import Problem
+
+_ALIGNMENT = 16  # bytes that rows of A and columns of B start at multiples of
+_DENSE = ("bf16", "fp16", "fp32")
+
+
+def function(problem: Problem) -> str:
+    """PyTorch's function for a grouped problem: ``_grouped_mm``, ``_scaled_grouped_mm``, ``bmm`` or "" for none."""
+    same = len({problem.dtype_a, problem.dtype_b, problem.dtype_c}) == 1
+    if problem.bias != "none" or not problem.row_major_a:
+        return ""
+    if problem.room:
+        return "bmm" if same and problem.dtype_a in _DENSE else ""
+    whole = problem.k * problem.a.bytes % _ALIGNMENT == problem.n * problem.b.bytes % _ALIGNMENT == 0
+    if same and problem.dtype_a == "bf16":
+        return "_grouped_mm" if whole else ""
+    rows = [e.name for e in problem.extras if e.operator == "*"] == ["scale_a", "scale_b"]
+    scaled = problem.a == problem.b and problem.a.is_fp8 and rows and problem.scale_a == problem.scale_b
+    return "_scaled_grouped_mm" if scaled and whole and problem.dtype_c == "bf16" and not problem.row_major_b else ""
+
+
+def operation(problem: Problem, operands: Operands, into: bool) -> Callable[[], object] | None:
+    """A call that computes C as a user of PyTorch would, or None where PyTorch has none.
+
+    Args:
+        problem: a grouped one.
+        operands: of it.
+        into: C is written, by a copy where PyTorch gives its own memory.
+    """
+    import torch
+
+    name = function(problem)
+    if not name or not hasattr(torch, name):
+        return None
+    a, b, c = operands["a"], operands["b"], operands["c"]
+    if name == "bmm":
+        return lambda: torch.bmm(a, b, out=c)
+    given: dict[str, Any] = {"offs": operands["offsets"]}
+    if name == "_scaled_grouped_mm":
+        given |= {"scale_a": operands["scale_a"], "scale_b": operands["scale_b"].view(problem.groups, problem.n)}
+        given |= {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+    product: Callable[[], Any] = partial(getattr(torch, name), a, b, **given)
+    return (lambda: c.copy_(product())) if into else product

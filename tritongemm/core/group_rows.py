@@ -1,0 +1,78 @@
+"""How the rows of a grouped product are spread over its groups."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import accumulate
+
+from tritongemm.core.errors import InputError
+
+GROUP_FORMS = ("contiguous", "masked")
+SPREADS = ("uniform", "skewed", "captured")
+MOST_GROUPS = 4096  # a kernel holds the rows of all in registers
+_SKEW = 1.0  # group i of a skewed spread has a share in proportion to (i + 1) ** -_SKEW
+_SEED = 19  # of the order in which skewed groups stand
+
+
+def row_counts(rows: int, groups: int, spread: str) -> tuple[int, ...]:
+    """The rows of each group, which add up to `rows`.
+
+    Args:
+        rows: of all groups together.
+        groups: how many.
+        spread: ``uniform``: as even as can be; ``skewed``: few groups have most of the rows, as of a model whose router
+            prefers some experts, and the order of the groups is arbitrary.
+    """
+    if spread == "uniform":
+        return tuple(rows // groups + (i < rows % groups) for i in range(groups))
+    weights = [(i + 1) ** -_SKEW for i in range(groups)]
+    shares = [rows * w / sum(weights) for w in weights]
+    counts = [int(share) for share in shares]
+    short = sorted(range(groups), key=lambda i: (counts[i] - shares[i], i))[: rows - sum(counts)]
+    for i in short:
+        counts[i] += 1
+    random.Random(_SEED).shuffle(counts)
+    return tuple(counts)
+
+
+def group_ends(counts: Sequence[int]) -> tuple[int, ...]:
+    """The row behind the last of each group, where all rows stand one after another."""
+    return tuple(accumulate(counts))
+
+
+def check_groups(rows: int, groups: int, form: str, spread: str, counts: Sequence[int], room: int) -> None:
+    """Refuse groups that can't be.
+
+    Args:
+        rows: of all groups together.
+        groups: how many.
+        form: one of `GROUP_FORMS`.
+        spread: one of `SPREADS`.
+        counts: rows of each group, where they were captured.
+        room: rows that each group of the masked form has room for.
+
+    Raises:
+        InputError: says what does not add up.
+    """
+    if groups > MOST_GROUPS:
+        raise InputError(f"{groups} groups; a kernel holds the rows of at most {MOST_GROUPS}")
+    if form not in GROUP_FORMS:
+        raise InputError(f"group_form must be one of {', '.join(GROUP_FORMS)}, not {form!r}")
+    if spread not in SPREADS:
+        raise InputError(f"spread must be one of {', '.join(SPREADS)}, not {spread!r}")
+    if (spread == "captured") != bool(counts):
+        raise InputError("spread captured and the counts of rows belong together; name both or neither")
+    if counts:
+        if len(counts) != groups:
+            raise InputError(f"{len(counts)} counts of rows for {groups} groups")
+        if any(isinstance(c, bool) or not isinstance(c, int) or c < 0 for c in counts):
+            raise InputError("each count of a group's rows must be a whole number of at least 0")
+        if sum(counts) != rows:
+            raise InputError(f"the groups' rows add up to {sum(counts)}, M is {rows}")
+    if (form == "masked") != (room > 0):
+        raise InputError("groups of the masked form have room for so many rows each; those of the contiguous form none")
+    if room:
+        most = max(counts or row_counts(rows, groups, spread))
+        if most > room:
+            raise InputError(f"a group has {most} rows, and room for {room}")

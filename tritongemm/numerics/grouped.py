@@ -1,0 +1,132 @@
+"""Grouped products (a mixture of experts): their random operands, their reference, and which rows of C there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.scaling import Scaling
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.numerics.random_inputs import random_factors, random_inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def one_group(problem: Problem, rows: int) -> Problem:
+    """The product of one group of a grouped problem that has so many rows."""
+    return replace(problem, m=rows, groups=1, group_form="contiguous", spread="uniform", counts=(), room=0)
+
+
+def supports(problem: Problem) -> Support:
+    """Whether a grouped problem is one that has inputs and a reference here."""
+    scales = [scaling for scaling in (problem.scale_a, problem.scale_b) if scaling is not None]
+    wrong = (
+        "a batch" if problem.batch > 1 else "",
+        "a column-major A" if not problem.row_major_a else "",
+        f"a bias along {problem.bias.upper()}" if problem.bias != "none" else "",
+        f"B in the order {problem.order_b}" if problem.order_b != PLAIN else "",
+        "scales of a whole operand or of powers of two" if any(map(_is_unusual, scales)) else "",
+    )
+    found = " and ".join(filter(None, wrong))
+    return (
+        Support(f"a grouped product has a row-major A and B as it is, and no bias; not {found}") if found else SUPPORTED
+    )
+
+
+def _is_unusual(scaling: Scaling) -> bool:
+    return scaling.rows == 0 or scaling.dtype != "fp32"
+
+
+def make_inputs(
+    problem: Problem, deviation: float, typical_scale: float, device: str, distribution: str, seed: int
+) -> Operands:
+    """Random operands of all groups; arguments as of `random_inputs`.
+
+    Rows of the masked form that belong to nobody are NaN where A has one, so that they show if they count.
+    """
+    import torch
+
+    def fill(rows: int, number: int) -> Operands:
+        small = replace(one_group(problem, rows), scale_a=None, scale_b=None)
+        return random_inputs(small, deviation, typical_scale, device, distribution, seed + number)
+
+    specs = problem.operands
+    a = fill(problem.rows, 0)["a"].reshape(specs["a"].shape)
+    if problem.room and a.dtype.is_floating_point:
+        for group, rows in enumerate(problem.row_counts):
+            a[group, rows:] = float("nan")
+    dtype_b = getattr(torch, problem.b.torch)
+    stored = (problem.groups, *((problem.k, problem.n) if problem.row_major_b else (problem.n, problem.k)))
+    b = torch.empty(stored, dtype=dtype_b, device=device)
+    b = b if problem.row_major_b else b.mT
+    for group in range(problem.groups):
+        b[group].copy_(fill(1, group + 1)["b"])
+    operands = {"a": a, "b": b}
+    generator = torch.Generator(device=device).manual_seed(seed)
+    for spec in problem.extras:
+        if spec.scaling is not None:
+            operands[spec.name] = random_factors(spec, typical_scale, generator)
+    numbers = torch.tensor(problem.group_numbers, dtype=torch.int32, device=device)
+    return operands | {problem.group_operand: numbers}
+
+
+def reference(problem: Problem, operands: Operands, of_one: Callable[[Problem, Operands], Tensor]) -> Tensor:
+    """C in float64, in the shape of C; NaN in rows that belong to no group.
+
+    Args:
+        problem: what is computed.
+        operands: of all groups.
+        of_one: the reference of one group's product.
+    """
+    import torch
+
+    shape = problem.operands["c"].shape
+    exact = torch.full(shape, float("nan"), dtype=torch.float64, device=operands["a"].device)
+    flat = exact.view(-1, problem.n)
+    for group, first, rows in groups_of(problem, operands):
+        flat[first : first + rows] = of_one(one_group(problem, rows), _of_group(problem, operands, group, first, rows))
+    return exact
+
+
+def groups_of(problem: Problem, operands: Operands) -> Iterator[tuple[int, int, int]]:
+    """Number, first row of A and number of rows of each group that has any, as the operands say."""
+    first = 0
+    for group, number in enumerate(operands[problem.group_operand].tolist()):
+        if problem.room:
+            first, rows = group * problem.room, number
+        else:
+            rows = number - first
+        if rows > 0:
+            yield group, first, rows
+        first += rows
+
+
+def _of_group(problem: Problem, operands: Operands, group: int, first: int, rows: int) -> Operands:
+    """The operands of one group's product."""
+    flat = operands["a"].reshape(-1, problem.k)
+    found = {"a": flat[first : first + rows], "b": operands["b"][group]}
+    for spec in problem.extras:
+        factors = operands.get(spec.name)
+        if spec.scaling is None or factors is None:
+            continue
+        if spec.name == "scale_b":
+            found[spec.name] = factors.reshape(problem.groups, -1)[group] if factors.dim() == 1 else factors[group]
+        elif spec.scaling.layout != "groups":
+            found[spec.name] = factors[first : first + rows]
+        elif problem.room:
+            found[spec.name] = factors[group][:, :rows]
+        else:
+            found[spec.name] = factors[:, first : first + rows]
+    return found
+
+
+def written(problem: Problem, c: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of C and of its reference that belong to a group: all, but of the masked form."""
+    if not problem.room:
+        return c, exact
+    there = ~exact[..., 0].isnan()
+    return c[there], exact[there]

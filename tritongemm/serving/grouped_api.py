@@ -1,0 +1,140 @@
+"""The public call `grouped_mm`, and the operation that torch.compile and torch.export trace for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.support import Support
+from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.grouped_call import MISALIGNED_BITS, GroupedCall, find_kernel
+from tritongemm.serving.grouped_fallback import grouped
+from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, check, problem_of
+
+_MOST_CALLS = 8192  # Shapes kept for one thread; sequences of any length must not fill the memory.
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+
+
+def grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The product of each group's rows of a with its own matrix of b, by a tuned kernel, else by PyTorch.
+
+    For inference. The rows of each group are read on the GPU, which nobody waits for, so it can be captured. Groups
+    that do not add up are found on the CPU alone; on a GPU no row beyond a's is read or written for them.
+
+    Args:
+        a: [M, K], the rows of each group behind those of the last; or [groups, rows, K].
+        b: [groups, K, N], as ``torch._grouped_mm`` takes it: weights [groups, N, K] are given as their ``mT``.
+        offs: int32 [groups]: the row behind the last of each group; of a [groups, rows, K] how many rows each has.
+        scale_a: None; float32 [M] (a factor for each row), or [M, K / 128] (for each 128 elements along K of a row);
+            of a [groups, rows, K] with the groups before.
+        scale_b: None; float32 [groups, N], or [groups, N / 128, K / 128].
+        out_dtype: bfloat16 with scale factors, else a's, by default.
+
+    Returns:
+        [M, N] or [groups, rows, N], dense, in order of the current stream. Rows of no group hold nothing of use.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: shapes, types or devices that do not belong together.
+        DriverError: the driver refused a launch.
+    """
+    if out_dtype is None:
+        out_dtype = a.dtype if scale_a is None else torch.bfloat16
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        result: Tensor = torch.ops.tritongemm.grouped_mm(a, b, offs, scale_a, scale_b, out_dtype)
+        return result
+    return run(default_dispatcher(), GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype))
+
+
+def run(dispatcher: Dispatcher, operands: GroupedOperands) -> Tensor:
+    """As `grouped_mm`, with the records of a dispatcher."""
+    given = operands.tensors
+    if any(type(tensor) not in _PLAIN for tensor in given.values()):
+        check(operands)
+        return grouped(operands)
+    key: tuple[Any, ...] = (
+        "grouped_mm",
+        operands.out_dtype,
+        *((t.shape, t.stride(), t.dtype, t.device) for t in given.values()),
+    )
+    table: dict[Any, Any] = dispatcher.calls.table
+    ready: Callable[[GroupedOperands], Tensor] | None = table.get(key)
+    if ready is None:
+        check(operands)
+        ready, lasting = _resolve(dispatcher, operands)
+        if lasting:
+            if len(table) >= _MOST_CALLS:
+                table.clear()
+            table[key] = ready
+    return ready(operands)
+
+
+def _resolve(dispatcher: Dispatcher, operands: GroupedOperands) -> tuple[Callable[[GroupedOperands], Tensor], bool]:
+    """What serves calls like this one, and whether that will be so the next time."""
+    problem = problem_of(operands)
+    if isinstance(problem, Support) or not operands.a.is_cuda or _wants_gradient(operands):
+        return _checked, not _wants_gradient(operands)
+    device = dispatcher.device(operands.a.get_device())
+    if device is None:
+        return _checked, False
+    found = find_kernel(device, problem)
+    if isinstance(found, Support):
+        return _checked, True
+    shape = (*operands.a.shape[:-1], operands.b.shape[2])
+    call = GroupedCall(found[0], device.device, shape, operands.out_dtype)
+
+    def serve(operands: GroupedOperands) -> Tensor:
+        tensors = as_kernels_read(operands)
+        if any(tensor.data_ptr() & MISALIGNED_BITS for tensor in tensors.values()) or _wants_gradient(operands):
+            return grouped(operands)
+        return call(tensors)
+
+    return serve, True
+
+
+def _checked(operands: GroupedOperands) -> Tensor:
+    """PyTorch's product; on a CPU the numbers are looked at each time."""
+    check(operands)
+    return grouped(operands)
+
+
+def _wants_gradient(operands: GroupedOperands) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands.tensors.values())
+
+
+def _operation(
+    a: Tensor, b: Tensor, offs: Tensor, scale_a: Tensor | None, scale_b: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    return run(default_dispatcher(), GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype))
+
+
+def _fake(
+    a: Tensor, b: Tensor, offs: Tensor, scale_a: Tensor | None, scale_b: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    return a.new_empty((*a.shape[:-1], b.shape[2]), dtype=out_dtype)
+
+
+# Kept here, as the operation lives as long as this object. Kernels want the strides that they were traced with.
+OPERATIONS: Final = torch.library.Library("tritongemm", "FRAGMENT")
+TAGS: Final = (
+    torch.Tag.pt2_compliant_tag,
+    getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
+)
+OPERATIONS.define(
+    "grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, ScalarType out_dtype) -> Tensor",
+    tags=TAGS,
+)
+for _key in ("CUDA", "CPU"):
+    OPERATIONS.impl("grouped_mm", _operation, _key)
+torch.library.register_fake("tritongemm::grouped_mm", _fake, lib=OPERATIONS)

@@ -1,0 +1,72 @@
+"""What PyTorch computes for a call of `grouped_mm`, wherever no tuned kernel fits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
+
+_ROW_BYTES = 16  # PyTorch's grouped products want rows of A and of a weight to begin at multiples of so many
+
+
+def grouped(operands: GroupedOperands) -> Tensor:
+    """The product by PyTorch: its own grouped one where it has it, else of one group after another.
+
+    Only the last asks the GPU for the groups' rows, and so can't be captured.
+    """
+    a, b, offs, _, _, out_dtype = operands
+    if operands.masked:
+        left, right = _plain_operands(operands)
+        return torch.bmm(left, right).to(out_dtype)
+    if a.is_cuda:
+        product = _own_product(operands)
+        if product is not None:
+            return product
+    left, right = _plain_operands(operands)
+    c = torch.zeros((a.shape[0], b.shape[2]), dtype=out_dtype, device=a.device)
+    first = 0
+    for group, end in enumerate(offs.tolist()):
+        if end > first:
+            c[first:end] = (left[first:end] @ right[group]).to(out_dtype)
+        first = max(first, end)
+    return c
+
+
+def _own_product(operands: GroupedOperands) -> Tensor | None:
+    """PyTorch's grouped product; None where it has none of these types."""
+    a, b, offs, scale_a, scale_b, out_dtype = operands
+    if operands.granularity == "row" and out_dtype == torch.bfloat16 and b.mT.is_contiguous() and _aligned(a, b):
+        assert scale_a is not None and scale_b is not None
+        try:
+            result: Tensor = torch._scaled_grouped_mm(
+                a, b, scale_a.reshape(-1), scale_b, offs=offs, out_dtype=out_dtype, use_fast_accum=True
+            )
+            return result
+        except RuntimeError:  # PyTorch has it on few architectures
+            pass
+    left, right = _plain_operands(operands)
+    if left.dtype != torch.bfloat16 or not hasattr(torch, "_grouped_mm") or not _aligned(left, right):
+        return None
+    try:
+        product: Tensor = torch._grouped_mm(left, right, offs=offs)
+    except RuntimeError:
+        return None
+    return product.to(out_dtype)
+
+
+def _aligned(a: Tensor, b: Tensor) -> bool:
+    return not (a.shape[-1] * a.element_size() % _ROW_BYTES or b.shape[-1] * b.element_size() % _ROW_BYTES)
+
+
+def _plain_operands(operands: GroupedOperands) -> tuple[Tensor, Tensor]:
+    """A and B without scale factors: multiplied by them, in bfloat16 on a GPU and in float32 elsewhere."""
+    a, b, _, scale_a, scale_b, _ = operands
+    if scale_a is None or scale_b is None:
+        return (a, b) if a.dtype == b.dtype else (a.float(), b.float())
+    wide = torch.bfloat16 if a.is_cuda else torch.float32
+    if operands.granularity == "row":
+        return (a.float() * scale_a.reshape(*a.shape[:-1], 1)).to(wide), (b.float() * scale_b[:, None]).to(wide)
+    of_a = scale_a.repeat_interleave(DEPTH, -1)[..., : a.shape[-1]]
+    of_b = scale_b.repeat_interleave(DEPTH, 1)[:, : b.shape[2]].repeat_interleave(DEPTH, 2)[..., : b.shape[1]]
+    return (a.float() * of_a).to(wide), (b.float() * of_b.mT).to(wide)

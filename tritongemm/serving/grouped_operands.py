@@ -1,0 +1,141 @@
+"""What a call of `grouped_mm` asks for: its operands, checked, as a problem and as kernels read them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.support import Support
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.serving.torch_fallback import DTYPE_NAMES
+
+DEPTH = 128  # elements along K, and columns of a weight, that share a factor of a block
+
+
+class GroupedOperands(NamedTuple):
+    """The arguments of `grouped_mm`."""
+
+    a: Tensor
+    b: Tensor
+    offs: Tensor
+    scale_a: Tensor | None
+    scale_b: Tensor | None
+    out_dtype: torch.dtype
+
+    @property
+    def masked(self) -> bool:
+        """Whether every group has room for equally many rows."""
+        return bool(self.a.dim() == 3)
+
+    @property
+    def granularity(self) -> str:
+        """What a scale factor covers: ``row``, ``block``, or "" where there are none."""
+        if self.scale_b is None:
+            return ""
+        return "row" if self.scale_b.dim() == 2 else "block"
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All operands by their names."""
+        found = {"a": self.a, "b": self.b, "offs": self.offs, "scale_a": self.scale_a, "scale_b": self.scale_b}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def check(operands: GroupedOperands) -> None:
+    """Refuse operands that do not belong together, by their shapes, types and devices; no GPU is waited for.
+
+    Raises:
+        InputError: names the operand and what it must be.
+        TypeError: an operand is no tensor.
+    """
+    a, b, offs, scale_a, scale_b, out_dtype = operands
+    for name, tensor in operands.tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+        if tensor.device != a.device:
+            raise InputError(f"{name} is on {tensor.device}, a on {a.device}; move it there")
+    if b.dim() != 3 or a.dim() not in (2, 3) or a.shape[-1] != b.shape[1]:
+        shapes = f"a {tuple(a.shape)} and b {tuple(b.shape)}"
+        raise InputError(f"{shapes} must be [M, K] or [groups, rows, K], and [groups, K, N]")
+    if operands.masked and a.shape[0] != b.shape[0]:
+        raise InputError(f"a has {a.shape[0]} groups, b {b.shape[0]}")
+    if tuple(offs.shape) != (b.shape[0],) or offs.dtype != torch.int32:
+        raise InputError(
+            f"offs must be int32 ({b.shape[0]},), a number for each group; it is {offs.dtype} {tuple(offs.shape)}"
+        )
+    if (scale_a is None) != (scale_b is None):
+        raise InputError("scale_a and scale_b belong together; give both or neither")
+    if out_dtype not in DTYPE_NAMES or a.dtype not in DTYPE_NAMES or b.dtype not in DTYPE_NAMES:
+        raise InputError(f"there is no product of {a.dtype} and {b.dtype} in {out_dtype}")
+    if scale_a is not None and scale_b is not None:
+        _check_scales(operands, scale_a, scale_b)
+    if not a.is_cuda:
+        _check_numbers(operands)
+
+
+def _check_scales(operands: GroupedOperands, scale_a: Tensor, scale_b: Tensor) -> None:
+    rows, (groups, k, n) = operands.a.shape[:-1], operands.b.shape
+    of_a: list[tuple[int, ...]]
+    of_b: tuple[int, ...]
+    if operands.granularity == "row":
+        of_a, of_b = [(*rows,), (*rows, 1)], (groups, n)
+    else:
+        blocks = -(-k // DEPTH)
+        of_a, of_b = [(*rows, blocks)], (groups, -(-n // DEPTH), blocks)
+    for name, scale, shapes in (("scale_a", scale_a, of_a), ("scale_b", scale_b, [of_b])):
+        if tuple(scale.shape) not in shapes or scale.dtype != torch.float32:
+            raise InputError(f"{name} must be float32 {shapes[0]}, not {scale.dtype} {tuple(scale.shape)}")
+
+
+def _check_numbers(operands: GroupedOperands) -> None:
+    """What a CPU can look at without waiting: groups that do not add up, and factors that are no numbers."""
+    numbers, a = operands.offs.tolist(), operands.a
+    for name, scale in (("scale_a", operands.scale_a), ("scale_b", operands.scale_b)):
+        if scale is not None and not bool(scale.isfinite().all()):
+            raise InputError(f"{name} has factors that are no finite numbers")
+    if operands.masked:
+        if any(not 0 <= rows <= a.shape[1] for rows in numbers):
+            raise InputError(f"offs must be the rows of each group, 0 to {a.shape[1]}; it is {numbers}")
+    elif any(low > high for low, high in zip([0, *numbers], numbers, strict=False)) or numbers[-1] > a.shape[0]:
+        raise InputError(f"offs must be the ends of groups, ascending up to {a.shape[0]}; it is {numbers}")
+
+
+def problem_of(operands: GroupedOperands) -> Problem | Support:
+    """The problem of a call with its rows spread evenly, or why no kernel could compute it."""
+    a, b, _, _, _, out_dtype = operands
+    groups, k, n = b.shape
+    if groups < 2 or not a.numel() or not b.numel():
+        return Support(f"{groups} groups, a {tuple(a.shape)}: there is no grouped product of these")
+    if not a.is_contiguous():
+        return Support(f"a has strides {a.stride()}; kernels take dense rows")
+    if not (b.is_contiguous() or b.mT.is_contiguous()):
+        return Support(f"b has strides {b.stride()}; kernels take dense weights")
+    family = registry.get(Family, {"": "dense", "row": "a8w8", "block": "a8w8_blockscale"}[operands.granularity])
+    form = {"group_form": "masked", "room": a.shape[1]} if operands.masked else {}
+    try:
+        made: Problem = family.problem(
+            a.numel() // k, n, k, DTYPE_NAMES[a.dtype], DTYPE_NAMES[b.dtype], DTYPE_NAMES[out_dtype], groups=groups,
+            row_major_b=not b.mT.is_contiguous(), **form,
+        )  # fmt: skip
+    except InputError as error:
+        return Support(str(error))
+    return made
+
+
+def as_kernels_read(operands: GroupedOperands) -> dict[str, Tensor]:
+    """The operands by the names of a problem; scale factors of blocks of A lie with K first, as kernels read them.
+
+    Factors whose strides are those already are not copied.
+    """
+    found = {"a": operands.a, "b": operands.b, "counts" if operands.masked else "offsets": operands.offs}
+    if operands.scale_a is None or operands.scale_b is None:
+        return found
+    of_a = operands.scale_a
+    if operands.granularity == "block":
+        of_a = of_a.mT
+    return found | {"scale_a": of_a.contiguous(), "scale_b": operands.scale_b.contiguous()}

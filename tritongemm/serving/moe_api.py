@@ -1,0 +1,164 @@
+"""The public call `fused_moe`: the experts of a mixture in two grouped products, and its traced operation."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from tritongemm.core import settings
+from tritongemm.core.errors import InputError
+from tritongemm.serving import moe_torch
+from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.grouped_api import OPERATIONS, TAGS, run
+from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
+
+ACTIVATIONS = ("silu", "gelu")
+
+
+def fused_moe(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    activation: str = "silu",
+    w1_scale: Tensor | None = None,
+    w2_scale: Tensor | None = None,
+) -> Tensor:
+    """The weighted sum of what each token's experts make of it: w2 @ (activation(gate) * up), of gate and up by w1.
+
+    For inference. Tokens are sorted by expert on the GPU, which nobody waits for, so it can be captured. The two
+    products are those of `grouped_mm`, by tuned kernels where a record has them. With weights of fp8, tokens and what
+    the activation gives are quantised in between, as the weights' factors are: a factor for each row, or for each 128
+    elements along K.
+
+    Args:
+        x: [tokens, hidden] of bfloat16 or float16, or float32 on a CPU.
+        w1: [experts, 2 * inner, hidden]: the gate's rows, then those of up.
+        w2: [experts, hidden, inner].
+        topk_weights: [tokens, k], of the router.
+        topk_ids: int32 or int64 [tokens, k], the experts; an id of no expert, e.g. one of another rank, counts nothing.
+        activation: ``silu`` or ``gelu``.
+        w1_scale: None; float32 [experts, 2 * inner], or [experts, 2 * inner / 128, hidden / 128].
+        w2_scale: None; float32 [experts, hidden], or [experts, hidden / 128, inner / 128].
+
+    Returns:
+        [tokens, hidden] of x's type, in order of the current stream.
+
+    Raises:
+        InputError: shapes, types or devices that do not belong together.
+        DriverError: the driver refused a launch.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        result: Tensor = torch.ops.tritongemm.fused_moe(
+            x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale
+        )
+        return result
+    return _operation(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale)
+
+
+def _operation(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    activation: str,
+    w1_scale: Tensor | None,
+    w2_scale: Tensor | None,
+) -> Tensor:
+    _check(x, w1, w2, topk_weights, topk_ids, activation)
+    mode = _mode(w1, w2, w1_scale, w2_scale)
+    if not x.shape[0]:
+        return x.new_empty(x.shape)
+    steps, dispatcher = _steps(x), default_dispatcher()
+    if x.is_cuda and torch.cuda.current_device() != x.get_device():
+        with torch.cuda.device(x.get_device()):
+            return _operation(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale)
+    x, weights = x if x.stride(1) == 1 else x.contiguous(), topk_weights.contiguous()
+    order, place, ends = steps.sort(topk_ids.contiguous(), w1.shape[0])
+    rows, of_rows = steps.gather(x, order, topk_ids.shape[1], mode, w1.dtype)
+    h = run(dispatcher, GroupedOperands(rows, w1.mT, ends, of_rows, w1_scale, x.dtype))
+    inner, of_inner = steps.activate(h, activation, mode, w2.dtype)
+    y = run(dispatcher, GroupedOperands(inner, w2.mT, ends, of_inner, w2_scale, x.dtype))
+    combined: Tensor = steps.combine(y, place, ends, weights, x.dtype)
+    return combined
+
+
+def _steps(x: Tensor) -> ModuleType:
+    """Who does what is between the products."""
+    if x.is_cuda and settings.version("triton") != "missing":
+        from tritongemm.runtime import moe_kernels  # which imports Triton
+
+        return moe_kernels
+    return moe_torch
+
+
+def _check(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, activation: str) -> None:
+    """Refuse what does not belong together.
+
+    Raises:
+        InputError: names the argument and what it must be.
+    """
+    if activation not in ACTIVATIONS:
+        raise InputError(f"activation is {activation!r}; there are: {', '.join(ACTIVATIONS)}")
+    if x.dim() != 2 or w1.dim() != 3 or w2.dim() != 3 or x.shape[1] != w1.shape[2]:
+        shapes = f"x {tuple(x.shape)}, w1 {tuple(w1.shape)} and w2 {tuple(w2.shape)}"
+        raise InputError(
+            f"{shapes} must be [tokens, hidden], [experts, 2 * inner, hidden] and [experts, hidden, inner]"
+        )
+    experts, both, hidden = w1.shape
+    if both % 2 or tuple(w2.shape) != (experts, hidden, both // 2):
+        raise InputError(f"w1 {tuple(w1.shape)} wants a w2 {(experts, hidden, both // 2)}, not {tuple(w2.shape)}")
+    if topk_ids.dim() != 2 or topk_ids.shape != topk_weights.shape or topk_ids.shape[0] != x.shape[0]:
+        shapes = f"topk_ids {tuple(topk_ids.shape)} and topk_weights {tuple(topk_weights.shape)}"
+        raise InputError(f"{shapes} must be [{x.shape[0]}, experts of a token]")
+    if topk_ids.dtype not in (torch.int32, torch.int64):
+        raise InputError(f"topk_ids must be int32 or int64, not {topk_ids.dtype}")
+    for name, tensor in (("w1", w1), ("w2", w2), ("topk_weights", topk_weights), ("topk_ids", topk_ids)):
+        if tensor.device != x.device:
+            raise InputError(f"{name} is on {tensor.device}, x on {x.device}; move it there")
+
+
+def _mode(w1: Tensor, w2: Tensor, w1_scale: Tensor | None, w2_scale: Tensor | None) -> str:
+    """How rows are quantised: ``row``, ``block``, or "" for not at all.
+
+    Raises:
+        InputError: weights and factors that do not belong together.
+    """
+    if w1.dtype != w2.dtype or (w1_scale is None) != (w2_scale is None):
+        raise InputError("w1 and w2 must be of one type, both with scale factors or both without")
+    if w1_scale is None or w2_scale is None:
+        return ""
+    if w1.element_size() != 1 or not w1.dtype.is_floating_point:
+        raise InputError(f"w1_scale is for weights of fp8, not {w1.dtype}")
+    if w1_scale.dim() != w2_scale.dim():
+        raise InputError("w1_scale and w2_scale must both be of rows, or both of blocks")
+    if w1_scale.dim() == 3 and (w1.shape[2] % DEPTH or w2.shape[2] % DEPTH):
+        raise InputError(f"hidden {w1.shape[2]} and inner {w2.shape[2]} must be multiples of {DEPTH}, a block's depth")
+    return "row" if w1_scale.dim() == 2 else "block"
+
+
+def _fake(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    activation: str,
+    w1_scale: Tensor | None,
+    w2_scale: Tensor | None,
+) -> Tensor:
+    return x.new_empty((x.shape[0], w2.shape[1]))
+
+
+OPERATIONS.define(
+    "fused_moe(Tensor x, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, str activation, Tensor? w1_scale, "
+    "Tensor? w2_scale) -> Tensor",
+    tags=TAGS,
+)
+for _key in ("CUDA", "CPU"):
+    OPERATIONS.impl("fused_moe", _operation, _key)
+torch.library.register_fake("tritongemm::fused_moe", _fake, lib=OPERATIONS)

@@ -1,0 +1,55 @@
+"""The steps between the products of `fused_moe` in plain PyTorch, where there is no GPU or no Triton.
+
+They give what those of `tritongemm.runtime.moe_kernels` give, and ask a GPU for no number either.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tritongemm.serving.grouped_operands import DEPTH
+
+_Pair = tuple[Tensor, "Tensor | None"]
+
+
+def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows by expert: which one each place holds, where each went, and the place behind each expert's last."""
+    known = torch.where((ids < 0) | (ids >= experts), experts, ids).flatten()
+    found, order = known.sort(stable=True)
+    ends = torch.searchsorted(found, torch.arange(experts, device=ids.device, dtype=found.dtype), right=True)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=ids.device))
+    return order, place, ends.int()
+
+
+def gather(x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> _Pair:
+    """Each sorted row's token of x [tokens, K], in a type, with its factors where it is quantised."""
+    return _put(x[order // topk], mode, dtype)
+
+
+def activate(h: Tensor, activation: str, mode: str, dtype: torch.dtype) -> _Pair:
+    """The activation of the left half of h [rows, 2 K] times the right half, as `gather` gives rows."""
+    gate, up = h.float().chunk(2, -1)
+    gate = functional.gelu(gate) if activation == "gelu" else functional.silu(gate)
+    return _put(gate * up, mode, dtype)
+
+
+def combine(y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weighted sum of each token's rows of y, in their order; rows of no expert count nothing."""
+    rows = y.float()[place].view(*weights.shape, -1)
+    there = (place < ends[-1]).view(*weights.shape, 1)
+    return torch.where(there, rows * weights.float()[..., None], 0.0).sum(1).to(dtype)
+
+
+def _put(values: Tensor, mode: str, dtype: torch.dtype) -> _Pair:
+    if not mode:
+        return values.to(dtype), None
+    rows, k = values.shape
+    most = torch.finfo(dtype).max
+    depth = k if mode == "row" else DEPTH
+    parts = functional.pad(values.float(), (0, -k % depth)).view(rows, -1, depth)
+    factors = parts.abs().amax(-1) / most
+    factors = torch.where(factors == 0, 1.0, factors)
+    q = (parts / factors[..., None]).clamp(-most, most).view(rows, -1)[:, :k].to(dtype)
+    return q, factors.flatten() if mode == "row" else factors.T.contiguous().T

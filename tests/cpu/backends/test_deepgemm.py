@@ -22,6 +22,7 @@ from tritongemm.core.errors import UnavailableError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
+from tritongemm.numerics import grouped
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
@@ -30,6 +31,7 @@ from tritongemm.tuning import roster
 
 BACKEND = registry.get(LibraryBackend, "deepgemm")
 SM90, SM100 = map(loader.load_target, ("sm90", "sm100"))
+GROUPED = [f"m_grouped_{dtype}_gemm_nt_{form}" for dtype in ("fp8", "bf16") for form in ("contiguous", "masked")]
 BLOCKS = ["block, A in groups", "block, A in rows", "block, A padded"]
 
 
@@ -39,7 +41,9 @@ def deep_gemm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module: Any = ModuleType("deep_gemm")
     module.__spec__ = ModuleSpec("deep_gemm", None)
     module.__version__, module.overlaps, module.switched = "2.6.1", False, []
-    module.fp8_gemm_nt, module.bf16_gemm_nt = scaled_products.fp8_gemm_nt, scaled_products.bf16_gemm_nt
+    for name in ("fp8_gemm_nt", "bf16_gemm_nt", *GROUPED):
+        setattr(module, name, getattr(scaled_products, name))
+    module.get_mk_alignment_for_contiguous_layout = lambda: 128
     module.get_pdl = lambda: module.overlaps
 
     def set_pdl(on: bool) -> None:
@@ -79,6 +83,40 @@ def test_bf16_in_any_layout(deep_gemm: Any) -> None:
             call = BACKEND.operation(problem, operands)
             assert call is not None and BACKEND.supports(problem, SM90)
             assert deviation(operands["c"], family.reference(problem, operands)) < family.tolerance(problem)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8e4m3fn"])
+@pytest.mark.parametrize("counts", [(5, 0, 130, 1), (128, 256, 0, 128)])
+@pytest.mark.parametrize("room", [0, 258])
+def test_groups_of_rows(deep_gemm: Any, dtype: str, counts: tuple[int, ...], room: int) -> None:
+    family = registry.get(Family, "a8w8_blockscale" if dtype != "bf16" else "dense")
+    problem = family.problem(
+        sum(counts), 264, 256, dtype, dtype, "bf16", row_major_b=False, groups=len(counts), spread="captured",
+        counts=counts, group_form="masked" if room else "contiguous", room=room,
+    )  # fmt: skip
+    assert BACKEND.supports(problem, SM90)
+    operands = family.make_inputs(problem, "cpu")
+    operands["c"] = torch.full(problem.operands["c"].shape, float("nan"), dtype=torch.bfloat16)
+    config, *_ = BACKEND.list_algorithms(problem, operands)
+    assert config.template in GROUPED
+    call = BACKEND.operation(problem, operands, config)
+    assert call is not None
+    operands["c"].fill_(float("nan"))
+    call()
+    c, exact = grouped.written(problem, operands["c"], family.reference(problem, operands))
+    assert deviation(c, exact) < family.tolerance(problem)
+    assert not BACKEND.load(Record(problem, "sm90", config, "deepgemm", 1e-6, 0.0, "events"), 0, NO_CAPTURE)
+
+
+def test_padded_groups_are_given_as_they_are_to_a_user(deep_gemm: Any) -> None:
+    family = registry.get(Family, "dense")
+    problem = family.problem(30, 16, 64, "bf16", "bf16", "bf16", row_major_b=False, groups=3)
+    operands = family.make_inputs(problem, "cpu") | {"c": torch.full((30, 16), float("nan"), dtype=torch.bfloat16)}
+    call: Any = BACKEND.operation(problem, operands)
+    padded = call()
+    assert padded.shape == (384, 16) and bool(operands["c"].isnan().all())
+    rows = torch.cat([padded[first : first + 10] for first in (0, 128, 256)])
+    assert deviation(rows, family.reference(problem, operands)) < family.tolerance(problem)
 
 
 def test_what_it_lacks_is_refused_with_the_number_that_decides() -> None:

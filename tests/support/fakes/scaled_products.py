@@ -49,6 +49,46 @@ def bf16_gemm_nt(a: Tensor, b: Tensor, d: Tensor) -> None:
     d.copy_(a.float() @ b.float().T)
 
 
+def m_grouped_fp8_gemm_nt_contiguous(
+    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], d: Tensor, layout: Tensor, **options: Any
+) -> None:
+    """`deep_gemm`'s product of groups one after another; the first row of every 128 says whose they are."""
+    (left, of_a), (right, of_b) = a, b
+    assert layout.dtype == torch.int32 and layout.shape == (left.shape[0],) and left.shape[0] % BLOCK == 0
+    for first in range(0, left.shape[0], BLOCK):
+        group, rows = int(layout[first]), slice(first, first + BLOCK)
+        assert group >= 0 and all(int(g) in (group, -1) for g in layout[rows])
+        part = torch.empty_strided((BLOCK, of_a.shape[1]), (1, BLOCK)).copy_(of_a[rows])
+        assert of_a.stride() == (1, left.shape[0])
+        fp8_gemm_nt((left[rows], part), (right[group], of_b[group]), d[rows])
+
+
+def m_grouped_fp8_gemm_nt_masked(
+    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], d: Tensor, counts: Tensor, expected_m: int, **options: Any
+) -> None:
+    """`deep_gemm`'s product of groups with equal room."""
+    (left, of_a), (right, of_b) = a, b
+    groups, room, _ = left.shape
+    assert counts.dtype == torch.int32 and counts.shape == (groups,) and expected_m > 0
+    assert of_a.stride() == (of_a.shape[2] * (-(-room // 4) * 4), 1, -(-room // 4) * 4)
+    for group, rows in enumerate(counts.tolist()):
+        part = torch.empty_strided((rows, of_a.shape[2]), (1, -(-rows // 4) * 4)).copy_(of_a[group, :rows])
+        fp8_gemm_nt((left[group, :rows], part), (right[group], of_b[group]), d[group, :rows])
+
+
+def m_grouped_bf16_gemm_nt_contiguous(a: Tensor, b: Tensor, d: Tensor, layout: Tensor) -> None:
+    """As of fp8, without scales."""
+    for first in range(0, a.shape[0], BLOCK):
+        rows = slice(first, first + BLOCK)
+        bf16_gemm_nt(a[rows], b[int(layout[first])], d[rows])
+
+
+def m_grouped_bf16_gemm_nt_masked(a: Tensor, b: Tensor, d: Tensor, counts: Tensor, expected_m: int) -> None:
+    """As of fp8, without scales."""
+    for group, rows in enumerate(counts.tolist()):
+        bf16_gemm_nt(a[group, :rows], b[group], d[group, :rows])
+
+
 def _check(scale: Tensor, shape: tuple[int, int], lead: int) -> None:
     assert scale.dtype == torch.float32 and tuple(scale.shape) == shape, f"{tuple(scale.shape)} is not {shape}"
     assert scale.stride(0) == 1 and (scale.stride(1) == lead or (shape[1] == 1 and scale.stride(1) == 1)), (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm.backends._accepted import accepts
 from tritongemm.backends._scales import coverage, dense, factors
-from tritongemm.backends.deepgemm import package, served
+from tritongemm.backends.deepgemm import grouped, package, served
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.operands import Operands
@@ -36,7 +36,7 @@ class DeepGemmBackend(LibraryBackend):
     summary = "DeepGEMM's bf16 and block-scaled fp8, where the deep_gemm package is installed"
     aliases = ("deep_gemm",)
     compile_limit_s = 60.0
-    capabilities = Capabilities(archs=("sm90",), scales=("mainloop",))
+    capabilities = Capabilities(archs=("sm90",), kinds=("one", "grouped"), scales=("mainloop",))
 
     def available(self) -> Support:
         """Whether the package is installed and loads."""
@@ -54,12 +54,15 @@ class DeepGemmBackend(LibraryBackend):
         else:
             types = (problem.dtype_a, problem.dtype_b, problem.dtype_c)
             known = SUPPORTED if types in _PLAIN else Support(f"it multiplies bf16 or fp8, not {problem.dtypes}")
+        if problem.kind == "grouped" and problem.layout != "TN":
+            return Support(f"groups must be contiguous along K (TN), not {problem.layout}")
         return known and _aligned(problem)
 
     def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
         if self.operation(problem, operands) is None:
             return []
-        one = Config(package.function(problem), 0, 0, 0, num_warps=0, num_stages=0, backend=self.name)
+        name = grouped.function(problem) if problem.kind == "grouped" else package.function(problem)
+        one = Config(name, 0, 0, 0, num_warps=0, num_stages=0, backend=self.name)
         found = [one, replace(one, options=(("overlap", 1),))] if package.can_overlap() else [one]
         return found[: limit or None]
 
@@ -71,18 +74,25 @@ class DeepGemmBackend(LibraryBackend):
         Args:
             problem: one that `supports` allows.
             operands: on the device; factors that must lie otherwise are copied here.
-            config: whether kernels may overlap; None for no.
+            config: whether kernels may overlap; without one they may not, and the product of groups whose rows are
+                padded for the package is given as it is, as it is to a user.
         """
+        overlap = bool(config and config.option("overlap"))
+        try:
+            call = self._call(problem, operands, config is not None, overlap)
+        except UnavailableError:
+            return None
+        return call if accepts(call) else None
+
+    def _call(self, problem: Problem, operands: Operands, into_c: bool, overlap: bool) -> Callable[[], object]:
+        if problem.kind == "grouped":
+            return grouped.product(problem, operands, into_c, overlap)
         tensors: dict[str, Tensor] = {"a": operands["a"], "b": operands["b"].T, "c": operands["c"]}
         if coverage(problem):
             of_a = dense(factors(problem, operands, "scale_a").T, package.ALIGNED_ROWS)
             tensors["scale_a"] = of_a[:, : problem.m].T
             tensors["scale_b"] = dense(factors(problem, operands, "scale_b"))
-        try:
-            call = package.product(problem, tensors, bool(config and config.option("overlap")))
-        except UnavailableError:
-            return None
-        return call if accepts(call) else None
+        return package.product(problem, tensors, overlap)
 
     def version(self) -> str:
         """Version of the package."""
@@ -90,6 +100,8 @@ class DeepGemmBackend(LibraryBackend):
 
     def load(self, record: Record, device_index: int, device: driver.Device) -> LoadedKernel | Support:
         """The kernel of a record, to be called at any addresses, or why it can't be."""
+        if record.problem.kind != "one":
+            return Support("grouped products of DeepGEMM can't be called from here")
         available = self.available()
         return served.load(record, device_index, device) if available else available
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -69,6 +69,23 @@ def padded_rows(problem: Problem) -> int:
     return -(-problem.m // ALIGNED_ROWS) * ALIGNED_ROWS
 
 
+def find(name: str) -> Callable[..., object]:
+    """A function of the package.
+
+    Raises:
+        UnavailableError: as `load`; or this version has it not.
+    """
+    found: Callable[..., object] | None = vars(load()).get(name)
+    if found is None:
+        raise UnavailableError(f"this version of deep_gemm has no {name}")
+    return found
+
+
+def group_alignment() -> int:
+    """Rows at whose multiples groups that follow each other begin."""
+    return int(str(find("get_mk_alignment_for_contiguous_layout")()))
+
+
 def product(problem: Problem, tensors: Mapping[str, Tensor], overlap: bool) -> Callable[[], None]:
     """A call that computes C on PyTorch's current stream.
 
@@ -81,15 +98,15 @@ def product(problem: Problem, tensors: Mapping[str, Tensor], overlap: bool) -> C
     Raises:
         UnavailableError: as `load`.
     """
-    package, a, b, c = load(), tensors["a"], tensors["b"], tensors["c"]
-    compute = getattr(package, function(problem))
+    compute, switched = find(function(problem)), overlapping(overlap)
+    a, b, c = tensors["a"], tensors["b"], tensors["c"]
 
     def scaled() -> None:
-        with _overlapping(package, overlap):
+        with switched():
             compute((a, tensors["scale_a"]), (b, tensors["scale_b"]), c, disable_ue8m0_cast=True)
 
     def plain() -> None:
-        with _overlapping(package, overlap):
+        with switched():
             compute(a, b, c)
 
     return scaled if function(problem) == SCALED else plain
@@ -100,15 +117,19 @@ def can_overlap() -> bool:
     return {"get_pdl", "set_pdl"} <= vars(load()).keys()
 
 
-@contextmanager
-def _overlapping(package: ModuleType, overlap: bool) -> Iterator[None]:
-    """The package's switch for overlapping kernels, which is one for the process, as wanted for one call."""
-    before = package.get_pdl() if can_overlap() else overlap
-    if before == overlap:
-        yield
-        return
-    package.set_pdl(overlap)
-    try:
-        yield
-    finally:
-        package.set_pdl(before)
+def overlapping(overlap: bool) -> Callable[[], AbstractContextManager[object]]:
+    """Makes what turns the package's switch for overlapping kernels, one for the process, as wanted for one call."""
+    if not can_overlap():
+        return nullcontext
+    read, turn = find("get_pdl"), find("set_pdl")
+
+    @contextmanager
+    def switched() -> Iterator[None]:
+        before = read()
+        turn(overlap)
+        try:
+            yield
+        finally:
+            turn(before)
+
+    return switched

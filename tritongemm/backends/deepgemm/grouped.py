@@ -1,0 +1,146 @@
+"""DeepGEMM's products of groups of rows: uneven ones one after another, or groups that have equal room each.
+
+Of groups that follow each other the package wants each to begin at a multiple of 128 rows. A program that calls it
+keeps its activations and their product so: A is copied into that order before the call, and C out of it only where C
+itself is asked for. Groups that begin so anyway, and those of equal room, are read and written where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from tritongemm.backends._scales import coverage, factors
+from tritongemm.backends.deepgemm import package
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def function(problem: Problem) -> str:
+    """Name of the package's function for a grouped problem."""
+    form = "masked" if problem.room else "contiguous"
+    return f"m_grouped_{'fp8' if problem.a.is_fp8 else 'bf16'}_gemm_nt_{form}"
+
+
+def product(problem: Problem, operands: Operands, into_c: bool, overlap: bool) -> Callable[[], Tensor]:
+    """A call that computes the product of every group and gives it.
+
+    Args:
+        problem: a grouped one, without scales or with those of blocks.
+        operands: of it, on the device.
+        into_c: C is written, rather than a tensor with padded rows, where that differs.
+        overlap: a kernel may start before the one before it has ended.
+
+    Raises:
+        UnavailableError: the package does not load, or is too old for groups.
+    """
+    return _masked(problem, operands, overlap) if problem.room else _contiguous(problem, operands, into_c, overlap)
+
+
+def _masked(problem: Problem, operands: Operands, overlap: bool) -> Callable[[], Tensor]:
+    c, counts = operands["c"], operands["counts"]
+    a, b = _with_scales(problem, operands, operands["a"], _of_rooms(problem, operands))
+    compute, switched = package.find(function(problem)), package.overlapping(overlap)
+    expected = -(-problem.m // problem.groups)
+    options = {"disable_ue8m0_cast": True} if problem.a.is_fp8 else {}
+
+    def call() -> Tensor:
+        with switched():
+            compute(a, b, c, counts, expected, **options)
+        return c
+
+    return call
+
+
+def _contiguous(problem: Problem, operands: Operands, into_c: bool, overlap: bool) -> Callable[[], Tensor]:
+    import torch
+
+    c = operands["c"]
+    order = _padded_order(operands["offsets"], package.group_alignment())
+    of_a = factors(problem, operands, "scale_a") if coverage(problem) else None
+    left, out, copied_out = operands["a"], c, False
+    if order.rows != problem.m:
+        left = _spread_out(left, order)
+        of_a = None if of_a is None else _spread_out(of_a, order)
+        out, copied_out = c.new_zeros((order.rows, problem.n)), into_c
+    a, b = _with_scales(problem, operands, left, None if of_a is None else of_a.T)
+    compute, switched = package.find(function(problem)), package.overlapping(overlap)
+    options = {"disable_ue8m0_cast": True} if problem.a.is_fp8 else {}
+
+    def call() -> Tensor:
+        with switched():
+            compute(a, b, out, order.groups, **options)
+        return torch.index_select(out, 0, order.places, out=c) if copied_out else out
+
+    return call
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Rows of groups, each group padded to a multiple.
+
+    Attributes:
+        rows: with padding.
+        places: where each row lies then.
+        groups: the group of each row, -1 of padding.
+    """
+
+    rows: int
+    places: Tensor
+    groups: Tensor
+
+
+def _padded_order(ends: Tensor, multiple: int) -> _Order:
+    import torch
+
+    places, groups = list[int](), list[int]()
+    for group, (first, end) in enumerate(pairwise((0, *ends.tolist()))):
+        count = end - first
+        places += range(len(groups), len(groups) + count)
+        groups += [group] * count + [-1] * (-count % multiple)
+    where = {"device": ends.device}
+    return _Order(
+        len(groups), torch.tensor(places, dtype=torch.int64, **where), torch.tensor(groups, dtype=torch.int32, **where)
+    )
+
+
+def _spread_out(matrix: Tensor, order: _Order) -> Tensor:
+    """Rows at their places, zeros between them."""
+    out = matrix.new_zeros((order.rows, matrix.shape[1]))
+    out[order.places] = matrix
+    return out
+
+
+def _of_rooms(problem: Problem, operands: Operands) -> Tensor | None:
+    """Factors of A as [groups, K / 128, room]; None where there are none."""
+    if not coverage(problem):
+        return None
+    given = operands["scale_a"]
+    assert problem.scale_a is not None
+    if problem.scale_a.layout == "groups":
+        return given
+    return given.reshape(problem.groups, problem.room, -1).mT
+
+
+def _with_scales(problem: Problem, operands: Operands, a: Tensor, of_a: Tensor | None) -> tuple[object, object]:
+    """A and B as the package takes them: with their factors, where there are any.
+
+    Args:
+        problem: has B's.
+        operands: of it.
+        a: as it is given.
+        of_a: its factors, groups along K before rows.
+    """
+    import torch
+
+    b = operands["b"].mT
+    if of_a is None:
+        return a, b
+    rows = of_a.shape[-1]
+    padded = torch.nn.functional.pad(of_a, (0, -rows % package.ALIGNED_ROWS)).contiguous()
+    return (a, padded[..., :rows].mT), (b, operands["scale_b"].contiguous())

@@ -99,9 +99,6 @@ def operands(problem: Problem) -> dict[str, dict[str, Any]]:
     for e in problem.extras:
         shape = (1, *e.shape) if e.batch and len(e.shape) == 1 else e.shape
         known[e.name] = _operand(e, shape, (*shape[1:], 1))
-        if e.scaling is not None and e.applied == "mainloop":
-            share = {"rows": e.scaling.rows, "depth": e.scaling.depth, "layout": e.scaling.layout}
-            known[e.name]["scaling"] = share
     return known
 
 
@@ -124,16 +121,19 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _operand(spec: OperandSpec, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, Any]:
-    """One operand, whose products have this shape and these strides."""
+    """One operand, whose products have this shape and these strides; of scales along K what shares one too."""
     dtype = spec.dtype
     sized = {"bytes": spec.count * dtype.bytes // dtype.packed, "role": spec.name, "init": "random"}
     apart = (prod(spec.shape),) if spec.batch else ()
-    return {
+    found = {
         **sized,
         "dtype": _SHORT.get(dtype.name, dtype.name),
         "shape": [*spec.lead, *shape],
         "strides": [*apart, *strides],
     }
+    if spec.scaling is None or spec.applied != "mainloop":
+        return found
+    return found | {"scaling": {"rows": spec.scaling.rows, "depth": spec.scaling.depth, "layout": spec.scaling.layout}}
 
 
 def _flat(role: str, nbytes: int) -> dict[str, Any]:

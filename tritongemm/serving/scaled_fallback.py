@@ -52,10 +52,11 @@ class TorchScaled:
         self, a: Tensor, w: Tensor, scale_a: Tensor, scale_w: Tensor, bias: Tensor | None, out_dtype: torch.dtype
     ) -> Tensor | None:
         """PyTorch's own scaled product; None where it has none for these operands."""
-        if not a.is_cuda:
+        along_k = [scaling.depth > 0 for scaling in (self._product.scalings_a[0], self._product.scalings_b[0])]
+        if not a.is_cuda or along_k[0] != along_k[1]:
             return None
         try:
-            if any(scaling.depth for scaling in (self._product.scalings_a[0], self._product.scalings_b[0])):
+            if all(along_k):
                 return self._in_blocks(a.contiguous(), w.t(), scale_a, scale_w, bias, out_dtype)
             of_a, of_b = _for_rows(self._product, scale_a, scale_w)
             added = None if bias is None else bias.to(out_dtype)
@@ -106,8 +107,7 @@ class TorchScaled:
         if scaling_a.depth or scaling_w.depth:
             result = torch.nn.functional.linear(_numbers(a) * of_a, _numbers(w) * of_w)
         else:
-            wide = torch.int32 if a.dtype == torch.int8 else torch.float32
-            result = linear(a, w.contiguous(), None, wide) * of_a * of_w.t()
+            result = _sums(a, w.contiguous()) * of_a * of_w.t()
         return (result if bias is None else result + bias).to(out_dtype)
 
 
@@ -122,6 +122,18 @@ def _for_rows(product: ScaledProduct, scale_a: Tensor, scale_w: Tensor) -> tuple
 def _one_for_each(scales: Tensor, scaling: Scaling, rows: int) -> Tensor:
     column = scales.reshape(-1, 1)
     return column if scaling.rows else column.expand(rows, 1).contiguous()
+
+
+def _sums(a: Tensor, w: Tensor) -> Tensor:
+    """A @ w.T without factors, not rounded: in int32 of int8, else in float32."""
+    if a.dtype == torch.int8:
+        return linear(a, w, None, torch.int32)
+    if a.dtype != torch.uint8:  # which is fp4 here, and a number to PyTorch
+        try:
+            return linear(a, w, None, torch.float32)
+        except RuntimeError:  # PyTorch may have no product of fp8 for this GPU or these sizes.
+            pass
+    return torch.nn.functional.linear(_numbers(a), _numbers(w))
 
 
 def _numbers(tensor: Tensor) -> Tensor:

@@ -131,6 +131,15 @@ def test_bad_operands_are_named(changes: dict[str, Any], says: str) -> None:
         tritongemm.scaled_mm(**(given | changes))
 
 
+def test_bytes_are_two_numbers_of_fp4() -> None:
+    a, w = torch.full((2, 16), 0x21, dtype=torch.uint8), torch.full((3, 16), 0x72, dtype=torch.uint8)
+    exact = 16 * (0.5 * 1.0 + 1.0 * 6.0)  # the low half of a byte comes first
+    for scale_a, scale_w in ((torch.ones(2), torch.ones(3)), (torch.full((2, 1), 127), torch.full((3, 1), 127))):
+        of_a, of_w = (s if s.is_floating_point() else s.to(torch.uint8) for s in (scale_a, scale_w))
+        out = tritongemm.scaled_mm(a, w, of_a, of_w, out_dtype=torch.float32)
+        assert bool((out == exact).all())
+
+
 def test_what_is_no_tensor_is_refused() -> None:
     a, w = quantised(4, 6, 32, FP8)
     with pytest.raises((TypeError, AttributeError)):

@@ -54,7 +54,7 @@ _THEIR_CONFIG = (*_BLOCKS, *_COUNTS, *_OPTIONS, "instruction_sched_variant")
 _OUR_CONFIG = ("template", "backend", "options")
 _TYPED = ("dtype_a", "dtype_b", "dtype_c", "bias")
 _GROUPS = {"group_form": "group_form", "group_spread": "spread", "group_counts": "counts", "group_room": "room"}
-_OUR_PROBLEM = (*_TYPED, "batch", "groups", "shared", *_GROUPS, "family", "order_b", "scales")
+_OUR_PROBLEM = (*_TYPED, "batch", "groups", *_GROUPS, "shared", "family", "order_b", "scales")
 _OUR_WORKLOAD = ("count", "operation", "callers")  # of sizes, as a capture writes them
 _OUR_RESULT = (
     *("target", "compute_units", "winner", "timer", "spread", "error", "tolerance"),
@@ -141,7 +141,7 @@ class RowReader:
         for key, name in _LAYOUTS.items():
             if key in entry.values:
                 given[name] = entry.text(key, choices=("T", "N")) == "T"
-        given |= _read_products(entry)
+        given |= _read_several(entry)
         if "family" in entry.values:
             given["family"] = entry.text("family", choices=self._families)
         if "order_b" in entry.values:
@@ -185,13 +185,12 @@ class RowReader:
         return self._configs[values]
 
 
-def _read_products(entry: Entry) -> dict[str, Any]:
-    """How many products a row is of, and what they share or how they share its rows out; only what it says."""
+def _read_several(entry: Entry) -> dict[str, Any]:
+    """How many products a row is of, and what they share."""
     said: dict[str, Any] = {"batch": entry.whole("batch", 1, 1)} if "batch" in entry.values else {}
-    said |= {"groups": entry.whole("groups", 1, 1)}
     if "shared" in entry.values:
         said["shared"] = entry.text("shared", choices=("a", "b"))
-    return said | _read_groups(entry)
+    return said | {"groups": entry.whole("groups", 1, 1)} | _read_groups(entry)
 
 
 def _read_groups(entry: Entry) -> dict[str, Any]:

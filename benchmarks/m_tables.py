@@ -60,7 +60,7 @@ def tune(folder: Path, name: str, problems: list[Problem], *options: str) -> tup
 
 def unmeasured(product: Problem, records: list[Record], low: int, high: int, count: int, seed: int) -> list[Problem]:
     """M that no record was measured at, spread evenly over the powers of two."""
-    known = {r.problem.m for r in records if replace(r.problem, m=1) == replace(product, m=1)}
+    known = {r.problem.m for r in records if r.problem.at(1) == product.at(1)}
     generator, found = random.Random(f"{seed} {product.n} {product.k}"), dict[int, None]()
     while len(found) < count:
         place = (len(found) + generator.random()) / count
@@ -68,7 +68,7 @@ def unmeasured(product: Problem, records: list[Record], low: int, high: int, cou
         while m in known or m in found:
             m += 1
         found[min(m, high)] = None
-    return [replace(product, m=m) for m in sorted(found) if m not in known]
+    return [product.at(m) for m in sorted(found) if m not in known]
 
 
 def race(gpu: GpuEvaluator, pool: BuildPool, problem: Problem, configs: list[Config]) -> dict[str, float]:

@@ -9,10 +9,10 @@ grid, block             workgroups and threads along x, y, z
 dynamic_lds             bytes of LDS beside what the code object declares
 kernarg                 the parameter block in hex, hidden arguments included, every pointer zero
 buffers                 memory to allocate: name; offset of its pointer in the parameter block; bytes; role (a, b, c,
-                        bias, workspace, semaphore, offsets …); init (random, zero, poison or values); dtype; shape;
-                        strides in elements; order, for a B in an order of `numerics.weight_layouts`; values, where they
-                        are given; scaling, for scales that change along K: the rows of A (columns of B) and the depth
-                        along K that share one, and their layout
+                        bias, workspace, semaphore, offsets, counts …); init (random, zero, poison or values); dtype;
+                        shape; strides in elements; order, for a B in an order of `numerics.weight_layouts`; scaling,
+                        for scales that change along K: the rows of A (columns of B) and the depth along K that share
+                        one, and their layout; values, where they are given
 problem, launches       M, N, K, and batch where there is one; how often to launch
 """
 

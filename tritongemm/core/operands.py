@@ -48,6 +48,11 @@ class OperandSpec:
         return (self.batch,) if self.batch else ()
 
     @property
+    def extents(self) -> tuple[int, ...]:
+        """The shape of its tensor, the batch in front."""
+        return self.lead + self.shape
+
+    @property
     def operator(self) -> str:
         """How the epilogue applies it: ``*`` for a scale, ``+`` for a bias, "" where it does not."""
         return ("*" if self.scaling else "+") if self.applied == "epilogue" else ""
@@ -65,4 +70,4 @@ class OperandSpec:
     @property
     def count(self) -> int:
         """Number of elements, over the whole batch."""
-        return prod(self.lead + self.shape)
+        return prod(self.extents)

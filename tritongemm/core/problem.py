@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from math import prod
 from typing import Any
 
 from tritongemm.core.dtypes import DTYPES, DType
@@ -117,9 +116,9 @@ class Problem:
     def operands(self) -> dict[str, OperandSpec]:
         """What a kernel reads and writes, by name: a, b, c, then scale_a, scale_b, bias, offsets or counts, if any."""
         m, n, k = self.rows, self.n, self.k
+        batch = {name: 0 if self.batch == 1 or self.shared == name else self.batch for name in "abc"}
         each = (self.groups,) if self.groups > 1 else ()
         within = (self.groups, self.room) if self.room else (m,)
-        batch = {name: 0 if self.batch == 1 or self.shared == name else self.batch for name in "abc"}
         specs = [
             OperandSpec("a", self.a, (*within, k), "rows" if self.row_major_a else "columns", batch=batch["a"]),
             OperandSpec(
@@ -204,17 +203,17 @@ class Problem:
         bias = {"none": 0, "m": self.m, "n": self.n}[self.bias] * self.bias_dtype.bytes
         a, b = self.m * self.k * self.a.bytes // self.a.packed, self.k * self.n * self.b.bytes // self.b.packed
         c = self.m * self.n * self.c.bytes
+        b *= sum(rows > 0 for rows in self.row_counts) if self.groups > 1 else 1
         once = {"": 0, "a": a, "b": b}[self.shared]
-        used = sum(rows > 0 for rows in self.row_counts) if self.groups > 1 else 1
         scales = sum(e.count * e.dtype.bytes for e in self.extras if e.scaling is not None)
-        return self.batch * (a + used * b + c + bias - once) + once + scales
+        return self.batch * (a + b + c + bias - once) + once + scales
 
     @property
     def held_bytes(self) -> int:
         """Bytes of memory that A, B, C and a bias take; of groups without rows too, which nothing reads."""
         if self.groups == 1:
             return self.bytes
-        return sum(prod(s.shape) * s.dtype.bytes // s.dtype.packed for s in self.operands.values())
+        return sum(s.count * s.dtype.bytes // s.dtype.packed for s in self.operands.values())
 
     @property
     def layout(self) -> str:
@@ -247,15 +246,8 @@ class Problem:
         data = {name: getattr(self, name) for name in _FIELDS}
         for name in ("scale_a", "scale_b"):
             data[name] = data[name].to_json() if data[name] else None
-        later: dict[str, object] = {
-            "order_b": PLAIN,
-            "scale_a": None,
-            "scale_b": None,
-            "groups": 1,
-            "scales": "",
-            "shared": "",
-        }
-        later |= dict(zip(_GROUP_FIELDS, _ONE_GROUP, strict=True))
+        later: dict[str, object] = {"order_b": PLAIN, "scale_a": None, "scale_b": None, "groups": 1}
+        later |= {"scales": "", "shared": ""} | dict(zip(_GROUP_FIELDS, _ONE_GROUP, strict=True))
         data = {k: v for k, v in data.items() if k not in later or v != later[k]}
         return data | ({"counts": list(self.counts)} if self.counts else {})
 

@@ -1,4 +1,4 @@
-"""The names by which AITER's users call products, served by `tritongemm`.
+"""The names by which AITER's users call products and a mixture of experts, served by `tritongemm`.
 
 ``from tritongemm.integrations.aiter import tgemm`` takes the place of ``from aiter.tuned_gemm import tgemm``. The files
 of AITER_CONFIG_GEMM_BF16 are read as AITER reads them.
@@ -35,6 +35,7 @@ __all__ = [
     "batched_gemm_a8w8_CK",
     "batched_gemm_bf16",
     "batched_gemm_bf16_CK",
+    "fused_moe",
     "gemm_a4w4",
     "gemm_a8w8",
     "gemm_a8w8_CK",

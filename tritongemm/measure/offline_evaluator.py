@@ -31,7 +31,8 @@ def reduced(problem: Problem, config: Config) -> Problem:
     """A smaller problem with the same remainders.
 
     It has two tiles and what is left over along M and N, and a K loop that gives every split two blocks and what is
-    left over; of a batch it has three products. Groups keep their number, and captured ones have skewed rows.
+    left over; of a batch it has three products. Groups keep their number, and have rows as they are spread; captured
+    ones as skewed ones.
     """
 
     def shrink(size: int, block: int, blocks: int) -> int:
@@ -87,8 +88,7 @@ class Interpreter:
         # The interpreter truncates where hardware rounds to nearest: narrow floats stay float32.
         narrow = problem.c.is_fp8 or problem.dtype_c == "bf16"
         dtype = self._torch.float32 if narrow else getattr(self._torch, problem.c.torch)
-        about = problem.operands["c"]
-        c = self._torch.empty((*about.lead, *about.shape), dtype=dtype)
+        c = self._torch.empty(problem.operands["c"].extents, dtype=dtype)
         poison(c)
         module.launch(job.config.name, c=c, **operands)
         yield deviation(*written(problem, c, family.reference(problem, operands))), family.tolerance(problem)

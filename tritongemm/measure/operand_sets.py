@@ -168,8 +168,7 @@ class OperandSets:
 
         problem, place = self.problem, f"cuda:{device}"
         operands: Operands = self.family.make_inputs(problem, place, self.protocol.init, self.protocol.seed)
-        shape = (*problem.operands["c"].lead, *problem.operands["c"].shape)
-        c = torch.empty(shape, dtype=getattr(torch, problem.c.torch), device=place)
+        c = torch.empty(problem.operands["c"].extents, dtype=getattr(torch, problem.c.torch), device=place)
         # Vectors are small, and a library's plan may hold their addresses: all sets share them.
         copied = {"a": operands["a"], "b": operands["b"], "c": c}
         return [operands | copy for copy in side_by_side(copied, self.copies)]

@@ -81,7 +81,7 @@ def random_factors(operand: OperandSpec, typical_scale: float, generator: Genera
     import torch
 
     along_k, device = operand.applied == "mainloop", generator.device
-    shape = (*operand.lead, *(operand.shape if along_k else (prod(operand.shape),)))
+    shape = operand.extents if along_k else (*operand.lead, prod(operand.shape))
     factors = (torch.rand(shape, device=device, generator=generator) + 0.5) * typical_scale
     if along_k:  # powers of two, with a root mean square of one
         every = torch.exp2(torch.arange(-OUTLIER_POWER, OUTLIER_POWER + 1, device=device, dtype=torch.float32))

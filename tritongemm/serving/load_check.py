@@ -35,8 +35,9 @@ def check_kernel(kernel: LoadedKernel, record: Record, device: ServingDevice) ->
     family = registry.get(Family, problem.family)
     try:
         operands = family.make_inputs(problem, str(device.torch_device))
-        shape = (*problem.operands["c"].lead, *problem.operands["c"].shape)
-        c = torch.empty(shape, dtype=getattr(torch, problem.c.torch), device=device.torch_device)
+        c = torch.empty(
+            problem.operands["c"].extents, dtype=getattr(torch, problem.c.torch), device=device.torch_device
+        )
         call = PatchedCall(kernel, device, c.shape, c.dtype)
         run = partial(call.start_on, {name: tensor.data_ptr() for name, tensor in (operands | {"c": c}).items()})
         result = verify.verify(problem, family, run, c, family.reference(problem, operands))

@@ -35,7 +35,7 @@ class LoadedTable:
     Attributes:
         name: the file's path, or ``records``.
         digest: the first digits of the file's SHA-256, in hexadecimal.
-        rows: those of linear layers, with or without scales, and of grouped products, which calls can ask for.
+        rows: those of linear layers, with or without scales, of batches and of groups, which calls can ask for.
     """
 
     name: str

@@ -31,7 +31,7 @@ SIZE = ("-m", "16", "-n", "16", "-k", "16")
         ("- {M: 1, N: 1, K: 1, dtype_a: fp7}\n", "unknown dtype 'fp7'"),
         ("- {M: 1\n", "not YAML"),
         ("- {? [M] : 1}\n", "row 1 (line 1) has a list as a key; a key is a name, such as M"),
-        ("- {M: 1, N: 1, K: 1}\n- {M: 2, N: 2, K: 2, groups: 4, batch: 2}\n", "row 2 (line 2): 2x2x2_fp16_TT_batch2_gr"),
+        ("- {M: 1, N: 1, K: 1}\n- {M: 2, N: 2, K: 2, groups: 4, batch: 2}\n", "row 2 (line 2): 2x2x2_fp16_TT_batch2_g"),
         ("- {M: 4, N: 2, K: 2, groups: 2, group_counts: [1, 2]}\n", "row 1 (line 1) can't be: the groups' rows add"),
         ("- {M: 1, N: 1, K: 1}\n- {M: 2, N: 2, K: 2, shared: a}\n", "row 2 (line 2) can't be: shared is 'a'"),
         ("- {M: 1, N: 1, K: 1, dtype_a: fp8e4m3fn}\n", "1x1x1_fp8e4m3fn-fp8e4m3fn-fp16_TT: gfx942 has no matrix"),

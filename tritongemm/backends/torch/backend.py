@@ -65,13 +65,13 @@ class TorchBackend(LibraryBackend):
         """
         import torch
 
+        if problem.kind == "batched":
+            return batched.product(problem, operands)
+        if problem.kind == "grouped":
+            return grouped.operation(problem, operands, config is not None)
         name = function(problem)
         if not name:
             return None
-        if problem.kind == "grouped":
-            return grouped.operation(problem, operands, config is not None)
-        if problem.kind == "batched":
-            return batched.product(problem, operands)
         fast = bool(config and config.option("fast"))
         if coverage(problem):
             return scaled.product(problem, operands, config is not None, fast)
@@ -107,7 +107,7 @@ class TorchBackend(LibraryBackend):
 def function(problem: Problem) -> str:
     """PyTorch's function: ``mm``, ``addmm``, ``_int_mm``, ``_scaled_mm`` or ``scaled_mm``; "" where it has none.
 
-    Those for a batch are of `batched.function`.
+    Those for a batch are of `batched.function`, those for groups of `grouped.function`.
     """
     if problem.kind == "batched":
         return batched.function(problem)

@@ -42,13 +42,13 @@ class StandardFamily(Family, abstract=True):
         return operands | {"b": packed(problem, operands["b"])}
 
     def reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N] or [batch, M, N], saturated as the kernels saturate; of groups: `grouped.reference`."""
+        """C in float64 [M, N] or [batch, M, N], saturated as the kernels do; of groups see `grouped.reference`."""
         if problem.kind == "grouped":
             return grouped.reference(problem, operands, self._reference)
         return self._reference(problem, operands)
 
     def _reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N] of one product."""
+        """C in float64 [M, N] or [batch, M, N], of one product or a batch."""
         return epilogue_reference(problem, operands | {"b": unpacked(problem, operands["b"])})
 
     def input_deviation(self, problem: Problem) -> float:

@@ -63,6 +63,8 @@ def mapped(stem: str) -> Path | None:
     except OSError:
         return None
     for line in maps.splitlines():
+        if stem not in line:
+            continue
         path = Path(line.split(maxsplit=5)[-1])
         if path.name.startswith(stem) and path.is_file():
             return path

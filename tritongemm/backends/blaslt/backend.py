@@ -61,6 +61,8 @@ class BlasltBackend(LibraryBackend):
         return SUPPORTED
 
     def _supports(self, problem: Problem, target: Target) -> Support:
+        if problem.scale_a is None and problem.scale_b is None:
+            return SUPPORTED  # without a look for the driver, which takes 30 ms where there is none
         return scale_modes.supports(problem, target, algorithms.vendor(), algorithms.version)
 
     def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:

@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             )
             return max(status, door.WRONG if damaged else door.DONE)
         spans = tables.read_spans(rows, args, reporter)
-        if spans and not plan.budget:
+        if spans and machine.devices and not plan.budget and args.strategy is None:
             plan = replace(plan, budgets=tables.search_budgets(spans))
         # rows of several GPUs may be of one problem
         problems = tables.list_searched(spans) if spans else list(dict.fromkeys(row.problem for row in rows))

@@ -14,6 +14,7 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.serving.calls import CallOperands
 from tritongemm.serving.dispatcher import Dispatcher, plain_linear
 from tritongemm.serving.torch_fallback import float32_precision, linear, output_dtype
+from tritongemm.serving.traced_operations import define_operation
 
 _dispatcher: Final = Dispatcher()
 
@@ -214,12 +215,8 @@ def _fake(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dty
     return x.new_empty((*x.shape[:-1], w.shape[0]), dtype=output_dtype(x, out_dtype))
 
 
-# Kept here, as the operation lives as long as this object. Kernels want the strides that they were traced with.
-_OPERATIONS = torch.library.Library("tritongemm", "DEF")
-_OPERATIONS.define(
+define_operation(
     "mm(Tensor x, Tensor w, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)),
+    _operation,
+    _fake,
 )
-for _key in ("CUDA", "CPU"):
-    _OPERATIONS.impl("mm", _operation, _key)
-torch.library.register_fake("tritongemm::mm", _fake, lib=_OPERATIONS)

@@ -22,6 +22,7 @@ from tritongemm.serving.batched_fallback import torch_bmm
 from tritongemm.serving.batched_operands import BatchOperands, BatchProduct, Strides, check_shapes, read_batch
 from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
 from tritongemm.serving.torch_fallback import float32_precision, output_dtype
+from tritongemm.serving.traced_operations import define_operation
 
 _MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
@@ -260,13 +261,9 @@ def _fake(
     return a.new_empty((a.shape[0], a.shape[1], b.shape[2]), dtype=output_dtype(a, out_dtype))
 
 
-# Kept here, as the operation lives as long as this object. Kernels want the strides that they were traced with.
-_OPERATIONS = torch.library.Library("tritongemm", "FRAGMENT")
-_OPERATIONS.define(
+define_operation(
     "bmm(Tensor a, Tensor b, Tensor? bias=None, ScalarType? out_dtype=None, Tensor? scale_a=None, "
     "Tensor? scale_b=None) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)),
+    _operation,
+    _fake,
 )
-for _key in ("CUDA", "CPU"):
-    _OPERATIONS.impl("bmm", _operation, _key)
-torch.library.register_fake("tritongemm::bmm", _fake, lib=_OPERATIONS)

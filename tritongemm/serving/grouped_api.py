@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.grouped_call import MISALIGNED_BITS, GroupedCall, find_kernel
 from tritongemm.serving.grouped_fallback import grouped
 from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, check, problem_of
+from tritongemm.serving.traced_operations import define_operation
 
 _MOST_CALLS = 8192  # Shapes kept for one thread; sequences of any length must not fill the memory.
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -125,16 +126,8 @@ def _fake(
     return a.new_empty((*a.shape[:-1], b.shape[2]), dtype=out_dtype)
 
 
-# Kept here, as the operation lives as long as this object. Kernels want the strides that they were traced with.
-OPERATIONS: Final = torch.library.Library("tritongemm", "FRAGMENT")
-TAGS: Final = (
-    torch.Tag.pt2_compliant_tag,
-    getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
-)
-OPERATIONS.define(
+define_operation(
     "grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, ScalarType out_dtype) -> Tensor",
-    tags=TAGS,
+    _operation,
+    _fake,
 )
-for _key in ("CUDA", "CPU"):
-    OPERATIONS.impl("grouped_mm", _operation, _key)
-torch.library.register_fake("tritongemm::grouped_mm", _fake, lib=OPERATIONS)

@@ -9,6 +9,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.serving.quantize import quantize
 from tritongemm.serving.scale_factors import describe_known, find_scalings
 from tritongemm.serving.scaled_api import scaled_mm
+from tritongemm.serving.traced_operations import define_operation
 from tritongemm.serving.tuned_blocks import LAYOUTS, BlockOperands, compute, find_layout
 
 
@@ -77,12 +78,8 @@ def _fake(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, 
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
 
 
-# Kept here, as the operation lives as long as this object. Kernels want the strides that they were traced with.
-_OPERATIONS = torch.library.Library("tritongemm", "FRAGMENT")
-_OPERATIONS.define(
+define_operation(
     "linear_fp8(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, ScalarType out_dtype) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)),
+    _linear,
+    _fake,
 )
-for _key in ("CUDA", "CPU"):
-    _OPERATIONS.impl("linear_fp8", _linear, _key)
-torch.library.register_fake("tritongemm::linear_fp8", _fake, lib=_OPERATIONS)

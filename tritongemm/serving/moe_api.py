@@ -11,8 +11,9 @@ from tritongemm.core import settings
 from tritongemm.core.errors import InputError
 from tritongemm.serving import moe_torch
 from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.grouped_api import OPERATIONS, TAGS, run
+from tritongemm.serving.grouped_api import run
 from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
+from tritongemm.serving.traced_operations import define_operation
 
 ACTIVATIONS = ("silu", "gelu")
 
@@ -154,11 +155,9 @@ def _fake(
     return x.new_empty((x.shape[0], w2.shape[1]))
 
 
-OPERATIONS.define(
+define_operation(
     "fused_moe(Tensor x, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, str activation, Tensor? w1_scale, "
     "Tensor? w2_scale) -> Tensor",
-    tags=TAGS,
+    _operation,
+    _fake,
 )
-for _key in ("CUDA", "CPU"):
-    OPERATIONS.impl("fused_moe", _operation, _key)
-torch.library.register_fake("tritongemm::fused_moe", _fake, lib=OPERATIONS)

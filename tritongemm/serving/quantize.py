@@ -18,6 +18,7 @@ from tritongemm.core.serving import PatchedLaunch
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.scale_factors import GROUP
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
+from tritongemm.serving.traced_operations import define_operation
 
 if TYPE_CHECKING:
     from tritongemm.hip_ext.driver.module import Function
@@ -225,12 +226,8 @@ def _fake(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair
     return x.new_empty(x.shape, dtype=dtype), empty_factors(x, granularity, layout)
 
 
-# Kept here, as the operation lives as long as this object.
-_OPERATIONS = torch.library.Library("tritongemm", "FRAGMENT")
-_OPERATIONS.define(
+define_operation(
     "quantize(Tensor x, str granularity, ScalarType dtype, str layout) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    _quantize,
+    _fake,
 )
-for _key in ("CUDA", "CPU"):
-    _OPERATIONS.impl("quantize", _quantize, _key)
-torch.library.register_fake("tritongemm::quantize", _fake, lib=_OPERATIONS)

@@ -12,6 +12,7 @@ from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.scaled_dispatch import CheckedProduct, resolve
 from tritongemm.serving.scaled_fallback import TorchScaled
 from tritongemm.serving.scaled_operands import ScaledOperands, read_product
+from tritongemm.serving.traced_operations import define_operation
 
 _BFLOAT16: Final = torch.bfloat16
 _PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
@@ -143,13 +144,9 @@ def _fake(
     return a.new_empty((*a.shape[:-1], b.shape[0] if as_weight else b.shape[1]), dtype=out_dtype)
 
 
-# Kept here, as the operation lives as long as this object. Kernels want the strides that they were traced with.
-_OPERATIONS = torch.library.Library("tritongemm", "FRAGMENT")
-_OPERATIONS.define(
+define_operation(
     "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, ScalarType out_dtype=bfloat16, "
     'str order_b="plain", str scale_layout="") -> Tensor',
-    tags=(torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)),
+    _operation,
+    _fake,
 )
-for _key in ("CUDA", "CPU"):
-    _OPERATIONS.impl("scaled_mm", _operation, _key)
-torch.library.register_fake("tritongemm::scaled_mm", _fake, lib=_OPERATIONS)

@@ -1,0 +1,31 @@
+"""Calls that torch.compile and torch.export trace as one operation, ``torch.ops.tritongemm.NAME``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+_DEVICES = ("CUDA", "CPU")
+# Operations live as long as this object. Kernels want the strides that they were traced with.
+_OPERATIONS: Final = torch.library.Library("tritongemm", "FRAGMENT")
+_TAGS = (
+    torch.Tag.pt2_compliant_tag,
+    getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
+)
+
+
+def define_operation(schema: str, compute: Callable[..., Any], infer: Callable[..., Any]) -> None:
+    """Make a call an operation of PyTorch.
+
+    Args:
+        schema: its name, arguments and results, as torch.library writes them.
+        compute: what it does with tensors of a GPU or a CPU.
+        infer: what it gives for tensors without contents: results of the right shapes and types.
+    """
+    name = schema.partition("(")[0]
+    _OPERATIONS.define(schema, tags=_TAGS)
+    for device in _DEVICES:
+        _OPERATIONS.impl(name, compute, device)
+    torch.library.register_fake(f"tritongemm::{name}", infer, lib=_OPERATIONS)

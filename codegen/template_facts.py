@@ -23,6 +23,8 @@ from tritongemm.core.problem import Problem
 TEMPLATES = Path(__file__).parents[1] / "templates"
 GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
 HALVED_COLUMNS = 128  # more columns of a tile are two parts where scales change along K
+# Warps that issue a matrix instruction of Hopper together.
+WARPS_OF_A_GROUP = 4
 _FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
 
 
@@ -222,10 +224,15 @@ def odd_block(config: Config) -> str | None:
     """The first side of a tile that no kernel of its template can have, and what it must be; None if there is none."""
     template = kernel_template(config.template)
     swapped = template.value(config, "swap_ab") == 1
+    with_roles = "tail" in template.constexprs
     for axis, wide in (("block_m", swapped), ("block_n", not swapped), ("block_k", False)):
-        value, parts = getattr(config, axis), 1 + ("tail" in template.constexprs and wide)
-        if value < 1 or value.bit_count() > parts:
-            return f"{axis} must be a power of two{' or the sum of two' if parts > 1 else ''}, not {value}"
+        value = getattr(config, axis)
+        if with_roles and axis != "block_k" and not wide:
+            groups = max(1, config.num_warps // WARPS_OF_A_GROUP)
+            if value < 1 or value % groups or (value // groups).bit_count() > 1:
+                return f"{axis} must be a power of two for each of the {groups} groups of 4 warps, not {value}"
+        elif value < 1 or value.bit_count() > 1 + (with_roles and wide):
+            return f"{axis} must be a power of two{' or the sum of two' if with_roles and wide else ''}, not {value}"
     return None
 
 
@@ -239,7 +246,7 @@ def fault(config: Config, known: Collection[str] = ()) -> str | None:
     template = kernel_template(config.template)
     if odd := odd_block(config):
         return odd
-    if config.num_warps < 1 or config.num_warps.bit_count() > 1:
+    if config.num_warps < 1 or (config.num_warps.bit_count() > 1 and "num_warps" not in template.constexprs):
         return f"num_warps must be a power of two, not {config.num_warps}"
     for axis in ("group_m", "split_k", "num_stages"):
         if getattr(config, axis) < 1:

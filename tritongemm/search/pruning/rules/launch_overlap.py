@@ -23,6 +23,8 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
     What is left to hide is short: the end of a sum, the programs' own start. On an H200 other combinations than these
     gained nothing, or lost.
     """
+    if "ahead" not in dict(config.options):
+        return None  # its warps have roles: the one that fetches starts early by itself
     ahead, early, split = config.option("ahead"), config.option("early"), config.split_k > 1
     rows = min(problem.m, problem.n)
     if rows > FETCH_AHEAD_ROWS or not target.overlap:

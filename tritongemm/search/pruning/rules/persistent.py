@@ -10,8 +10,9 @@ from tritongemm.core.target import Target
 from tritongemm.search.cost_model.occupancy import accumulator_registers, block_sum_registers, matrix_sides
 from tritongemm.search.cost_model.waves import count_tiles
 
-# Registers of a thread that hold sums and factors of a program in which other warps fetch; 240 are all it has.
-SUMS_LIMIT = 200
+# Registers of a thread that hold sums and factors of a program in which other warps fetch, by the warps that multiply: of
+# two groups of 4 each thread has 232, of three 152, and of a single one 216, so that two programs fit on a compute unit.
+SUMS_LIMITS = {4: 184, 8: 200, 12: 130}
 # The deepest ring that any search space names, in slots.
 RING_SLOTS_LIMIT = 8
 # Bytes of LDS that hold barriers, and what warps are told at the start.
@@ -26,7 +27,10 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     def used(slots: int, parts: int) -> int:
         slot = (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes) * config.block_k
         columns = (width - rest) // parts
-        columns += 0 if rest == columns else rest  # what is stored in equal parts goes through one place
+        columns += (
+            0 if rest in (columns, width - rest) else rest
+        )  # what is stored in equal parts goes through one place
+        slot += factor_bytes(config, problem)
         return slots * slot + rows * columns * problem.c.bytes + RING_BARRIER_BYTES
 
     slots, parts, room = config.num_stages, config.option("epilogue_parts", 1), target.lds_bytes
@@ -36,13 +40,26 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
         return f"{slots} slots fit without storing C in {parts} parts"
     loop = -(-problem.k // (config.block_k * config.split_k))
     deeper = slots < min(RING_SLOTS_LIMIT, max(2, loop)) and used(slots + 1, parts) <= room
-    return f"{slots} slots where {slots + 1} fit" if deeper else None
+    # Programs of few warps that are cut along K are worth two on a compute unit.
+    halved = config.num_warps == 4 and config.split_k > 1 and used(slots, parts) <= room // 2 < used(slots + 1, parts)
+    return f"{slots} slots where {slots + 1} fit" if deeper and not halved else None
+
+
+def factor_bytes(config: Config, problem: Problem) -> int:
+    """Bytes of the scale factors that change along K for one block of K of a tile."""
+    sides = ((problem.scale_a, config.block_m), (problem.scale_b, config.block_n))
+    return sum(4 * (extent if e.rows == 1 else 2) for e, extent in sides if e is not None and e.depth)
 
 
 def groups(config: Config, problem: Problem, target: Target) -> str | None:
-    """A group of 4 warps multiplies 64 rows at a time, and two groups have all the registers there are."""
+    """A group of 4 warps multiplies 64 rows at a time, and two groups have all the registers there are.
+
+    Where sums of blocks of K are scaled, three groups fit too: while one scales, two have products under way.
+    """
     rows, _ = matrix_sides(config)
-    warps = 4 if rows == 64 else 8
+    warps = {64: 4, 192: 12}.get(rows, 8)
+    if warps == 12 and not problem.scale_depth:
+        return f"{rows} rows, where no sums are scaled that others' products could hide"
     return f"{config.num_warps} warps for {rows} rows" if config.num_warps != warps else None
 
 
@@ -54,7 +71,7 @@ def needs(config: Config, problem: Problem, target: Target) -> str | None:
 def factors(config: Config, problem: Problem, target: Target) -> str | None:
     """The sum of a block of K and its factors must fit into registers beside the sum of all.
 
-    A factor for each column takes three: itself, the next block's and its address.
+    A factor for each column takes one for those of its columns that a thread has.
     """
     own = block_sum_registers(config, problem, target)
     if not own:
@@ -63,8 +80,9 @@ def factors(config: Config, problem: Problem, target: Target) -> str | None:
     of_columns = problem.scale_a if config.option("swap_ab") else problem.scale_b
     each = of_columns is not None and of_columns.rows == 1
     body = own * config.num_warps * target.wave_size // rows
-    held = accumulator_registers(config, target) + own + (3 * body // 4 if each else 0)
-    return f"{held} registers of sums and factors > {SUMS_LIMIT}" if held > SUMS_LIMIT else None
+    held = accumulator_registers(config, target) + own + (body // 4 if each else 0)
+    limit = SUMS_LIMITS.get(config.num_warps, max(SUMS_LIMITS.values()))
+    return f"{held} registers of sums and factors > {limit}" if held > limit else None
 
 
 def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
@@ -73,8 +91,8 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     """
     rows, width = matrix_sides(config)
     rest = tail(width)
-    if not rest:
-        return None
+    if not rest or (problem.scale_depth and 2 * rest == width - rest):
+        return None  # where sums of blocks of K are scaled, wide tiles are computed in parts anyway
     if config.option("share"):
         return f"tiles {width} wide and cut along K: either fills a round"
 

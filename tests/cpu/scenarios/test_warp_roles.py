@@ -96,9 +96,15 @@ def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:
     ("config", "complaint"),
     [
         (replace(WS_TWO_PARTS, block_n=224), "block_n must be a power of two or the sum of two, not 224"),
-        (replace(WS_TWO_PARTS, block_m=192), "block_m must be a power of two, not 192"),
+        (
+            replace(WS_TWO_PARTS, block_m=192),
+            "block_m must be a power of two for each of the 2 groups of 4 warps, not 192",
+        ),
         (replace(TMA, block_n=48), "block_n must be a power of two, not 48"),
-        (replace(WS_SWAPPED, block_n=192), "block_n must be a power of two, not 192"),
+        (
+            replace(WS_SWAPPED, block_n=192),
+            "block_n must be a power of two for each of the 2 groups of 4 warps, not 192",
+        ),
         (replace(WS_SWAPPED, block_m=232), "block_m must be a power of two or the sum of two, not 232"),
     ],
 )
@@ -155,7 +161,9 @@ def test_scales_of_fp8_compile_without_spills(family: str, scales: str, session_
     )
     configs = (
         Config("ws_tma", 128, 128, 128, 8, num_warps=8, num_stages=4, options=(("share", 2),)),
-        Config("ws_tma", 64, 64, 128, 1, 3, num_warps=4, num_stages=3),
+        Config("ws_tma", 64, 64, 128, 1, 3, num_warps=4, num_stages=8),
+        Config("ws_tma", 192, 128, 128, 8, num_warps=12, num_stages=3),
+        Config("ws_tma", 128, 192, 128, 8, num_warps=8, num_stages=3, options=(("share", 1),)),
         Config("ws_tma_swapped", 40, 64, 128, 1, 2, num_warps=4, num_stages=3, options=(("swap_ab", 1),)),
     )
     compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
@@ -165,14 +173,17 @@ def test_scales_of_fp8_compile_without_spills(family: str, scales: str, session_
         built = list(compiler.stream(triton.compile_job(c, problem, SM90) for c in configs))
     finally:
         compiler.close()
-    assert [(b.status, b.spills) for b in built] == [("ok", 0)] * 3
-    astride = triton.check(Config("ws_tma", 128, 192, 128, 8, num_warps=8, num_stages=4), problem, SM90)
-    assert bool(astride) == (not scales), "columns of one scale are those of a tile"
+    assert [(b.status, b.spills) for b in built] == [("ok", 0)] * len(configs)
+    astride = triton.check(Config("ws_tma", 128, 144, 128, 8, num_warps=8, num_stages=4), problem, SM90)
+    assert bool(astride) == (not scales), "columns of one scale are those of a part of a tile"
 
 
 @pytest.mark.parametrize("m", [64, 1024, 4096])
 def test_its_rings_are_as_deep_as_fits(m: int) -> None:
-    """Every kept config fits with C's part, none could hold a slot more, and none is both split and shared."""
+    """Every kept config fits with C's part, none could hold a slot more, and none is both split and shared.
+
+    Of those of 4 warps that are split, two programs may fit on a compute unit instead.
+    """
     problem = Problem(m, 1280, 8192, "bf16", "bf16", "bf16", True, False)
     kept = [c for c in prune(space(problem, SM90, templates=("ws_tma",)), problem, SM90).kept]
     assert 10 < len(kept) < 400
@@ -182,5 +193,7 @@ def test_its_rings_are_as_deep_as_fits(m: int) -> None:
         stored = body // parts + (tail(c.block_n) if tail(c.block_n) * parts != body else 0)
         room = SM90.lds_bytes - 2 * c.block_m * stored
         assert c.num_stages * slot < room, c.name
-        assert c.num_stages == 8 or (c.num_stages + 1) * slot + 512 > room, c.name
+        halved = room - SM90.lds_bytes // 2 if c.num_warps == 4 and c.split_k > 1 else room
+        fit = {space for space in (room, halved) if c.num_stages * slot < space < (c.num_stages + 1) * slot + 512}
+        assert c.num_stages == 8 or fit, c.name
         assert c.num_warps == (4 if c.block_m == 64 else 8) and not (c.split_k > 1 and c.option("share"))

@@ -590,7 +590,7 @@ class Family(Plugin, abstract=True):
 
 @dataclass(frozen=True)
 class Pieces:
-    """How the columns of a B in pieces lie: groups of columns one after another, in each the next piece of every column.
+    """How the columns of B are interleaved: groups of them follow each other, in each the next piece of every column.
 
     Attributes:
         columns: of a group.
@@ -612,7 +612,7 @@ class WeightLayout(Plugin, abstract=True):
         """Whether a problem's B can lie in this order."""
 
     def pieces(self, dtype: DType) -> Pieces | None:
-        """The pieces in which columns of a type are interleaved, which generated kernels can read; None for another order."""
+        """How columns of a type are interleaved in pieces, which generated kernels can read; None in another order."""
         return None
 
     @abstractmethod

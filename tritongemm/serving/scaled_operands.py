@@ -123,7 +123,8 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
             )
     weight = b.t() if transposed else b
     return ScaledProduct(
-        m, n, k, transposed, dtypes, tuple(found_a), tuple(found_b), "none" if bias is None else "n", order_b, weight.is_contiguous(),
+        m, n, k, transposed, dtypes, tuple(found_a), tuple(found_b), "none" if bias is None else "n", order_b,
+        weight.is_contiguous(),
     )  # fmt: skip
 
 

@@ -217,9 +217,10 @@ def test_b_in_aiters_order_has_instances_of_its_own(
     assert {c.template for c in configs} == {f"{template}_shuffled"}
     assert all(c.option("xdl", 16) == 16 and c.split_k == 1 for c in configs)
     assert says in ck_module.source(configs[0], problem)
-    odd = made(33, 528, 1024, dtype, dtype, "bf16", row_major_b=False, order_b=order)
+    odd = made(33, 544, 1024, dtype, dtype, "bf16", row_major_b=False, order_b=order)
     assert "must be multiples of" in ck.check(configs[0], odd, facts).reason
-    plain = made(33, 512, 1024, dtype, dtype, "bf16", row_major_b=False)
+    scales = "block_rows" if template == "ab_scale" else ""
+    plain = made(33, 512, 1024, dtype, dtype, "bf16", row_major_b=False, scales=scales)
     assert not any(c.template.endswith("_shuffled") for c in ck.candidates(plain, facts))
     assert "does not read B in the order plain" in ck.check(configs[0], plain, facts).reason
     few = made(33, 512, 512, dtype, dtype, "bf16", row_major_b=False, order_b=order)

@@ -18,6 +18,7 @@ from tritongemm.backends.ck import instances as ck_instances
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import launch_plan
+from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
@@ -216,6 +217,7 @@ def test_b_in_aiters_order_has_instances_of_its_own(
     configs = ck.candidates(problem, facts)
     assert {c.template for c in configs} == {f"{template}_shuffled"}
     assert all(c.option("xdl", 16) == 16 and c.split_k == 1 for c in configs)
+    assert all(c.option("pipeline") != 3 or c.block_m >= 64 * c.option("wave_m") for c in configs if template != "mx")
     assert says in ck_module.source(configs[0], problem)
     odd = made(33, 544, 1024, dtype, dtype, "bf16", row_major_b=False, order_b=order)
     assert "must be multiples of" in ck.check(configs[0], odd, facts).reason

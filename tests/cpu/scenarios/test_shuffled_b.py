@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ EMULATED = (
 triton = registry.get(KernelBackend, "triton")
 
 
-def problem(dtype: str, scales: str = "", m: int = 17, n: int = 144, k: int = 352, **more: str) -> Problem:
+def problem(dtype: str, scales: str = "", m: int = 17, n: int = 144, k: int = 352, **more: Any) -> Problem:
     """A product with B in AITER's order; without scales where none are named."""
     family = "dense" if not scales else "a8w8" if scales in ("tensor", "row") else "a8w8_blockscale"
     made: Problem = registry.get(Family, family).problem(
@@ -57,7 +58,7 @@ def problem(dtype: str, scales: str = "", m: int = 17, n: int = 144, k: int = 35
     return made
 
 
-def small(dtype: str, scales: str = "", **more: str) -> Problem:
+def small(dtype: str, scales: str = "", **more: Any) -> Problem:
     """One that the interpreter is done with soon: two groups along K, blocks that M, N and K do not fill."""
     return problem(dtype, scales, 5, 48, 160, **more)
 

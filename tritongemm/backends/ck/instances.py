@@ -25,6 +25,7 @@ _MX_SIDE, _MX_DEPTH = 32, 256
 BLOCK = 128
 SHUFFLED = "_shuffled"  # ends the name of a template whose waves load B in AITER's order, straight into registers
 _SHUFFLED_SIDE, _SHUFFLED_AHEAD = 16, 2  # of its matrix instructions; K blocks that it has under way before its loop
+_SHUFFLED_REPEATS = 4  # instructions of a wave along M over which pipeline v3 spreads its loads, but for fp4
 _SHUFFLED_LAYOUTS = {"mx": "ck::tensor_layout::gemm::MFMA"}  # what CK calls such a B; a column-major one otherwise
 
 
@@ -98,6 +99,10 @@ def _with_shuffled_b(config: Config, problem: Problem, found: dict[str, Any]) ->
         sizes, blocks = f"N {problem.n} and K {problem.k}", f"{config.block_n} and {config.block_k}"
         raise Misfit(f"{sizes} must be multiples of {blocks} for B in the order {problem.order_b}")
     layout = _SHUFFLED_LAYOUTS.get(config.template.removesuffix(SHUFFLED), "Col")
+    if layout == "Col" and config.option("pipeline") == 3 and found["repeats"][0] < _SHUFFLED_REPEATS:
+        raise Misfit(
+            f"pipeline v3 with B in the order {problem.order_b} wants {_SHUFFLED_REPEATS} instructions along M"
+        )
     return found | {"b": found["b"] | {"layout": layout}}
 
 

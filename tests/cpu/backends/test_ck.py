@@ -190,6 +190,7 @@ def test_block_scales_have_instances_of_their_own(facts: Target, dtype: str) -> 
     assert "adds no bias" in ck.supports(replace(problem, bias="n"), facts).reason
 
 
+MX_SHUFFLED = "ck.mx_shuffled__bm32__bn128__bk256__gm1__sk1__w4__s2__pipeline3__wave_m1"
 SHUFFLED = "ck.{}_shuffled__bm{}__bn{}__bk{}__gm1__sk1__w4__s2__interwave0__pipeline{}__wave_m1__xdl16"
 
 
@@ -228,6 +229,23 @@ def test_b_in_aiters_order_has_instances_of_its_own(
     few = made(33, 512, 512, dtype, dtype, "bf16", row_major_b=False, order_b=order)
     deep = next(c for c in configs if c.block_k == 256)
     assert "which wants 3" in ck.check(deep, few, facts).reason
+
+
+@needs_ck
+@pytest.mark.skipif(settings.emulator_checkout() is None, reason="minutes of compiling: TRITONGEMM_EMULATOR_CHECKOUT")
+@pytest.mark.parametrize(
+    ("arch", "dtype", "family", "n", "name"),
+    [
+        ("gfx942", "fp8", "a8w8_blockscale_bpreshuffle", 128, SHUFFLED.format("ab_scale", 16, 64, 256, 1)),
+        ("gfx942", "fp8", "a8w8_bpreshuffle", 128, SHUFFLED.format("universal", 16, 64, 256, 1)),
+        ("gfx950", "fp4e2m1", "a4w4_bpreshuffle", 256, MX_SHUFFLED),
+    ],
+)
+def test_instances_of_aiters_order_run(tmp_path: Path, arch: str, dtype: str, family: str, n: int, name: str) -> None:
+    types = ["-dtype_a", dtype, "-dtype_b", dtype, "-dtype_c", "bf16", "-col_b", "--family", family, "--target", arch]
+    size = ["-m", "33", "-n", str(n), "-k", "1024", "--timeout", "600", "--num_threads", "1"]
+    assert launch_plan.main([*size, *types, "--config", name, "-o", str(tmp_path)]) == 0
+    emulated.run_scaled(tmp_path, tmp_path / "plan_0.json")
 
 
 def test_a_split_adds_no_bias_and_no_integers() -> None:

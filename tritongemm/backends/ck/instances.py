@@ -100,9 +100,7 @@ def _with_shuffled_b(config: Config, problem: Problem, found: dict[str, Any]) ->
         raise Misfit(f"{sizes} must be multiples of {blocks} for B in the order {problem.order_b}")
     layout = _SHUFFLED_LAYOUTS.get(config.template.removesuffix(SHUFFLED), "Col")
     if layout == "Col" and config.option("pipeline") == 3 and found["repeats"][0] < _SHUFFLED_REPEATS:
-        raise Misfit(
-            f"pipeline v3 with B in the order {problem.order_b} wants {_SHUFFLED_REPEATS} instructions along M"
-        )
+        raise Misfit(f"pipeline v3 of {config.template} wants {_SHUFFLED_REPEATS} instructions of a wave along M")
     return found | {"b": found["b"] | {"layout": layout}}
 
 

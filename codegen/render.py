@@ -15,6 +15,7 @@ from tritongemm.codegen.template_facts import (
     kernel_template,
     operand_of,
     operands,
+    pieces_of_b,
 )
 from tritongemm.core.config import Config
 from tritongemm.core.config_memo import ConfigMemo
@@ -22,6 +23,7 @@ from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.operands import OperandSpec
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
+from tritongemm.plugins.contracts import Pieces
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -53,6 +55,7 @@ class KernelFacts:
         overlap: assembly that lets the next kernel start, and that waits for the last one; empty where there is none.
         unset: as bits, a NaN that no arithmetic gives, or the integer that sums of eight-bit products below K = 131072
             do not reach: what a partial sum is exclusive-ored with, so that 0 says that it isn't there yet.
+        pieces: how the columns of B are interleaved in memory; None where B lies in rows or columns.
         publish, observe: cache modifiers of partial sums that another program reads: where dies have an L2 each they
             must go past it.
     """
@@ -71,6 +74,7 @@ class KernelFacts:
     clamp: str
     zero: str
     unset: str
+    pieces: Pieces | None
     publish: str
     observe: str
     store_wait: str
@@ -137,6 +141,7 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         clamp="" if integer else ", propagate_nan=tl.PropagateNan.ALL",
         zero="0" if integer else "0.0",
         unset="-2147483648" if acc == TL["int32"] else "-8531",
+        pieces=pieces_of_b(problem),
         publish=', cache_modifier=".wt"' if several_l2 else "",
         observe=', cache_modifier=".cv"' if several_l2 else ', cache_modifier=".cg"',
         store_wait=target.store_wait,

@@ -18,7 +18,9 @@ import yaml
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Pieces, WeightLayout
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
@@ -85,6 +87,7 @@ class KernelTemplate:
         interpreted: whether Triton's interpreter can run it, without a GPU.
         needs: what must hold for its configs beside what holds for all: words, and the expression that says it.
         kinds: of `Problem.kind` that it computes; the products of a batch are dealt out along the grid's z.
+        pieces: whether it reads a B whose columns are interleaved in pieces, as some orders of weights have them.
         search: what the search must know of it.
     """
 
@@ -104,6 +107,7 @@ class KernelTemplate:
     interpreted: bool
     needs: dict[str, str]
     kinds: tuple[str, ...]
+    pieces: bool
     search: SearchFacts
 
     def value(self, config: Config, option: str, scale_depth: int = 0) -> int:
@@ -155,6 +159,16 @@ def arguments(template: KernelTemplate, problem: Problem) -> dict[str, tuple[str
     return found
 
 
+def pieces_of_b(problem: Problem) -> Pieces | None:
+    """How the columns of B are interleaved in memory; None where B lies in rows or columns, or in no such order."""
+    return None if problem.order_b == PLAIN else registry.get(WeightLayout, problem.order_b).pieces(problem.b)
+
+
+def reads_b(template: str, problem: Problem) -> bool:
+    """Whether a template's kernel reads B in the order in which it lies."""
+    return problem.order_b == PLAIN or (kernel_template(template).pieces and pieces_of_b(problem) is not None)
+
+
 def operand_of(descriptor: str) -> str:
     """What a descriptor describes."""
     return descriptor.removesuffix("_tail")
@@ -201,6 +215,7 @@ def kernel_template(name: str) -> KernelTemplate:
         interpreted=bool(facts.get("interpreted", True)),
         needs={str(words): str(expression) for words, expression in facts.get("needs", {}).items()},
         kinds=tuple(facts.get("kinds", ("one",))),
+        pieces=bool(facts.get("pieces", False)),
         search=_search_facts(path.name, facts.get("search", {})),
     )
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, final
 
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
+from tritongemm.core.dtypes import DType
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import Defaults, FormatRow, Merged, NamedKernel, NewerRow, ResultsFile, Translation
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
@@ -587,6 +588,19 @@ class Family(Plugin, abstract=True):
         return 1.0
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """How the columns of B are interleaved: groups of them follow each other, in each the next piece of every column.
+
+    Attributes:
+        columns: of a group.
+        run: elements of a column that stay together, along K.
+    """
+
+    columns: int
+    run: int
+
+
 class WeightLayout(Plugin, abstract=True):
     """An order of B in memory beside rows and columns."""
 
@@ -596,6 +610,10 @@ class WeightLayout(Plugin, abstract=True):
     @abstractmethod
     def supports(self, problem: Problem) -> Support:
         """Whether a problem's B can lie in this order."""
+
+    def pieces(self, dtype: DType) -> Pieces | None:
+        """How columns of a type are interleaved in pieces, which generated kernels can read; None in another order."""
+        return None
 
     @abstractmethod
     def pack(self, b: Tensor) -> Tensor:

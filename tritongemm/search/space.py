@@ -7,7 +7,7 @@ from typing import Any
 
 from tritongemm.codegen import template_facts
 from tritongemm.core.config import AXES
-from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.problem import Problem
 from tritongemm.core.space import Space, TemplateSpace
 from tritongemm.core.target import Target
 from tritongemm.search_spaces import loader as target_files
@@ -25,8 +25,6 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
         problem: what is computed.
         target: where.
     """
-    if problem.order_b != PLAIN:
-        return False  # no template reads such a B
     if {problem.a.packed, problem.b.packed} != {1} and "operands" not in section:
         return False  # elements that share a byte are for templates that name them
     rows = {
@@ -45,8 +43,8 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
 
 
 def computes_kind(template: str, problem: Problem) -> bool:
-    """Whether a template of our own computes one product, a batch or groups, whichever a problem is."""
-    return problem.kind in template_facts.kernel_template(template).kinds
+    """Whether a template of our own computes one product, a batch or groups, as a problem is, and reads its B."""
+    return problem.kind in template_facts.kernel_template(template).kinds and template_facts.reads_b(template, problem)
 
 
 def _promising(section: Mapping[str, Any], problem: Problem) -> bool:

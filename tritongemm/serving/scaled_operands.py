@@ -103,8 +103,8 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
         raise InputError(f"a {tuple(a.shape)} or b {tuple(b.shape)} is empty: there is nothing to multiply")
     if bias is not None and tuple(bias.shape) != (n,):
         raise InputError(f"bias is {tuple(bias.shape)}; it has a value for each of N={n}")
-    if order_b != PLAIN:
-        registry.get(WeightLayout, order_b)  # which says what there is
+    dtypes = _dtype_name("a", a), _dtype_name("b", b), DTYPE_NAMES[out_dtype]
+    _check_order(Problem(m, n, k, *dtypes, row_major_b=False, order_b=order_b))
     if scale_layout:
         registry.get(ScaleLayout, scale_layout)
     others = _known_scalings()
@@ -123,8 +123,8 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
             )
     weight = b.t() if transposed else b
     return ScaledProduct(
-        m, n, k, transposed, (_dtype_name("a", a), _dtype_name("b", b), DTYPE_NAMES[out_dtype]), tuple(found_a),
-        tuple(found_b), "none" if bias is None else "n", order_b, weight.is_contiguous(),
+        m, n, k, transposed, dtypes, tuple(found_a), tuple(found_b), "none" if bias is None else "n", order_b,
+        weight.is_contiguous(),
     )  # fmt: skip
 
 
@@ -139,6 +139,19 @@ def check_encoding(product: ScaledProduct, target: Target) -> None:
             raise InputError(
                 f"{name} is {DTYPES[dtype].torch}; the fp8 encoding of {target.name} is {target.fp8}: quantise to that"
             )
+
+
+def _check_order(problem: Problem) -> None:
+    """Refuse a weight that can't lie in the order that it is said to lie in.
+
+    Raises:
+        InputError: an unknown order, or sizes that it does not divide; says which it does.
+    """
+    if problem.order_b == PLAIN:
+        return
+    possible = registry.get(WeightLayout, problem.order_b).supports(problem)
+    if not possible:
+        raise InputError(f"{possible}; b has N {problem.n} and K {problem.k}")
 
 
 def _check_tensors(operands: ScaledOperands) -> None:

@@ -19,7 +19,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import Buffer, Launch, Param
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.space import Space
@@ -56,7 +56,10 @@ class TritonBackend(SearchedBackend):
     has_manifest_rows = True
     has_helpers = True
     capabilities = Capabilities(
-        kinds=("one", "batched", "grouped"), scales=("epilogue", "mainloop"), tensor_scales=True
+        kinds=("one", "batched", "grouped"),
+        orders_b=(PLAIN, "shuffled_16x16"),
+        scales=("epilogue", "mainloop"),
+        tensor_scales=True,
     )
 
     def available(self) -> Support:

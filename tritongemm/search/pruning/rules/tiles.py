@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tritongemm.codegen.geometry import split_piece
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
@@ -49,6 +50,11 @@ def scale_depth(config: Config, problem: Problem, target: Target) -> str | None:
         return None
     wanted = min(depth, max(32, 1 << (problem.k - 1).bit_length()))
     return f"BK {block} for scales of {depth} elements along K" if depth and block != wanted else None
+
+
+def pieces(config: Config, problem: Problem, target: Target) -> str | None:
+    """A B whose columns are interleaved is read in whole groups of them."""
+    return split_piece(config, problem) if config.is_generated else None
 
 
 def short_rows(config: Config, problem: Problem, target: Target) -> str | None:

@@ -52,7 +52,7 @@ def test_rows_are_quantised_as_pytorch_does(gpu_machine: Machine, dtype: torch.d
         assert torch.equal(scale.cpu(), factors) and torch.equal(q.cpu().float(), wanted.float())
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def test_experts_are_served(gpu_machine: Machine, gpu_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = gpu_machine.target
     monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.printable import printable
-from tritongemm.core.problem import DEFAULT_FAMILY, Problem
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.search_results import Pruned
 from tritongemm.core.target import Target
@@ -176,7 +176,7 @@ class Reporter:
             "config",
         ]
         rows = []
-        plain = {_sizes(r): r.served_seconds for r in records if r.problem.family == DEFAULT_FAMILY}
+        plain = {_sizes(r): r.served_seconds for r in records if r.problem.scale_a is None}
         for record in records:
             cells = _cells(record, target) | _quantised(record, plain)
             rows.append([cells[column] for column in columns])

@@ -59,14 +59,15 @@ def why_left(module: Any, known: frozenset[ExpertWeights]) -> str:
 
 def _has_plain_gate(module: Any) -> bool:
     """Whether a class multiplies the activation of the gate by the rest, as all do that define nothing else."""
-    gate = getattr(type(module), "_apply_gate", None)
+    gates = (vars(kind).get("_apply_gate") for kind in type(module).__mro__)
+    gate = next(filter(None, gates), None)
     if gate is None or gate.__module__ == "transformers.integrations.moe":
         return True
     return gate.__module__ == _FP8 and all(getattr(module, name, None) is None for name in _GATES)
 
 
 def _is_in_blocks(module: Any) -> bool:
-    if getattr(module, "activation_scheme", "") != "dynamic":
+    if vars(module).get("activation_scheme") != "dynamic":
         return False
     pairs = ((module.gate_up_proj, module.gate_up_proj_scale_inv), (module.down_proj, module.down_proj_scale_inv))
     return all(
@@ -100,15 +101,21 @@ class ServedExperts(nn.Module):  # type: ignore[misc]
 
 def _is_cast(x: Tensor) -> bool:
     """Whether autocast would change the types."""
-    return torch.is_autocast_enabled(x.device.type)
+    return bool(torch.is_autocast_enabled(x.device.type))
 
 
 def _restore(base: type[nn.Module]) -> nn.Module:
-    kind = served_class(base)
-    return kind.__new__(kind)
+    kind: Any = served_class(base)
+    made: nn.Module = kind.__new__(kind)
+    return made
+
+
+def served_class(base: Any) -> type[nn.Module]:
+    """The class that `patch` gives the experts of a layer of a class."""
+    made: type[nn.Module] = _make_class(base)
+    return made
 
 
 @cache
-def served_class(base: type[nn.Module]) -> type[nn.Module]:
-    """The class that `patch` gives the experts of a layer of a class."""
+def _make_class(base: Any) -> Any:
     return type(f"Served{base.__name__}", (ServedExperts, base), {"__doc__": base.__doc__})

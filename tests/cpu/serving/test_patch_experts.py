@@ -80,7 +80,7 @@ def tokens() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(5, HIDDEN, dtype=torch.bfloat16), ids, torch.rand(5, CHOSEN, dtype=torch.bfloat16)
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def test_experts_with_rows_are_served_until_that_is_undone() -> None:
     model = nn.ModuleDict({"bf16": experts(), "fp8": fp8_experts(experts()), "other": nn.Linear(8, 8)})
     given, before = tokens(), model.state_dict()
@@ -127,7 +127,7 @@ def test_other_experts_are_left_with_the_reason() -> None:
     assert left["4"] == "no row for 4 experts of N=128, K=128, bf16"
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def test_a_capture_sees_the_products_of_served_experts_and_fp8_layers(tmp_path: Path) -> None:
     model = nn.ModuleDict({"bf16": experts(), "fp8": fp8_experts(experts())})
     tritongemm.patch(model, [*rows(), *rows(True)])

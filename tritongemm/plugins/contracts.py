@@ -731,9 +731,11 @@ class Evaluator(ABC):
 
     Attributes:
         target: facts of the device.
+        times_quantization: whether `time_quantization` measures anything.
     """
 
     target: Target
+    times_quantization: bool = False
 
     @abstractmethod
     def start(self) -> None:
@@ -758,6 +760,10 @@ class Evaluator(ABC):
     @abstractmethod
     def describe(self, problem: Problem, config: Config) -> str:
         """How a result is verified, in a few words."""
+
+    def time_quantization(self, problem: Problem, launch: Launch) -> float | None:
+        """Seconds of the kernel that quantises A; None where they can't be measured."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

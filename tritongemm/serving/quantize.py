@@ -199,9 +199,9 @@ def _load(device: ServingDevice, x: Tensor, granularity: str, dtype: torch.dtype
     """
     from tritongemm.build import helpers
     from tritongemm.build.cache import ArtifactCache
+    from tritongemm.build.quantization_kernels import Quantization, choose_kernel
     from tritongemm.runtime.loaded_kernels import TunedKernel
     from tritongemm.search_spaces import loader
-    from tritongemm.serving.quantization_kernels import Quantization, choose_kernel
 
     target = loader.load_target(device.arch)
     name = DTYPE_NAMES[dtype]

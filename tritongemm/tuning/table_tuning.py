@@ -33,6 +33,7 @@ from tritongemm.plugins.validity import check_config
 from tritongemm.tuning import roster
 from tritongemm.tuning.expectation import Expectation
 from tritongemm.tuning.m_table import MOST_REGRET, MeasuredM, MTable, library_serves
+from tritongemm.tuning.quantization import with_quantization
 from tritongemm.tuning.run import TuningRun
 from tritongemm.tuning.task import make_record
 from tritongemm.workloads.m_spans import MSpan
@@ -134,6 +135,7 @@ class TableTuning:
         try:
             with device.lock:
                 result = evaluator.race(problem, artifacts, self._run.options.library, brief=True)
+                result = with_quantization(result, problem, evaluator)
         except TritonGemmError as error:
             self._run.watcher.failed(problem, str(error))
             return known

@@ -158,6 +158,7 @@ def make_record(
         toolchain=options.toolchain,
         cold=race.cold,
         compute_units=target.compute_units,
+        quantize_seconds=race.quantize_seconds,
     )
 
 

@@ -8,9 +8,9 @@ from math import gcd
 from tritongemm.build.helpers import read_text
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
-from tritongemm.serving.scale_factors import GROUP
 
-_MOST_COLUMNS = 4096  # of a row that a program holds at a time
+GROUP = 128  # elements along K that share a factor of a block
+_MOST_COLUMNS = 8192  # of a row that a program holds at a time
 _LEAST_COLUMNS = 256
 _ROWS = 8  # that a program of groups has, where there are so many
 _DIVISOR = 16  # the most elements that a size is known to be a multiple of
@@ -44,8 +44,8 @@ def choose_kernel(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
     constants = {"MAXIMUM": q.maximum, "INTEGER": int(q.is_integer)}
     if asked.granularity == "row":
         columns = min(_MOST_COLUMNS, max(_LEAST_COLUMNS, 1 << (asked.k - 1).bit_length()))
-        name, grid, warps = "quantize_rows", (asked.m, 1, 1), 4 if columns <= 2048 else 8
-        constants["BLOCK"] = columns
+        name, grid, warps = "quantize_rows", (asked.m, 1, 1), min(16, max(4, columns // 512))
+        constants |= {"BLOCK": columns, "ONCE": int(asked.k <= columns)}
     else:
         rows = _ROWS if asked.m > _ROWS else 1
         name, grid, warps = "quantize_groups", (-(-asked.m // rows), -(-asked.k // GROUP), 1), 4 if rows > 1 else 1

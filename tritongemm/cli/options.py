@@ -282,6 +282,14 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
         lambda a: a.server is not None and (a.workload is not None or a.m_range is not None or a.libtype is not None),
         "--for races one kernel at each M that a server looks up: leave --workload, --m_range and --libtype out",
     ),
+    (
+        lambda a: (a.top_k is None) != (a.server is None or a.groups == 1),
+        "--for, --groups and --top_k together race a server's kernel of experts: name all three, or --for alone",
+    ),
+    (
+        lambda a: a.top_k is not None and (_names_file(a) or a.model_dir is not None),
+        "a layer of experts is named by --groups, --top_k, -n (inner size of an expert) and -k (hidden size) alone",
+    ),
     (lambda a: a.gpu_ids is not None and a.ngpus != 0, "--gpu_ids and --ngpus exclude each other"),
     (
         lambda a: a.profile_file is not None and (a.compare_wo_tuning or a.benchmark),

@@ -224,6 +224,9 @@ def _add_results(p: argparse.ArgumentParser) -> None:
         "it, and what another tool can run into it, where it is called as that tool's, such as bf16_tuned_gemm.csv",
     )
     g.add_argument(
+        "--to", default="", metavar="NAME", help="format of -o, such as aiter (default: by its contents or its name)"
+    )
+    g.add_argument(
         "--profile-file",
         type=arguments.path,
         metavar="FILE",
@@ -316,7 +319,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         p.error(complaint)
     if args.output is not None:
         try:
-            if ToldFile.find(Path(args.output)) is None:
+            if ToldFile.find(Path(args.output), args.to) is None:
                 check_output_name(Path(args.output))
         except (InputError, OutputError) as error:
             p.error(str(error))

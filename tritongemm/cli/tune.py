@@ -67,7 +67,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             reporter.say(f"{name} does not race: {reason}")
         suffix = f"_{args.server}" if args.server else ""
         output = Path(args.output or f"output/tuning_results_{machine.target.name}{suffix}.yaml")
-        told_file = None if args.compare_wo_tuning or args.benchmark else ToldFile.find(output)
+        told_file = None if args.compare_wo_tuning or args.benchmark else ToldFile.find(output, args.to)
         if told_file is not None:
             told_file.check()
             rows, output = _wanted(rows, told_file, args, machine, reporter), told_file.results

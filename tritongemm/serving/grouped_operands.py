@@ -74,8 +74,8 @@ def check(operands: GroupedOperands) -> None:
     if scale_a is None and a.dtype != b.dtype:
         raise InputError(f"a is {a.dtype}, b is {b.dtype}: without scale factors they are of one type")
     if scale_a is not None and scale_b is not None:
-        check_eight_bits(a, b, out_dtype)
         _check_scales(operands, scale_a, scale_b)
+        check_eight_bits(a, b, out_dtype)
     if not a.is_cuda:
         _check_numbers(operands)
 

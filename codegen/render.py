@@ -173,7 +173,7 @@ def kernel_source(problem: Problem, template: str, target: Target) -> str:
     """Text of one kernel, the same for every size of one combination of dtypes, layouts and bias."""
     meta = kernel_template(template)
     text = _environment().get_template(f"kernels/{template}.j2")
-    known = {"p": problem, "x": kernel_facts(problem, target), "meta": meta}
+    known = {"p": problem, "x": kernel_facts(problem, target), "meta": meta, "target": target}
     return text.render(parameters=list(arguments(meta, problem)), **known).strip() + "\n"
 
 

@@ -42,6 +42,7 @@ class SearchFacts:
         cuts_k: whether tiles that do not fill a round of such programs are cut along K: ``always``, ``never``, or the
             name of the option that says so.
         slow_start: whether its programs take long until their first product, so that fetching ahead always pays.
+        asked: whether it is searched only where a run names it, as a kernel of another program's.
     """
 
     rules: frozenset[str] = frozenset()
@@ -49,6 +50,7 @@ class SearchFacts:
     grid: str = "tile"
     cuts_k: str = "always"
     slow_start: bool = False
+    asked: bool = False
 
     def cuts(self, config: Config) -> bool:
         """Whether tiles that do not fill a round of persistent programs are cut along K."""

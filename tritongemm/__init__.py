@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tritongemm.serving.grouped_api import grouped_mm
     from tritongemm.serving.linear_fp8 import linear_fp8
     from tritongemm.serving.moe_api import fused_moe
+    from tritongemm.serving.operand_checks import check_scales
     from tritongemm.serving.patch import patch
     from tritongemm.serving.quantize import quantize
     from tritongemm.serving.scaled_api import scaled_mm
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "bmm",
     "capture",
+    "check_scales",
     "explain",
     "fused_moe",
     "grouped_mm",
@@ -43,6 +45,7 @@ __all__ = [
 # Where each name lies; a module is imported when the first of its names is used.
 _PLACES = {
     "bmm": "serving.batched",
+    "check_scales": "serving.operand_checks",
     "explain": "serving.api",
     "fused_moe": "serving.moe_api",
     "grouped_mm": "serving.grouped_api",

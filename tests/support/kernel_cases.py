@@ -27,5 +27,9 @@ WS = Config("ws_tma", 128, 64, 64, 8, num_warps=8, num_stages=4, options=(("epil
 WS_SPLIT = Config("ws_tma", 64, 32, 64, 1, 3, num_warps=4, num_stages=3)
 DESCRIBED = (TMA, TMA_POLLED, TMA_SWAPPED, PERSISTENT, STREAM_TMA)
 WS_SWAPPED = Config("ws_tma_swapped", 72, 64, 64, 4, num_warps=4, num_stages=3, options=(("swap_ab", 1),))
-GROUPED = (Config("grouped", 16, 32, 32, 4, options=(("per_unit", 2),)), Config("grouped_tma", 16, 32, 16, 2))
+GROUPED = (
+    Config("grouped", 16, 32, 32, 4, options=(("per_unit", 2),)),
+    Config("grouped_tma", 16, 32, 16, 2),
+    Config("grouped_tile", 16, 64, 32, 2),
+)
 GLUON = (WS, WS_SPLIT, WS_SWAPPED)  # no interpreter for these

@@ -65,9 +65,9 @@ def along_k(scales: Any, shape: tuple[int, int]) -> Any:
 
 
 def spread(factors: Any, scaling: dict[str, Any], shape: tuple[int, int]) -> Any:
-    """One factor for each number of [rows, K], of those that so many rows and so many numbers along K share."""
-    lying = factors.T if scaling["layout"] == "groups" else factors
-    return np.repeat(np.repeat(lying, scaling["rows"], 0), scaling["depth"], 1)[: shape[0], : shape[1]]
+    """One factor for each number of [..., rows, K], of those that so many rows and numbers along K share."""
+    lying = factors.swapaxes(-1, -2) if scaling["layout"] == "groups" else factors
+    return np.repeat(np.repeat(lying, scaling["rows"], -2), scaling["depth"], -1)[..., : shape[-2], : shape[-1]]
 
 
 def execute(device: Any, path: Path, late: bool) -> tuple[float, int]:
@@ -101,9 +101,9 @@ def execute(device: Any, path: Path, late: bool) -> tuple[float, int]:
     for buffer in plan["buffers"]:
         if buffer["name"] in values and "scaling" in buffer and buffer["dtype"] == "fp32":
             factors, operand = values.pop(buffer["name"]), buffer["name"][-1]
-            rows = values[operand].T if operand == "b" else values[operand]
+            rows = values[operand].swapaxes(-1, -2) if operand == "b" else values[operand]
             scaled = rows * spread(factors, buffer["scaling"], rows.shape)
-            values[operand] = scaled.T if operand == "b" else scaled
+            values[operand] = scaled.swapaxes(-1, -2) if operand == "b" else scaled
     exact = values["a"] @ values["b"]
     for name in ("scale_a", "scale_b"):
         exact = exact * values.get(name, 1)

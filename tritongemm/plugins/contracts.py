@@ -951,13 +951,25 @@ class ServerFormat(Format, abstract=True):
 
     Attributes:
         server: its name.
+        computes: the kind of problem (`Problem.kind`) that its kernels are for. Of ``grouped`` ones a row is of the
+            two products of a layer of experts, which one config serves.
     """
 
     server: ClassVar[str]
+    computes: ClassVar[str] = "one"
 
     @abstractmethod
-    def list_sizes(self, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
+    def list_sizes(
+        self, n: int, k: int, defaults: Defaults, chosen: int = 1, tokens: Sequence[int] = ()
+    ) -> list[FormatRow]:
         """The sizes that the server looks up for a weight of N columns of the result and depth K.
+
+        Args:
+            n: columns; of experts the inner size of one.
+            k: depth; of experts the hidden size.
+            defaults: what the user says besides.
+            chosen: experts that a token goes to.
+            tokens: every M to list; those that the server's own tables have where there are none.
 
         Raises:
             InputError: the server has no such table for the family and dtype.

@@ -17,11 +17,11 @@ from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, ScaleLayout, WeightLayout
+from tritongemm.serving.operand_checks import SCALED_RESULTS, check_encodings
 from tritongemm.serving.scale_factors import describe_known, find_scalings
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 _PACKED_FP4 = torch.uint8  # two numbers a byte, where PyTorch's own type is not used
-_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class ScaledOperands(NamedTuple):
@@ -134,11 +134,7 @@ def check_encoding(product: ScaledProduct, target: Target) -> None:
     Raises:
         InputError: names the operand and both encodings.
     """
-    for name, dtype in zip("ab", product.dtypes[:2], strict=True):
-        if DTYPES[dtype].is_fp8 and target.fp8 != "none" and not target.supports(DTYPES[dtype]):
-            raise InputError(
-                f"{name} is {DTYPES[dtype].torch}; the fp8 encoding of {target.name} is {target.fp8}: quantise to that"
-            )
+    check_encodings(dict(zip("ab", product.dtypes[:2], strict=True)), target)
 
 
 def _check_order(problem: Problem) -> None:
@@ -169,8 +165,10 @@ def _check_tensors(operands: ScaledOperands) -> None:
         if value.layout != torch.strided:
             raise InputError(f"{name} is {value.layout}; scaled products take strided tensors")
     check_devices(operands)
-    if operands.out_dtype not in _RESULTS:
-        raise InputError(f"out_dtype is {operands.out_dtype}; scaled products give {', '.join(map(str, _RESULTS))}")
+    if operands.out_dtype not in SCALED_RESULTS:
+        raise InputError(
+            f"out_dtype is {operands.out_dtype}; scaled products give {', '.join(map(str, SCALED_RESULTS))}"
+        )
     for name in "ab":
         dtype = DTYPES[_dtype_name(name, named[name])]
         if not dtype.is_fp8 and dtype.name not in ("int8", "fp4e2m1"):
@@ -189,18 +187,6 @@ def check_devices(operands: ScaledOperands) -> None:
         tensor = getattr(operands, name)
         if tensor is not None and tensor.device != operands.a.device:
             raise InputError(f"{name} is on {tensor.device}, a on {operands.a.device}")
-
-
-def check_values(scale_a: Tensor, scale_b: Tensor) -> None:
-    """Refuse factors that are no finite numbers, on the CPU; a GPU would have to be waited for.
-
-    Raises:
-        InputError: names the operand.
-    """
-    for name, scales in (("scale_a", scale_a), ("scale_b", scale_b)):
-        known = type(scales) is Tensor and scales.device.type == "cpu" and scales.dtype == torch.float32
-        if known and not bool(torch.isfinite(scales).all()):
-            raise InputError(f"{name} holds NaN or infinity")
 
 
 def _dtype_name(name: str, tensor: Tensor) -> str:

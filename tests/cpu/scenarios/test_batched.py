@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.kernel_cases import (
     GEMV,
@@ -97,6 +98,38 @@ def test_scales_and_biases_of_each_product(interpreter: WorkerProcess, tmp_path:
     problem = family.problem(17, 19, 21, dtype, dtype, "fp16", row_major_b=False, bias="n", batch=2, shared=shared)
     found = errors(interpreter, problem, (SPLIT,) if shared else (SPLIT, GEMV), GFX942, tmp_path)
     assert all(e <= 1 for e in found.values()), found
+
+
+BLOCKS = (
+    Config("tile", 16, 32, 128, split_k=2),
+    Config("tile", 32, 64, 64, 2, 3, options=(("poll", 1), ("swap_ab", 1))),
+    Config("gemv", 1, 128, 256),
+    Config("gemv", 8, 32, 128, split_k=2),
+    Config("tma", 16, 64, 128, 2, 2, options=(("swap_ab", 1),)),
+)
+
+
+@pytest.mark.parametrize(
+    ("scales", "dtype", "shared"),
+    [("block", "fp8e4m3fn", ""), ("block_rows", "int8", "a"), ("group", "fp8e4m3fn", "b")],
+)
+def test_scales_along_k_of_each_product(
+    interpreter: WorkerProcess, tmp_path: Path, scales: str, dtype: str, shared: str
+) -> None:
+    """Factors in another product's place would be off by powers of two."""
+    family: Family = registry.get(Family, "a8w8_blockscale")
+    problem = family.problem(
+        9, 136, 272, dtype, dtype, "fp32", row_major_b=False, bias="n", batch=2, shared=shared, scales=scales
+    )
+    assert family.supports(problem, SM90)
+    operands = family.make_inputs(problem, "cpu")
+    exact = family.reference(problem, operands)
+    for product in range(2):
+        own = {n: t[product] if problem.operands[n].batch else t for n, t in operands.items()}
+        single = replace(problem, batch=1, shared="")
+        torch.testing.assert_close(family.reference(single, own), exact[product])
+    found = errors(interpreter, problem, BLOCKS[::2] if shared else BLOCKS, SM90, tmp_path)
+    assert all(e <= 0.3 for e in found.values()), found
 
 
 @pytest.mark.parametrize("target", ["sm90", "gfx942"])

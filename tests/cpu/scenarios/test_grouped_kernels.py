@@ -21,10 +21,12 @@ PLAIN = Config("grouped", 16, 32, 32, 4, options=(("per_unit", 2),))
 FEW = Config("grouped", 16, 16, 16, options=(("swap_ab", 1), ("xcds", 8)))
 DESCRIBED = Config("grouped_tma", 16, 32, 16, 2, options=(("per_unit", 1),))
 DESCRIBED_FEW = Config("grouped_tma", 16, 16, 32, options=(("swap_ab", 1),))
+SERVED = Config("grouped_tile", 16, 64, 32, 2)  # on sm90 swapped where its operands are fp8
 COUNTS = (7, 0, 33, 1, 0)
 WIDE = Config("grouped", 16, 256, 128)
 BLOCKS = (WIDE, Config("grouped", 32, 64, 64, options=(("swap_ab", 1),)), Config("grouped_tma", 16, 64, 128),
-          Config("grouped_tma", 16, 256, 128, options=(("swap_ab", 1),)))  # fmt: skip
+          Config("grouped_tma", 16, 256, 128, options=(("swap_ab", 1),)), SERVED,
+          Config("grouped_tile", 64, 32, 128, 16))  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +65,14 @@ def grouped(
 def test_uneven_groups_at_odd_sizes(interpreter: WorkerProcess, tmp_path: Path, room: int, row_major_b: bool) -> None:
     problem = grouped("dense", 40, 48 if row_major_b else 40, "fp16", "fp16", room, row_major_b=row_major_b)
     described = [DESCRIBED] if row_major_b else [DESCRIBED, DESCRIBED_FEW]
-    found = errors(interpreter, problem, [PLAIN, FEW, *described], SM90, tmp_path)
+    found = errors(interpreter, problem, [PLAIN, FEW, SERVED, *described], SM90, tmp_path)
     assert all(e <= 1 for e in found.values()), found
 
 
 @pytest.mark.parametrize("room", [0, 36])
 def test_scales_of_rows(interpreter: WorkerProcess, tmp_path: Path, room: int) -> None:
     problem = grouped("a8w8", 21, 37, "fp8e4m3fnuz", "bf16", room)
-    found = errors(interpreter, problem, [PLAIN, FEW], GFX942, tmp_path)
+    found = errors(interpreter, problem, [PLAIN, FEW, SERVED], GFX942, tmp_path)
     assert all(e <= 1 for e in found.values()), found
 
 

@@ -84,7 +84,8 @@ def test_operands_that_do_not_belong_together_are_named() -> None:
         ((a, b, ends, torch.ones(16)), "both or neither"),
         ((a, b, ends, torch.ones(15), torch.ones(4, 8)), "scale_a must be"),
         ((a, b, ends, torch.ones(16), torch.ones(4, 9)), "scale_b must be"),
-        ((a, b, ends, torch.full((16,), float("nan")), torch.ones(4, 8)), "no finite numbers"),
+        ((a, b, ends, torch.ones(16), torch.ones(4, 8)), "scaled products take fp8 or int8"),
+        ((a.char(), b.char(), ends, torch.full((16,), float("nan")), torch.ones(4, 8)), "holds NaN or infinity"),
     ]
     for operands, message in wrong:
         with pytest.raises(InputError, match=message):

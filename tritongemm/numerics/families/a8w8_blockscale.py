@@ -30,6 +30,7 @@ class BlockScaledFamily(StandardFamily):
     """C = (A * scale_a) @ (B * scale_b) (+ bias), scales for 128 numbers along K."""
 
     summary = "fp8 or int8 with a scale for each 1 x 128 of A and each 128 x 128 of B (or, --scales group, 1 x 128)"
+    kinds = ("one", "batched", "grouped")
     defaults = FamilyDefaults(dtype_a="fp8", dtype_c="bf16", row_major_b=False)
     variants: ClassVar[Mapping[str, FamilyDefaults]] = {
         "a8w8_blockscale_bpreshuffle": FamilyDefaults(
@@ -65,5 +66,5 @@ class BlockScaledFamily(StandardFamily):
         return middle
 
     def _reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N] of one product."""
+        """C in float64 [M, N] or [batch, M, N], of one product or a batch."""
         return epilogue_reference(problem, multiplied(problem, operands | {"b": unpacked(problem, operands["b"])}))

@@ -10,6 +10,8 @@ from tritongemm.codegen.template_facts import _code, kernel_template, operand_of
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 
+MX_BLOCK = 128  # elements along K of the widest matrix instruction that applies powers of two
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -77,7 +79,9 @@ def _scope(config: Config, problem: Problem, compute_units: int) -> dict[str, An
 def unmet_need(config: Config, problem: Problem, compute_units: int) -> str | None:
     """The first of its template's needs that a config does not meet, in words, or None."""
     scope, template = _scope(config, problem, compute_units), kernel_template(config.template)
-    if template.search.matrix and problem.scale_depth % config.block_k:
+    if problem.microscaled and config.block_k % MX_BLOCK:
+        return f"block_k must be a multiple of {MX_BLOCK} where matrix units apply scales, not {config.block_k}"
+    if template.search.matrix and not problem.microscaled and problem.scale_depth % config.block_k:
         return f"block_k must divide the {problem.scale_depth} elements along K of one scale, not {config.block_k}"
     needs = template.needs.items()
     return next((words for words, holds in needs if not eval(_code(holds), {"__builtins__": {}}, scope)), None)

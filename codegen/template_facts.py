@@ -19,6 +19,8 @@ import yaml
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import ScaleLayout
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
@@ -83,6 +85,7 @@ class KernelTemplate:
         interpreted: whether Triton's interpreter can run it, without a GPU.
         needs: what must hold for its configs beside what holds for all: words, and the expression that says it.
         kinds: of `Problem.kind` that it computes; the products of a batch are dealt out along the grid's z.
+        microscaled: whether it multiplies operands with powers of two along K (OCP MX), two numbers a byte too.
         search: what the search must know of it.
     """
 
@@ -102,6 +105,7 @@ class KernelTemplate:
     interpreted: bool
     needs: dict[str, str]
     kinds: tuple[str, ...]
+    microscaled: bool
     search: SearchFacts
 
     def value(self, config: Config, option: str, scale_depth: int = 0) -> int:
@@ -153,6 +157,23 @@ def arguments(template: KernelTemplate, problem: Problem) -> dict[str, tuple[str
     return found
 
 
+def scale_places(layout: str) -> tuple[str, str]:
+    """What a factor's row and its group along K add to its place in memory, as kernels write them.
+
+    Args:
+        layout: ``rows``, or the name of a plug-in, as `ScaleLayout` says; ``groups`` has no such kernel.
+    """
+    if layout in ("rows", "groups"):
+        return ("r * groups", "g") if layout == "rows" else ("", "")
+    order = registry.get(ScaleLayout, layout)
+    return order.row_place, order.group_place
+
+
+def reads_scales(layout: str) -> bool:
+    """Whether kernels read factors of MX that lie so."""
+    return all(scale_places(layout))
+
+
 def operand_of(descriptor: str) -> str:
     """What a descriptor describes."""
     return descriptor.removesuffix("_tail")
@@ -199,6 +220,7 @@ def kernel_template(name: str) -> KernelTemplate:
         interpreted=bool(facts.get("interpreted", True)),
         needs={str(words): str(expression) for words, expression in facts.get("needs", {}).items()},
         kinds=tuple(facts.get("kinds", ("one",))),
+        microscaled=bool(facts.get("microscaled", False)),
         search=_search_facts(path.name, facts.get("search", {})),
     )
 

@@ -14,6 +14,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+E8M0_BIAS = 127  # of the exponents in e8m0 bytes
+_NO_NUMBER = 255  # the byte that is NaN
+
+
+def exponents_as_numbers(factors: Tensor) -> Tensor:
+    """Powers of two in float64 of e8m0 bytes; NaN where they say so."""
+    import torch
+
+    exponents = factors.contiguous().view(torch.uint8).double()
+    return torch.where(exponents == _NO_NUMBER, torch.nan, (exponents - E8M0_BIAS).exp2())
+
+
 def spread(scaling: Scaling, factors: Tensor, rows: int, k: int) -> Tensor:
     """Factors in float64 as [rows, K], one for each element of A, or of B by its columns.
 
@@ -27,7 +39,7 @@ def spread(scaling: Scaling, factors: Tensor, rows: int, k: int) -> Tensor:
         factors = factors.T
     elif scaling.layout != "rows":
         factors = registry.get(ScaleLayout, scaling.layout).unpack(factors)
-    factors = factors.double()
+    factors = exponents_as_numbers(factors) if scaling.dtype == "e8m0" else factors.double()
     across = factors.repeat_interleave(scaling.rows, 0)[:rows] if scaling.rows else factors[:1].expand(rows, -1)
     return across.repeat_interleave(scaling.depth, 1)[:, :k] if scaling.depth else across[:, :1].expand(-1, k)
 

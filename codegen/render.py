@@ -15,7 +15,6 @@ from tritongemm.codegen.template_facts import (
     kernel_template,
     operand_of,
     operands,
-    scale_places,
 )
 from tritongemm.core.config import Config
 from tritongemm.core.config_memo import ConfigMemo
@@ -23,6 +22,7 @@ from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.operands import OperandSpec
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
+from tritongemm.numerics.scale_factors import scale_places
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -19,8 +19,7 @@ import yaml
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import ScaleLayout
+from tritongemm.numerics.scale_factors import scale_places
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
@@ -155,18 +154,6 @@ def arguments(template: KernelTemplate, problem: Problem) -> dict[str, tuple[str
         found |= {f"{d}_desc": (name, d) for d in given}
         found |= {f"{name}_ptr": (name, "")} if not given or name in template.pointers else {}
     return found
-
-
-def scale_places(layout: str) -> tuple[str, str]:
-    """What a factor's row and its group along K add to its place in memory, as kernels write them.
-
-    Args:
-        layout: ``rows``, or the name of a plug-in, as `ScaleLayout` says; ``groups`` has no such kernel.
-    """
-    if layout in ("rows", "groups"):
-        return ("r * groups", "g") if layout == "rows" else ("", "")
-    order = registry.get(ScaleLayout, layout)
-    return order.row_place, order.group_place
 
 
 def reads_scales(layout: str) -> bool:

@@ -54,8 +54,8 @@ def shuffled(k: Any, n: Any, buffer: dict[str, Any]) -> Any:
 def along_k(scales: Any, shape: tuple[int, int], layout: str) -> Any:
     """One factor for each number of [rows, K], of powers of two in rows or shuffled.
 
-    Shuffled, blocks of 32 rows and 8 groups hold, for each of 4 groups and 16 rows, a word with the groups 4 apart and the rows
-    16 apart.
+    Shuffled, blocks of 32 rows and 8 groups hold, for each of 4 groups and 16 rows, a word with the groups 4 apart and
+    the rows 16 apart.
     """
     rows, groups = scales.shape
     if layout == "rows":

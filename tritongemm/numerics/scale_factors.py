@@ -26,6 +26,18 @@ def exponents_as_numbers(factors: Tensor) -> Tensor:
     return torch.where(exponents == _NO_NUMBER, torch.nan, (exponents - E8M0_BIAS).exp2())
 
 
+def scale_places(layout: str) -> tuple[str, str]:
+    """What a factor's row and its group along K add to its place in memory, as kernels write them.
+
+    Args:
+        layout: ``rows``, or the name of a plug-in, as `ScaleLayout` says; ``groups`` has no such kernel.
+    """
+    if layout in ("rows", "groups"):
+        return ("r * groups", "g") if layout == "rows" else ("", "")
+    order = registry.get(ScaleLayout, layout)
+    return order.row_place, order.group_place
+
+
 def spread(scaling: Scaling, factors: Tensor, rows: int, k: int) -> Tensor:
     """Factors in float64 as [rows, K], one for each element of A, or of B by its columns.
 

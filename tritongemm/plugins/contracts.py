@@ -610,6 +610,7 @@ class ScaleLayout(Plugin, abstract=True):
     """An order of scale factors in memory beside rows and groups.
 
     Attributes:
+        pad: multiples to which rows and groups are padded.
         row_place, group_place: the place of a factor in memory is their sum: what its row adds and what its group along
             K adds, as kernels write them of ``r``, ``g`` and ``groups``, the number of groups of a row with padding;
             "" where no kernel of ours reads the order.
@@ -617,6 +618,7 @@ class ScaleLayout(Plugin, abstract=True):
 
     package = "tritongemm.numerics.scale_layouts"
     kind = "scale layout"
+    pad: ClassVar[tuple[int, int]] = (1, 1)
     row_place: ClassVar[str] = ""
     group_place: ClassVar[str] = ""
 

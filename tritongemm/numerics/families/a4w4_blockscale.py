@@ -1,7 +1,8 @@
 """Family: C = (A * scales) @ (B * scales), fp4 (e2m1) with a power of two for each 32 numbers along K (OCP MX).
 
 Two numbers share a byte, the earlier one in its low half: A is [M, K / 2] bytes, B [K / 2, N], column-major. Scales are
-e8m0 in the layout ``e8m0_32x8``, M and N padded to 32 rows and K / 32 to 8 groups, or (``mx``) [M, K / 32], [N, K / 32].
+e8m0 in the layout ``e8m0_32x8``, M and N padded to 32 rows and K / 32 to 8 groups, or (``mx``) [M, K / 32] and
+[N, K / 32].
 """
 
 from __future__ import annotations

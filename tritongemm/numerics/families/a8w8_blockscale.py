@@ -33,7 +33,7 @@ _INTEGERS = 37.0  # root mean square of the random ones
 class BlockScaledFamily(StandardFamily):
     """C = (A * scale_a) @ (B * scale_b) (+ bias), scales for 128 numbers along K, or for 32."""
 
-    summary = "fp8 or int8 with a scale for each 1 x 128 of A and each 128 x 128 of B (--scales group: 1 x 128; mx: 1 x 32)"
+    summary = "fp8 or int8 with a scale for each 1 x 128 of A, 128 x 128 of B (--scales group: 1 x 128; mx: 1 x 32)"
     defaults = FamilyDefaults(dtype_a="fp8", dtype_c="bf16", row_major_b=False)
     variants: ClassVar[Mapping[str, FamilyDefaults]] = {
         "a8w8_blockscale_bpreshuffle": FamilyDefaults(

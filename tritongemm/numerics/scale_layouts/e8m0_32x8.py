@@ -22,6 +22,7 @@ class E8m0Blocks(ScaleLayout):
     further.
     """
 
+    pad: ClassVar[tuple[int, int]] = (ROWS, GROUPS)
     row_place: ClassVar[str] = "r // 32 * (32 * groups) + r % 16 * 4 + r // 16 % 2"
     group_place: ClassVar[str] = "g // 8 * 256 + g % 4 * 64 + g // 4 % 2 * 2"
 

@@ -79,7 +79,8 @@ def accumulator_registers(config: Config, target: Target) -> int:
 def block_sum_registers(config: Config, problem: Problem, target: Target) -> int:
     """32-bit registers a thread needs for the sum of one block of K; 0 where it is part of the sum of all.
 
-    Where scales along K are not for the matrix units it is not, and wide tiles of kernels whose warps have roles are multiplied in two parts.
+    Where scales change along K, and are not for the matrix units to apply, it is not; wide tiles of kernels whose warps
+    have roles are then multiplied in two parts.
     """
     if not problem.scale_depth or problem.microscaled or without_matrix_units(config) or not config.is_generated:
         return 0

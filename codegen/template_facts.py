@@ -84,7 +84,8 @@ class KernelTemplate:
         interpreted: whether Triton's interpreter can run it, without a GPU.
         needs: what must hold for its configs beside what holds for all: words, and the expression that says it.
         kinds: of `Problem.kind` that it computes; the products of a batch are dealt out along the grid's z.
-        microscaled: whether it multiplies operands with powers of two along K (OCP MX), two numbers a byte too.
+        microscaled: whether it multiplies operands with powers of two along K (OCP MX); two numbers a byte too, unless
+            descriptors fetch them.
         search: what the search must know of it.
     """
 

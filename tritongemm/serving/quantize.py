@@ -254,8 +254,8 @@ def _load(device: ServingDevice, x: Tensor, granularity: str, dtype: torch.dtype
     places = _places(x, granularity, layout)
     if microscaled and not all(scale_places(layout)):
         raise InputError(f"no kernel writes powers of two in the order {layout}")
-    own = layout if microscaled else "rows"  # other layouts are strides
-    asked = Quantization(m, k, DTYPE_NAMES[x.dtype], name, granularity, places, own)
+    lying = layout if microscaled else "rows"  # other layouts are strides
+    asked = Quantization(m, k, DTYPE_NAMES[x.dtype], name, granularity, places, lying)
     helper, arguments = choose_kernel(asked)
     artifact = helpers.compile_helper(helper, target, ArtifactCache(settings.cache_folder()))
     launch = helpers.launch_helper(artifact, helper, arguments, target)

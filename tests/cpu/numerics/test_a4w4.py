@@ -47,7 +47,7 @@ def test_what_it_is_for() -> None:
     dense = Problem(33, 64, 512, "fp4e2m1", "fp4e2m1", "bf16")
     assert "--family with scales" in registry.get(Family, "dense").supports(dense, GFX950).reason
     assert make_problem(Defaults(family="a4w4_blockscale", row_major_b=False), 33, 64, 512) == FP4
-    assert [axes.template for axes in space(FP4, GFX950).axes] == ["tile"]
+    assert [axes.template for axes in space(FP4, GFX950).axes] == ["tile", "stream_k"]
 
 
 def test_the_reference_is_what_the_format_says() -> None:

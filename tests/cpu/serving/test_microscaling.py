@@ -1,4 +1,4 @@
-"""`quantize` with powers of two along K, the orders of scales and weights as users convert them, and products of both."""
+"""`quantize` with powers of two along K, orders of scales and weights as users convert them, and products of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Powers of two along K (OCP MX) on a real GPU: kernels against float64, `quantize`, and `scaled_mm` of what it makes."""
+"""Powers of two along K (OCP MX) on a real GPU: kernels against float64, `quantize`, `scaled_mm` of what it makes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tritongemm.plugins.contracts import Family
 from tritongemm.serving import microscaling
 
 FORMS = (("fp4e2m1", ""), ("fp4e2m1", "mx"), ("fp8e4m3fn", "mx"), ("fp8e5m2", "mx_shuffled"))
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 SWAPPED = (("swap_ab", 1),)
 CONFIGS = (
     Config("tile", 64, 64, 128, 4, 1, 4, 2),

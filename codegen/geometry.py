@@ -10,6 +10,8 @@ from tritongemm.codegen.template_facts import _code, kernel_template, operand_of
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 
+MX_BLOCK = 128  # elements along K of the widest matrix instruction that applies powers of two
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -79,7 +81,9 @@ def unmet_need(config: Config, problem: Problem, compute_units: int) -> str | No
     scope, template = _scope(config, problem, compute_units), kernel_template(config.template)
     if split := split_piece(config, problem):
         return split
-    if template.search.matrix and problem.scale_depth % config.block_k:
+    if problem.microscaled and config.block_k % MX_BLOCK:
+        return f"block_k must be a multiple of {MX_BLOCK} where matrix units apply scales, not {config.block_k}"
+    if template.search.matrix and not problem.microscaled and problem.scale_depth % config.block_k:
         return f"block_k must divide the {problem.scale_depth} elements along K of one scale, not {config.block_k}"
     needs = template.needs.items()
     return next((words for words, holds in needs if not eval(_code(holds), {"__builtins__": {}}, scope)), None)
@@ -88,9 +92,12 @@ def unmet_need(config: Config, problem: Problem, compute_units: int) -> str | No
 def split_piece(config: Config, problem: Problem) -> str | None:
     """Why a config's blocks do not take whole groups and pieces of a B whose columns are interleaved, or None."""
     pieces = pieces_of_b(problem)
-    if pieces is None or not (config.block_n % pieces.columns or config.block_k % pieces.run):
+    if pieces is None:
         return None
-    wanted = f"{pieces.columns} columns and {pieces.run} elements along K"
+    run = pieces.run * problem.b.packed
+    if not (config.block_n % pieces.columns or config.block_k % run):
+        return None
+    wanted = f"{pieces.columns} columns and {run} elements along K"
     return (
         f"a B in the order {problem.order_b} is read in blocks of {wanted}, not {config.block_n} and {config.block_k}"
     )

@@ -19,6 +19,7 @@ import yaml
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Pieces, WeightLayout
 
@@ -90,6 +91,8 @@ class KernelTemplate:
         needs: what must hold for its configs beside what holds for all: words, and the expression that says it.
         kinds: of `Problem.kind` that it computes; the products of a batch are dealt out along the grid's z.
         pieces: whether it reads a B whose columns are interleaved in pieces, as some orders of weights have them.
+        microscaled: whether it multiplies operands with powers of two along K (OCP MX); two numbers a byte too, unless
+            descriptors fetch them.
         search: what the search must know of it.
     """
 
@@ -110,6 +113,7 @@ class KernelTemplate:
     needs: dict[str, str]
     kinds: tuple[str, ...]
     pieces: bool
+    microscaled: bool
     search: SearchFacts
 
     def value(self, config: Config, option: str, scale_depth: int = 0) -> int:
@@ -171,6 +175,11 @@ def reads_b(template: str, problem: Problem) -> bool:
     return problem.order_b == PLAIN or (kernel_template(template).pieces and pieces_of_b(problem) is not None)
 
 
+def reads_scales(layout: str) -> bool:
+    """Whether kernels read factors of MX that lie so."""
+    return all(scale_places(layout))
+
+
 def operand_of(descriptor: str) -> str:
     """What a descriptor describes."""
     return descriptor.removesuffix("_tail")
@@ -218,6 +227,7 @@ def kernel_template(name: str) -> KernelTemplate:
         needs={str(words): str(expression) for words, expression in facts.get("needs", {}).items()},
         kinds=tuple(facts.get("kinds", ("one",))),
         pieces=bool(facts.get("pieces", False)),
+        microscaled=bool(facts.get("microscaled", False)),
         search=_search_facts(path.name, facts.get("search", {})),
     )
 

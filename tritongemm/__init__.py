@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tritongemm.serving.api import explain, load, mm
     from tritongemm.serving.batched import bmm
     from tritongemm.serving.grouped_api import grouped_mm
+    from tritongemm.serving.layouts import pack_scales, pack_weight, unpack_scales, unpack_weight
     from tritongemm.serving.linear_fp8 import linear_fp8
     from tritongemm.serving.moe_api import fused_moe
     from tritongemm.serving.operand_checks import check_scales
@@ -35,10 +36,14 @@ __all__ = [
     "linear_fp8",
     "load",
     "mm",
+    "pack_scales",
+    "pack_weight",
     "patch",
     "quantize",
     "scaled_mm",
     "serve",
+    "unpack_scales",
+    "unpack_weight",
 ]
 
 
@@ -51,11 +56,15 @@ _PLACES = {
     "grouped_mm": "serving.grouped_api",
     "load": "serving.api",
     "mm": "serving.api",
+    "pack_scales": "serving.layouts",
+    "pack_weight": "serving.layouts",
     "patch": "serving.patch",
     "quantize": "serving.quantize",
     "linear_fp8": "serving.linear_fp8",
     "scaled_mm": "serving.scaled_api",
     "serve": "serving.serve",
+    "unpack_scales": "serving.layouts",
+    "unpack_weight": "serving.layouts",
 }
 
 

@@ -14,6 +14,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+E8M0_BIAS = 127  # of the exponents in e8m0 bytes
+_NO_NUMBER = 255  # the byte that is NaN
+
+
+def exponents_as_numbers(factors: Tensor) -> Tensor:
+    """Powers of two in float64 of e8m0 bytes; NaN where they say so."""
+    import torch
+
+    exponents = factors.contiguous().view(torch.uint8).double()
+    return torch.where(exponents == _NO_NUMBER, torch.nan, (exponents - E8M0_BIAS).exp2())
+
+
+def scale_places(layout: str) -> tuple[str, str]:
+    """What a factor's row and its group along K add to its place in memory, as kernels write them.
+
+    Args:
+        layout: ``rows``, or the name of a plug-in, as `ScaleLayout` says; ``groups`` has no such kernel.
+    """
+    if layout in ("rows", "groups"):
+        return ("r * groups", "g") if layout == "rows" else ("", "")
+    order = registry.get(ScaleLayout, layout)
+    return order.row_place, order.group_place
+
+
 def spread(scaling: Scaling, factors: Tensor, rows: int, k: int) -> Tensor:
     """Factors in float64 as [..., rows, K], one for each element of A, or of B by its columns.
 
@@ -27,7 +51,7 @@ def spread(scaling: Scaling, factors: Tensor, rows: int, k: int) -> Tensor:
         factors = factors.mT
     elif scaling.layout != "rows":
         factors = registry.get(ScaleLayout, scaling.layout).unpack(factors)
-    factors = factors.double()
+    factors = exponents_as_numbers(factors) if scaling.dtype == "e8m0" else factors.double()
     if scaling.rows:
         across = factors.repeat_interleave(scaling.rows, -2)[..., :rows, :]
     else:

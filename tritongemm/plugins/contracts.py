@@ -594,7 +594,7 @@ class Pieces:
 
     Attributes:
         columns: of a group.
-        run: elements of a column that stay together, along K.
+        run: elements of a column that stay together, along K; of packed ones bytes.
     """
 
     columns: int
@@ -625,10 +625,20 @@ class WeightLayout(Plugin, abstract=True):
 
 
 class ScaleLayout(Plugin, abstract=True):
-    """An order of scale factors in memory beside rows and groups."""
+    """An order of scale factors in memory beside rows and groups.
+
+    Attributes:
+        pad: multiples to which rows and groups are padded.
+        row_place, group_place: the place of a factor in memory is their sum: what its row adds and what its group along
+            K adds, as kernels write them of ``r``, ``g`` and ``groups``, the number of groups of a row with padding;
+            "" where no kernel of ours reads the order.
+    """
 
     package = "tritongemm.numerics.scale_layouts"
     kind = "scale layout"
+    pad: ClassVar[tuple[int, int]] = (1, 1)
+    row_place: ClassVar[str] = ""
+    group_place: ClassVar[str] = ""
 
     @abstractmethod
     def pack(self, scales: Tensor) -> Tensor:

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
+from tritongemm.serving.scale_factors import EXPONENTS, NO_NUMBER
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from tritongemm.core.target import Target
 
 SCALED_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
-_EXPONENTS = (torch.uint8, getattr(torch, "float8_e8m0fnu", torch.uint8))
-_NO_NUMBER = 255  # the exponent of e8m0 that is NaN
 
 
 def check_scales(**scales: Tensor) -> None:
@@ -35,7 +34,7 @@ def check_scales(**scales: Tensor) -> None:
     """
     check_tensors(scales, together=False)
     for name, factors in scales.items():
-        if factors.dtype != torch.float32 and factors.dtype not in _EXPONENTS:
+        if factors.dtype != torch.float32 and factors.dtype not in EXPONENTS:
             raise InputError(f"{name} is {factors.dtype}; scale factors are float32, or e8m0")
         if not _are_numbers(factors):
             raise InputError(f"{name} holds NaN or infinity")
@@ -53,8 +52,8 @@ def check_values(**scales: Tensor) -> None:
 
 
 def _are_numbers(factors: Tensor) -> bool:
-    if factors.dtype in _EXPONENTS:
-        return not bool((factors.contiguous().view(torch.uint8) == _NO_NUMBER).any())
+    if factors.dtype in EXPONENTS:
+        return not bool((factors.contiguous().view(torch.uint8) == NO_NUMBER).any())
     return bool(torch.isfinite(factors).all())
 
 

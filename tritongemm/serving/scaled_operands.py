@@ -62,6 +62,12 @@ class ScaledProduct:
     order_b: str
     dense: bool
 
+    @property
+    def is_microscaled(self) -> bool:
+        """Whether OCP's fp8, or fp4, has powers of two along K."""
+        powers = all(scalings[0].dtype == "e8m0" for scalings in (self.scalings_a, self.scalings_b))
+        return powers and not any(dtype.endswith("fnuz") for dtype in self.dtypes[:2])
+
     def weight(self, operands: ScaledOperands) -> tuple[Tensor, Tensor]:
         """The weight [N, K] and its factors [N, …]."""
         b, scale_b = operands.b, operands.scale_b
@@ -94,7 +100,7 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
     """
     a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout = operands
     _check_tensors(operands)
-    packed = 2 if _dtype_name("a", a) == "fp4e2m1" else 1
+    packed = 2 if dtype_name("a", a) == "fp4e2m1" else 1
     k = a.shape[-1] * packed if a.dim() else 0
     transposed = _is_transposed(a, b)
     n = b.shape[1] if transposed else b.shape[0]
@@ -103,7 +109,7 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
         raise InputError(f"a {tuple(a.shape)} or b {tuple(b.shape)} is empty: there is nothing to multiply")
     if bias is not None and tuple(bias.shape) != (n,):
         raise InputError(f"bias is {tuple(bias.shape)}; it has a value for each of N={n}")
-    dtypes = _dtype_name("a", a), _dtype_name("b", b), DTYPE_NAMES[out_dtype]
+    dtypes = dtype_name("a", a), dtype_name("b", b), DTYPE_NAMES[out_dtype]
     _check_order(Problem(m, n, k, *dtypes, row_major_b=False, order_b=order_b))
     if scale_layout:
         registry.get(ScaleLayout, scale_layout)
@@ -131,10 +137,13 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
 def check_encoding(product: ScaledProduct, target: Target) -> None:
     """Refuse an fp8 encoding that is not the target's: kernels would read other numbers.
 
+    With powers of two along K OCP's are read everywhere, where need be as wider numbers.
+
     Raises:
         InputError: names the operand and both encodings.
     """
-    check_encodings(dict(zip("ab", product.dtypes[:2], strict=True)), target)
+    if not (product.is_microscaled and target.has("dot_scaled")):
+        check_encodings(dict(zip("ab", product.dtypes[:2], strict=True)), target)
 
 
 def _check_order(problem: Problem) -> None:
@@ -170,10 +179,10 @@ def _check_tensors(operands: ScaledOperands) -> None:
             f"out_dtype is {operands.out_dtype}; scaled products give {', '.join(map(str, SCALED_RESULTS))}"
         )
     for name in "ab":
-        dtype = DTYPES[_dtype_name(name, named[name])]
+        dtype = DTYPES[dtype_name(name, named[name])]
         if not dtype.is_fp8 and dtype.name not in ("int8", "fp4e2m1"):
             raise InputError(f"{name} is {named[name].dtype}; scaled products take fp8, int8 or fp4")
-    if "int8" in (_dtype_name("a", operands.a), _dtype_name("b", operands.b)) and operands.a.dtype != operands.b.dtype:
+    if "int8" in (dtype_name("a", operands.a), dtype_name("b", operands.b)) and operands.a.dtype != operands.b.dtype:
         raise InputError(f"a is {operands.a.dtype}, b is {operands.b.dtype}: int8 is multiplied by int8")
 
 
@@ -189,7 +198,12 @@ def check_devices(operands: ScaledOperands) -> None:
             raise InputError(f"{name} is on {tensor.device}, a on {operands.a.device}")
 
 
-def _dtype_name(name: str, tensor: Tensor) -> str:
+def dtype_name(name: str, tensor: Tensor) -> str:
+    """Our name of a tensor's type; bytes are fp4, two numbers each.
+
+    Raises:
+        InputError: no type of scaled products; `name` is what the message calls the tensor.
+    """
     if tensor.dtype == _PACKED_FP4:
         return "fp4e2m1"
     if tensor.dtype not in DTYPE_NAMES:

@@ -84,7 +84,7 @@ def test_who_reads_it(family: str) -> None:
     one = problem(family)
     target = GFX950 if "a4w4" in family else GFX942
     ours = {axes.template for axes in space(one, target).axes}
-    assert ours == (set() if "a4w4" in family else {"tile", "stream_k"})  # fp4 by libraries alone
+    assert ours == {"tile", "stream_k"}
     assert registry.get(KernelBackend, "ck").candidates(replace(one, k=1024), target)
     described = {axes.template for axes in space(one, target_files.load_target("sm90")).axes}
     assert not described & {"tma", "persistent", "ws_tma"}

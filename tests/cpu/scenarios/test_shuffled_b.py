@@ -28,8 +28,10 @@ from tritongemm.search_spaces import loader as target_files
 from tritongemm.workers.child_process import WorkerProcess
 
 ORDER = "shuffled_16x16"
-GFX942, SM90 = target_files.load_target("gfx942"), target_files.load_target("sm90")
-NUZ, OCP = "fp8e4m3fnuz", "fp8e4m3fn"
+GFX942, GFX950, SM90 = map(target_files.load_target, ("gfx942", "gfx950", "sm90"))
+NUZ, OCP, FP4 = "fp8e4m3fnuz", "fp8e4m3fn", "fp4e2m1"
+MX = ("mx", "mx_shuffled")
+MX_CASES = ("fp4 mx", "fp4 mx_shuffled", "ocp mx")
 SCALES = ("tensor", "row", "block", "block_rows", "group", "group_rows")
 CONFIGS = (
     Config("tile", 16, 32, 64, 2, 2, options=(("xcds", 8),)),
@@ -52,6 +54,7 @@ triton = registry.get(KernelBackend, "triton")
 def problem(dtype: str, scales: str = "", m: int = 17, n: int = 144, k: int = 352, **more: Any) -> Problem:
     """A product with B in AITER's order; without scales where none are named."""
     family = "dense" if not scales else "a8w8" if scales in ("tensor", "row") else "a8w8_blockscale"
+    family = "a4w4_blockscale" if dtype == FP4 else family
     made: Problem = registry.get(Family, family).problem(
         m, n, k, dtype, dtype, more.pop("dtype_c", "bf16"), row_major_b=False, order_b=ORDER, scales=scales, **more
     )
@@ -60,7 +63,7 @@ def problem(dtype: str, scales: str = "", m: int = 17, n: int = 144, k: int = 35
 
 def small(dtype: str, scales: str = "", **more: Any) -> Problem:
     """One that the interpreter is done with soon: two groups along K, blocks that M, N and K do not fill."""
-    return problem(dtype, scales, 5, 48, 160, **more)
+    return problem(dtype, scales, 5, 48, 192 if dtype == FP4 else 160, **more)
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +88,13 @@ def usable(one: Problem, target: Target, configs: tuple[Config, ...]) -> list[Co
         *((small(NUZ, scales), GFX942) for scales in SCALES),
         (small("int8", "row", bias="n"), GFX942),
         (small("int8", "block"), GFX942),
+        *((small(dtype, scales), GFX950) for dtype in (OCP, FP4) for scales in MX),
     ],
     ids=lambda value: getattr(value, "key", ""),
 )
 def test_kernels_in_the_interpreter(interpreter: WorkerProcess, tmp_path: Path, one: Problem, target: Target) -> None:
     configs = usable(one, target, CONFIGS)
-    assert {c.template for c in configs} == {"tile", "gemv", "stream_k"}
+    assert {c.template for c in configs} == {"tile", "stream_k"} | ({"gemv"} if not one.microscaled else set())
     text = modules.write_candidates(one, configs, target, tmp_path).read_text()
     for config in configs:
         ((error, tolerance),) = interpreter.ask(InterpreterJob(one, config, text), 60)
@@ -170,14 +174,15 @@ def plan(one: Problem, config: Config, target: Target, folder: Path, name: str) 
 
 @pytest.mark.skipif(settings.emulator_checkout() is None, reason="some seconds each: TRITONGEMM_EMULATOR_CHECKOUT")
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-@pytest.mark.parametrize("case", ["bf16", "int8 row", "int8 group", "fp16", *(f"fp8 {s}" for s in SCALES)])
+@pytest.mark.parametrize("case", ["bf16", "int8 row", "int8 group", "fp16", *(f"fp8 {s}" for s in SCALES), *MX_CASES])
 def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, case: str) -> None:
     """At odd M and sizes that divide into pieces alone, factors with outliers, memory operations as late as can be."""
     target = target_files.load_target(arch)
     name, _, scales = case.partition(" ")
-    dtype = {"fp8": NUZ if target.fp8 == "fnuz" else OCP}.get(name, name)
-    one = problem(dtype, scales, bias="n" if scales in ("", "row") else "none")
+    dtype = {"fp4": FP4, "ocp": OCP, "fp8": NUZ if target.fp8 == "fnuz" else OCP}.get(name, name)
+    k = 448 if dtype == FP4 else 352
+    one = problem(dtype, scales, k=k, bias="n" if scales in ("", "row") else "none")
     configs = usable(one, target, EMULATED)
-    assert len(configs) >= 5
+    assert len(configs) >= (3 if one.microscaled else 5)
     plans = [plan(one, config, target, tmp_path, str(i)) for i, config in enumerate(configs)]
     emulated.run_scaled(tmp_path, *plans)

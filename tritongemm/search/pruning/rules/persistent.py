@@ -10,8 +10,8 @@ from tritongemm.core.target import Target
 from tritongemm.search.cost_model.occupancy import accumulator_registers, block_sum_registers, matrix_sides
 from tritongemm.search.cost_model.waves import count_tiles
 
-# Registers of a thread that hold sums and factors of a program in which other warps fetch, by the warps that multiply: of
-# two groups of 4 each thread has 232, of three 152, and of a single one 216, so that two programs fit on a compute unit.
+# Registers of a thread that hold sums and factors of a program in which other warps fetch, by the warps that multiply:
+# of two groups of 4 each thread has 232, of three 152, and of one 216, so that two programs fit on a compute unit.
 SUMS_LIMITS = {4: 184, 8: 200, 12: 130}
 # The deepest ring that any search space names, in slots.
 RING_SLOTS_LIMIT = 8

@@ -158,7 +158,9 @@ def by_torch(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _P
     else:
         padded = rows.view(1, 1, -1) if granularity == "tensor" else rows.view(rows.shape[0], 1, k)
     largest = padded.abs().amax(-1, keepdim=True)
-    factors = torch.where(largest > 0, (largest / maximum).clamp_min(torch.finfo(torch.float32).tiny), 1.0)
+    # By a tensor: PyTorch's division by a number multiplies by its reciprocal on a GPU, which may be a bit off.
+    unit = largest / torch.full_like(largest, maximum)
+    factors = torch.where(largest > 0, unit.clamp_min(torch.finfo(torch.float32).tiny), 1.0)
     quotients = (padded / factors).view(rows.shape[0], -1)[:, :k]
     q = quotients.round().to(dtype) if dtype == torch.int8 else quotients.to(dtype)
     out = empty_factors(x, granularity, layout)

@@ -35,9 +35,9 @@ TYPES = ([] if TARGET.fp8 == "none" else [FP8]) + ["int8"]
 N, K = 384, 512
 TILE = Config("tile", 16, 64, 128, 1, 1, 4, 3)
 SPLIT = Config("tile", 32, 64, 128, 1, 2, 4, 3)
-# What quantising A to e4m3 adds to a product. With 3 bits of mantissa a number is off by half a step of 2**-3 at the most,
-# evenly spread: by 2**-3 / sqrt(12) of itself at the most as a root mean square. The sum over K is then off by as much
-# of C's own root mean square, and the largest of some 15000 such sums by at most 5 times that; 0.09 to 0.123 were seen.
+# What quantising A to e4m3 adds to a product. With 3 bits of mantissa a number is off by half a step of 2**-3 at the
+# most, evenly spread: by 2**-3 / sqrt(12) of itself at the most as a root mean square. The sum over K is then off by as
+# much of C's own root mean square, and the largest of some 15000 sums by at most 5 times that; 0.09 to 0.123 were seen.
 QUANTISED = 5 * 2**-3 / 12**0.5
 
 

@@ -789,7 +789,7 @@ class SearchPlan:
 
     Attributes:
         space: where neighbours are looked for; names the problem and the target.
-        expected: kept configs with their predictions, the best first.
+        expected: kept configs with their predictions, the best first; at least one.
         seeds: winners of similar problems, to be tried first.
         compiled: names of kernels that other problems of the run ask for, which cost no compile.
     """

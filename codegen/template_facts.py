@@ -290,6 +290,7 @@ def compiler_options(config: Config) -> dict[str, int]:
     template = kernel_template(config.template)
     options = {k: v for k, v in config.options if k not in template.constexprs}
     scope = {option.upper(): template.value(config, option) for option in template.constexprs}
+    scope |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
     fixed = {k: int(eval(_code(v), {"__builtins__": {}, "min": min}, scope)) for k, v in template.compiler.items()}
     return {"num_warps": config.num_warps, "num_stages": config.num_stages, **options, **fixed}
 

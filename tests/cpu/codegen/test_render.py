@@ -107,7 +107,8 @@ def test_files_are_named_by_their_problem() -> None:
 
 def test_a_template_nobody_has() -> None:
     with pytest.raises(
-        InputError, match="no kernel template is called 'abacus'; there are: gemv, grouped, grouped_tile, grouped_tma, "
+        InputError,
+        match="no kernel template is called 'abacus'; there are: gemv, grouped, grouped_tile, grouped_tma, ",
     ):
         text_of(Problem(16, 16, 16), [Config("abacus", 1, 1, 1)])
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from tritongemm.workers.child_process import WorkerError, WorkerProcess
 
-# Variables whose value makes no difference: neither a compiler nor the interpreter looks for a GPU, and a compiler is told
-# its folder with each request. The last three are set by PyTorch once it has compiled.
+# Variables whose value makes no difference: neither a compiler nor the interpreter looks for a GPU, and a request
+# names its cache. The last three are set by PyTorch once it has compiled.
 _ANY = ("PYTEST_CURRENT_TEST", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TRITONGEMM_CACHE",
         "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # fmt: skip
 

@@ -200,11 +200,12 @@ for place, script in enumerate(sys.argv[1:]):
 """
 
 
-def test_benchmarks_run_from_a_checkout(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scripts", [BENCHMARKS[:2], pytest.param(BENCHMARKS[2:], marks=pytest.mark.heavy)], ids=len)
+def test_benchmarks_run_from_a_checkout(scripts: list[Path], tmp_path: Path) -> None:
     """From any folder, without an install."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    command = [sys.executable, "-c", ASK_FOR_HELP, *map(str, BENCHMARKS)]
+    command = [sys.executable, "-c", ASK_FOR_HELP, *map(str, scripts)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    for place, script in enumerate(BENCHMARKS):
+    for place, script in enumerate(scripts):
         assert "usage:" in (tmp_path / f"{place}.out").read_text(), script

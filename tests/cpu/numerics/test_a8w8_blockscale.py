@@ -61,7 +61,9 @@ def of(scales: str, **changes: Any) -> Problem:
     )
 
 
-@pytest.mark.parametrize("scales", FORMS)
+@pytest.mark.parametrize(
+    "scales", ["block", "block_rows", "group", pytest.param("group_rows", marks=pytest.mark.heavy)]
+)
 def test_every_template_applies_scales_along_k(interpreter: WorkerProcess, tmp_path: Path, scales: str) -> None:
     interpreted = {t for t in template_facts.names() if template_facts.kernel_template(t).interpreted}
     assert interpreted <= {c.template for c in (*CONFIGS, *GROUPED)}

@@ -345,6 +345,7 @@ def plan(folder: Path, *options: str, size: tuple[int, int, int] = (33, 100, 77)
 
 
 @needs_ck
+@pytest.mark.heavy
 @pytest.mark.parametrize("arch", ck_module.ARCHS)
 def test_a_kernel_runs_as_its_host_code_launches_it(tmp_path: Path, arch: str) -> None:
     """Compiled here, its launch recorded from its own host code, and executed where an emulator is at hand."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.interpreted import errors
 from tests.support.kernel_cases import (
     GEMV,
     GEMV_POLLED,
@@ -24,13 +24,11 @@ from tests.support.kernel_cases import (
     TMA_SWAPPED,
 )
 from tritongemm.cli import tune
-from tritongemm.codegen import geometry, modules, render, template_facts
+from tritongemm.codegen import geometry, render, template_facts
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
-from tritongemm.core.target import Target
-from tritongemm.measure.offline_evaluator import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.workers.child_process import WorkerProcess
@@ -39,25 +37,6 @@ from tritongemm.workloads import sizes
 POINTERS = (PLAIN, SPLIT, POLLED, SWAPPED, GEMV, GEMV_ROW, GEMV_POLLED)
 DESCRIBED = (TMA, TMA_POLLED, TMA_SWAPPED)
 ODD = Problem(17, 19, 21, row_major_b=False, batch=2)
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[WorkerProcess]:
-    child = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
-    yield child
-    child.kill()
-
-
-def errors(
-    child: WorkerProcess, problem: Problem, configs: tuple[Config, ...], target: Target, folder: Path
-) -> dict[str, float]:
-    """Each config's share of the error allowed."""
-    text = modules.write_candidates(problem, list(configs), target, folder).read_text()
-    found = {}
-    for config in configs:
-        ((error, tolerance),) = child.ask(InterpreterJob(problem, config, text), 60)
-        found[config.name] = error / tolerance if tolerance else error
-    return found
 
 
 @pytest.mark.parametrize("shared", ["", "a", "b"])

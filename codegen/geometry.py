@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
 
-from tritongemm.codegen.template_facts import _code, kernel_template, operand_of, stored_block
+from tritongemm.codegen.template_facts import _code, kernel_template, operand_of, pieces_of_b, stored_block
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
+
+MX_BLOCK = 128  # elements along K of the widest matrix instruction that applies powers of two
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,28 @@ def _scope(config: Config, problem: Problem, compute_units: int) -> dict[str, An
 def unmet_need(config: Config, problem: Problem, compute_units: int) -> str | None:
     """The first of its template's needs that a config does not meet, in words, or None."""
     scope, template = _scope(config, problem, compute_units), kernel_template(config.template)
-    if template.search.matrix and problem.scale_depth % config.block_k:
+    if split := split_piece(config, problem):
+        return split
+    if problem.microscaled and config.block_k % MX_BLOCK:
+        return f"block_k must be a multiple of {MX_BLOCK} where matrix units apply scales, not {config.block_k}"
+    if template.search.matrix and not problem.microscaled and problem.scale_depth % config.block_k:
         return f"block_k must divide the {problem.scale_depth} elements along K of one scale, not {config.block_k}"
     needs = template.needs.items()
     return next((words for words, holds in needs if not eval(_code(holds), {"__builtins__": {}}, scope)), None)
+
+
+def split_piece(config: Config, problem: Problem) -> str | None:
+    """Why a config's blocks do not take whole groups and pieces of a B whose columns are interleaved, or None."""
+    pieces = pieces_of_b(problem)
+    if pieces is None:
+        return None
+    run = pieces.run * problem.b.packed
+    if not (config.block_n % pieces.columns or config.block_k % run):
+        return None
+    wanted = f"{pieces.columns} columns and {run} elements along K"
+    return (
+        f"a B in the order {problem.order_b} is read in blocks of {wanted}, not {config.block_n} and {config.block_k}"
+    )
 
 
 def programs(config: Config, problem: Problem, compute_units: int) -> int:

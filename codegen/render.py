@@ -15,6 +15,7 @@ from tritongemm.codegen.template_facts import (
     kernel_template,
     operand_of,
     operands,
+    pieces_of_b,
 )
 from tritongemm.core.config import Config
 from tritongemm.core.config_memo import ConfigMemo
@@ -22,10 +23,14 @@ from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.operands import OperandSpec
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
+from tritongemm.numerics.scale_factors import scale_places
+from tritongemm.plugins.contracts import Pieces
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+# What `tl.dot_scaled` calls types with powers of two along K.
+DOT_FORMATS = {"fp4e2m1": "e2m1", "fp8e4m3fn": "e4m3", "fp8e5m2": "e5m2"}
 TL = {"fp16": "tl.float16", "bf16": "tl.bfloat16", "fp32": "tl.float32", "int8": "tl.int8", "int32": "tl.int32"}
 
 
@@ -53,6 +58,9 @@ class KernelFacts:
         overlap: assembly that lets the next kernel start, and that waits for the last one; empty where there is none.
         unset: as bits, a NaN that no arithmetic gives, or the integer that sums of eight-bit products below K = 131072
             do not reach: what a partial sum is exclusive-ored with, so that 0 says that it isn't there yet.
+        unit: elements that share a byte, as what divides a number of them; "" where each has its own.
+        formats: what ``tl.dot_scaled`` calls the types of A and B; empty where no such factors are there.
+        pieces: how the columns of B are interleaved in memory; None where B lies in rows or columns.
         publish, observe: cache modifiers of partial sums that another program reads: where dies have an L2 each they
             must go past it.
     """
@@ -71,6 +79,9 @@ class KernelFacts:
     clamp: str
     zero: str
     unset: str
+    unit: str
+    formats: tuple[str, ...]
+    pieces: Pieces | None
     publish: str
     observe: str
     store_wait: str
@@ -135,8 +146,11 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         bounds=_bounds(problem.c, integer),
         # The default for floats turns NaN into a bound, which would hide it.
         clamp="" if integer else ", propagate_nan=tl.PropagateNan.ALL",
-        zero="0" if integer else "0.0",
+        zero="0" if integer or compute.packed > 1 else "0.0",
+        unit=f" // {compute.packed}" if compute.packed > 1 else "",
+        formats=(DOT_FORMATS[problem.dtype_a], DOT_FORMATS[problem.dtype_b]) if problem.microscaled else (),
         unset="-2147483648" if acc == TL["int32"] else "-8531",
+        pieces=pieces_of_b(problem),
         publish=', cache_modifier=".wt"' if several_l2 else "",
         observe=', cache_modifier=".cv"' if several_l2 else ', cache_modifier=".cg"',
         store_wait=target.store_wait,
@@ -168,8 +182,8 @@ def kernel_source(problem: Problem, template: str, target: Target) -> str:
     """Text of one kernel, the same for every size of one combination of dtypes, layouts and bias."""
     meta = kernel_template(template)
     text = _environment().get_template(f"kernels/{template}.j2")
-    known = {"p": problem, "x": kernel_facts(problem, target), "meta": meta}
-    return text.render(parameters=list(arguments(meta, problem)), **known).strip() + "\n"
+    known = {"p": problem, "x": kernel_facts(problem, target), "meta": meta, "target": target}
+    return text.render(parameters=list(arguments(meta, problem)), scale_places=scale_places, **known).strip() + "\n"
 
 
 @cache
@@ -217,6 +231,7 @@ def _render(template: str, problem: Problem, configs: list[Config], target: Targ
             templates={name: kernel_template(name) for name in used},
             module_name=module_name(problem),
             operand_of=operand_of,
+            scale_places=scale_places,
             **extra,
         )
     )

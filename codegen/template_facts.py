@@ -18,7 +18,10 @@ import yaml
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.numerics.scale_factors import scale_places
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Pieces, WeightLayout
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
@@ -40,6 +43,7 @@ class SearchFacts:
         cuts_k: whether tiles that do not fill a round of such programs are cut along K: ``always``, ``never``, or the
             name of the option that says so.
         slow_start: whether its programs take long until their first product, so that fetching ahead always pays.
+        asked: whether it is searched only where a run names it, as a kernel of another program's.
     """
 
     rules: frozenset[str] = frozenset()
@@ -47,6 +51,7 @@ class SearchFacts:
     grid: str = "tile"
     cuts_k: str = "always"
     slow_start: bool = False
+    asked: bool = False
 
     def cuts(self, config: Config) -> bool:
         """Whether tiles that do not fill a round of persistent programs are cut along K."""
@@ -85,6 +90,9 @@ class KernelTemplate:
         interpreted: whether Triton's interpreter can run it, without a GPU.
         needs: what must hold for its configs beside what holds for all: words, and the expression that says it.
         kinds: of `Problem.kind` that it computes; the products of a batch are dealt out along the grid's z.
+        pieces: whether it reads a B whose columns are interleaved in pieces, as some orders of weights have them.
+        microscaled: whether it multiplies operands with powers of two along K (OCP MX); two numbers a byte too, unless
+            descriptors fetch them.
         search: what the search must know of it.
     """
 
@@ -104,6 +112,8 @@ class KernelTemplate:
     interpreted: bool
     needs: dict[str, str]
     kinds: tuple[str, ...]
+    pieces: bool
+    microscaled: bool
     search: SearchFacts
 
     def value(self, config: Config, option: str, scale_depth: int = 0) -> int:
@@ -155,6 +165,21 @@ def arguments(template: KernelTemplate, problem: Problem) -> dict[str, tuple[str
     return found
 
 
+def pieces_of_b(problem: Problem) -> Pieces | None:
+    """How the columns of B are interleaved in memory; None where B lies in rows or columns, or in no such order."""
+    return None if problem.order_b == PLAIN else registry.get(WeightLayout, problem.order_b).pieces(problem.b)
+
+
+def reads_b(template: str, problem: Problem) -> bool:
+    """Whether a template's kernel reads B in the order in which it lies."""
+    return problem.order_b == PLAIN or (kernel_template(template).pieces and pieces_of_b(problem) is not None)
+
+
+def reads_scales(layout: str) -> bool:
+    """Whether kernels read factors of MX that lie so."""
+    return all(scale_places(layout))
+
+
 def operand_of(descriptor: str) -> str:
     """What a descriptor describes."""
     return descriptor.removesuffix("_tail")
@@ -201,6 +226,8 @@ def kernel_template(name: str) -> KernelTemplate:
         interpreted=bool(facts.get("interpreted", True)),
         needs={str(words): str(expression) for words, expression in facts.get("needs", {}).items()},
         kinds=tuple(facts.get("kinds", ("one",))),
+        pieces=bool(facts.get("pieces", False)),
+        microscaled=bool(facts.get("microscaled", False)),
         search=_search_facts(path.name, facts.get("search", {})),
     )
 

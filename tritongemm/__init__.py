@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from tritongemm.serving.api import explain, load, mm
     from tritongemm.serving.batched import bmm
     from tritongemm.serving.grouped_api import grouped_mm
+    from tritongemm.serving.layouts import pack_scales, pack_weight, unpack_scales, unpack_weight
     from tritongemm.serving.linear_fp8 import linear_fp8
     from tritongemm.serving.moe_api import fused_moe
+    from tritongemm.serving.operand_checks import check_scales
     from tritongemm.serving.patch import patch
     from tritongemm.serving.quantize import quantize
     from tritongemm.serving.scaled_api import scaled_mm
@@ -27,32 +29,42 @@ if TYPE_CHECKING:
 __all__ = [
     "bmm",
     "capture",
+    "check_scales",
     "explain",
     "fused_moe",
     "grouped_mm",
     "linear_fp8",
     "load",
     "mm",
+    "pack_scales",
+    "pack_weight",
     "patch",
     "quantize",
     "scaled_mm",
     "serve",
+    "unpack_scales",
+    "unpack_weight",
 ]
 
 
 # Where each name lies; a module is imported when the first of its names is used.
 _PLACES = {
     "bmm": "serving.batched",
+    "check_scales": "serving.operand_checks",
     "explain": "serving.api",
     "fused_moe": "serving.moe_api",
     "grouped_mm": "serving.grouped_api",
     "load": "serving.api",
     "mm": "serving.api",
+    "pack_scales": "serving.layouts",
+    "pack_weight": "serving.layouts",
     "patch": "serving.patch",
     "quantize": "serving.quantize",
     "linear_fp8": "serving.linear_fp8",
     "scaled_mm": "serving.scaled_api",
     "serve": "serving.serve",
+    "unpack_scales": "serving.layouts",
+    "unpack_weight": "serving.layouts",
 }
 
 

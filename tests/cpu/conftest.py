@@ -21,6 +21,7 @@ from tests.support.racing import Drop
 from tritongemm.build import pool
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import driver
+from tritongemm.measure import offline_evaluator
 from tritongemm.plugins import registry
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
@@ -39,12 +40,21 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def lent_compilers() -> Iterator[None]:
-    """Compiler processes of a test go on to the next."""
+def lent_processes() -> Iterator[None]:
+    """Compiler and interpreter processes of a test go on to the next."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "WorkerProcess", LentProcess)
+        patch.setattr(offline_evaluator, "WorkerProcess", LentProcess)
         yield
         LentProcess.end()
+
+
+@pytest.fixture(scope="module")
+def interpreter(lent_processes: None) -> Iterator[LentProcess]:
+    """A process in which kernels run in Triton's interpreter."""
+    child = LentProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
+    yield child
+    child.kill()
 
 
 @pytest.fixture(scope="session")

@@ -80,6 +80,47 @@ def test_scales_of_each_product(
     verify_all(gpu, compiler, tmp_path, [problem, replace(problem, shared="b")], configs)
 
 
+@pytest.mark.parametrize("scales", ["block", "block_rows", "group"])
+def test_scales_along_k_of_each_product(
+    gpu: GpuEvaluator, compiler: BuildPool, gpu_machine: Machine, tmp_path: Path, scales: str
+) -> None:
+    name = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(gpu_machine.target.fp8, "int8")
+    family: Family = registry.get(Family, "a8w8_blockscale")
+    problem = family.problem(33, 272, 640, name, name, "bf16", row_major_b=False, bias="n", batch=9, scales=scales)
+    configs = [c for c in CONFIGS if c.block_k >= 32]
+    verify_all(gpu, compiler, tmp_path, [problem, replace(problem, shared="a"), replace(problem, shared="b")], configs)
+
+
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+@pytest.mark.parametrize(("family", "dtype"), [("a8w8", "fp8"), ("a8w8", "int8"), ("a8w8_blockscale", "fp8")])
+def test_pytorchs_products_of_eight_bits_one_after_another(
+    gpu_machine: Machine, family: str, dtype: str, shared: str
+) -> None:
+    encoding = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(gpu_machine.target.fp8)
+    if dtype == "fp8" and encoding is None:
+        pytest.skip(f"{gpu_machine.product} has no fp8 units")
+    name = encoding if dtype == "fp8" and encoding else "int8"
+    plugin: Family = registry.get(Family, family)
+    backend = registry.get(LibraryBackend, "torch")
+    problem = plugin.problem(48, 128, 256, name, name, "bf16", row_major_b=False, batch=5, shared=shared)
+    operands = plugin.make_inputs(problem, "cuda")
+    operands |= {"c": torch.empty(5, 48, 128, dtype=torch.bfloat16, device="cuda")}
+    call = backend.operation(problem, operands)
+    if call is None:
+        pytest.skip("this PyTorch has no such product")
+
+    def run() -> None:
+        call()
+        torch.cuda.synchronize()
+
+    found = verify.verify(problem, plugin, run, operands["c"], plugin.reference(problem, operands))
+    assert found.ok, f"{problem.key}: {found.reason}"
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    graph.replay()
+
+
 @pytest.mark.parametrize("shared", ["", "a", "b"])
 @pytest.mark.parametrize("bias", ["none", "n", "m"])
 @pytest.mark.parametrize("name", ["torch", "blaslt"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ CONFIGS = (
     Config("grouped_tma", 64, 128, 128, 2, 1, 4, 3, (("per_unit", 1),)),
     Config("grouped_tma", 128, 128, 128, 4, 1, 8, 3, (("per_unit", 1),)),
     Config("grouped_tma", 64, 256, 128, 1, 1, 8, 3),
+    Config("grouped_tile", 16, 64, 128, 1, 1, 4, 3),
+    Config("grouped_tile", 64, 128, 64, 16, 1, 4, 2),
     Config("grouped_ws_tma", 64, 64, 128, 1, 1, 4, 8),
     Config("grouped_ws_tma", 128, 128, 64, 4, 1, 8, 4),
     Config("grouped_ws_tma", 128, 128, 128, 2, 1, 8, 3, (("epilogue_parts", 2),)),
@@ -123,6 +126,21 @@ def test_groups_are_tuned_and_served(
         graph.replay()
         torch.cuda.synchronize()
         close(c, registry.get(Family, family).reference(asked, operands), tolerance)
+
+
+def test_a_servers_table_of_experts_is_written(
+    gpu_machine: Machine, gpu_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both products of a layer, and the config that is fastest at them together, by the name that vLLM looks up."""
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+    fp8(gpu_machine.target)
+    name = "E=8,N=256,device_name=any,dtype=fp8_w8a8,block_shape=[128,128].json"
+    size = ["--for", "vllm", "--groups", "8", "--top_k", "2", "-n", "256", "-k", "512", "-m", "16"]
+    run = ["--family", "a8w8_blockscale", "--budget", "16", "-o", str(tmp_path / name)]
+    assert tune.main([*size, *run]) == 0
+    (written,) = tmp_path.glob("E=8,N=256,device_name=*,dtype=fp8_w8a8,block_shape=[[]128,128].json")
+    table = json.loads(written.read_text(encoding="utf-8"))
+    assert len(table) == 18 and set(table["16"]) >= {"BLOCK_SIZE_M", "GROUP_SIZE_M", "num_warps", "num_stages"}
 
 
 def _asked(family: str, target: Target, m: int, spread: str) -> Problem:

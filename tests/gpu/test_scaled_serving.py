@@ -35,15 +35,21 @@ TYPES = ([] if TARGET.fp8 == "none" else [FP8]) + ["int8"]
 N, K = 384, 512
 TILE = Config("tile", 16, 64, 128, 1, 1, 4, 3)
 SPLIT = Config("tile", 32, 64, 128, 1, 2, 4, 3)
+# What quantising A to e4m3 adds to a product. With 3 bits of mantissa a number is off by half a step of 2**-3 at the
+# most, evenly spread: by 2**-3 / sqrt(12) of itself at the most as a root mean square. The sum over K is then off by as
+# much of C's own root mean square, and the largest of some 15000 sums by at most 5 times that; 0.09 to 0.123 were seen.
+QUANTISED = 5 * 2**-3 / 12**0.5
 
 
 def problems() -> dict[str, Problem]:
-    """One of each pair of scales that the generated kernels compute here, of M 16 with and without a bias."""
+    """One of each pair of float32 scales that the generated kernels compute here, of M 16 with and without a bias."""
     found: dict[str, Problem] = {}
     for name in ("a8w8", "a8w8_blockscale"):
         family = registry.get(Family, name)
         for dtype in TYPES:
             for pair in family.scalings(dtype, dtype):
+                if granularity(pair).startswith("mx"):
+                    continue  # test_mx.py has those
                 scales = "" if pair == family.scalings(dtype, dtype)[0] else granularity(pair)
                 for bias in ("none", "n"):
                     one = family.problem(16, N, K, dtype, dtype, "bf16", row_major_b=False, bias=bias, scales=scales)
@@ -227,14 +233,14 @@ def test_quantisation_is_right(name: str, dtype: torch.dtype) -> None:
                 q, scale = tritongemm.quantize(x, granularity_, wanted, layout)
                 expected_q, expected = by_torch(x, granularity_, wanted, layout)
                 assert scale.stride() == expected.stride() and scale.shape == expected.shape
-                torch.testing.assert_close(scale, expected, rtol=1e-6, atol=0)
+                assert torch.equal(scale, expected)  # both divide as IEEE 754 rounds
                 scaling = Scaling(rows=0) if granularity_ == "tensor" else Scaling()
                 scaling = Scaling(depth=128) if granularity_ == "block" else scaling
                 factors = spread(scale, scaling, m, k).double().expand(m, k)
                 least = factors * (1.0 if name == "int8" else 2.0**-9)
                 step = torch.maximum(x.double().abs() * (0.0 if name == "int8" else 2.0**-3), least)
                 assert bool(((q.double() * factors - x.double()).abs() <= step * 0.5001).all())
-                assert float((q.float() == expected_q.float()).double().mean()) > 0.999
+                assert torch.equal(q.float(), expected_q.float())
 
 
 def test_quantisation_is_captured_once_it_ran() -> None:
@@ -247,8 +253,7 @@ def test_quantisation_is_captured_once_it_ran() -> None:
     graph.replay()
     torch.cuda.synchronize()
     expected_q, expected = by_torch(x, "block", q.dtype, "groups")
-    assert torch.equal(scale, expected)
-    assert float((q.float() == expected_q.float()).double().mean()) > 0.999
+    assert torch.equal(scale, expected) and torch.equal(q.float(), expected_q.float())
 
 
 @pytest.mark.parametrize("form", ["row", "block"])
@@ -264,9 +269,9 @@ def test_a_layer_quantises_for_the_kernel_that_serves_it(form: str, m: int) -> N
         scale, scaling = torch.rand(N // 128, K // 128, device="cuda") + 0.5, Scaling(rows=128, depth=128)
     exact = x.double() @ (w.double() * spread(scale, scaling, N, K)).T
     out = tritongemm.linear_fp8(x, w, scale)
-    assert error_metric.deviation(out, exact) < 0.1
+    assert error_metric.deviation(out, exact) < QUANTISED
     compiled = torch.compile(tritongemm.linear_fp8, fullgraph=True, dynamic=True)
-    assert error_metric.deviation(compiled(x, w, scale), exact) < 0.1
+    assert error_metric.deviation(compiled(x, w, scale), exact) < QUANTISED
 
 
 def test_patched_transformers_layers_are_right() -> None:
@@ -284,7 +289,7 @@ def test_patched_transformers_layers_are_right() -> None:
     assert patched.patched == ("0",)
     x = torch.randn(16, K, device="cuda", dtype=torch.bfloat16)
     weight = layer.weight.double() * spread(layer.weight_scale_inv, Scaling(rows=128, depth=128), N, K)
-    assert error_metric.deviation(model(x), x.double() @ weight.T) < 0.1
+    assert error_metric.deviation(model(x), x.double() @ weight.T) < QUANTISED
     patched.undo()
 
 

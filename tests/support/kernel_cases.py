@@ -30,6 +30,7 @@ WS_SWAPPED = Config("ws_tma_swapped", 72, 64, 64, 4, num_warps=4, num_stages=3, 
 GROUPED = (
     Config("grouped", 16, 32, 32, 4, options=(("per_unit", 2),)),
     Config("grouped_tma", 16, 32, 16, 2),
+    Config("grouped_tile", 16, 64, 32, 2),
     Config("grouped_ws_tma", 64, 32, 64, 4, num_warps=4, num_stages=3),  # no interpreter for this one
 )
 GLUON = (WS, WS_SPLIT, WS_SWAPPED)  # no interpreter for these

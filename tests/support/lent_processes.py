@@ -1,4 +1,4 @@
-"""Compiler processes that outlive who asked for them: to start one takes longer than most tests compile."""
+"""Processes that outlive who asked for them, for compilers and the interpreter: a start takes longer than most uses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from typing import Any, ClassVar
 
 from tritongemm.workers.child_process import WorkerError, WorkerProcess
 
+# Variables whose value makes no difference: neither a compiler nor the interpreter looks for a GPU, and a request
+# names its cache. The last three are set by PyTorch once it has compiled.
+_ANY = ("PYTEST_CURRENT_TEST", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TRITONGEMM_CACHE",
+        "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # fmt: skip
+
 
 class LentProcess(WorkerProcess):
     """A process that is kept when it would be killed in good health, and lent to the next with the same environment."""
@@ -19,7 +24,8 @@ class LentProcess(WorkerProcess):
     _lending: ClassVar[threading.Lock] = threading.Lock()  # a compiler's threads start their children at the same time
 
     def __init__(self, role: str, environment: dict[str, str] | None = None, startup_s: float = 120.0) -> None:
-        super().__init__(role, {}, startup_s)  # a borrower's own scratch folder ends with it
+        kept = {k: v for k, v in (environment or {}).items() if k != "TMPDIR"}  # a borrower's own ends with it
+        super().__init__(role, kept, startup_s)
         self._busy = False
 
     def start(self, opening: object = None) -> None:
@@ -45,7 +51,7 @@ class LentProcess(WorkerProcess):
 
     def kill(self) -> None:
         if self.alive and self._ready and not self._busy:
-            kept = LentProcess(self.role)
+            kept = LentProcess(self.role, self.environment)
             vars(kept).update(vars(self))
             LentProcess.idle.append(kept)
             self._process = None
@@ -53,7 +59,7 @@ class LentProcess(WorkerProcess):
             super().kill()
 
     def _kind(self) -> tuple[Any, ...]:
-        variables = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+        variables = {k: v for k, v in {**os.environ, **self.environment}.items() if k not in _ANY}
         return self.role, os.getcwd(), tuple(sys.path), tuple(sorted(variables.items()))
 
     @classmethod

@@ -28,8 +28,8 @@ def fill(raw: Any, buffer: dict[str, Any], rng: np.random.Generator) -> Any:
     if buffer["dtype"] == "fp4e2m1":  # two a byte, the earlier one in the low half
         raw[:] = rng.integers(0, 256, raw.size)
         return FP4[(raw[places // 2] >> 4 * (places % 2)) & 15]
-    if buffer["dtype"] == "e8m0":
-        raw[:] = rng.integers(121, 128, raw.size)
+    if buffer["dtype"] == "e8m0":  # outliers too
+        raw[:] = rng.integers(117, 138, raw.size)
         return 2.0 ** (raw[places].astype(float) - 127)
     numbers = rng.standard_normal(buffer["shape"])
     if "scaling" in buffer:  # outliers, so that a factor in another's place can't pass
@@ -51,13 +51,15 @@ def shuffled(k: Any, n: Any, buffer: dict[str, Any]) -> Any:
     return ((n // 16 * (depth // packed) * 16 + unit // block * block * 16) + within) * packed + half
 
 
-def along_k(scales: Any, shape: tuple[int, int]) -> Any:
-    """One factor for each number of [rows, K].
+def along_k(scales: Any, shape: tuple[int, int], layout: str) -> Any:
+    """One factor for each number of [rows, K], of powers of two in rows or shuffled.
 
-    Blocks of 32 rows and 8 groups hold, for each of 4 groups and 16 rows, a word with the groups 4 apart and the rows
-    16 apart.
+    Shuffled, blocks of 32 rows and 8 groups hold, for each of 4 groups and 16 rows, a word with the groups 4 apart and
+    the rows 16 apart.
     """
     rows, groups = scales.shape
+    if layout == "rows":
+        return np.repeat(scales, 32, axis=1)[: shape[0], : shape[1]]
     group, row = np.arange(groups), np.arange(rows)[:, None]
     word = (group % 4) * 16 + row % 16
     place = (row // 32) * 32 * groups + (group // 8) * 256 + word * 4 + (group // 4 % 2) * 2 + row // 16 % 2
@@ -65,9 +67,9 @@ def along_k(scales: Any, shape: tuple[int, int]) -> Any:
 
 
 def spread(factors: Any, scaling: dict[str, Any], shape: tuple[int, int]) -> Any:
-    """One factor for each number of [rows, K], of those that so many rows and so many numbers along K share."""
-    lying = factors.T if scaling["layout"] == "groups" else factors
-    return np.repeat(np.repeat(lying, scaling["rows"], 0), scaling["depth"], 1)[: shape[0], : shape[1]]
+    """One factor for each number of [..., rows, K], of those that so many rows and numbers along K share."""
+    lying = factors.swapaxes(-1, -2) if scaling["layout"] == "groups" else factors
+    return np.repeat(np.repeat(lying, scaling["rows"], -2), scaling["depth"], -1)[..., : shape[-2], : shape[-1]]
 
 
 def execute(device: Any, path: Path, late: bool) -> tuple[float, int]:
@@ -94,16 +96,16 @@ def execute(device: Any, path: Path, late: bool) -> tuple[float, int]:
     about = next(b for b in plan["buffers"] if b["role"] == "c")
     if groups:
         return compare(device, module, plan, bytes(block), host, held, grouped(values, *groups, about["shape"]), late)
-    kinds = {b["name"]: b["dtype"] for b in plan["buffers"]}
-    if kinds.get("scale_a") == "e8m0":
-        values["a"] = values["a"] * along_k(values.pop("scale_a"), values["a"].shape)
-        values["b"] = values["b"] * along_k(values.pop("scale_b"), values["b"].T.shape).T
+    lie = {b["name"]: b["scaling"]["layout"] for b in plan["buffers"] if b["dtype"] == "e8m0"}
+    if lie:
+        values["a"] = values["a"] * along_k(values.pop("scale_a"), values["a"].shape, lie["scale_a"])
+        values["b"] = values["b"] * along_k(values.pop("scale_b"), values["b"].T.shape, lie["scale_b"]).T
     for buffer in plan["buffers"]:
         if buffer["name"] in values and "scaling" in buffer and buffer["dtype"] == "fp32":
             factors, operand = values.pop(buffer["name"]), buffer["name"][-1]
-            rows = values[operand].T if operand == "b" else values[operand]
+            rows = values[operand].swapaxes(-1, -2) if operand == "b" else values[operand]
             scaled = rows * spread(factors, buffer["scaling"], rows.shape)
-            values[operand] = scaled.T if operand == "b" else scaled
+            values[operand] = scaled.swapaxes(-1, -2) if operand == "b" else scaled
     exact = values["a"] @ values["b"]
     for name in ("scale_a", "scale_b"):
         exact = exact * values.get(name, 1)

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from tritongemm.capturing.product import BASIC, OWN, Product, of_aten, of_nothing
+from tritongemm.capturing.own_calls import OWN
+from tritongemm.capturing.product import BASIC, Product, of_aten, of_nothing
 
 
 class _Watching(TorchDispatchMode):  # type: ignore[misc]
@@ -43,8 +44,7 @@ def decompose(operation: str, function: Callable[..., Any], args: Any, kwargs: d
         One or more; none where an operand is empty, or nothing but numbers are multiplied one by one.
     """
     if operation in OWN:
-        own = OWN[operation](operation, args, kwargs)
-        return [own] if own else []
+        return [product for product in OWN[operation](operation, args, kwargs) if product]
     watching = _Watching(operation)
     given = (args, {k: v for k, v in kwargs.items() if k != "out"})
     without_memory = tree_map_only(Tensor, _meta, given)

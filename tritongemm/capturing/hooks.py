@@ -32,7 +32,8 @@ _LAYERS = {
     "linear": (("torch.nn.functional", "linear"),),
     "tritongemm.mm": (("tritongemm", "mm"), ("tritongemm.serving.api", "mm")),
 }
-_OWN = ("bmm", "scaled_mm")  # calls of `tritongemm`, whose own calls of PyTorch are none of the program's
+# Calls of `tritongemm`, whose own calls of PyTorch are none of the program's.
+_OWN = ("bmm", "scaled_mm", "linear_fp8", "grouped_mm", "fused_moe")
 _PLACES = {"input": 0, "x": 0, "weight": 1, "w": 1, "bias": 2, "out_dtype": 3}  # of a layer's arguments
 
 
@@ -126,7 +127,7 @@ class Hooks:
             if asked is not None:
                 return handle_torch_function(asked, operands, *args, **named)
             result = original(*args, **named)
-            if self._active:
+            if self._active and not self._inside.own:
                 given = dict(enumerate(args)) | {_PLACES[name]: value for name, value in named.items()}
                 note(operation, counter, given[0], given[1], given.get(2), result)
             return result

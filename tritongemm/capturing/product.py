@@ -139,10 +139,10 @@ def _of_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """`_scaled_mm`: A @ B with scale factors."""
     names = ("scale_a", "scale_b", "bias", "scale_result", "out_dtype")
     given = {**dict(zip(names, args[2:], strict=False)), **kwargs}
-    return _with_factors(operation, args[0], args[1], given["scale_a"], given["scale_b"], given)
+    return with_factors(operation, args[0], args[1], given["scale_a"], given["scale_b"], given)
 
 
-def _with_factors(
+def with_factors(
     operation: str, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, given: dict[str, Any]
 ) -> Product | None:
     """A [M, K] @ B [K, N] with factors of A and, transposed as B is, of the weight."""
@@ -152,23 +152,6 @@ def _with_factors(
     product = _of(operation, a, b, given.get("out_dtype"), bias, family, reason)
     one = scale_a.numel() == 1 and scale_b.numel() == 1
     return product and replace(product, one_scale=one, scales=scales)
-
-
-def _of_own_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """`tritongemm.scaled_mm`: x [..., K] and a weight [N, K], or its transposed view."""
-    names = ("a", "b", "scale_a", "scale_b", "bias", "out_dtype", "order_b", "scale_layout")
-    given = {"out_dtype": torch.bfloat16, **dict(zip(names, args, strict=False)), **kwargs}
-    if given.get("order_b", "plain") != "plain" or given.get("scale_layout"):
-        return of_nothing(operation, "a weight or factors in an order of their own")
-    a, w = given["a"], given["b"]
-    if not a.numel() or not w.numel():
-        return None
-    is_weight = w.shape[1] == a.shape[-1] and w.stride(1) == 1
-    scale_a, scale_b = given["scale_a"], given["scale_b"]
-    factors = scale_a.reshape(-1, scale_a.shape[-1]) if scale_a.dim() > 2 else scale_a
-    if is_weight:
-        w, scale_b = w.t(), scale_b.t() if scale_b.dim() == 2 else scale_b
-    return _with_factors(operation, a.reshape(-1, a.shape[-1]), w, factors, scale_b, given)
 
 
 def _of_batch(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -193,14 +176,14 @@ def _of_recipe(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     given = {**dict(zip(names, args[2:], strict=False)), **kwargs}
     scale_a, scale_b = given["scale_a"], given["scale_b"]
     if len(scale_a) == len(scale_b) == 1 and not any((*given["swizzle_a"], *given["swizzle_b"])):
-        return _with_factors(operation, args[0], args[1], scale_a[0], scale_b[0], given)
+        return with_factors(operation, args[0], args[1], scale_a[0], scale_b[0], given)
     return _of(operation, args[0], args[1], left_out="scale factors of two levels, or in an order of their own")
 
 
 def _of_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
     """`_grouped_mm`: the rows of A [M, K] in groups, each with a B of its own of [groups, K, N]."""
     given = {**dict(zip(("offs", "bias", "out_dtype"), args[2:], strict=False)), **kwargs}
-    return _grouped(operation, args[0], args[1], given)
+    return grouped(operation, args[0], args[1], given)
 
 
 def _of_scaled_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -211,10 +194,11 @@ def _of_scaled_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, A
     by_row = a.dim() == 2 and b.dim() == 3 and scale_a.numel() == a.shape[0]
     if not by_row or tuple(scale_b.shape) != (b.shape[0], b.shape[2]):
         return _grouped_left_out(operation, a, b)
-    return _grouped(operation, a, b, {**given, "out_dtype": given.get("out_dtype") or torch.bfloat16}, "a8w8")
+    return grouped(operation, a, b, {**given, "out_dtype": given.get("out_dtype") or torch.bfloat16}, "a8w8")
 
 
-def _grouped(operation: str, a: Tensor, b: Tensor, given: dict[str, Any], family: str = "dense") -> Product | None:
+def grouped(operation: str, a: Tensor, b: Tensor, given: dict[str, Any], family: str = "dense") -> Product | None:
+    """A product of groups: A [M, K], whose rows ``offs`` of `given` shares out, and B [groups, K, N]."""
     if a.dim() != 2 or b.dim() != 3 or given.get("offs") is None or given.get("bias") is not None:
         return _grouped_left_out(operation, a, b)
     product = _of(operation, a, b[0], given.get("out_dtype"), family=family)
@@ -245,10 +229,6 @@ BASIC: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Product | None
     "_grouped_mm": _of_groups,
     "_scaled_grouped_mm": _of_scaled_groups,
     "_scaled_grouped_mm_v2": _of_group_recipe,
-}
-# Operations of our own, which are not run anew to be watched: they are what they are called.
-OWN: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Product | None]] = {
-    "tritongemm.scaled_mm": _of_own_scaled,
 }
 
 

@@ -22,6 +22,7 @@ from tritongemm.runtime import machine
 _DTYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "fp8": "fp8"}
 _COLUMN_DTYPES = {"f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16"}
 _BF16 = "bf16"
+_FORMAT = "aiter"  # plug-in of formats/
 _AITERS_NAMES = {"dense": _BF16, "dense_bpreshuffle": _BF16, "a4w4_bpreshuffle": "a4w4_blockscale"}  # of our families
 _TUNED = f"{_BF16}_tuned_gemm.csv"
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -34,13 +35,15 @@ def main(argv: Sequence[str]) -> int:
     if args.untune_file is None and args.model_dir is None and args.family is not None:
         args.untune_file = _file_name(args.family, "untuned")
     output = Path(args.tune_file or _tuned_name(args.untune_file, args.family))
-    told_file = ToldFile.find(output)
+    # A file of any name is AITER's where the user says the family.
+    to = _FORMAT if args.family is not None and args.tune_file is not None else ""
+    told_file = ToldFile.find(output, to)
     if told_file is None:
         raise InputError(
-            f"-o {output} is not called as a file of AITER's; name its family in it, as {_TUNED} does, or use "
-            "python -m tritongemm.tune"
+            f"-o {output} is not called as a file of AITER's: say its family with --family, or in a name such as "
+            f"{_TUNED}; results of our own in YAML are written by python -m tritongemm.tune"
         )
-    status: int = tune.main(_words(args, output))
+    status: int = tune.main([*_words(args, output), *(["--to", to] if to else [])])
     if args.sort:
         told_file.arrange()
     return status

@@ -84,6 +84,9 @@ def _describe(row: SourceRow, problem: Problem, device: Target) -> Iterator[str]
     yield f"winner    {record.winner}"
     share = f", {record.speedup:.3f}x {record.library}" if record.speedup else ""
     yield f"time      {record.seconds * 1e6:.2f} us at M {record.problem.m}{share}"
+    if record.whole_seconds is not None:
+        quantised = f"{record.whole_seconds * 1e6:.2f} us with A quantised before it"
+        yield f"quantise  {(record.quantize_seconds or 0.0) * 1e6:.2f} us, {quantised}"
     if record.held_out:
         yield f"held out  {_held_out(record)}"
 

@@ -224,6 +224,9 @@ def _add_results(p: argparse.ArgumentParser) -> None:
         "it, and what another tool can run into it, where it is called as that tool's, such as bf16_tuned_gemm.csv",
     )
     g.add_argument(
+        "--to", default="", metavar="NAME", help="format of -o, such as aiter (default: by its contents or its name)"
+    )
+    g.add_argument(
         "--profile-file",
         type=arguments.path,
         metavar="FILE",
@@ -282,6 +285,14 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
         lambda a: a.server is not None and (a.workload is not None or a.m_range is not None or a.libtype is not None),
         "--for races one kernel at each M that a server looks up: leave --workload, --m_range and --libtype out",
     ),
+    (
+        lambda a: (a.top_k is None) != (a.server is None or a.groups == 1),
+        "--for, --groups and --top_k together race a server's kernel of experts: name all three, or --for alone",
+    ),
+    (
+        lambda a: a.top_k is not None and (_names_file(a) or a.model_dir is not None),
+        "a layer of experts is named by --groups, --top_k, -n (inner size of an expert) and -k (hidden size) alone",
+    ),
     (lambda a: a.gpu_ids is not None and a.ngpus != 0, "--gpu_ids and --ngpus exclude each other"),
     (
         lambda a: a.profile_file is not None and (a.compare_wo_tuning or a.benchmark),
@@ -308,7 +319,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         p.error(complaint)
     if args.output is not None:
         try:
-            if ToldFile.find(Path(args.output)) is None:
+            if ToldFile.find(Path(args.output), args.to) is None:
                 check_output_name(Path(args.output))
         except (InputError, OutputError) as error:
             p.error(str(error))

@@ -6,6 +6,7 @@ import argparse
 
 from tritongemm.cli import arguments, session
 from tritongemm.core.errors import InputError
+from tritongemm.core.group_rows import MOST_GROUPS
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Strategy, Timer
@@ -64,6 +65,14 @@ def add_search_options(p: argparse.ArgumentParser) -> None:
         metavar="SERVER",
         help="vllm or sglang: race the tiles that this server's own Triton kernel can be set to, beside what it runs "
         "today, for the tables that it reads; without -m at every M of such a table",
+    )
+    g.add_argument(
+        "--top-k",
+        type=arguments.whole(1, MOST_GROUPS),
+        default=None,
+        metavar="E",
+        help="with --for and --groups: each token goes to so many experts; -m is tokens, -n the inner size of an "
+        "expert, -k the hidden size",
     )
     g.add_argument(
         "--max-split",

@@ -14,6 +14,7 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.codegen.modules import winner_path
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.search_limits import SearchLimits
@@ -28,6 +29,7 @@ from tritongemm.results.run_files import module_folder
 from tritongemm.results.store import Store
 from tritongemm.runtime.machine import Machine, toolchain
 from tritongemm.tuning.final_race import write_best_kernel
+from tritongemm.tuning.layer_tuning import LayerTuning
 from tritongemm.tuning.run import TuningRun
 
 
@@ -110,13 +112,19 @@ def make_options(
     )
 
 
-def server_format(server: str) -> ServerFormat:
+def server_format(server: str, groups: int = 1) -> ServerFormat:
     """The format that sets a server's kernels.
+
+    Args:
+        server: its name.
+        groups: of the products; of several the kernels are those of experts.
 
     Raises:
         InputError: there is none; lists those there are.
     """
-    found = {f.server.lower(): f for f in registry.every(Format) if isinstance(f, ServerFormat)}
+    kind = "grouped" if groups > 1 else "one"
+    every = (f for f in registry.every(Format) if isinstance(f, ServerFormat) and f.computes == kind)
+    found = {f.server.lower(): f for f in every}
     if server.lower() not in found:
         raise InputError(f"no format is of the server {server!r}; there are: {', '.join(sorted(found))}")
     return found[server.lower()]
@@ -126,7 +134,7 @@ def _limits(args: argparse.Namespace, machine: Machine) -> SearchLimits:
     """What may be tried: what the user, and the server whose kernel is raced, allow."""
     if args.server is None:
         return SearchLimits(args.max_split)
-    return server_format(args.server).limits(args.family, machine.target)
+    return server_format(args.server, args.groups).limits(args.family, machine.target)
 
 
 def open_store(
@@ -163,6 +171,12 @@ def write_missing_winners(problems: Sequence[Problem], run: TuningRun) -> None:
         raced = [t for (_, stage), t in run.store.trials(problem).items() if stage == "final"]
         with suppress(InputError):  # a template of an older version that is there no more
             write_best_kernel(record, raced, run.evaluators[0].target, run.options)
+
+
+def race_layers(rows: Sequence[FormatRow], run: TuningRun, args: argparse.Namespace) -> None:
+    """Race the same configs at all products of each layer, where a server launches one at them."""
+    if args.top_k is not None:
+        LayerTuning(run, server_format(args.server, args.groups).can_tell).tune(rows)
 
 
 def _identity(protocol: MeasureProtocol) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             reporter.say(f"{name} does not race: {reason}")
         suffix = f"_{args.server}" if args.server else ""
         output = Path(args.output or f"output/tuning_results_{machine.target.name}{suffix}.yaml")
-        told_file = None if args.compare_wo_tuning or args.benchmark else ToldFile.find(output)
+        told_file = None if args.compare_wo_tuning or args.benchmark else ToldFile.find(output, args.to)
         if told_file is not None:
             told_file.check()
             rows, output = _wanted(rows, told_file, args, machine, reporter), told_file.results
@@ -104,8 +104,9 @@ def _rows(args: argparse.Namespace, machine: Machine) -> tuple[Sequence[FormatRo
             door.tell(remark)
         return model.rows, ()
     named = args.gemm_size_file or args.workload
-    if args.server is not None and named is None and args.m is None:
-        return session.server_format(args.server).list_sizes(args.n, args.k, defaults), ()
+    if args.server is not None and named is None and (args.m is None or args.top_k is not None):
+        server, tokens = session.server_format(args.server, args.groups), () if args.m is None else (args.m,)
+        return server.list_sizes(args.n, args.k, defaults, args.top_k or 1, tokens), ()
     if named is None:
         return sizes.from_options(args.m or args.m_range[0], args.n, args.k, defaults), ()
     path = Path(named)
@@ -261,6 +262,7 @@ def _tune(asked: _Asked, run: TuningRun, args: argparse.Namespace, command: str,
         if not run.options.stop:
             session.write_missing_winners(problems, run)
             found = TableTuning(run).tune(spans) if spans else {}
+            session.race_layers(asked.rows, run, args)
     counts = ", ".join(f"{n} {s}" for s, n in sorted(reporter.statuses.items()))
     if run.options.stop:
         reporter.say(f"modules: {folder}" + (f"; compiled: {counts}" if counts else ""))

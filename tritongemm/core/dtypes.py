@@ -15,7 +15,7 @@ class DType:
     Attributes:
         name: our name, as on the command line.
         bytes: size of one element, or of `packed` of them.
-        triton: Triton's name in a signature, e.g. ``fp8e4nv``.
+        triton: Triton's name in a signature, e.g. ``fp8e4nv``; of types that it has not, of their bytes.
         torch: attribute of ``torch``, e.g. ``float8_e4m3fn``.
         epsilon: spacing of the numbers just above 1 (0 for integers).
         maximum: largest finite value.
@@ -29,6 +29,11 @@ class DType:
     epsilon: float
     maximum: float
     packed: int = 1
+
+    @property
+    def width(self) -> float:
+        """Size of one element in bytes, a half where two share one."""
+        return self.bytes / self.packed
 
     @property
     def is_fp8(self) -> bool:
@@ -51,8 +56,8 @@ DTYPES = {
         DType("fp8e4m3fnuz", 1, "fp8e4b8", "float8_e4m3fnuz", 2**-3, 240.0),
         DType("fp8e5m2", 1, "fp8e5", "float8_e5m2", 2**-2, 57344.0),
         DType("fp8e5m2fnuz", 1, "fp8e5b16", "float8_e5m2fnuz", 2**-2, 57344.0),
-        DType("fp4e2m1", 1, "", "float4_e2m1fn_x2", 2**-1, 6.0, packed=2),
-        DType("e8m0", 1, "", "float8_e8m0fnu", 1.0, 2.0**127),
+        DType("fp4e2m1", 1, "u8", "float4_e2m1fn_x2", 2**-1, 6.0, packed=2),
+        DType("e8m0", 1, "u8", "float8_e8m0fnu", 1.0, 2.0**127),
         DType("int8", 1, "i8", "int8", 0.0, 127.0),
         DType("int32", 4, "i32", "int32", 0.0, 2147483647.0),
     )

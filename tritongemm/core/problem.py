@@ -187,6 +187,11 @@ class Problem:
         return min((s.depth for s in (self.scale_a, self.scale_b) if s is not None and s.depth), default=0)
 
     @property
+    def microscaled(self) -> bool:
+        """Whether the factors of A and of B are powers of two along K (OCP MX), which matrix units may apply."""
+        return all(s is not None and s.dtype == "e8m0" and s.depth for s in (self.scale_a, self.scale_b))
+
+    @property
     def bias_dtype(self) -> DType:
         """C's dtype, or the narrowest sensible one where C is eight bits wide."""
         narrow = {"int8": DTYPES["int32"]}.get(self.dtype_c, DTYPES["fp16"])

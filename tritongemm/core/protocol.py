@@ -17,11 +17,13 @@ class RaceResult:
         trials: one for each candidate, with its error; those that raced carry their samples.
         samples: seconds by config name, the baseline's under `core.trial.BASELINE_ENTRY`.
         cold: the operands were not in the last-level cache.
+        quantize_seconds: median time in which A is quantised; None where that was not measured.
     """
 
     trials: tuple[Trial, ...]
     samples: Mapping[str, Sequence[float]] = field(hash=False)
     cold: bool
+    quantize_seconds: float | None = None
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,12 @@ _FIELD_KINDS = {
     "compute_units": WHOLE,
     "m_from": WHOLE,
     "held_out": HELD_OUT,
+    "quantize_seconds": POSITIVE_OR_NONE,
     "extra": MAP,
 }
 
-_LEFT_OUT = ("compute_units", "m_from", "held_out")  # Fields that are not written where they say nothing.
+# Fields that are not written where they say nothing.
+_LEFT_OUT = ("compute_units", "m_from", "held_out", "quantize_seconds")
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Record:
             serves its own M alone.
         held_out: what was measured at other M of the range, which had no part in choosing it, by M as text: the time
             over the best known there, less 1, and the library's time over it.
+        quantize_seconds: median time in which A is quantised from bf16, with its scale factors in the problem's layout,
+            as `tritongemm.quantize` does; None where that was not measured, or the problem's A has no scale factors.
         extra: keys that a newer version wrote and this one does not know, as JSON values; they are written back, and
             do not count when records are compared.
 
@@ -103,6 +107,7 @@ class Record:
     compute_units: int = 0
     m_from: int = 0
     held_out: Mapping[str, Any] = field(default_factory=dict)
+    quantize_seconds: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -124,6 +129,11 @@ class Record:
         """The time of what dispatch calls: the library's where it won, in seconds."""
         is_library = self.winner == self.library and self.library_seconds is not None
         return self.library_seconds or self.seconds if is_library else self.seconds
+
+    @property
+    def whole_seconds(self) -> float | None:
+        """What dispatch calls and the quantisation of A before it, in seconds; None where that was not measured."""
+        return None if self.quantize_seconds is None else self.served_seconds + self.quantize_seconds
 
     @property
     def tflops(self) -> float:

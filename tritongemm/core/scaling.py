@@ -55,6 +55,8 @@ NO_SCALES: ScalePair = (None, None)
 _BLOCK = Scaling(rows=128, depth=128)
 _GROUP = Scaling(depth=128)
 _GROUP_BY_DEPTH = Scaling(depth=128, layout="groups")
+_MX = Scaling("e8m0", depth=32)
+_MX_SHUFFLED = Scaling("e8m0", depth=32, layout="e8m0_32x8", pad=(32, 8))
 # What a command line and a file call a pair; of those along K the first name is for factors that lie [groups, rows].
 GRANULARITIES: dict[str, ScalePair] = {
     "tensor": (Scaling(rows=0), Scaling(rows=0)),
@@ -63,15 +65,14 @@ GRANULARITIES: dict[str, ScalePair] = {
     "block_rows": (_GROUP, _BLOCK),
     "group": (_GROUP_BY_DEPTH, _GROUP_BY_DEPTH),
     "group_rows": (_GROUP, _GROUP),
+    "mx": (_MX, _MX),
+    "mx_shuffled": (_MX_SHUFFLED, _MX_SHUFFLED),
 }
 
 
 def granularity(pair: ScalePair) -> str:
-    """The name of a pair; ``mx`` for powers of two along K, "" for a pair without a name."""
-    named = next((name for name, known in GRANULARITIES.items() if known == pair), "")
-    scale_a, scale_b = pair
-    microscaled = scale_a is not None and scale_b is not None and scale_a.dtype == scale_b.dtype == "e8m0"
-    return named or ("mx" if microscaled else "")
+    """The name of a pair; "" for a pair without a name."""
+    return next((name for name, known in GRANULARITIES.items() if known == pair), "")
 
 
 def choose_pair(name: str, pairs: tuple[ScalePair, ...]) -> ScalePair:

@@ -104,5 +104,6 @@ class Target:
         return self.peak_tflops["fp8" if dtype.is_fp8 else dtype.name]
 
     def roofline_seconds(self, flops: int, nbytes: int, dtype: DType) -> float:
-        """Shortest time the data sheet allows for this much work."""
-        return max(flops / (self.tflops(dtype) * 1e12), nbytes / (self.hbm_gbps * 1e9))
+        """Shortest time the data sheet allows for this much work, at fp16's rate for operands that are converted."""
+        rate = self.tflops(dtype) if self.supports(dtype) else self.peak_tflops["fp16"]
+        return max(flops / (rate * 1e12), nbytes / (self.hbm_gbps * 1e9))

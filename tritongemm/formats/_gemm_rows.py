@@ -59,6 +59,7 @@ _OUR_WORKLOAD = ("count", "operation", "callers")  # of sizes, as a capture writ
 _OUR_RESULT = (
     *("target", "compute_units", "winner", "timer", "spread", "error", "tolerance"),
     *("library", "library_us", "tie", "verified", "cold", "toolchain", "M_from", "held_out"),
+    "quantize_us",
 )
 
 THEIR_KEYS = (*_SIZES, *_LAYOUTS, *_THEIR_CONFIG, *_TIMES)  # those of tune_gemm and tune_streamk
@@ -315,6 +316,7 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
         "compute_units": entry.whole("compute_units", 0, 0),
         "m_from": entry.whole("M_from", 0, 0),
         "held_out": entry.plain("held_out") or {},
+        "quantize_seconds": entry.shifted("quantize_us", -6),
         "extra": entry.unknown_values(),
     }
     try:
@@ -352,6 +354,7 @@ def make_row(record: Record) -> dict[str, Any]:
     row |= {"winner": record.winner, "timer": record.timer, "spread": record.spread}
     row |= {"error": record.error, "tolerance": record.tolerance, "library": record.library or None}
     row |= {"library_us": None if record.library_seconds is None else _microseconds(record.library_seconds)}
+    row |= {"quantize_us": None if record.quantize_seconds is None else _microseconds(record.quantize_seconds)}
     row |= {"tie": record.tie, "verified": record.verified, "cold": record.cold}
     row |= {"toolchain": dict(sorted(record.toolchain.items()))}
     return {key: value for key, value in row.items() if value is not None} | dict(record.extra)

@@ -1,7 +1,7 @@
-"""Format: vLLM's and SGLang's tables of tiles for mixtures of experts, which are recognised and left as they are.
+"""Format: other tables of tiles for mixtures of experts than are written here, recognised and left as they are.
 
-``E=128,N=768,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json``: E experts, each N wide. No row tells
-K or how many experts a token goes to, so none is a size to tune.
+``E=128,N=768,device_name=NVIDIA_H200.json``: E experts, each N wide, without scales or with others than those of
+blocks. No row tells K or how many experts a token goes to, so none is a size to tune.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from typing import NoReturn
 
-from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
+from tritongemm.formats._expert_tables import claims, refuse_sizes
 from tritongemm.formats._json_members import read_members
 from tritongemm.plugins.contracts import Format
 
@@ -26,7 +26,8 @@ class MoeJson(Format):
 
     def recognises(self, path: Path, text: str) -> bool:
         """Whether a file has the name of such a table, and holds a JSON object."""
-        return _NAME.fullmatch(path.name) is not None and text.lstrip().startswith("{")
+        written = any(claims(path.name, shape) for shape in (",block_shape=[{},{}]", ",block_shape=[{}, {}]"))
+        return not written and _NAME.fullmatch(path.name) is not None and text.lstrip().startswith("{")
 
     def read(self, path: Path, text: str, defaults: Defaults) -> NoReturn:
         """None of its rows is a size.
@@ -35,7 +36,4 @@ class MoeJson(Format):
             InputError: always; says what is wrong with a damaged file.
         """
         read_members(path, text)
-        raise InputError(
-            f"{path} tells tiles of a mixture of experts by M alone, without K and the experts of a token; it can't be "
-            "tuned, checked or translated, and is left as it is"
-        )
+        refuse_sizes(path)

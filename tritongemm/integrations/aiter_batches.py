@@ -5,10 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import tritongemm
+from tritongemm.core.errors import InputError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+def _turned(WQ: Tensor) -> Tensor:
+    """The weights as [B, K, N].
+
+    Raises:
+        TypeError: they are no tensor.
+        InputError: they have not three dimensions.
+    """
+    from tritongemm.serving.operand_checks import check_tensors  # which imports torch
+
+    check_tensors({"WQ": WQ})
+    if WQ.dim() != 3:
+        raise InputError(f"WQ is {tuple(WQ.shape)}; it is [B, N, K]")
+    return WQ.transpose(1, 2)
 
 
 def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None = None, splitK: int = 0) -> Tensor:
@@ -24,14 +40,14 @@ def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None =
     Raises:
         InputError: as `tritongemm.bmm` says.
     """
-    return tritongemm.bmm(XQ, WQ.transpose(1, 2), bias, out.dtype, out=out)
+    return tritongemm.bmm(XQ, _turned(WQ), bias, out.dtype, out=out)
 
 
 def batched_gemm_bf16_CK(
     XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None, splitK: int | None = None
 ) -> Tensor:
     """The result of `batched_gemm_bf16` in new memory, of XQ's dtype where none is named."""
-    return tritongemm.bmm(XQ, WQ.transpose(1, 2), bias, dtype)
+    return tritongemm.bmm(XQ, _turned(WQ), bias, dtype)
 
 
 def batched_gemm_a8w8(
@@ -59,7 +75,7 @@ def batched_gemm_a8w8(
     """
     from tritongemm.serving.batched import scaled_bmm  # which imports torch
 
-    return scaled_bmm(XQ, WQ.transpose(1, 2), x_scale, w_scale, bias, out.dtype, out=out)
+    return scaled_bmm(XQ, _turned(WQ), x_scale, w_scale, bias, out.dtype, out=out)
 
 
 def batched_gemm_a8w8_CK(
@@ -76,4 +92,4 @@ def batched_gemm_a8w8_CK(
 
     from tritongemm.serving.batched import scaled_bmm
 
-    return scaled_bmm(XQ, WQ.transpose(1, 2), x_scale, w_scale, bias, dtype or torch.bfloat16)
+    return scaled_bmm(XQ, _turned(WQ), x_scale, w_scale, bias, dtype or torch.bfloat16)

@@ -39,7 +39,7 @@ def gemm_a8w8(
     Raises:
         InputError: as `tritongemm.scaled_mm` says.
     """
-    return tritongemm.scaled_mm(XQ, WQ, x_scale, w_scale.reshape(-1), _row(bias, dtype), _result(dtype))
+    return tritongemm.scaled_mm(XQ, WQ, x_scale, _flat(w_scale), _row(bias, dtype), _result(dtype))
 
 
 gemm_a8w8_CK = gemm_a8w8
@@ -55,7 +55,7 @@ def gemm_a8w8_bpreshuffle(
     check: bool = False,
 ) -> Tensor:
     """The result of `gemm_a8w8` for a weight in the order of AITER's ``shuffle_weight(…, layout=(16, 16))``."""
-    factors = w_scale.reshape(-1)
+    factors = _flat(w_scale)
     return tritongemm.scaled_mm(XQ, WQ, x_scale, factors, _row(bias, dtype), _result(dtype), order_b=_SHUFFLED)
 
 
@@ -93,6 +93,7 @@ def gemm_a8w8_blockscale_bpreshuffle(
     AITER keeps the factors of XQ M-major for such weights, in a tensor that says it were [M, K / 128] row-major; here
     it is read so too. One that says by its strides that it is M-major is read as it says.
     """
+    _require_matrices(x_scale=x_scale)
     rows, groups = x_scale.shape
     m_major = x_scale.as_strided((rows, groups), (1, rows)) if x_scale.is_contiguous() else x_scale
     return tritongemm.scaled_mm(XQ, WQ, m_major, w_scale, None, _result(dtype), order_b=_SHUFFLED)
@@ -130,13 +131,43 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
     """
     if alpha not in (None, 1) or beta not in (None, 0):
         raise InputError(f"alpha is {alpha} and beta {beta}; products are served with 1 and 0")
+    _require_matrices(A=A, B=B, A_scale=A_scale, B_scale=B_scale, out=out)
     m, n = A.shape[0], B.shape[0]
+    if out.shape[0] < m or out.shape[1] != n:
+        raise InputError(f"out is {tuple(out.shape)}; it has {m} or more rows, and {n} columns")
     result = tritongemm.scaled_mm(
         A, B, _whole_blocks(A_scale, m), _whole_blocks(B_scale, n), _row(bias, out.dtype), out.dtype,
         order_b=_SHUFFLED if bpreshuffle else "plain", scale_layout=_SHUFFLED_SCALES,
     )  # fmt: skip
     out[:m].copy_(result)
     return out
+
+
+def _require_matrices(**operands: Tensor) -> None:
+    """Refuse operands that have not two dimensions.
+
+    Raises:
+        TypeError: one is no tensor.
+        InputError: names it.
+    """
+    from tritongemm.serving.operand_checks import check_tensors  # which imports torch
+
+    check_tensors(operands)
+    for name, tensor in operands.items():
+        if tensor.dim() != 2:
+            raise InputError(f"{name} is {tuple(tensor.shape)}; it has two dimensions")
+
+
+def _flat(w_scale: Tensor) -> Tensor:
+    """Factors of a weight's rows in one dimension.
+
+    Raises:
+        TypeError: it is no tensor.
+    """
+    from tritongemm.serving.operand_checks import check_tensors
+
+    check_tensors({"w_scale": w_scale})
+    return w_scale.reshape(-1)
 
 
 def _whole_blocks(scales: Tensor, rows: int) -> Tensor:

@@ -21,6 +21,7 @@ from tritongemm.core.trial import Trial
 from tritongemm.hip_ext.driver import driver
 from tritongemm.measure import choose
 from tritongemm.measure.jobs import (
+    QUANTIZATION,
     Algorithms,
     AlgorithmsJob,
     LaunchCandidate,
@@ -28,11 +29,14 @@ from tritongemm.measure.jobs import (
     MeasureJob,
     MeasureSetup,
     OperandsReady,
+    QuantizeJob,
     RaceJob,
+    RaceSamples,
     ScreenJob,
     VerifyJob,
 )
 from tritongemm.measure.operand_sets import LibraryRefusal, OperandSets, PreparedCandidate
+from tritongemm.measure.quantization import time_quantization
 from tritongemm.measure.race import EntryFailed, RaceEntry, graph_launches, run_race
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
@@ -76,6 +80,10 @@ class DeviceWorker:
                 yield OperandsReady(operands.copies, operands.cold)
                 library = registry.get(LibraryBackend, job.backend)
                 yield Algorithms(tuple(library.list_algorithms(operands.problem, operands.sets[0], job.limit)))
+                return
+            if isinstance(job, QuantizeJob):
+                yield OperandsReady(operands.copies, operands.cold)
+                yield RaceSamples({QUANTIZATION: time_quantization(operands, job.launch)})
                 return
             operands.reserve_buffers(candidate.launch for candidate in job.candidates)
             yield OperandsReady(operands.copies, operands.cold)

@@ -6,18 +6,22 @@ A crash or a hang costs the candidate that was running; the rest go on in a fres
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
+from statistics import median
 from typing import TypeAlias
 
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError, UnavailableError
+from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
 from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure.jobs import (
+    QUANTIZATION,
     Algorithms,
     AlgorithmsJob,
     LaunchCandidate,
@@ -26,6 +30,7 @@ from tritongemm.measure.jobs import (
     MeasureSetup,
     NowRacing,
     OperandsReady,
+    QuantizeJob,
     RaceJob,
     RaceSamples,
     ScreenJob,
@@ -137,6 +142,8 @@ class GpuEvaluator(Evaluator):
         self.target, self.vendor, self.device = target, vendor, device
         self.protocol, self.timeout_s = protocol, timeout_s
         self._process = WorkerProcess("tritongemm.measure.device_worker:DeviceWorker")
+        self._quantization: dict[tuple[object, ...], float | None] = {}  # by what the kernel and its memory follow from
+        self.times_quantization = not isinstance(registry.get(Timer, protocol.timer), ExternalTimer)
 
     def start(self) -> None:
         """Begin to start the process; it takes seconds, in which problems can be planned."""
@@ -223,6 +230,22 @@ class GpuEvaluator(Evaluator):
         except _ProcessGone as fault:
             raise TritonGemmError(fault.reason) from None
         return configs
+
+    def time_quantization(self, problem: Problem, launch: Launch) -> float | None:
+        """Seconds of the kernel that quantises A, by the clock of the races; None where it can't be timed so.
+
+        Args:
+            problem: whose A it writes.
+            launch: of the kernel, on addresses named x, q and scale.
+        """
+        key = problem.m, problem.k, problem.dtype_a, problem.scale_a
+        if key not in self._quantization:
+            self._quantization[key] = None
+            with suppress(_ProcessGone, TritonGemmError):  # The next job starts the process again.
+                for answer in self._answers(QuantizeJob(self._setup(problem), launch)):
+                    if isinstance(answer, RaceSamples):
+                        self._quantization[key] = median(answer.samples[QUANTIZATION])
+        return self._quantization[key]
 
     def describe(self, problem: Problem, config: Config) -> str:
         """How a result is verified, in a few words."""

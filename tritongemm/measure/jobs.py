@@ -1,8 +1,8 @@
 """Messages to the process that measures on a GPU, and its answers.
 
 A job is answered with `OperandsReady` first. Then come a `Trial` for each candidate of a `ScreenJob`, `VerifyJob` or
-`RaceJob`, in their order; a race goes on with `NowRacing` and ends with `RaceSamples`; an `AlgorithmsJob` ends with
-`Algorithms`.
+`RaceJob`, in their order; a race goes on with `NowRacing` and ends with `RaceSamples`, as a `QuantizeJob` does; an
+`AlgorithmsJob` ends with `Algorithms`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
+
+QUANTIZATION = "quantize"  # the name of the samples of a `QuantizeJob`
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,20 @@ class AlgorithmsJob:
     limit: int
 
 
-MeasureJob: TypeAlias = "ScreenJob | VerifyJob | RaceJob | AlgorithmsJob"
+@dataclass(frozen=True)
+class QuantizeJob:
+    """Time the kernel that quantises A, on activations of their own; its samples are those of a race of one.
+
+    Attributes:
+        setup: of which problem and where; how times are taken.
+        launch: of the kernel, which reads ``x`` of bf16 and writes ``q`` and ``scale``.
+    """
+
+    setup: MeasureSetup
+    launch: Launch
+
+
+MeasureJob: TypeAlias = "ScreenJob | VerifyJob | RaceJob | AlgorithmsJob | QuantizeJob"
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def side_by_side(tensors: Operands, count: int) -> list[Operands]:
     import torch
 
     sizes = [-(-t.numel() * t.element_size() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for t in tensors.values()]
-    slab = torch.empty(count * sum(sizes), dtype=torch.uint8, device=tensors["a"].device)
+    slab = torch.empty(count * sum(sizes), dtype=torch.uint8, device=next(iter(tensors.values())).device)
     pieces = iter(slab.split(sizes * count))
 
     def copied(tensor: Tensor) -> Tensor:
@@ -119,6 +119,7 @@ class OperandSets:
         sets: the operands of each copy.
         copies: number of sets.
         cold: all sets together are larger than the last-level cache.
+        rotation_bytes: memory that they rotate through, as the protocol says.
     """
 
     MAX_COPIES = 256
@@ -151,6 +152,8 @@ class OperandSets:
         arithmetic_s = target.roofline_seconds(problem.flops, 0, problem.a)
         traffic_s = target.roofline_seconds(0, problem.bytes, problem.a)
         self._heats = arithmetic_s > self.HEATING_ARITHMETIC_RATIO * traffic_s
+        self.rotation_bytes = protocol.rotation_bytes(target)
+        self._target = target
         self._least_s = target.roofline_seconds(problem.flops, problem.bytes, problem.a) + 1e-6
 
     def can_narrow(self, setup: MeasureSetup) -> bool:
@@ -307,6 +310,10 @@ class OperandSets:
         """
         if self._heats:
             time.sleep(busy_s)
+
+    def traffic_seconds(self, nbytes: int) -> float:
+        """The least time of a kernel that moves so many bytes, in seconds."""
+        return self._target.roofline_seconds(0, nbytes, self.problem.a) + 1e-6
 
     def launches_for(self, seconds: float, most: int, spared: int = 0) -> int:
         """Number of launches in one graph: enough to fill `seconds` and to pass through the copies.

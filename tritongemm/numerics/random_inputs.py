@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import log2, prod
 from typing import TYPE_CHECKING
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.operands import Operands, OperandSpec
 from tritongemm.core.problem import Problem
+from tritongemm.numerics.scale_factors import E8M0_BIAS
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -82,9 +83,21 @@ def random_factors(operand: OperandSpec, typical_scale: float, generator: Genera
 
     along_k, device = operand.applied == "mainloop", generator.device
     shape = operand.extents if along_k else (*operand.lead, prod(operand.shape))
+    if operand.dtype.name == "e8m0":
+        return _random_exponents(shape, typical_scale, generator)
     factors = (torch.rand(shape, device=device, generator=generator) + 0.5) * typical_scale
     if along_k:  # powers of two, with a root mean square of one
         every = torch.exp2(torch.arange(-OUTLIER_POWER, OUTLIER_POWER + 1, device=device, dtype=torch.float32))
         chosen = torch.randint(0, len(every), shape, device=device, generator=generator)
         factors *= every[chosen] / every.square().mean().sqrt()
     return factors.to(getattr(torch, operand.dtype.torch))
+
+
+def _random_exponents(shape: tuple[int, ...], typical_scale: float, generator: Generator) -> Tensor:
+    """Powers of two as e8m0 bytes, spread as `random_inputs` says of factors that change along K."""
+    import torch
+
+    squares = sum(4.0**i for i in range(-OUTLIER_POWER, OUTLIER_POWER + 1)) / (2 * OUTLIER_POWER + 1)
+    middle = E8M0_BIAS + round(log2(typical_scale) - log2(squares) / 2)
+    low, high = middle - OUTLIER_POWER, middle + OUTLIER_POWER
+    return torch.randint(low, high + 1, shape, device=generator.device, generator=generator, dtype=torch.uint8)

@@ -14,29 +14,58 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+E8M0_BIAS = 127  # of the exponents in e8m0 bytes
+_NO_NUMBER = 255  # the byte that is NaN
+
+
+def exponents_as_numbers(factors: Tensor) -> Tensor:
+    """Powers of two in float64 of e8m0 bytes; NaN where they say so."""
+    import torch
+
+    exponents = factors.contiguous().view(torch.uint8).double()
+    return torch.where(exponents == _NO_NUMBER, torch.nan, (exponents - E8M0_BIAS).exp2())
+
+
+def scale_places(layout: str) -> tuple[str, str]:
+    """What a factor's row and its group along K add to its place in memory, as kernels write them.
+
+    Args:
+        layout: ``rows``, or the name of a plug-in, as `ScaleLayout` says; ``groups`` has no such kernel.
+    """
+    if layout in ("rows", "groups"):
+        return ("r * groups", "g") if layout == "rows" else ("", "")
+    order = registry.get(ScaleLayout, layout)
+    return order.row_place, order.group_place
+
+
 def spread(scaling: Scaling, factors: Tensor, rows: int, k: int) -> Tensor:
-    """Factors in float64 as [rows, K], one for each element of A, or of B by its columns.
+    """Factors in float64 as [..., rows, K], one for each element of A, or of B by its columns.
 
     Args:
         scaling: what they cover, and how they lie.
-        factors: as they lie in memory.
+        factors: as they lie in memory, those of a batch with a dimension for it in front.
         rows: rows of A, or columns of B.
         k: elements along K.
     """
     if scaling.layout == "groups":
-        factors = factors.T
+        factors = factors.mT
     elif scaling.layout != "rows":
         factors = registry.get(ScaleLayout, scaling.layout).unpack(factors)
-    factors = factors.double()
-    across = factors.repeat_interleave(scaling.rows, 0)[:rows] if scaling.rows else factors[:1].expand(rows, -1)
-    return across.repeat_interleave(scaling.depth, 1)[:, :k] if scaling.depth else across[:, :1].expand(-1, k)
+    factors = exponents_as_numbers(factors) if scaling.dtype == "e8m0" else factors.double()
+    if scaling.rows:
+        across = factors.repeat_interleave(scaling.rows, -2)[..., :rows, :]
+    else:
+        across = factors[..., :1, :].expand(*factors.shape[:-2], rows, -1)
+    if scaling.depth:
+        return across.repeat_interleave(scaling.depth, -1)[..., :k]
+    return across[..., :1].expand(*across.shape[:-1], k)
 
 
 def multiplied(problem: Problem, operands: Operands) -> Operands:
-    """Operands of which A [M, K] and B [K, N] are in float64, multiplied by the factors that change along K."""
+    """Operands whose A [..., M, K] and B [..., K, N] are in float64, multiplied by the factors that change along K."""
     a, b = operands["a"].double(), operands["b"].double()
     if problem.scale_a is not None and problem.scale_a.depth:
         a = a * spread(problem.scale_a, operands["scale_a"], problem.m, problem.k)
     if problem.scale_b is not None and problem.scale_b.depth:
-        b = b * spread(problem.scale_b, operands["scale_b"], problem.n, problem.k).T
+        b = b * spread(problem.scale_b, operands["scale_b"], problem.n, problem.k).mT
     return operands | {"a": a, "b": b}

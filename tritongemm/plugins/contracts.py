@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, final
 
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
+from tritongemm.core.dtypes import DType
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import Defaults, FormatRow, Merged, NamedKernel, NewerRow, ResultsFile, Translation
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
@@ -587,6 +588,19 @@ class Family(Plugin, abstract=True):
         return 1.0
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """How the columns of B are interleaved: groups of them follow each other, in each the next piece of every column.
+
+    Attributes:
+        columns: of a group.
+        run: elements of a column that stay together, along K; of packed ones bytes.
+    """
+
+    columns: int
+    run: int
+
+
 class WeightLayout(Plugin, abstract=True):
     """An order of B in memory beside rows and columns."""
 
@@ -596,6 +610,10 @@ class WeightLayout(Plugin, abstract=True):
     @abstractmethod
     def supports(self, problem: Problem) -> Support:
         """Whether a problem's B can lie in this order."""
+
+    def pieces(self, dtype: DType) -> Pieces | None:
+        """How columns of a type are interleaved in pieces, which generated kernels can read; None in another order."""
+        return None
 
     @abstractmethod
     def pack(self, b: Tensor) -> Tensor:
@@ -607,10 +625,20 @@ class WeightLayout(Plugin, abstract=True):
 
 
 class ScaleLayout(Plugin, abstract=True):
-    """An order of scale factors in memory beside rows and groups."""
+    """An order of scale factors in memory beside rows and groups.
+
+    Attributes:
+        pad: multiples to which rows and groups are padded.
+        row_place, group_place: the place of a factor in memory is their sum: what its row adds and what its group along
+            K adds, as kernels write them of ``r``, ``g`` and ``groups``, the number of groups of a row with padding;
+            "" where no kernel of ours reads the order.
+    """
 
     package = "tritongemm.numerics.scale_layouts"
     kind = "scale layout"
+    pad: ClassVar[tuple[int, int]] = (1, 1)
+    row_place: ClassVar[str] = ""
+    group_place: ClassVar[str] = ""
 
     @abstractmethod
     def pack(self, scales: Tensor) -> Tensor:
@@ -713,9 +741,11 @@ class Evaluator(ABC):
 
     Attributes:
         target: facts of the device.
+        times_quantization: whether `time_quantization` measures anything.
     """
 
     target: Target
+    times_quantization: bool = False
 
     @abstractmethod
     def start(self) -> None:
@@ -741,6 +771,10 @@ class Evaluator(ABC):
     def describe(self, problem: Problem, config: Config) -> str:
         """How a result is verified, in a few words."""
 
+    def time_quantization(self, problem: Problem, launch: Launch) -> float | None:
+        """Seconds of the kernel that quantises A; None where they can't be measured."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Give the device back."""
@@ -755,7 +789,7 @@ class SearchPlan:
 
     Attributes:
         space: where neighbours are looked for; names the problem and the target.
-        expected: kept configs with their predictions, the best first.
+        expected: kept configs with their predictions, the best first; at least one.
         seeds: winners of similar problems, to be tried first.
         compiled: names of kernels that other problems of the run ask for, which cost no compile.
     """
@@ -927,13 +961,25 @@ class ServerFormat(Format, abstract=True):
 
     Attributes:
         server: its name.
+        computes: the kind of problem (`Problem.kind`) that its kernels are for. Of ``grouped`` ones a row is of the
+            two products of a layer of experts, which one config serves.
     """
 
     server: ClassVar[str]
+    computes: ClassVar[str] = "one"
 
     @abstractmethod
-    def list_sizes(self, n: int, k: int, defaults: Defaults) -> list[FormatRow]:
+    def list_sizes(
+        self, n: int, k: int, defaults: Defaults, chosen: int = 1, tokens: Sequence[int] = ()
+    ) -> list[FormatRow]:
         """The sizes that the server looks up for a weight of N columns of the result and depth K.
+
+        Args:
+            n: columns; of experts the inner size of one.
+            k: depth; of experts the hidden size.
+            defaults: what the user says besides.
+            chosen: experts that a token goes to.
+            tokens: every M to list; those that the server's own tables have where there are none.
 
         Raises:
             InputError: the server has no such table for the family and dtype.

@@ -165,7 +165,9 @@ class Reporter:
             compare: print the library's times beside ours as well.
         """
         timers = sorted({r.timer for r in records})
+        quantised = compare and any(r.whole_seconds is not None for r in records)
         columns = ["size", "us", *(["library us", "ratio", "winner"] if compare else []), "TFLOPS"]
+        columns += ["quantise us", "both us", "of bf16"] if quantised else []
         columns += [
             *([] if compare else ["GB/s"]),
             "roofline",
@@ -174,8 +176,9 @@ class Reporter:
             "config",
         ]
         rows = []
+        plain = {_sizes(r): r.served_seconds for r in records if r.problem.scale_a is None}
         for record in records:
-            cells = _cells(record, target)
+            cells = _cells(record, target) | _quantised(record, plain)
             rows.append([cells[column] for column in columns])
         if PREDICTED in timers:
             title = f"Predicted, not measured (timer: {PREDICTED})"
@@ -261,3 +264,24 @@ def _cells(record: Record, target: Target) -> dict[str, str]:
         "timer": record.timer,
         "config": record.config.short_name,
     }
+
+
+def _quantised(record: Record, plain: Mapping[tuple[object, ...], float]) -> dict[str, str]:
+    """A product's time with that of quantising A, and bf16's over it, where the same table has bf16's.
+
+    Args:
+        record: the result.
+        plain: seconds of products without scales, by `_sizes`.
+    """
+    whole, alone = record.whole_seconds, record.quantize_seconds
+    if whole is None or alone is None:
+        return dict.fromkeys(("quantise us", "both us", "of bf16"), "-")
+    bf16 = plain.get((*_sizes(record)[:-1], "bf16"))
+    ratio = "-" if bf16 is None else f"{bf16 / whole:.3f}"
+    return {"quantise us": f"{alone * 1e6:.2f}", "both us": f"{whole * 1e6:.2f}", "of bf16": ratio}
+
+
+def _sizes(record: Record) -> tuple[object, ...]:
+    """What products have in common that compute the same on other types, then the type of A."""
+    p = record.problem
+    return p.m, p.n, p.k, p.batch, p.groups, p.bias, p.dtype_a

@@ -116,19 +116,29 @@ class ToldFile:
         self.results = path.with_suffix(results_format().suffixes[0])
 
     @classmethod
-    def find(cls, path: Path) -> ToldFile | None:
+    def find(cls, path: Path, name: str = "") -> ToldFile | None:
         """The file at a path; None where that is not called, and does not begin, as another tool's file of results.
 
+        Args:
+            path: as the user names it; never one of our own results.
+            name: of its format, where the user says it whatever the file is called.
+
         Raises:
-            InputError: a file that is there can't be read.
+            InputError: a file that is there can't be read or is not in that format, or no format of that name tells
+                results.
         """
         ours = results_format()
         if path.suffix in ours.suffixes:
             return None
         text = read_exactly(path) if os.path.isfile(path) else ""
+        if name:
+            format_ = output_format(path, name)
+            if text and not format_.recognises(path, text):
+                raise InputError(f"{path} is there and is not {format_.title}; {_ADVICE}")
+            return cls(path, format_)
         found = (f for f in registry.every(Format) if f is not ours and f.tells_results and f.recognises(path, text))
-        format_ = next(found, None)
-        return cls(path, format_) if format_ else None
+        claimed = next(found, None)
+        return cls(path, claimed) if claimed else None
 
     def check(self) -> None:
         """Refuse a place that can't be written, before hours are spent.

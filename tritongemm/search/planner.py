@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from queue import SimpleQueue
 
+from tritongemm.codegen import template_facts
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_limits import SearchLimits
@@ -64,6 +65,8 @@ def plan_search(
     """
     searched = registry.get(SearchedBackend, backend)
     space = limits.narrow(searched.space(problem, target))
+    if not limits.templates:
+        space = replace(space, axes=tuple(a for a in space.axes if not template_facts.search_facts(a.template).asked))
     pruned = prune.prune(space, problem, target)
     order = cost_model.rank(tuple(dict.fromkeys((*pruned.kept, *limits.first))), problem, target)
     module = searched.write_candidates(problem, order.configs, target, folder)

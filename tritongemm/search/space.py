@@ -7,7 +7,7 @@ from typing import Any
 
 from tritongemm.codegen import template_facts
 from tritongemm.core.config import AXES
-from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.problem import Problem
 from tritongemm.core.space import Space, TemplateSpace
 from tritongemm.core.target import Target
 from tritongemm.search_spaces import loader as target_files
@@ -25,13 +25,9 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
         problem: what is computed.
         target: where.
     """
-    if problem.order_b != PLAIN:
-        return False  # no template reads such a B
-    if {problem.a.packed, problem.b.packed} != {1} and "operands" not in section:
-        return False  # elements that share a byte are for templates that name them
     rows = {
-        "a": (problem.k if problem.row_major_a else problem.m) * problem.a.bytes,
-        "b": (problem.n if problem.row_major_b else problem.k) * problem.b.bytes,
+        "a": (problem.k if problem.row_major_a else problem.m) * problem.a.width,
+        "b": (problem.n if problem.row_major_b else problem.k) * problem.b.width,
         "c": problem.n * problem.c.bytes,
     }
     aligned = all(rows[name] % ROW_ALIGN_BYTES == 0 for name in section.get("aligned", ()))
@@ -44,9 +40,22 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
     return aligned and all(target.has(f) for f in section["requires"])
 
 
-def computes_kind(template: str, problem: Problem) -> bool:
-    """Whether a template of our own computes one product, a batch or groups, whichever a problem is."""
-    return problem.kind in template_facts.kernel_template(template).kinds
+def computes(template: str, problem: Problem, target: Target) -> bool:
+    """Whether a template of our own computes a problem: one product, a batch or groups, with its scales and its B.
+
+    Args:
+        template: its name.
+        problem: what is computed.
+        target: where.
+    """
+    facts = template_facts.kernel_template(template)
+    if problem.a.packed > 1 and facts.descriptors:
+        return False
+    if problem.microscaled:
+        layouts = {s.layout for s in (problem.scale_a, problem.scale_b) if s is not None}
+        if not (facts.microscaled and target.has("dot_scaled") and all(map(template_facts.reads_scales, layouts))):
+            return False
+    return problem.kind in facts.kinds and template_facts.reads_b(template, problem)
 
 
 def _promising(section: Mapping[str, Any], problem: Problem) -> bool:
@@ -79,10 +88,13 @@ def space(
         if templates and template not in templates:
             continue
         space_schema.check_template(f"{where}.{template}", section, AXES)
-        if not backend and template in template_facts.names() and not computes_kind(template, problem):
+        if not backend and template in template_facts.names() and not computes(template, problem, target):
             continue
+        if backend and {problem.a.packed, problem.b.packed} != {1} and "operands" not in section:
+            continue  # elements that share a byte are for templates that name them
         if can_compute(section, problem, target) and _promising(section, problem):
-            named = [(a, tuple(section["axes"][a])) for a in AXES]
+            axes = section["axes"] | (section.get("microscaled", {}) if problem.microscaled else {})
+            named = [(a, tuple(axes[a])) for a in AXES]
             named += [(o, tuple(v)) for o, v in section.get("options", {}).items()]
             usable.append(TemplateSpace(template, tuple(named), *([backend] if backend else [])))
     return Space(target, problem, tuple(usable))

@@ -21,6 +21,7 @@ from tritongemm.serving.batched_call import BatchedCall
 from tritongemm.serving.batched_fallback import torch_bmm
 from tritongemm.serving.batched_operands import BatchOperands, BatchProduct, Strides, check_shapes, read_batch
 from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
+from tritongemm.serving.operand_checks import check_eight_bits, check_encodings_on, check_tensors
 from tritongemm.serving.torch_fallback import float32_precision, output_dtype
 from tritongemm.serving.traced_operations import define_operation
 
@@ -133,9 +134,12 @@ def run(dispatcher: Dispatcher, operands: BatchOperands) -> Tensor:
         if t is not None:
             key += (name, t.shape, t.stride(), t.dtype, t.get_device())
     call = dispatcher.calls.table.get(key)
-    operands = check_shapes(operands) if call is None or bias is not None or scale_a is not None else operands
+    if call is None or not a.is_cuda:
+        operands = _checked(operands)
     if call is None:
         call = _resolve(dispatcher, key, operands)
+    elif a.is_cuda and (bias is not None or scale_a is not None):
+        operands = check_shapes(operands)
     return call(operands)
 
 
@@ -183,6 +187,8 @@ class _Resolver:
             return
         self.answers = dispatcher.answer(readings, operands.a.get_device())
         kernel, device = self.answers.resolution.kernel, self.answers.device
+        if device is not None:
+            check_encodings_on(operands.a, operands.b, device.device.arch)
         if kernel is None or device is None:
             return
         rows = ((reading.problem, device.find_row(reading.problem)) for reading in readings)
@@ -220,11 +226,12 @@ def _checked(operands: BatchOperands) -> BatchOperands:
 
     Raises:
         TypeError: one is no tensor.
-        InputError: shapes that do not belong together.
+        InputError: shapes, layouts or devices that do not belong together.
     """
-    for value in _tensors(operands):
-        if not torch.overrides.is_tensor_like(value):
-            raise TypeError(f"an operand of bmm must be a tensor, not {type(value).__name__}")
+    named = operands._asdict()
+    check_tensors({n: t for n, t in named.items() if n in ("a", "b") or (n != "out_dtype" and t is not None)})
+    if operands.scale_a is not None:
+        check_eight_bits(operands.a, operands.b, output_dtype(operands.a, operands.out_dtype))
     return check_shapes(operands)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.serving.batched_operands import BatchOperands
+from tritongemm.serving.operand_checks import check_values
 from tritongemm.serving.torch_fallback import is_plain, output_dtype
 
 _bmm, _baddbmm = torch.bmm, torch.baddbmm
@@ -31,6 +32,7 @@ def torch_bmm(operands: BatchOperands) -> Tensor:
     wide = torch.float64 if not a.dtype.is_floating_point else torch.promote_types(torch.float32, wanted)
     product = _bmm(a.to(wide), b.to(wide))
     if scale_a is not None and scale_b is not None:
+        check_values(scale_a=scale_a, scale_b=scale_b)
         product = product * scale_a.unsqueeze(-1) * scale_b.unsqueeze(-2)
     product = (product if added is None else product + added).to(wanted)
     return product if out is None else out.copy_(product)

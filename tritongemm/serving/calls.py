@@ -49,6 +49,30 @@ def is_scaled(problem: Problem) -> bool:
     return p.scale_a is not None and p.scale_b is not None and is_layer(plain)
 
 
+class ExpertWeights(NamedTuple):
+    """The weights of a mixture of experts, by which records of its products are found.
+
+    Attributes:
+        groups: how many experts have a weight [N, K] each.
+        n, k: its extents.
+        dtype: name of its type.
+        family: what is computed.
+    """
+
+    groups: int
+    n: int
+    k: int
+    dtype: str
+    family: str
+
+
+def expert_weights(problem: Problem) -> ExpertWeights | None:
+    """The weights of a grouped product whose groups' rows lie one after another; None of other products."""
+    if problem.kind != "grouped" or problem.room or problem.row_major_b:
+        return None
+    return ExpertWeights(problem.groups, problem.n, problem.k, problem.dtype_b, problem.family)
+
+
 def is_served(problem: Problem) -> bool:
     """Whether any call at run time can ask for a problem."""
     return is_layer(problem) or is_scaled(problem) or problem.kind in ("batched", "grouped")

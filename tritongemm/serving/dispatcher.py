@@ -24,7 +24,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.serving import calls
-from tritongemm.serving.calls import CallOperands, sign_call
+from tritongemm.serving.calls import CallOperands, ExpertWeights, sign_call
 from tritongemm.serving.choice_log import ChoiceLog
 from tritongemm.serving.config_files import read_configured
 from tritongemm.serving.fast_call import FastCall
@@ -113,6 +113,7 @@ class Dispatcher:
         weights: (N, K) of the weights that have a record.
         transposed_weights: the same as (K, N), the shape of the right operand of a product.
         scaled_weights: (N, K) of the weights with scales that have a record.
+        expert_weights: the weights of grouped products that have a record.
     """
 
     def __init__(self) -> None:
@@ -120,6 +121,7 @@ class Dispatcher:
         self.weights: frozenset[tuple[int, int]] = frozenset()
         self.transposed_weights: frozenset[tuple[int, int]] = frozenset()
         self.scaled_weights: frozenset[tuple[int, int]] = frozenset()
+        self.expert_weights: frozenset[ExpertWeights] = frozenset()
         self._tables: tuple[LoadedTable, ...] = ()
         self._records = RecordTable()
         self._records_read = False
@@ -169,6 +171,7 @@ class Dispatcher:
         self.weights = self.weights.union(*(table.weights for table in tables))
         self.transposed_weights = frozenset((k, n) for n, k in self.weights)
         self.scaled_weights = self.scaled_weights.union(*(table.scaled_weights for table in tables))
+        self.expert_weights = self.expert_weights.union(*(table.expert_weights for table in tables))
         self._records, self._records_read = self._records.extend(row for table in tables for row in table.rows), True
         self._former, self._devices = self._former | self._devices, {}
         self.calls = CallTable()

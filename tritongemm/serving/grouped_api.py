@@ -14,6 +14,7 @@ from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.grouped_call import MISALIGNED_BITS, GroupedCall, find_kernel
 from tritongemm.serving.grouped_fallback import grouped
 from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, check, problem_of
+from tritongemm.serving.operand_checks import check_encodings_on
 from tritongemm.serving.traced_operations import define_operation
 
 _MOST_CALLS = 8192  # Shapes kept for one thread; sequences of any length must not fill the memory.
@@ -51,7 +52,8 @@ def grouped_mm(
         DriverError: the driver refused a launch.
     """
     if out_dtype is None:
-        out_dtype = a.dtype if scale_a is None else torch.bfloat16
+        plain = scale_a is None and torch.overrides.is_tensor_like(a)
+        out_dtype = a.dtype if plain else torch.bfloat16
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         result: Tensor = torch.ops.tritongemm.grouped_mm(a, b, offs, scale_a, scale_b, out_dtype)
         return result
@@ -89,6 +91,7 @@ def _resolve(dispatcher: Dispatcher, operands: GroupedOperands) -> tuple[Callabl
     device = dispatcher.device(operands.a.get_device())
     if device is None:
         return _checked, False
+    check_encodings_on(operands.a, operands.b, device.device.arch)
     found = find_kernel(device, problem)
     if isinstance(found, Support):
         return _checked, True

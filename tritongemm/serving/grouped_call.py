@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -62,20 +62,25 @@ def find_kernel(device: DeviceKernels, problem: Problem) -> tuple[LoadedKernel, 
     Kernels are right for every M and every spread.
     """
     rows = device.records.list_rows(device.device.arch, device.device.compute_units)
-    same = [row.record for row in rows if _product(row.record.problem) == _product(problem)]
-    if not same:
+    record = find_record((row.record for row in rows), problem)
+    if record is None:
         return Support(f"{problem.key} was never tuned for {device.device.arch}, at any M")
-    size = _size(problem)
-    above = [record for record in same if _size(record.problem) >= size]
-    record = min(above or same, key=lambda r: abs(_size(r.problem) - size))
-    binder = device.binders.get((record.problem, 0))
+    binder = device.binders.get((record.problem, record.m_from))
     if binder is None:
-        found = device.loaded.get(record.problem)
+        found = device.loaded_for(record)
         return (
             found if isinstance(found, Support) else Support(f"{record.problem.key}: PyTorch's own product won there")
         )
-    kernel = binder(size)
+    kernel = binder(_size(problem))
     return kernel if isinstance(kernel, Support) else (kernel, record)
+
+
+def find_record(records: Iterable[Record], problem: Problem) -> Record | None:
+    """The record that serves a grouped problem: of the same product that of the next larger M, else of the largest."""
+    same = [record for record in records if _product(record.problem) == _product(problem)]
+    size = _size(problem)
+    above = [record for record in same if _size(record.problem) >= size]
+    return min(above or same, key=lambda record: abs(_size(record.problem) - size), default=None)
 
 
 def _size(problem: Problem) -> int:

@@ -12,6 +12,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
+from tritongemm.serving.operand_checks import check_eight_bits, check_tensors, check_values
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 DEPTH = 128  # elements along K, and columns of a weight, that share a factor of a block
@@ -54,14 +55,12 @@ def check(operands: GroupedOperands) -> None:
         TypeError: an operand is no tensor.
     """
     a, b, offs, scale_a, scale_b, out_dtype = operands
-    for name, tensor in operands.tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
-        if tensor.device != a.device:
-            raise InputError(f"{name} is on {tensor.device}, a on {a.device}; move it there")
+    check_tensors(operands.tensors)
     if b.dim() != 3 or a.dim() not in (2, 3) or a.shape[-1] != b.shape[1]:
         shapes = f"a {tuple(a.shape)} and b {tuple(b.shape)}"
         raise InputError(f"{shapes} must be [M, K] or [groups, rows, K], and [groups, K, N]")
+    if not b.numel() or not a.shape[-1]:
+        raise InputError(f"b {tuple(b.shape)} is empty: there is nothing to multiply by")
     if operands.masked and a.shape[0] != b.shape[0]:
         raise InputError(f"a has {a.shape[0]} groups, b {b.shape[0]}")
     if tuple(offs.shape) != (b.shape[0],) or offs.dtype != torch.int32:
@@ -72,8 +71,11 @@ def check(operands: GroupedOperands) -> None:
         raise InputError("scale_a and scale_b belong together; give both or neither")
     if out_dtype not in DTYPE_NAMES or a.dtype not in DTYPE_NAMES or b.dtype not in DTYPE_NAMES:
         raise InputError(f"there is no product of {a.dtype} and {b.dtype} in {out_dtype}")
+    if scale_a is None and a.dtype != b.dtype:
+        raise InputError(f"a is {a.dtype}, b is {b.dtype}: without scale factors they are of one type")
     if scale_a is not None and scale_b is not None:
         _check_scales(operands, scale_a, scale_b)
+        check_eight_bits(a, b, out_dtype)
     if not a.is_cuda:
         _check_numbers(operands)
 
@@ -95,9 +97,8 @@ def _check_scales(operands: GroupedOperands, scale_a: Tensor, scale_b: Tensor) -
 def _check_numbers(operands: GroupedOperands) -> None:
     """What a CPU can look at without waiting: groups that do not add up, and factors that are no numbers."""
     numbers, a = operands.offs.tolist(), operands.a
-    for name, scale in (("scale_a", operands.scale_a), ("scale_b", operands.scale_b)):
-        if scale is not None and not bool(scale.isfinite().all()):
-            raise InputError(f"{name} has factors that are no finite numbers")
+    if operands.scale_a is not None and operands.scale_b is not None:
+        check_values(scale_a=operands.scale_a, scale_b=operands.scale_b)
     if operands.masked:
         if any(not 0 <= rows <= a.shape[1] for rows in numbers):
             raise InputError(f"offs must be the rows of each group, 0 to {a.shape[1]}; it is {numbers}")

@@ -17,7 +17,7 @@ from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.serving import rank_agreement
-from tritongemm.serving.calls import is_layer, is_scaled, is_served
+from tritongemm.serving.calls import ExpertWeights, expert_weights, is_layer, is_scaled, is_served
 from tritongemm.serving.record_source import read_source
 from tritongemm.serving.source_row import SourceRow
 
@@ -58,6 +58,12 @@ class LoadedTable:
         """(N, K) of the weights with scales that have a record."""
         problems = (row.record.problem for row in self.rows)
         return frozenset((problem.n, problem.k) for problem in problems if is_scaled(problem))
+
+    @property
+    def expert_weights(self) -> frozenset[ExpertWeights]:
+        """The weights of grouped products that have a record."""
+        problems = (row.record.problem for row in self.rows)
+        return frozenset(weights for problem in problems if (weights := expert_weights(problem)) is not None)
 
 
 def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = "") -> LoadedTable:

@@ -13,6 +13,7 @@ from tritongemm.serving import moe_torch
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.grouped_api import run
 from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
+from tritongemm.serving.operand_checks import SCALED_RESULTS, check_tensors, check_values
 from tritongemm.serving.traced_operations import define_operation
 
 ACTIVATIONS = ("silu", "gelu")
@@ -71,7 +72,7 @@ def _operation(
     w2_scale: Tensor | None,
 ) -> Tensor:
     _check(x, w1, w2, topk_weights, topk_ids, activation)
-    mode = _mode(w1, w2, w1_scale, w2_scale)
+    mode = _mode(x, w1, w2, w1_scale, w2_scale)
     if not x.shape[0]:
         return x.new_empty(x.shape)
     steps, dispatcher = _steps(x), default_dispatcher()
@@ -101,10 +102,14 @@ def _check(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Te
     """Refuse what does not belong together.
 
     Raises:
+        TypeError: an argument is no tensor.
         InputError: names the argument and what it must be.
     """
+    check_tensors({"x": x, "w1": w1, "w2": w2, "topk_weights": topk_weights, "topk_ids": topk_ids})
     if activation not in ACTIVATIONS:
         raise InputError(f"activation is {activation!r}; there are: {', '.join(ACTIVATIONS)}")
+    if x.dtype not in SCALED_RESULTS:
+        raise InputError(f"x must be bfloat16 or float16, or float32 on a CPU, not {x.dtype}")
     if x.dim() != 2 or w1.dim() != 3 or w2.dim() != 3 or x.shape[1] != w1.shape[2]:
         shapes = f"x {tuple(x.shape)}, w1 {tuple(w1.shape)} and w2 {tuple(w2.shape)}"
         raise InputError(
@@ -118,12 +123,13 @@ def _check(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Te
         raise InputError(f"{shapes} must be [{x.shape[0]}, experts of a token]")
     if topk_ids.dtype not in (torch.int32, torch.int64):
         raise InputError(f"topk_ids must be int32 or int64, not {topk_ids.dtype}")
-    for name, tensor in (("w1", w1), ("w2", w2), ("topk_weights", topk_weights), ("topk_ids", topk_ids)):
-        if tensor.device != x.device:
-            raise InputError(f"{name} is on {tensor.device}, x on {x.device}; move it there")
+    if not topk_weights.dtype.is_floating_point:
+        raise InputError(f"topk_weights must be floats, not {topk_weights.dtype}")
+    if not experts or not topk_ids.shape[1]:
+        raise InputError(f"a token can't go to {topk_ids.shape[1]} of {experts} experts")
 
 
-def _mode(w1: Tensor, w2: Tensor, w1_scale: Tensor | None, w2_scale: Tensor | None) -> str:
+def _mode(x: Tensor, w1: Tensor, w2: Tensor, w1_scale: Tensor | None, w2_scale: Tensor | None) -> str:
     """How rows are quantised: ``row``, ``block``, or "" for not at all.
 
     Raises:
@@ -132,14 +138,23 @@ def _mode(w1: Tensor, w2: Tensor, w1_scale: Tensor | None, w2_scale: Tensor | No
     if w1.dtype != w2.dtype or (w1_scale is None) != (w2_scale is None):
         raise InputError("w1 and w2 must be of one type, both with scale factors or both without")
     if w1_scale is None or w2_scale is None:
+        if w1.dtype != x.dtype:
+            raise InputError(f"x is {x.dtype}, w1 is {w1.dtype}: without scale factors they are of one type")
         return ""
+    check_tensors({"x": x, "w1_scale": w1_scale, "w2_scale": w2_scale})
     if w1.element_size() != 1 or not w1.dtype.is_floating_point:
         raise InputError(f"w1_scale is for weights of fp8, not {w1.dtype}")
     if w1_scale.dim() != w2_scale.dim():
         raise InputError("w1_scale and w2_scale must both be of rows, or both of blocks")
-    if w1_scale.dim() == 3 and (w1.shape[2] % DEPTH or w2.shape[2] % DEPTH):
+    mode = "row" if w1_scale.dim() == 2 else "block"
+    if mode == "block" and (w1.shape[2] % DEPTH or w2.shape[2] % DEPTH):
         raise InputError(f"hidden {w1.shape[2]} and inner {w2.shape[2]} must be multiples of {DEPTH}, a block's depth")
-    return "row" if w1_scale.dim() == 2 else "block"
+    for name, scale, (experts, rows, depth) in (("w1_scale", w1_scale, w1.shape), ("w2_scale", w2_scale, w2.shape)):
+        wanted = (experts, rows) if mode == "row" else (experts, -(-rows // DEPTH), depth // DEPTH)
+        if tuple(scale.shape) != wanted or scale.dtype != torch.float32:
+            raise InputError(f"{name} must be float32 {wanted}, not {scale.dtype} {tuple(scale.shape)}")
+    check_values(w1_scale=w1_scale, w2_scale=w2_scale)
+    return mode
 
 
 def _fake(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tritongemm.core.record import Record
-from tritongemm.serving import served_fp8
+from tritongemm.serving import served_experts, served_fp8
 from tritongemm.serving.api import default_dispatcher, load, mm
 from tritongemm.serving.joined_layers import JoinedLayers, JoinedPart, find_joinable
 
@@ -64,6 +64,8 @@ class Patch:
         groups: Mapping[tuple[str, ...], JoinedLayers],
     ) -> None:
         self._layers, self.left, self._groups = dict(layers), dict(left), dict(groups)
+        mixtures = any(issubclass(type(layer), served_experts.ServedExperts) for layer, _ in layers.values())
+        self._kinds = "linear layers and mixtures of experts" if mixtures else "linear layers"
         self.patched, self.joined = tuple(layers), tuple(groups)
 
     def undo(self) -> None:
@@ -99,20 +101,21 @@ class Patch:
         groups = Counter(", ".join(name.rpartition(".")[2] for name in names) for names in self.joined)
         told = "".join(f"; {count} group{'s'[: count > 1]} of {names} joined" for names, count in groups.items())
         told += "".join(f"; {count} left: {reason}" for reason, count in reasons.most_common())
-        return f"{len(self.patched)} of {len(self.patched) + len(self.left)} linear layers are served{told}"
+        return f"{len(self.patched)} of {len(self.patched) + len(self.left)} {self._kinds} are served{told}"
 
 
 def patch(
     model: nn.Module, source: str | os.PathLike[str] | Iterable[Record] | None = None, join: bool = True
 ) -> Patch:
-    """Have tuned kernels serve a model's linear layers: those whose N and K a tuned row has.
+    """Have tuned kernels serve a model's linear layers and experts: those whose N and K a tuned row has.
 
     Only modules that are an ``nn.Linear`` itself, with a plain parameter as weight, are served, and the fine-grained
     fp8 layers of transformers (``FP8Linear`` with factors for 128 x 128) by rows with scales: `linear_fp8` quantises
-    their activations. Layers of other classes (other quantised ones, adapters around a layer) and layers whose
-    ``forward`` another library replaced are left as they are; a plain layer inside an adapter is served. Under
-    torch.compile each layer is one opaque operation, in which M is looked up when it runs, so that one graph serves
-    every M. Gradients are PyTorch's, and transformers' own.
+    their activations. The experts that transformers holds in two parameters of a layer, in bf16, fp16 or such fp8, go
+    through `fused_moe` where both of their grouped products have a row. Layers of other classes (other quantised ones,
+    adapters around a layer) and layers whose ``forward`` another library replaced are left as they are; a plain layer
+    inside an adapter is served. Under torch.compile each layer is one opaque operation, in which M is looked up when it
+    runs, so that one graph serves every M. Gradients are PyTorch's, and transformers' own.
 
     Layers that read one input, such as q_proj, k_proj and v_proj of one module, are computed as one product at those M
     where the tuned rows say that this is faster. Their weights become views of one tensor, so that graphs captured
@@ -143,6 +146,11 @@ def patch(
         former = type(module)
         if served_fp8.is_fp8_layer(module):
             reason, kind = served_fp8.why_left(module, dispatcher.scaled_weights), served_fp8.served_class()
+        elif served_experts.is_mixture(module):
+            reason = served_experts.why_left(module, dispatcher.expert_weights)
+            kind = served_experts.served_class(former)
+        elif isinstance(module, served_experts.ServedExperts):
+            reason, kind = "served already", former
         elif isinstance(module, nn.Linear) or "Linear" in former.__name__:
             reason, kind = _why_left(module, dispatcher.weights), ServedLinear
         else:
@@ -172,7 +180,7 @@ def _join_layers(model: nn.Module, served: Mapping[str, ServedLinear]) -> dict[t
 
 
 def _is_served(kind: type[nn.Module]) -> bool:
-    return issubclass(kind, ServedLinear) or kind.__name__ == served_fp8.SERVED
+    return issubclass(kind, ServedLinear | served_experts.ServedExperts) or kind.__name__ == served_fp8.SERVED
 
 
 def _why_left(module: nn.Module, weights: frozenset[tuple[int, int]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,8 @@ from tritongemm.core import settings
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.serving import PatchedLaunch
+from tritongemm.numerics.scale_factors import scale_places
+from tritongemm.serving import microscaling
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.scale_factors import GROUP
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from tritongemm.hip_ext.driver.module import Function
     from tritongemm.serving.serving_device import ServingDevice
 
-GRANULARITIES = ("tensor", "row", "block")
+GRANULARITIES = ("tensor", "row", "block", "mx")
 LAYOUTS = ("rows", "groups", "tma")
 _TYPES = tuple(t for t, name in DTYPE_NAMES.items() if DTYPES[name].is_fp8 or name == "int8")
 _INPUTS = (torch.bfloat16, torch.float16, torch.float32)
@@ -35,22 +38,25 @@ _Pair = tuple[Tensor, Tensor]
 
 
 def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = None, layout: str = "rows") -> _Pair:
-    """Activations in eight bits, and their float32 scale factors: x is about q * scale.
+    """Activations in eight bits or four, and their scale factors: x is about q * scale.
 
-    A factor is the largest absolute value that it covers, over the largest number of the type; 1 where all are zero. It
-    is one kernel on a GPU (``tensor``: several of PyTorch's), which never waits for the GPU and can be captured. A NaN
+    A factor is the largest absolute value that it covers, over the largest number of the type; 1 where all are zero. Of
+    ``mx`` it is rounded up to a power of two and kept as its exponent and 127 (e8m0); others are float32. It is one
+    kernel on a GPU (``tensor``: several of PyTorch's), which never waits for the GPU and can be captured. A NaN
     stays one in fp8. There is no gradient.
 
     Args:
         x: [..., K] of bfloat16, float16 or float32.
-        granularity: ``tensor`` (one factor), ``row`` (one for each row) or ``block`` (one for each 128 elements along K
-            of a row).
-        dtype: an fp8 type or int8; by default the e4m3 that x's GPU multiplies.
+        granularity: ``tensor`` (one factor), ``row`` (one for each row), ``block`` (one for each 128 elements along K
+            of a row) or ``mx`` (one for each 32).
+        dtype: an fp8 type or int8; by default the e4m3 that x's GPU multiplies. Of ``mx`` OCP's fp8, by default its
+            e4m3, or fp4 (e2m1, two numbers a byte, K even): ``torch.float4_e2m1fn_x2`` or the same as ``torch.uint8``.
         layout: how the factors of blocks lie: ``rows`` [M, K / 128], ``groups`` M-major, or ``tma`` M-major with M
-            padded to a multiple of 4, as DeepGEMM wants them. Strides tell it: the shape is [M, K / 128] with all.
+            padded to a multiple of 4, as DeepGEMM wants them. Strides tell it: the shape is [M, K / 128] with all. Of
+            ``mx``: ``rows`` [M, K / 32], or a plug-in of numerics/scale_layouts, e.g. ``e8m0_32x8``, padded.
 
     Returns:
-        q [..., K], dense, and the factors: [1, 1], [M, 1] or [M, K / 128].
+        q [..., K], dense, and the factors: [1, 1], [M, 1] or [M, K / 128], or bytes [M, K / 32].
 
     Raises:
         InputError: an argument is none of these.
@@ -77,6 +83,8 @@ def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) 
     """
     if granularity not in GRANULARITIES:
         raise InputError(f"granularity is {granularity!r}; there are: {', '.join(GRANULARITIES)}")
+    if granularity == "mx":
+        return _check_powers(x, dtype or torch.float8_e4m3fn, layout)
     if layout not in LAYOUTS or (layout != "rows" and granularity != "block"):
         raise InputError(f"layout is {layout!r}; factors of blocks lie in {', '.join(LAYOUTS)}, others in rows")
     if x.dtype not in _INPUTS or not x.dim() or not x.numel():
@@ -85,6 +93,31 @@ def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) 
     if wanted not in _TYPES:
         raise InputError(f"dtype is {wanted}; there are: {', '.join(map(str, _TYPES))}")
     return wanted
+
+
+def _check_powers(x: Tensor, dtype: torch.dtype, layout: str) -> torch.dtype:
+    """The type to quantise to with powers of two.
+
+    Raises:
+        InputError: names the argument.
+    """
+    if layout not in microscaling.layouts():
+        raise InputError(f"layout is {layout!r}; powers of two lie in {', '.join(microscaling.layouts())}")
+    if dtype not in microscaling.FORMATS:
+        known = ", ".join(map(str, microscaling.FORMATS))
+        raise InputError(f"dtype is {dtype}; with powers of two along K there are: {known}")
+    packed = DTYPES[microscaling.FORMATS[dtype]].packed
+    if x.dtype not in _INPUTS or not x.dim() or not x.numel() or x.shape[-1] % packed:
+        wanted = f"activations [..., K] of {', '.join(map(str, _INPUTS))}{', K even' if packed > 1 else ''}"
+        raise InputError(f"x is {x.dtype} {tuple(x.shape)}; {wanted}")
+    return dtype
+
+
+def _empty_pair(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
+    """Memory for the quantised activations and their factors."""
+    if granularity == "mx":
+        return microscaling.empty_pair(x, dtype, layout)
+    return torch.empty_like(x, dtype=dtype), empty_factors(x, granularity, layout)
 
 
 def empty_factors(x: Tensor, granularity: str, layout: str) -> Tensor:
@@ -115,6 +148,8 @@ def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _
 
 def by_torch(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
     """As `quantize`, by PyTorch's own operations."""
+    if granularity == "mx":
+        return microscaling.by_torch(x, dtype, layout)
     k = x.shape[-1]
     rows = x.detach().reshape(-1, k).float()
     maximum = DTYPES[DTYPE_NAMES[dtype]].maximum
@@ -123,7 +158,9 @@ def by_torch(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _P
     else:
         padded = rows.view(1, 1, -1) if granularity == "tensor" else rows.view(rows.shape[0], 1, k)
     largest = padded.abs().amax(-1, keepdim=True)
-    factors = torch.where(largest > 0, (largest / maximum).clamp_min(torch.finfo(torch.float32).tiny), 1.0)
+    # By a tensor: PyTorch's division by a number multiplies by its reciprocal on a GPU, which may be a bit off.
+    unit = largest / torch.full_like(largest, maximum)
+    factors = torch.where(largest > 0, unit.clamp_min(torch.finfo(torch.float32).tiny), 1.0)
     quotients = (padded / factors).view(rows.shape[0], -1)[:, :k]
     q = quotients.round().to(dtype) if dtype == torch.int8 else quotients.to(dtype)
     out = empty_factors(x, granularity, layout)
@@ -149,7 +186,7 @@ class _Launch:
     ) -> None:
         self._launch, self._index = prepared.launch, device.index
         self._set_x, self._set_q, self._set_scale = map(prepared.set_address, ("x", "q", "scale"))
-        self._dtype, self._factors = dtype, partial(empty_factors, granularity=granularity, layout=layout)
+        self._empty_pair = partial(_empty_pair, granularity=granularity, dtype=dtype, layout=layout)
         self._otherwise = partial(by_torch, granularity=granularity, dtype=dtype, layout=layout)
 
     def __call__(self, x: Tensor) -> _Pair:
@@ -159,7 +196,7 @@ class _Launch:
         if torch.cuda.current_device() != self._index:
             with torch.cuda.device(self._index):
                 return self(x)
-        q, factors = torch.empty_like(x, dtype=self._dtype), self._factors(x)
+        q, factors = self._empty_pair(x)
         self._set_x(x.data_ptr())
         self._set_q(q.data_ptr())
         self._set_scale(factors.data_ptr())
@@ -191,6 +228,14 @@ def _make_ready(
     return launch
 
 
+def _extents(x: Tensor, granularity: str, layout: str) -> tuple[int, int]:
+    """Where a kernel stores factors: their strides, or the extents in memory of powers of two."""
+    if granularity == "mx":
+        return microscaling.padded_shape(x.numel() // x.shape[-1], x.shape[-1], layout)
+    strides = empty_factors(x, granularity, layout).stride()
+    return strides[0], strides[1]
+
+
 def _load(device: ServingDevice, x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Launch:
     """The kernel for activations like x, compiled where the cache lacks it.
 
@@ -199,17 +244,21 @@ def _load(device: ServingDevice, x: Tensor, granularity: str, dtype: torch.dtype
     """
     from tritongemm.build import helpers
     from tritongemm.build.cache import ArtifactCache
+    from tritongemm.build.quantization_kernels import Quantization, choose_kernel
     from tritongemm.runtime.loaded_kernels import TunedKernel
     from tritongemm.search_spaces import loader
-    from tritongemm.serving.quantization_kernels import Quantization, choose_kernel
 
     target = loader.load_target(device.arch)
-    name = DTYPE_NAMES[dtype]
+    k, microscaled = x.shape[-1], granularity == "mx"
+    name = microscaling.FORMATS[dtype] if microscaled else DTYPE_NAMES[dtype]
     if DTYPES[name].is_fp8 and not target.supports(DTYPES[name]):
         raise InputError(f"{target.name} has no {name}: its fp8 encoding is {target.fp8}")
-    k = x.shape[-1]
-    strides = empty_factors(x, granularity, layout).stride()
-    asked = Quantization(x.numel() // k, k, DTYPE_NAMES[x.dtype], name, granularity, (strides[0], strides[1]))
+    m = x.numel() // k
+    asked = Quantization(m, k, DTYPE_NAMES[x.dtype], name, granularity, _extents(x, granularity, layout))
+    if microscaled:
+        asked = replace(asked, places=scale_places(layout))
+        if not all(asked.places):
+            raise InputError(f"no kernel writes powers of two in the order {layout}")
     helper, arguments = choose_kernel(asked)
     artifact = helpers.compile_helper(helper, target, ArtifactCache(settings.cache_folder()))
     launch = helpers.launch_helper(artifact, helper, arguments, target)
@@ -223,7 +272,7 @@ def _load(device: ServingDevice, x: Tensor, granularity: str, dtype: torch.dtype
 
 
 def _fake(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
-    return x.new_empty(x.shape, dtype=dtype), empty_factors(x, granularity, layout)
+    return _empty_pair(x, granularity, dtype, layout)
 
 
 define_operation(

@@ -13,7 +13,8 @@ from tritongemm.plugins.contracts import ScaleLayout
 
 GROUP = 128  # elements along K, and rows of a weight, that share a float32 factor
 MX_GROUP = 32  # elements along K that share a power of two
-_EXPONENTS = (torch.uint8, getattr(torch, "float8_e8m0fnu", torch.uint8))
+EXPONENTS = (torch.uint8, getattr(torch, "float8_e8m0fnu", torch.uint8))
+NO_NUMBER = 255  # the exponent that is NaN
 _EXPONENT_BIAS = 127
 _BY_STRIDES = ("rows", "groups")  # layouts that strides tell; the others are permutations within dense memory
 
@@ -51,7 +52,7 @@ def _is_asked_for(scaling: Scaling, layout: str) -> bool:
 
 def lies_so(scales: Tensor, scaling: Scaling, rows: int, k: int) -> bool:
     """Whether a tensor's dtype, shape and strides are those of a scaling; arguments as for `find_scalings`."""
-    if scales.dtype not in (_EXPONENTS if scaling.dtype == "e8m0" else (torch.float32,)):
+    if scales.dtype not in (EXPONENTS if scaling.dtype == "e8m0" else (torch.float32,)):
         return False
     extents = scaling.shape(rows, k)
     if scaling.layout not in _BY_STRIDES:
@@ -76,7 +77,8 @@ def spread(scales: Tensor, scaling: Scaling, rows: int, k: int) -> Tensor:
     if scaling.layout not in _BY_STRIDES:
         scales = registry.get(ScaleLayout, scaling.layout).unpack(scales)
     if scaling.dtype == "e8m0":
-        factors = (scales.contiguous().view(torch.uint8).float() - _EXPONENT_BIAS).exp2()
+        exponents = scales.contiguous().view(torch.uint8)
+        factors = (exponents.float() - _EXPONENT_BIAS).exp2().masked_fill(exponents == NO_NUMBER, torch.nan)
     else:
         factors = scales
     if not scaling.depth:

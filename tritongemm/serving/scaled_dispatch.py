@@ -12,6 +12,7 @@ from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.target import Target
 from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
+from tritongemm.serving.operand_checks import check_values
 from tritongemm.serving.scaled_call import ScaledCall
 from tritongemm.serving.scaled_fallback import TorchScaled
 from tritongemm.serving.scaled_operands import (
@@ -19,7 +20,6 @@ from tritongemm.serving.scaled_operands import (
     ScaledProduct,
     check_devices,
     check_encoding,
-    check_values,
     read_product,
 )
 
@@ -71,7 +71,7 @@ class CheckedProduct:
             InputError: operands on several devices, or factors that are no numbers on the CPU.
         """
         check_devices(ScaledOperands(a, b, scale_a, scale_b, bias))
-        check_values(scale_a, scale_b)
+        check_values(scale_a=scale_a, scale_b=scale_b)
         return self._compute(a, b, scale_a, scale_b, bias, out_dtype)
 
 

@@ -17,11 +17,11 @@ from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, ScaleLayout, WeightLayout
+from tritongemm.serving.operand_checks import SCALED_RESULTS, check_encodings
 from tritongemm.serving.scale_factors import describe_known, find_scalings
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 _PACKED_FP4 = torch.uint8  # two numbers a byte, where PyTorch's own type is not used
-_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class ScaledOperands(NamedTuple):
@@ -62,6 +62,12 @@ class ScaledProduct:
     order_b: str
     dense: bool
 
+    @property
+    def is_microscaled(self) -> bool:
+        """Whether OCP's fp8, or fp4, has powers of two along K."""
+        powers = all(scalings[0].dtype == "e8m0" for scalings in (self.scalings_a, self.scalings_b))
+        return powers and not any(dtype.endswith("fnuz") for dtype in self.dtypes[:2])
+
     def weight(self, operands: ScaledOperands) -> tuple[Tensor, Tensor]:
         """The weight [N, K] and its factors [N, …]."""
         b, scale_b = operands.b, operands.scale_b
@@ -94,7 +100,7 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
     """
     a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout = operands
     _check_tensors(operands)
-    packed = 2 if _dtype_name("a", a) == "fp4e2m1" else 1
+    packed = 2 if dtype_name("a", a) == "fp4e2m1" else 1
     k = a.shape[-1] * packed if a.dim() else 0
     transposed = _is_transposed(a, b)
     n = b.shape[1] if transposed else b.shape[0]
@@ -103,8 +109,8 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
         raise InputError(f"a {tuple(a.shape)} or b {tuple(b.shape)} is empty: there is nothing to multiply")
     if bias is not None and tuple(bias.shape) != (n,):
         raise InputError(f"bias is {tuple(bias.shape)}; it has a value for each of N={n}")
-    if order_b != PLAIN:
-        registry.get(WeightLayout, order_b)  # which says what there is
+    dtypes = dtype_name("a", a), dtype_name("b", b), DTYPE_NAMES[out_dtype]
+    _check_order(Problem(m, n, k, *dtypes, row_major_b=False, order_b=order_b))
     if scale_layout:
         registry.get(ScaleLayout, scale_layout)
     others = _known_scalings()
@@ -123,22 +129,34 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
             )
     weight = b.t() if transposed else b
     return ScaledProduct(
-        m, n, k, transposed, (_dtype_name("a", a), _dtype_name("b", b), DTYPE_NAMES[out_dtype]), tuple(found_a),
-        tuple(found_b), "none" if bias is None else "n", order_b, weight.is_contiguous(),
+        m, n, k, transposed, dtypes, tuple(found_a), tuple(found_b), "none" if bias is None else "n", order_b,
+        weight.is_contiguous(),
     )  # fmt: skip
 
 
 def check_encoding(product: ScaledProduct, target: Target) -> None:
     """Refuse an fp8 encoding that is not the target's: kernels would read other numbers.
 
+    With powers of two along K OCP's are read everywhere, where need be as wider numbers.
+
     Raises:
         InputError: names the operand and both encodings.
     """
-    for name, dtype in zip("ab", product.dtypes[:2], strict=True):
-        if DTYPES[dtype].is_fp8 and target.fp8 != "none" and not target.supports(DTYPES[dtype]):
-            raise InputError(
-                f"{name} is {DTYPES[dtype].torch}; the fp8 encoding of {target.name} is {target.fp8}: quantise to that"
-            )
+    if not (product.is_microscaled and target.has("dot_scaled")):
+        check_encodings(dict(zip("ab", product.dtypes[:2], strict=True)), target)
+
+
+def _check_order(problem: Problem) -> None:
+    """Refuse a weight that can't lie in the order that it is said to lie in.
+
+    Raises:
+        InputError: an unknown order, or sizes that it does not divide; says which it does.
+    """
+    if problem.order_b == PLAIN:
+        return
+    possible = registry.get(WeightLayout, problem.order_b).supports(problem)
+    if not possible:
+        raise InputError(f"{possible}; b has N {problem.n} and K {problem.k}")
 
 
 def _check_tensors(operands: ScaledOperands) -> None:
@@ -156,13 +174,15 @@ def _check_tensors(operands: ScaledOperands) -> None:
         if value.layout != torch.strided:
             raise InputError(f"{name} is {value.layout}; scaled products take strided tensors")
     check_devices(operands)
-    if operands.out_dtype not in _RESULTS:
-        raise InputError(f"out_dtype is {operands.out_dtype}; scaled products give {', '.join(map(str, _RESULTS))}")
+    if operands.out_dtype not in SCALED_RESULTS:
+        raise InputError(
+            f"out_dtype is {operands.out_dtype}; scaled products give {', '.join(map(str, SCALED_RESULTS))}"
+        )
     for name in "ab":
-        dtype = DTYPES[_dtype_name(name, named[name])]
+        dtype = DTYPES[dtype_name(name, named[name])]
         if not dtype.is_fp8 and dtype.name not in ("int8", "fp4e2m1"):
             raise InputError(f"{name} is {named[name].dtype}; scaled products take fp8, int8 or fp4")
-    if "int8" in (_dtype_name("a", operands.a), _dtype_name("b", operands.b)) and operands.a.dtype != operands.b.dtype:
+    if "int8" in (dtype_name("a", operands.a), dtype_name("b", operands.b)) and operands.a.dtype != operands.b.dtype:
         raise InputError(f"a is {operands.a.dtype}, b is {operands.b.dtype}: int8 is multiplied by int8")
 
 
@@ -178,19 +198,12 @@ def check_devices(operands: ScaledOperands) -> None:
             raise InputError(f"{name} is on {tensor.device}, a on {operands.a.device}")
 
 
-def check_values(scale_a: Tensor, scale_b: Tensor) -> None:
-    """Refuse factors that are no finite numbers, on the CPU; a GPU would have to be waited for.
+def dtype_name(name: str, tensor: Tensor) -> str:
+    """Our name of a tensor's type; bytes are fp4, two numbers each.
 
     Raises:
-        InputError: names the operand.
+        InputError: no type of scaled products; `name` is what the message calls the tensor.
     """
-    for name, scales in (("scale_a", scale_a), ("scale_b", scale_b)):
-        known = type(scales) is Tensor and scales.device.type == "cpu" and scales.dtype == torch.float32
-        if known and not bool(torch.isfinite(scales).all()):
-            raise InputError(f"{name} holds NaN or infinity")
-
-
-def _dtype_name(name: str, tensor: Tensor) -> str:
     if tensor.dtype == _PACKED_FP4:
         return "fp4e2m1"
     if tensor.dtype not in DTYPE_NAMES:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tritongemm.core.errors import InputError
-from tritongemm.serving.linear_fp8 import linear_fp8
+from tritongemm.serving import linear_fp8 as fp8_layer
 from tritongemm.serving.scale_factors import GROUP, find_scalings
 
 _HOME = "transformers.integrations.finegrained_fp8"
@@ -60,7 +60,7 @@ def served_class() -> type[nn.Module]:
             return result
         scale, bias = self.weight_scale_inv.detach(), self.bias
         added = None if bias is None else bias.detach().to(input.dtype)
-        return linear_fp8(input, self.weight.detach(), scale, added)
+        return fp8_layer.linear_fp8(input, self.weight.detach(), scale, added)
 
     made = type(SERVED, (base,), {"forward": forward, "__module__": __name__, "__doc__": base.__doc__})
     assert issubclass(made, nn.Module)

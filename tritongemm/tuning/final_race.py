@@ -19,6 +19,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, SearchedBackend
 from tritongemm.tuning import roster
 from tritongemm.tuning.finalists import pick_finalists
+from tritongemm.tuning.quantization import with_quantization
 from tritongemm.tuning.task import Task, make_record
 
 
@@ -78,6 +79,7 @@ def run_race(work: RaceWork, evaluator: Evaluator, options: TuningOptions) -> Ra
         if entered:
             winner = min(entered, key=lambda name: median(result.samples[name]))
             config = next(t.config for t in result.trials if t.config.name == winner)
+            result = with_quantization(result, work.problem, evaluator)
             return RaceOutcome(tuple(lost), result, evaluator.describe(work.problem, config))
         lost += result.trials
         batch, waiting = waiting[: options.finalists], waiting[options.finalists :]

@@ -57,6 +57,8 @@ def _begin_search(
     task: Task, planned: PlannedProblem, options: TuningOptions, warm_start: WarmStart, watcher: Watcher, backend: str
 ) -> Search:
     watcher.planned(task.problem, len(planned.space), planned.pruned)
+    if not planned.order.configs:
+        return no_search()  # no template computes it; other backends may
     plan = SearchPlan(
         planned.space,
         planned.order,

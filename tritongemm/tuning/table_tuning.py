@@ -33,6 +33,7 @@ from tritongemm.plugins.validity import check_config
 from tritongemm.tuning import roster
 from tritongemm.tuning.expectation import Expectation
 from tritongemm.tuning.m_table import MOST_REGRET, MeasuredM, MTable, library_serves
+from tritongemm.tuning.quantization import with_quantization
 from tritongemm.tuning.run import TuningRun
 from tritongemm.tuning.task import make_record
 from tritongemm.workloads.m_spans import MSpan
@@ -53,8 +54,8 @@ _SHORTEST_STEP, _LONGEST_STEP = 1 / 40, 1 / 11  # From one row of a table to the
 
 
 @dataclass(frozen=True)
-class _Device:
-    """A device, which one table at a time may use.
+class RacingDevice:
+    """A device, which one table or layer at a time may use.
 
     Attributes:
         evaluator: times and verifies on it.
@@ -84,7 +85,7 @@ class TableTuning:
             OutputError: the store or the cache can't be written.
         """
         self._run.watcher.stage("table", len(spans))
-        devices = [_Device(evaluator, threading.Lock()) for evaluator in self._run.evaluators]
+        devices = self.devices()
 
         def work(number: int) -> MTable:
             table = _SpanTuning(self, spans[number], devices[number % len(devices)]).table()
@@ -98,6 +99,10 @@ class TableTuning:
                 if self._run.store.record(record.problem) != record:
                     self._run.store.add_record(record)
         return tables
+
+    def devices(self) -> list[RacingDevice]:
+        """The run's devices."""
+        return [RacingDevice(evaluator, threading.Lock()) for evaluator in self._run.evaluators]
 
     def in_time(self) -> bool:
         """Whether the run's time is not spent."""
@@ -121,7 +126,7 @@ class TableTuning:
         kernels = sorted((c for c in found if roster.is_searched(c.backend)), key=found.__getitem__)[:_SCREENED]
         return {c: s for c, s in found.items() if c in kernels or not roster.is_searched(c.backend)}
 
-    def race(self, problem: Problem, configs: Iterable[Config], device: _Device) -> MeasuredM | None:
+    def race(self, problem: Problem, configs: Iterable[Config], device: RacingDevice) -> MeasuredM | None:
         """Race configs with the baseline at one M; None where none is right there. What is known is not run again."""
         wanted = list(dict.fromkeys(configs))
         known = self.measured(problem)
@@ -134,6 +139,7 @@ class TableTuning:
         try:
             with device.lock:
                 result = evaluator.race(problem, artifacts, self._run.options.library, brief=True)
+                result = with_quantization(result, problem, evaluator)
         except TritonGemmError as error:
             self._run.watcher.failed(problem, str(error))
             return known
@@ -174,7 +180,7 @@ class TableTuning:
         found += [replace(by_digest[job.digest], config=config) for config, job in jobs if job.digest in by_digest]
         return [artifact for artifact in found if artifact.status == "ok"]
 
-    def guesses(self, problem: Problem, device: _Device, limit: int = GUESSES) -> list[Config]:
+    def guesses(self, problem: Problem, device: RacingDevice, limit: int = GUESSES) -> list[Config]:
         """The algorithms that the libraries themselves guess best, so many of each."""
         found: list[Config] = []
         for backend in filter(roster.is_library, self._run.options.backends):
@@ -195,7 +201,7 @@ class _SpanTuning:
         device: where it races.
     """
 
-    def __init__(self, tables: TableTuning, span: MSpan, device: _Device) -> None:
+    def __init__(self, tables: TableTuning, span: MSpan, device: RacingDevice) -> None:
         self._tables, self._span, self._device = tables, span, device
         self._expectation = Expectation(span, device.evaluator.target)
         self._table = MTable(span.low)

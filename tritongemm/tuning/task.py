@@ -158,6 +158,7 @@ def make_record(
         toolchain=options.toolchain,
         cold=race.cold,
         compute_units=target.compute_units,
+        quantize_seconds=race.quantize_seconds,
     )
 
 
@@ -174,7 +175,7 @@ def longest_first(problems: Iterable[Problem], target: Target) -> list[Problem]:
 
 
 def no_search() -> Search:
-    """The search of a run that leaves generated kernels alone: one batch, empty."""
+    """The search where no generated kernel is to be tried: one batch, empty."""
     yield []
 
 

@@ -37,6 +37,12 @@ def syntax(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file's syntax."""
+    return tuple(ast.walk(syntax(path)))
+
+
 def place(module: str) -> str:
     """The package at the first level that a module lies in: ``serving`` of ``tritongemm.serving.api``."""
     parts = module.split(".")
@@ -85,7 +91,7 @@ def imports(importer: str) -> tuple[Import, ...]:
     """All modules of the package that one imports: deferred, for types alone, or as ``"module:Class"`` in a text."""
     found: dict[str, Import] = {}
     path = FILES[importer]
-    for node in ast.walk(syntax(path)):
+    for node in nodes(path):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             base = _absolute(node, importer, path.name == "__init__.py")

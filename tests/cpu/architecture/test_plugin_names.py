@@ -12,6 +12,7 @@ from tests.cpu.architecture.source_tree import (
     PACKAGE,
     PLUGIN_PACKAGES,
     imports,
+    nodes,
     plugin_folders,
     syntax,
     template_names,
@@ -84,7 +85,7 @@ def _texts(node: ast.expr, constants: dict[str, str]) -> Iterator[str]:
 
 def _compared(path: Path, constants: dict[str, str]) -> Iterator[tuple[str, str]]:
     """(a text, the comparison that names it) for each comparison, pattern and call of the registry in a file."""
-    for node in ast.walk(syntax(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Compare) and any(isinstance(op, _OPERATORS) for op in node.ops):
             # The kind of a kernel parameter is `tma` too, whichever template or assembly kernel has it.
             if isinstance(node.left, ast.Attribute) and node.left.attr == "kind":

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cpu.architecture.offenders import check
-from tests.cpu.architecture.source_tree import FILES, HOME, PACKAGE, syntax, tracked_files
+from tests.cpu.architecture.source_tree import FILES, HOME, PACKAGE, nodes, syntax, tracked_files
 from tests.support import ROOT
 
 LINKS = ("codegen", "hip_ext", "search_spaces", "templates")  # folders of the repository that the package links to
@@ -56,7 +56,7 @@ def test_files_are_short() -> None:
 def test_class_names_are_unique() -> None:
     homes: dict[str, list[str]] = {}
     for module, path in FILES.items():
-        for node in ast.walk(syntax(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(module.removeprefix(f"{PACKAGE}."))
     assert len(homes) > 100
@@ -70,7 +70,7 @@ def test_the_environment_is_read_in_one_file() -> None:
     readers = {
         name
         for name, path in FILES.items()
-        for node in ast.walk(syntax(path))
+        for node in nodes(path)
         if (isinstance(node, ast.Attribute) and node.attr in ("getenv", "environb"))
         or (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os.environ")
         or (isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ")
@@ -83,7 +83,7 @@ def test_temporary_folders_are_made_in_one_file() -> None:
     makers = {
         name
         for name, path in FILES.items()
-        for node in ast.walk(syntax(path))
+        for node in nodes(path)
         if isinstance(node, (ast.Attribute, ast.Name, ast.alias))
         and ast.unparse(node).rpartition(".")[2] in ("TemporaryDirectory", "mkdtemp")
     }
@@ -102,7 +102,7 @@ def _outside_modules(tree: ast.Module) -> set[str]:
 def _probes(path: Path) -> Iterator[str]:
     """Calls of getattr and hasattr with a constant name, but on a package from outside the project."""
     outside = _outside_modules(syntax(path))
-    for node in ast.walk(syntax(path)):
+    for node in nodes(path):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
             continue
         if node.func.id not in ("getattr", "hasattr") or not isinstance(node.args[1], ast.Constant):
@@ -150,7 +150,7 @@ def test_text_is_utf8_wherever_it_runs() -> None:
     offenders = {
         f"{module.removeprefix(f'{PACKAGE}.')}: {ast.unparse(node)}"
         for module, path in FILES.items()
-        for node in ast.walk(syntax(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call) and _is_text_in_the_locale(node)
     }
     check("text is UTF-8 wherever it runs", offenders, 'say encoding="utf-8"')
@@ -169,7 +169,7 @@ def test_no_test_climbs_out_of_the_repository() -> None:
     """Where the repository lies is said once, in tests/support; its data lie in it."""
     climbs = set()
     for path in {*tracked_files("tests")} - {ROOT / "tests" / "support" / "__init__.py"}:
-        for node in ast.walk(syntax(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Attribute) and _climbs(node):
                 climbs.add(f"{_short(path)}: {ast.unparse(node)}")
     check("no test climbs out of the repository", climbs, "use ROOT and DATA of tests.support")
@@ -186,10 +186,26 @@ def test_no_file_names_a_machine() -> None:
     check("no file names a machine", offenders, "say it so that it holds anywhere")
 
 
-@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda p: p.stem)
-def test_benchmarks_run_from_a_checkout(path: Path, tmp_path: Path) -> None:
+# Asks scripts for help, each in a process of its own that has imported nothing but what takes longest.
+ASK_FOR_HELP = """
+import os, runpy, sys, torch, triton
+for place, script in enumerate(sys.argv[1:]):
+    if not os.fork():
+        os.dup2(os.open(f"{place}.out", os.O_CREAT | os.O_WRONLY), 1)
+        sys.argv[:], sys.path[0] = [script, "--help"], os.path.dirname(script)
+        runpy.run_path(script, run_name="__main__")
+        sys.exit("it goes on after --help")
+    if os.wait()[1]:
+        sys.exit(f"{script} fails")
+"""
+
+
+@pytest.mark.parametrize("scripts", [BENCHMARKS[:2], pytest.param(BENCHMARKS[2:], marks=pytest.mark.heavy)], ids=len)
+def test_benchmarks_run_from_a_checkout(scripts: list[Path], tmp_path: Path) -> None:
     """From any folder, without an install."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    command = [sys.executable, str(path), "--help"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr
+    command = [sys.executable, "-c", ASK_FOR_HELP, *map(str, scripts)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for place, script in enumerate(scripts):
+        assert "usage:" in (tmp_path / f"{place}.out").read_text(), script

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.support.kernel_cases import GFX942, SM90, SPLIT
+from tritongemm.backends.torch import batched
 from tritongemm.codegen import render
 from tritongemm.core.problem import Problem
 from tritongemm.numerics.error_metric import deviation
@@ -38,12 +39,40 @@ def test_which_function_a_generated_module_calls() -> None:
     assert "torch.baddbmm(bias[:, None], a, b.expand(BATCH, K, N), out=c)" in text
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_what_pytorch_has_no_function_for(scaled: bool) -> None:
-    family: Family = registry.get(Family, "a8w8")
-    problem = replace(BATCH, dtype_a="int8", dtype_b="int8", dtype_c="int32")
-    problem = family.problem(32, 32, 32, "int8", "int8", "bf16", batch=2) if scaled else problem
-    assert "no function" in registry.get(Backend, "torch").supports(problem, GFX942).reason
+@pytest.mark.parametrize("rows", [5, 12])
+def test_what_pytorch_has_no_function_for(rows: int) -> None:
+    """Of int8 it wants more than 16 rows."""
+    problem = replace(BATCH, m=rows, n=8, k=8, dtype_a="int8", dtype_b="int8", dtype_c="int32")
+    torch_backend = registry.get(LibraryBackend, "torch")
+    assert "no function" in torch_backend.supports(problem, GFX942).reason
+    assert torch_backend.operation(problem, {}) is None and not torch_backend.torch_function(problem)
+
+
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+@pytest.mark.parametrize(("family", "bias"), [("a8w8", "none"), ("a8w8", "n"), ("a8w8", "m"), ("dense", "none")])
+def test_eight_bits_are_multiplied_one_product_after_another(family: str, bias: str, shared: str) -> None:
+    """PyTorch has no batched product of them; where B is shared and nothing added, one call computes all rows."""
+    plugin: Family = registry.get(Family, family)
+    result = "fp32" if family == "a8w8" else "int32"
+    problem = plugin.problem(24, 16, 32, "int8", "int8", result, row_major_b=False, bias=bias, batch=3, shared=shared)
+    torch_backend = registry.get(LibraryBackend, "torch")
+    assert torch_backend.supports(problem, SM90) and not torch_backend.torch_function(problem)
+    assert batched.single(problem).m == (72 if shared == "b" and bias == "none" else 24)
+    operands = plugin.make_inputs(problem, "cpu")
+    c = torch.full((3, 24, 16), -1).to(getattr(torch, problem.c.torch))
+    for config in (None, *torch_backend.list_algorithms(problem, operands | {"c": c})):
+        c.fill_(-1)
+        call = torch_backend.operation(problem, operands | {"c": c}, config)
+        assert call is not None
+        call()
+        assert deviation(c, plugin.reference(problem, operands)) < 1e-6
+
+
+def test_the_vendors_library_says_why_it_has_no_factors_of_a_batch() -> None:
+    problem = registry.get(Family, "a8w8").problem(
+        32, 32, 32, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False, batch=2
+    )
+    assert "where each has its own" in registry.get(Backend, "blaslt").supports(problem, SM90).reason
 
 
 @pytest.mark.parametrize("backend", ["ck", "cutlass", "asm"])

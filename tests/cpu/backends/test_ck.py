@@ -18,6 +18,7 @@ from tritongemm.backends.ck import instances as ck_instances
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import launch_plan
+from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
@@ -26,7 +27,7 @@ from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import offload_bundle
 from tritongemm.hip_ext.compilers import hip_compiler
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import KernelBackend
+from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files
 
 GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
@@ -189,6 +190,64 @@ def test_block_scales_have_instances_of_their_own(facts: Target, dtype: str) -> 
     assert "adds no bias" in ck.supports(replace(problem, bias="n"), facts).reason
 
 
+MX_SHUFFLED = "ck.mx_shuffled__bm32__bn128__bk256__gm1__sk1__w4__s2__pipeline3__wave_m1"
+SHUFFLED = "ck.{}_shuffled__bm{}__bn{}__bk{}__gm1__sk1__w4__s2__interwave0__pipeline{}__wave_m1__xdl16"
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "facts", "template", "says"),
+    [
+        ("dense", "bf16", GFX950, "universal", "DeviceGemm_Xdl_CShuffleV3_BPreshuffle<"),
+        ("a8w8", "fp8e4m3fnuz", GFX942, "universal", "DeviceGemmMultiD_Xdl_CShuffle_V3_BPreshuffle<"),
+        (
+            "a8w8_blockscale",
+            "fp8e4m3fn",
+            GFX950,
+            "ab_scale",
+            "DeviceGemmMultiD_BlockScale_Xdl_CShuffle_V3_BPreshuffle<",
+        ),
+        ("a4w4_blockscale", "fp4e2m1", GFX950, "mx", "Row, ck::tensor_layout::gemm::MFMA, Row, A, int32_t"),
+    ],
+)
+def test_b_in_aiters_order_has_instances_of_its_own(
+    family: str, dtype: str, facts: Target, template: str, says: str
+) -> None:
+    order = "shuffled_16x16"
+    made = registry.get(Family, family).problem
+    problem = made(33, 512, 1024, dtype, dtype, "bf16", row_major_b=False, order_b=order)
+    configs = ck.candidates(problem, facts)
+    assert {c.template for c in configs} == {f"{template}_shuffled"}
+    assert all(c.option("xdl", 16) == 16 and c.split_k == 1 for c in configs)
+    assert all(c.option("pipeline") != 3 or c.block_m >= 64 * c.option("wave_m") for c in configs if template != "mx")
+    assert says in ck_module.source(configs[0], problem)
+    odd = made(33, 544, 1024, dtype, dtype, "bf16", row_major_b=False, order_b=order)
+    assert "must be multiples of" in ck.check(configs[0], odd, facts).reason
+    scales = "block_rows" if template == "ab_scale" else ""
+    plain = made(33, 512, 1024, dtype, dtype, "bf16", row_major_b=False, scales=scales)
+    assert not any(c.template.endswith("_shuffled") for c in ck.candidates(plain, facts))
+    assert "does not read B in the order plain" in ck.check(configs[0], plain, facts).reason
+    few = made(33, 512, 512, dtype, dtype, "bf16", row_major_b=False, order_b=order)
+    deep = next(c for c in configs if c.block_k == 256)
+    assert "which wants 3" in ck.check(deep, few, facts).reason
+
+
+@needs_ck
+@pytest.mark.skipif(settings.emulator_checkout() is None, reason="minutes of compiling: TRITONGEMM_EMULATOR_CHECKOUT")
+@pytest.mark.parametrize(
+    ("arch", "dtype", "family", "n", "name"),
+    [
+        ("gfx942", "fp8", "a8w8_blockscale_bpreshuffle", 128, SHUFFLED.format("ab_scale", 16, 64, 256, 1)),
+        ("gfx942", "fp8", "a8w8_bpreshuffle", 128, SHUFFLED.format("universal", 16, 64, 256, 1)),
+        ("gfx950", "fp4e2m1", "a4w4_bpreshuffle", 256, MX_SHUFFLED),
+    ],
+)
+def test_instances_of_aiters_order_run(tmp_path: Path, arch: str, dtype: str, family: str, n: int, name: str) -> None:
+    types = ["-dtype_a", dtype, "-dtype_b", dtype, "-dtype_c", "bf16", "-col_b", "--family", family, "--target", arch]
+    size = ["-m", "33", "-n", str(n), "-k", "1024", "--timeout", "600", "--num_threads", "1"]
+    assert launch_plan.main([*size, *types, "--config", name, "-o", str(tmp_path)]) == 0
+    emulated.run_scaled(tmp_path, tmp_path / "plan_0.json")
+
+
 def test_a_split_adds_no_bias_and_no_integers() -> None:
     split = Config.parse(SMALL.replace("sk1", "sk4"))
     assert "adds the bias" in ck.check(split, replace(BF16, bias="n"), GFX942).reason
@@ -286,6 +345,7 @@ def plan(folder: Path, *options: str, size: tuple[int, int, int] = (33, 100, 77)
 
 
 @needs_ck
+@pytest.mark.heavy
 @pytest.mark.parametrize("arch", ck_module.ARCHS)
 def test_a_kernel_runs_as_its_host_code_launches_it(tmp_path: Path, arch: str) -> None:
     """Compiled here, its launch recorded from its own host code, and executed where an emulator is at hand."""

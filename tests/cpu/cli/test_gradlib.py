@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tritongemm.cli import gradlib, options, tune
+from tritongemm.core.errors import InputError
 from tritongemm.formats import Defaults
+from tritongemm.results.told_file import ToldFile
 from tritongemm.runtime import machine
 from tritongemm.workloads import sizes
 
@@ -92,6 +94,20 @@ def test_a_family_that_the_target_can_not_compute(
     assert "row 1 (line 2): 128x1536x7168_fp4e2m1" in said and "sm80 computes the families a8w8," in said
 
 
+def test_files_may_be_called_anything_where_the_family_is_said(words: list[str], tmp_path: Path) -> None:
+    """As in the guide of CK's A4W4 tuner."""
+    files = [str(tmp_path / name) for name in ("sizes.csv", "best", "all.csv")]
+    flags = [word for pair in zip(("-i", "-o", "-o2"), files, strict=True) for word in pair]
+    assert gradlib.main([*flags, "--family", "a4w4_blockscale", "-k"]) == 0
+    args = options.parse(words)
+    assert [args.gemm_size_file, args.output, args.profile_file] == files and args.to == "aiter"
+    told = ToldFile.find(Path(args.output), args.to)
+    assert told is not None and (told.place, told.results) == (tmp_path / "best", tmp_path / "best.yaml")
+    Path(files[1]).write_text("a letter\n")
+    with pytest.raises(InputError, match="is there and is not AITER's CSV"):
+        ToldFile.find(Path(args.output), args.to)
+
+
 def test_sizes_of_a_model_are_handed_on(words: list[str]) -> None:
     flags = "--model_dir /models/m --tp 8 --nsets 1,16 --batch_size 2 --indtype bf16 --outdtype f32 --all_bias"
     assert gradlib.main(flags.split()) == 0
@@ -112,7 +128,8 @@ def test_types_and_biases_go_before_the_files(untuned: Path, words: list[str]) -
     [
         ("", "name a file of sizes with -i, or a model with --model_dir, one of them"),
         ("-i a.csv --model_dir m", "one of them"),
-        ("-i a.csv -o out.yaml", "-o out.yaml is not called as a file of AITER's"),
+        ("-i a.csv -o out.csv", "say its family with --family"),
+        ("-i a.csv -o out.yaml --family a8w8", "-o out.yaml is not called as a file of AITER's"),
         ("-i bare_a4w4.csv -o a4w4_tuned.csv --indtype bf16", "has no column dtype, outdtype that --indtype"),
         ("-i bf16_long.csv --indtype bf16", "line 2 has more values than there are columns"),
     ],

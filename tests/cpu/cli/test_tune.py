@@ -201,7 +201,7 @@ def test_kill_nine_at_any_moment(tuned: Tuned, tmp_path: Path) -> None:
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".out")], "no debris"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.heavy)])
 def test_ctrl_c_merges_and_says_how_to_go_on(
     tuned: Tuned, tmp_path: Path, session_cache: Path, number: signal.Signals
 ) -> None:

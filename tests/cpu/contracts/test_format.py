@@ -23,6 +23,7 @@ NAMES = [*registry.names(Format), TOY]
 _TILE = '"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128'
 _TABLES = f'{{"1": {{{_TILE}}},\n"4": {{{_TILE}}}}}'
 _DEVICE = "N=2,K=3,device_name=NVIDIA_H200,dtype=fp8_w8a8"
+_EXPERTS = "E=8,N=64,device_name=NVIDIA_H200,dtype=fp8_w8a8"
 _LOOKUP = (
     '{"((torch.bfloat16, [1, 3], [3, 1]), (torch.bfloat16, [3, 2], [1, 3]))+mm": [],\n'
     '"((torch.int8, [4, 6], [6, 1]), (torch.int8, [6, 5], [1, 6]))+mm": []}'
@@ -34,15 +35,17 @@ SAMPLES = {
     "aiter": ("a8w8_untuned_gemm.csv", "M,N,K\n1,2,3\n4,5,6\n"),
     "native_yaml": ("sizes.yaml", "# of mine\n- {M: 1, N: 2, K: 3, dtype_a: bf16}\n- {M: 4, N: 5, K: 6}\n"),
     "sglang_dense_json": (f"{_DEVICE},block_shape=[128, 128].json", _TABLES),
+    "sglang_moe_json": (f"{_EXPERTS},block_shape=[128, 128].json", _TABLES),
     "tune_gemm": ("sizes.yaml", "- {'M': 1, 'N': 2, 'K': 3}\n- {'M': 4, 'N': 5, 'K': 6}\n"),
     "tunableop_csv": ("untuned.csv", "GemmTunableOp_Half_TN,tn_2_1_3\nGemmTunableOp_Half_TN,tn_5_4_6\n"),
     "vllm_dense_json": (f"{_DEVICE},block_shape=[128,128].json", _TABLES),
+    "vllm_moe_json": (f"{_EXPERTS},block_shape=[128,128].json", _TABLES),
     TOY: ("sizes.csv", "toy,M,N,K\na,1,2,3\nb,4,5,6\n"),
 }
-# Formats whose sizes or kind the name of a file tells, of which one tells no size; and those that leave nothing to the
+# Formats whose sizes or kind the name of a file tells, of which some tell no size; and those that leave nothing to the
 # caller's defaults.
-NAMED = ("moe_json", "sglang_dense_json", "vllm_dense_json")
-SIZELESS = ("moe_json",)
+SIZELESS = ("moe_json", "sglang_moe_json", "vllm_moe_json")
+NAMED = ("sglang_dense_json", "vllm_dense_json", *SIZELESS)
 WHOLE = ("inductor_lookup", "sglang_dense_json", "tunableop_csv", "vllm_dense_json")
 WRONG = {
     "inductor_lookup": (_LOOKUP.replace("[]}", "[0]}"), r"row 2 \(line 2\) .* must be a list"),
@@ -50,12 +53,14 @@ WRONG = {
     "aiter": ("M,N,K\n1, 2, 3\n\n4,x,6\n", r"row 2 \(line 4\) N must"),
     "native_yaml": ("- {M: 1, N: 2, K: 3, dtype_a: bf16}\n- {M: 4, N: 5, K: 0}\n", r"row 2 \(line 2\) K must"),
     "sglang_dense_json": (_TABLES.replace('"4"', '"x"'), r"row 2 \(line 2\) M 'x': M must"),
+    "sglang_moe_json": (_TABLES.replace('"4"', '"x"'), r"row 2 \(line 2\) M 'x': M must"),
     "tune_gemm": ("- {M: 1, N: 2, K: 3}\n\n- {M: 4, N: x, K: 6}\n", r"row 2 \(line 3\) N must"),
     "tunableop_csv": (
         "GemmTunableOp_Half_TN,tn_2_1_3\nGemmTunableOp_Half_TN,tn_5_x_6\n",
         r"row 2 \(line 2\) params must",
     ),
     "vllm_dense_json": (_TABLES.replace('64, "BLOCK_SIZE_K": 128}}', "64}}"), r"row 2 \(line 2\) M '4': it has no"),
+    "vllm_moe_json": (_TABLES[:-1], r"line 2, column \d+: the file ends too early"),
     TOY: ("toy,M,N,K\na,1,2,3\nb,4,x,6\n", r"row 2 \(line 3\) M, N, K"),
 }
 

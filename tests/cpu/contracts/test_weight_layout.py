@@ -53,9 +53,10 @@ def test_what_does_not_divide_is_refused(layout: WeightLayout, problem: Problem)
 
 
 def test_a_family_fills_and_reads_it(layout: WeightLayout, problem: Problem) -> None:
-    """The same numbers in another order, the same reference; no template of ours reads it."""
+    """The same numbers in another order, the same reference; templates of ours read it where it is one of pieces."""
     family = registry.get(Family, "dense")
-    assert family.supports(problem, GFX942) and not space(problem, GFX942).axes
+    assert family.supports(problem, GFX942)
+    assert bool(space(problem, GFX942).axes) == (layout.pieces(problem.b) is not None)
     assert not family.supports(replace(problem, n=63), GFX942)
     plain = family.make_inputs(replace(problem, order_b=PLAIN), "cpu")
     operands = family.make_inputs(problem, "cpu")

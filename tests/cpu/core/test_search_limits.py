@@ -28,6 +28,7 @@ def test_what_another_programs_kernel_takes() -> None:
 
 def test_splits_are_limited_for_every_kernel() -> None:
     limits = SearchLimits(2)
-    assert {c.split_k for c in limits.narrow(WHOLE)} <= {1, 2}
+    splits = {split for axes in limits.narrow(WHOLE).axes for split in dict(axes.values)["split_k"]}
+    assert splits <= {1, 2} and len(WHOLE) > len(limits.narrow(WHOLE)) > 0
     assert not limits.allow(Config("asm", 64, 64, 64, split_k=3, backend="asm"))
     assert not len(SearchLimits(templates=("no_such",)).narrow(WHOLE))

@@ -70,8 +70,11 @@ def test_operands_have_a_dimension_for_the_batch(tmp_path: Path) -> None:
         (GEMV, (1, 33, 300), ["-col_b"]),
         (PIPELINED, (33, 40, 77), ["--family", "a8w8", "-dtype_a", "int8", "-col_b", "--bias-vector", "n"]),
         (SPLIT, (33, 40, 96), ["--family", "a8w8", "-dtype_a", "fp8", "-col_b", "--shared", "b"]),
+        (PIPELINED, (33, 136, 300), ["--family", "a8w8_blockscale", "-col_b"]),
+        (SPLIT, (17, 40, 272), ["--family", "a8w8_blockscale", "--scales", "group_rows", "-col_b", "--shared", "b"]),
+        (GEMV, (2, 33, 300), ["--family", "a8w8_blockscale", "-dtype_a", "int8", "-col_b", "--shared", "a"]),
     ],
-    ids=["split", "shared_b", "shared_a", "gemv", "int8", "fp8"],
+    ids=["split", "shared_b", "shared_a", "gemv", "int8", "fp8", "blocks", "groups_shared_b", "gemv_blocks_shared_a"],
 )
 def test_every_product_is_right_on_an_emulator(
     tmp_path: Path, target: str, config: str, size: tuple[int, int, int], options: list[str]

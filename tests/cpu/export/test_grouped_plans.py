@@ -13,6 +13,8 @@ from tritongemm.cli import launch_plan
 GFX942 = "grouped__bm16__bn32__bk64__gm2__sk1__w2__s2__matrix_instr_nonkdim16__per_unit1__xcds8"
 GFX950 = "grouped__bm32__bn64__bk128__gm1__sk1__w4__s2__matrix_instr_nonkdim16__per_unit1"
 
+SERVED = "grouped_tile__bm16__bn32__bk64__gm4__sk1__w2__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0"
+
 
 @pytest.mark.parametrize(
     ("arch", "config", "more"),
@@ -21,6 +23,8 @@ GFX950 = "grouped__bm32__bn64__bk128__gm1__sk1__w4__s2__matrix_instr_nonkdim16__
         ("gfx942", GFX942, ["--family", "a8w8", "--group_form", "masked", "--room", "35", "-n", "40"]),
         ("gfx942", GFX942, ["--family", "a8w8_blockscale", "-k", "256"]),
         ("gfx950", GFX950, ["--family", "a8w8_blockscale", "-k", "256", "--group_form", "masked", "--room", "33"]),
+        ("gfx942", SERVED, ["--family", "a8w8_blockscale", "-k", "256"]),
+        ("gfx950", SERVED, ["-dtype_a", "bf16", "--group_form", "masked", "--room", "33"]),
     ],
 )
 def test_a_plan_has_its_groups_and_runs(tmp_path: Path, arch: str, config: str, more: list[str]) -> None:

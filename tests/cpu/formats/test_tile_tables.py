@@ -19,7 +19,9 @@ from tritongemm.formats import Defaults, make_problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format
 
-VLLM, SGLANG, MOE = (registry.get(Format, name) for name in ("vllm_dense_json", "sglang_dense_json", "moe_json"))
+VLLM, SGLANG, MOE, EXPERTS_TABLE = (
+    registry.get(Format, name) for name in ("vllm_dense_json", "sglang_dense_json", "moe_json", "vllm_moe_json")
+)
 
 NAME = "N=6144,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
 BLANK = NAME.replace("128,128", "128, 128")
@@ -75,7 +77,10 @@ def test_the_encoding_of_fp8_is_that_of_the_device() -> None:
         (NAME.replace("fp8_w8a8", "int8_w8a8"), "vllm_dense_json"),
         (BLANK, "sglang_dense_json"),
         (CHANNELS, "sglang_dense_json"),
-        (EXPERTS, "moe_json"),
+        (EXPERTS, "vllm_moe_json"),
+        (EXPERTS.replace("128,128", "128, 128"), "sglang_moe_json"),
+        (EXPERTS.replace("fp8_w8a8", "int8_w8a8"), "moe_json"),
+        ("E=8,N=4096,device_name=NVIDIA_H200.json", "moe_json"),
         ("E=8,N=4096,device_name=NVIDIA_H200_down.json", "moe_json"),
         ("E=8,N=4096,device_name=NVIDIA_B200,dtype=int4_w4a16,backend=flydsl.json", "moe_json"),
         ("E=8,N=64,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128]_down.json", "moe_json"),
@@ -89,7 +94,9 @@ def test_the_encoding_of_fp8_is_that_of_the_device() -> None:
 def test_one_format_claims_a_table(name: str, claimed: str | None) -> None:
     claims = [f.name for f in registry.every(Format) if f.recognises(Path("configs") / name, table())]
     assert claims == ([claimed] if claimed else [])
-    assert not any(f.recognises(Path(name), "M,N,K\n1,2,3\n") for f in (VLLM, SGLANG, MOE)), "a name that lies"
+    assert not any(f.recognises(Path(name), "M,N,K\n1,2,3\n") for f in (VLLM, SGLANG, MOE, EXPERTS_TABLE)), (
+        "a name that lies"
+    )
 
 
 def test_null_is_another_kernel_of_the_server() -> None:
@@ -113,8 +120,8 @@ def test_null_is_another_kernel_of_the_server() -> None:
     ],
 )
 def test_a_damaged_file_is_named(text: str, complaint: str) -> None:
-    for plugin, name in ((VLLM, NAME), (MOE, EXPERTS)):
-        if text == "{}" and plugin is MOE:
+    for plugin, name in ((VLLM, NAME), (EXPERTS_TABLE, EXPERTS)):
+        if text == "{}" and plugin is EXPERTS_TABLE:
             continue
         with pytest.raises(InputError, match=complaint) as caught:
             plugin.read(Path(name), text, Defaults())
@@ -149,9 +156,11 @@ def test_scales_of_other_blocks_and_experts_are_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"block_shape=\[32, 32\]: family a8w8_blockscale has scales for 128 x 128"):
         SGLANG.read(Path(BLANK.replace("128, 128", "32, 32")), table(), Defaults())
     with pytest.raises(InputError, match="a mixture of experts by M alone"):
-        MOE.read(Path(EXPERTS), table(), Defaults())
+        EXPERTS_TABLE.read(Path(EXPERTS), table(), Defaults())
+    with pytest.raises(InputError, match="a mixture of experts by M alone"):
+        MOE.read(Path("E=8,N=4096,device_name=NVIDIA_H200.json"), table(), Defaults())
     with pytest.raises(InputError, match="can't hold our results"):
-        MOE.translate([result(1)], {EXPERTS: table()})
+        MOE.translate([result(1)], {})
 
 
 @given(st.integers(0, 3200), st.integers(0, 400), st.binary(max_size=8))
@@ -159,12 +168,12 @@ def test_damage_is_named_or_read(at: int, cut: int, put: bytes) -> None:
     """Whatever is cut out of a table and put in its place."""
     whole = table()
     text = whole[:at] + put.decode("latin-1") + whole[at + cut :]
-    for plugin, name in ((VLLM, NAME), (SGLANG, BLANK), (SGLANG, CHANNELS), (MOE, EXPERTS)):
+    for plugin, name in ((VLLM, NAME), (SGLANG, BLANK), (SGLANG, CHANNELS), (EXPERTS_TABLE, EXPERTS)):
         try:
             plugin.read_usable(Path(name), text, Defaults())
         except InputError as error:
             assert name in str(error)
-        if plugin is not MOE:
+        if plugin is not EXPERTS_TABLE:
             try:
                 plugin.translate([result(16)], {name: text})
             except InputError as error:

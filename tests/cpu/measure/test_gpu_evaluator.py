@@ -21,6 +21,7 @@ from tritongemm.measure.jobs import (
     MeasureJob,
     NowRacing,
     OperandsReady,
+    QuantizeJob,
     RaceJob,
     RaceSamples,
     ScreenJob,
@@ -57,7 +58,7 @@ def answering(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch, answer: Answer
 
 
 def configs_of(job: MeasureJob) -> list[Config]:
-    assert not isinstance(job, AlgorithmsJob)
+    assert not isinstance(job, AlgorithmsJob | QuantizeJob)
     return [c.config for c in job.candidates]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +10,14 @@ import pytest
 import torch
 
 from tests.support import emulated
+from tests.support.interpreted import errors
 from tests.support.kernel_cases import GROUPED
 from tritongemm.backends.ck import backend as ck
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import launch_plan
-from tritongemm.codegen import modules, render, template_facts
+from tritongemm.codegen import render, template_facts
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
@@ -27,7 +27,6 @@ from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.export import kernel_manifest
 from tritongemm.formats import Defaults, FormatRow, make_problem, results_format
-from tritongemm.measure.offline_evaluator import InterpreterJob
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, Format, KernelBackend
@@ -52,13 +51,6 @@ CONFIGS = (
     Config("persistent", 16, 32, 64, 2, options=(("epilogue_parts", 2),)),
     Config("stream_k_tma", 16, 16, 64, 2, options=(("num_sms", 5),)),
 )
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[WorkerProcess]:
-    child = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
-    yield child
-    child.kill()
 
 
 @pytest.mark.parametrize(
@@ -109,10 +101,8 @@ def test_every_template_applies_the_scales(interpreter: WorkerProcess, tmp_path:
         c.template for c in (*CONFIGS, *GROUPED)
     }
     assert not missing
-    text = modules.write_candidates(problem, CONFIGS, SM90, tmp_path).read_text()
-    for config in CONFIGS:
-        ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, config, text), 60)
-        assert error <= tolerance, config.name
+    found = errors(interpreter, problem, CONFIGS, SM90, tmp_path)
+    assert all(e <= 1 for e in found.values()), found
 
 
 def test_the_search_space_has_configs_of_both_kinds() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ import pytest
 import torch
 
 from tests.support import emulated
+from tests.support.interpreted import errors
 from tests.support.kernel_cases import GROUPED
-from tritongemm.codegen import modules, template_facts
+from tritongemm.codegen import template_facts
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
@@ -23,7 +23,6 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.export import launch_plans
 from tritongemm.formats import Defaults, make_problem, results_format
-from tritongemm.measure.offline_evaluator import InterpreterJob
 from tritongemm.numerics.error_metric import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
@@ -62,22 +61,15 @@ def of(scales: str, **changes: Any) -> Problem:
     )
 
 
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[WorkerProcess]:
-    child = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
-    yield child
-    child.kill()
-
-
-@pytest.mark.parametrize("scales", FORMS)
+@pytest.mark.parametrize(
+    "scales", ["block", "block_rows", "group", pytest.param("group_rows", marks=pytest.mark.heavy)]
+)
 def test_every_template_applies_scales_along_k(interpreter: WorkerProcess, tmp_path: Path, scales: str) -> None:
     interpreted = {t for t in template_facts.names() if template_facts.kernel_template(t).interpreted}
     assert interpreted <= {c.template for c in (*CONFIGS, *GROUPED)}
     problem = of(scales, **FORMS[scales])
-    text = modules.write_candidates(problem, CONFIGS, SM90, tmp_path).read_text()
-    for config in CONFIGS:
-        ((error, _),) = interpreter.ask(InterpreterJob(problem, config, text), 60)
-        assert error < 1e-3, config.name
+    found = errors(interpreter, problem, CONFIGS, SM90, tmp_path)
+    assert all(e * FAMILY.tolerance(problem) < 1e-3 for e in found.values()), found
 
 
 def lifted(problem: Problem, operands: Operands) -> torch.Tensor:

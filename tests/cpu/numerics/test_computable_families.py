@@ -13,7 +13,7 @@ from tritongemm.search_spaces.loader import load_target
     ("target", "able", "unable"),
     [
         ("gfx950", {"dense", "a8w8", "a8w8_blockscale", "a4w4_blockscale", "a4w4_bpreshuffle"}, set[str]()),
-        ("gfx942", {"a8w8", "a8w8_blockscale_bpreshuffle"}, {"a4w4_blockscale", "a4w4_bpreshuffle"}),
+        ("gfx942", {"a8w8", "a8w8_blockscale_bpreshuffle", "a4w4_blockscale"}, set[str]()),
         ("sm80", {"dense", "a8w8"}, {"a4w4_blockscale", "a4w4_bpreshuffle"}),
     ],
 )
@@ -25,6 +25,6 @@ def test_what_a_target_computes(target: str, able: set[str], unable: set[str]) -
 def test_others_are_named_for_a_family_that_is_not_computed() -> None:
     fp4 = Problem(16, 256, 256, "fp4e2m1", "fp4e2m1", "bf16", family="a4w4_blockscale", order_b="shuffled_16x16")
     assert name_others(fp4, load_target("gfx950")) == ""
-    assert name_others(fp4, load_target("gfx942")).startswith("; gfx942 computes the families a8w8,")
+    assert name_others(fp4, load_target("gfx90a")).startswith("; gfx90a computes the families a8w8,")
     odd = Problem(16, 256, 255, "fp8e4m3fn", "fp8e4m3fn", "bf16", family="a8w8_blockscale", row_major_b=False)
     assert name_others(odd, load_target("gfx942")) == "", "its size is wrong, not its family"

@@ -10,7 +10,7 @@ import torch
 
 from tests.support import emulated
 from tritongemm.backends.asm import backend as asm
-from tritongemm.backends.asm import param_layout
+from tritongemm.backends.asm import param_layout, scaled
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.cli import launch_plan
 from tritongemm.core import settings
@@ -83,7 +83,11 @@ def test_the_reference_reads_it(family: str) -> None:
 def test_who_reads_it(family: str) -> None:
     one = problem(family)
     target = GFX950 if "a4w4" in family else GFX942
-    assert not space(one, target).axes and not space(one, target, backend="ck").axes
+    ours = {axes.template for axes in space(one, target).axes}
+    assert ours == {"tile", "stream_k"}
+    assert registry.get(KernelBackend, "ck").candidates(replace(one, k=1024), target)
+    described = {axes.template for axes in space(one, target_files.load_target("sm90")).axes}
+    assert not described & {"tma", "persistent", "ws_tma"}
     assert torch_backend.function(one) == ""
     assert launch_plans.operands(one)["b"]["order"] == "shuffled"
     assert "order" not in launch_plans.operands(replace(one, order_b=PLAIN))["b"]
@@ -122,6 +126,26 @@ def test_which_kernels_fit(tmp_path: Path, symbol: str, shuffled: int, one: Prob
         assert found[0].split_k == 1 and {c.template for c in found} == {symbol}
     else:
         assert not found and reason in refused[symbol]
+
+
+@pytest.mark.parametrize(
+    ("symbol", "family", "k", "offered"),
+    [
+        (MX, "a4w4_blockscale", 7168, [1, 2, 4, 8]),  # 8 shares of whole steps are 7, which AITER launches so
+        (MX, "a4w4_blockscale", 512, [1, 2]),
+        (I8, "a8w8", 7168, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (I8, "a8w8", 1280, [1, 2, 3, 4, 5]),
+        (BLOCK, "a8w8_blockscale", 2048, [1, 2, 3, 4, 6, 8]),
+    ],
+)
+def test_every_split_that_aiters_tuner_tries(
+    tmp_path: Path, symbol: str, family: str, k: int, offered: list[int]
+) -> None:
+    path = tmp_path / "kernels.csv"
+    path.write_text(f"{MANIFEST}32,256,1,1,{symbol},k.co\n")
+    found, _ = asm.survey(problem(family, m=128, k=k), GFX950 if symbol == MX else GFX942, [path])
+    assert sorted(c.split_k for c in found) == offered
+    assert scaled.groups_along_k("fp4", 7168, 8) == 7
 
 
 def test_a_bias_of_zeros() -> None:

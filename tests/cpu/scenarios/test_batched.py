@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.support.interpreted import errors
 from tests.support.kernel_cases import (
     GEMV,
     GEMV_POLLED,
@@ -23,13 +24,11 @@ from tests.support.kernel_cases import (
     TMA_SWAPPED,
 )
 from tritongemm.cli import tune
-from tritongemm.codegen import geometry, modules, render, template_facts
+from tritongemm.codegen import geometry, render, template_facts
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
-from tritongemm.core.target import Target
-from tritongemm.measure.offline_evaluator import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.workers.child_process import WorkerProcess
@@ -38,25 +37,6 @@ from tritongemm.workloads import sizes
 POINTERS = (PLAIN, SPLIT, POLLED, SWAPPED, GEMV, GEMV_ROW, GEMV_POLLED)
 DESCRIBED = (TMA, TMA_POLLED, TMA_SWAPPED)
 ODD = Problem(17, 19, 21, row_major_b=False, batch=2)
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[WorkerProcess]:
-    child = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
-    yield child
-    child.kill()
-
-
-def errors(
-    child: WorkerProcess, problem: Problem, configs: tuple[Config, ...], target: Target, folder: Path
-) -> dict[str, float]:
-    """Each config's share of the error allowed."""
-    text = modules.write_candidates(problem, list(configs), target, folder).read_text()
-    found = {}
-    for config in configs:
-        ((error, tolerance),) = child.ask(InterpreterJob(problem, config, text), 60)
-        found[config.name] = error / tolerance if tolerance else error
-    return found
 
 
 @pytest.mark.parametrize("shared", ["", "a", "b"])
@@ -97,6 +77,38 @@ def test_scales_and_biases_of_each_product(interpreter: WorkerProcess, tmp_path:
     problem = family.problem(17, 19, 21, dtype, dtype, "fp16", row_major_b=False, bias="n", batch=2, shared=shared)
     found = errors(interpreter, problem, (SPLIT,) if shared else (SPLIT, GEMV), GFX942, tmp_path)
     assert all(e <= 1 for e in found.values()), found
+
+
+BLOCKS = (
+    Config("tile", 16, 32, 128, split_k=2),
+    Config("tile", 32, 64, 64, 2, 3, options=(("poll", 1), ("swap_ab", 1))),
+    Config("gemv", 1, 128, 256),
+    Config("gemv", 8, 32, 128, split_k=2),
+    Config("tma", 16, 64, 128, 2, 2, options=(("swap_ab", 1),)),
+)
+
+
+@pytest.mark.parametrize(
+    ("scales", "dtype", "shared"),
+    [("block", "fp8e4m3fn", ""), ("block_rows", "int8", "a"), ("group", "fp8e4m3fn", "b")],
+)
+def test_scales_along_k_of_each_product(
+    interpreter: WorkerProcess, tmp_path: Path, scales: str, dtype: str, shared: str
+) -> None:
+    """Factors in another product's place would be off by powers of two."""
+    family: Family = registry.get(Family, "a8w8_blockscale")
+    problem = family.problem(
+        9, 136, 272, dtype, dtype, "fp32", row_major_b=False, bias="n", batch=2, shared=shared, scales=scales
+    )
+    assert family.supports(problem, SM90)
+    operands = family.make_inputs(problem, "cpu")
+    exact = family.reference(problem, operands)
+    for product in range(2):
+        own = {n: t[product] if problem.operands[n].batch else t for n, t in operands.items()}
+        single = replace(problem, batch=1, shared="")
+        torch.testing.assert_close(family.reference(single, own), exact[product])
+    found = errors(interpreter, problem, BLOCKS[::2] if shared else BLOCKS, SM90, tmp_path)
+    assert all(e <= 0.3 for e in found.values()), found
 
 
 @pytest.mark.parametrize("target", ["sm90", "gfx942"])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.interpreted import errors
 from tests.support.kernel_cases import GFX942, SM90
-from tritongemm.codegen import modules
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
-from tritongemm.core.target import Target
-from tritongemm.measure.offline_evaluator import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.workers.child_process import WorkerProcess
@@ -21,29 +18,12 @@ PLAIN = Config("grouped", 16, 32, 32, 4, options=(("per_unit", 2),))
 FEW = Config("grouped", 16, 16, 16, options=(("swap_ab", 1), ("xcds", 8)))
 DESCRIBED = Config("grouped_tma", 16, 32, 16, 2, options=(("per_unit", 1),))
 DESCRIBED_FEW = Config("grouped_tma", 16, 16, 32, options=(("swap_ab", 1),))
+SERVED = Config("grouped_tile", 16, 64, 32, 2)  # on sm90 swapped where its operands are fp8
 COUNTS = (7, 0, 33, 1, 0)
 WIDE = Config("grouped", 16, 256, 128)
 BLOCKS = (WIDE, Config("grouped", 32, 64, 64, options=(("swap_ab", 1),)), Config("grouped_tma", 16, 64, 128),
-          Config("grouped_tma", 16, 256, 128, options=(("swap_ab", 1),)))  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[WorkerProcess]:
-    child = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
-    yield child
-    child.kill()
-
-
-def errors(
-    child: WorkerProcess, problem: Problem, configs: list[Config], target: Target, folder: Path
-) -> dict[str, float]:
-    """Each config's share of the error allowed."""
-    text = modules.write_candidates(problem, configs, target, folder).read_text()
-    found = {}
-    for config in configs:
-        ((error, tolerance),) = child.ask(InterpreterJob(problem, config, text), 60)
-        found[config.name] = error / tolerance
-    return found
+          Config("grouped_tma", 16, 256, 128, options=(("swap_ab", 1),)), SERVED,
+          Config("grouped_tile", 64, 32, 128, 16))  # fmt: skip
 
 
 def grouped(
@@ -63,18 +43,26 @@ def grouped(
 def test_uneven_groups_at_odd_sizes(interpreter: WorkerProcess, tmp_path: Path, room: int, row_major_b: bool) -> None:
     problem = grouped("dense", 40, 48 if row_major_b else 40, "fp16", "fp16", room, row_major_b=row_major_b)
     described = [DESCRIBED] if row_major_b else [DESCRIBED, DESCRIBED_FEW]
-    found = errors(interpreter, problem, [PLAIN, FEW, *described], SM90, tmp_path)
+    found = errors(interpreter, problem, [PLAIN, FEW, SERVED, *described], SM90, tmp_path)
     assert all(e <= 1 for e in found.values()), found
 
 
 @pytest.mark.parametrize("room", [0, 36])
 def test_scales_of_rows(interpreter: WorkerProcess, tmp_path: Path, room: int) -> None:
     problem = grouped("a8w8", 21, 37, "fp8e4m3fnuz", "bf16", room)
-    found = errors(interpreter, problem, [PLAIN, FEW], GFX942, tmp_path)
+    found = errors(interpreter, problem, [PLAIN, FEW, SERVED], GFX942, tmp_path)
     assert all(e <= 1 for e in found.values()), found
 
 
-@pytest.mark.parametrize(("scales", "room"), [("block", 0), ("block", 36), ("block_rows", 36), ("group", 0)])
+@pytest.mark.parametrize(
+    ("scales", "room"),
+    [
+        pytest.param("block", 0, marks=pytest.mark.heavy),
+        ("block", 36),
+        pytest.param("block_rows", 36, marks=pytest.mark.heavy),
+        ("group", 0),
+    ],
+)
 def test_scales_of_blocks(interpreter: WorkerProcess, tmp_path: Path, scales: str, room: int) -> None:
     problem = grouped("a8w8_blockscale", 144, 256, "fp8e4m3fn", "bf16", room, scales=scales)
     found = errors(interpreter, problem, list(BLOCKS), SM90, tmp_path)

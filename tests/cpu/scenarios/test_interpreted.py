@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.interpreted import errors
 from tests.support.kernel_cases import DESCRIBED, GEMV, GEMV_ROW, GFX942, PLAIN, POINTERS, SM90, SPLIT
 from tritongemm.codegen import modules, render
-from tritongemm.core import target
-from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
-from tritongemm.measure.offline_evaluator import InterpreterJob, reduced
+from tritongemm.measure.offline_evaluator import reduced
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.workers.child_process import WorkerProcess
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[WorkerProcess]:
-    child = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
-    yield child
-    child.kill()
-
-
-def errors(
-    child: WorkerProcess, problem: Problem, configs: list[Config], target: target.Target, folder: Path
-) -> dict[str, float]:
-    """Each config's share of the error allowed, by Triton's interpreter."""
-    text = modules.write_candidates(problem, configs, target, folder).read_text()
-    found = {}
-    for config in configs:
-        ((error, tolerance),) = child.ask(InterpreterJob(problem, config, text), 60)
-        found[config.name] = error if tolerance == 0 else error / tolerance
-    return found
-
 
 LAYOUTS = list(itertools.product([True, False], repeat=2))
 

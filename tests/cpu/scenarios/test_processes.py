@@ -29,7 +29,13 @@ def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=_heed_ctrl_c,
     )
+
+
+def _heed_ctrl_c() -> None:
+    """A shell starts what it runs in the background with Ctrl-C ignored, and so the tests and all that they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def begin_planning(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
@@ -101,7 +107,10 @@ def test_ctrl_c_while_sizes_are_planned_is_one_line(tmp_path: Path) -> None:
     """A terminal sends it to all processes of the run."""
     run, planners = begin_planning(tmp_path)
     os.killpg(run.pid, signal.SIGINT)
-    _, err = run.communicate(timeout=20)
+    try:
+        _, err = run.communicate(timeout=60)
+    finally:
+        run.kill()
     assert run.returncode == 130 and err.splitlines()[-1] == "interrupted"
     assert "Traceback" not in err and "Process" not in err
     assert not any(map(is_running, planners)) and list(tmp_path.glob("tritongemm-*")) == []

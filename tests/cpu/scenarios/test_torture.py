@@ -35,6 +35,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, without_gpu: None) -> Path:
     return tmp_path_factory.mktemp("undisturbed")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("campaign", WITH_PROCESSES, ids=lambda c: c.name)
 def test_commands_end_as_they_should(campaign: Campaign, base: Path, tmp_path: Path) -> None:
     """Each try raises where a command shows a traceback, hangs, leaves something behind, or loses what was done."""

@@ -32,7 +32,9 @@ TMA = Config("tma", 16, 32, 16, 2, 2)
 GLUON = (WS, WS_SPLIT, WS_TWO_PARTS, WS_SWAPPED, WS_SWAPPED_SPLIT)
 
 
-@pytest.mark.parametrize(("row_a", "row_b", "bias"), [(True, False, "none"), (False, True, "n")])
+@pytest.mark.parametrize(
+    ("row_a", "row_b", "bias"), [pytest.param(True, False, "none", marks=pytest.mark.heavy), (False, True, "n")]
+)
 def test_warps_with_roles_compile_without_spills(row_a: bool, row_b: bool, bias: str, session_cache: Path) -> None:
     """One group multiplies in `WS_SPLIT`, two in `WS`; four more warps stand by for the one that fetches."""
     problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", row_a, row_b, bias)

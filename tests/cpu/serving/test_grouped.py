@@ -84,7 +84,8 @@ def test_operands_that_do_not_belong_together_are_named() -> None:
         ((a, b, ends, torch.ones(16)), "both or neither"),
         ((a, b, ends, torch.ones(15), torch.ones(4, 8)), "scale_a must be"),
         ((a, b, ends, torch.ones(16), torch.ones(4, 9)), "scale_b must be"),
-        ((a, b, ends, torch.full((16,), float("nan")), torch.ones(4, 8)), "no finite numbers"),
+        ((a, b, ends, torch.ones(16), torch.ones(4, 8)), "scaled products take fp8 or int8"),
+        ((a.char(), b.char(), ends, torch.full((16,), float("nan")), torch.ones(4, 8)), "holds NaN or infinity"),
     ]
     for operands, message in wrong:
         with pytest.raises(InputError, match=message):
@@ -103,7 +104,7 @@ def test_the_record_of_the_next_larger_m_serves() -> None:
     rows = [SimpleNamespace(record=r) for r in records]
     device: Any = SimpleNamespace(
         records=SimpleNamespace(list_rows=lambda arch, units: rows),
-        device=SimpleNamespace(arch="sm90", compute_units=132), binders=binders, loaded={},
+        device=SimpleNamespace(arch="sm90", compute_units=132), binders=binders, loaded_for=lambda record: None,
     )  # fmt: skip
     found: dict[int, Any] = {}
     for m in (1, 9, 16, 17, 100, 1000):
@@ -112,6 +113,10 @@ def test_the_record_of_the_next_larger_m_serves() -> None:
         found[m] = answer[0]
     assert found == {1: (8, 1), 9: (16, 9), 16: (16, 16), 17: (64, 17), 100: (256, 100), 1000: (256, 1000)}
     assert isinstance(find_kernel(device, problem("dense", 0, 8, ())), Support)
+    ranged = [replace(r, m_from=r.problem.m // 2) for r in records]
+    device.records = SimpleNamespace(list_rows=lambda arch, units: [SimpleNamespace(record=r) for r in ranged])
+    device.binders = {(r.problem, r.m_from): (lambda m, r=r: (r.problem.m, m)) for r in ranged}
+    assert find_kernel(device, problem("a8w8", 0, 9, ()))[0] == (16, 9)  # type: ignore[index]
 
 
 def experts_one_by_one(x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, gelu: bool = False) -> Tensor:

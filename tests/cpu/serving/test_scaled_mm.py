@@ -20,6 +20,7 @@ from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.serving import PatchedLaunch
+from tritongemm.integrations import aiter
 from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -117,6 +118,7 @@ def test_shapes_of_one_factor_and_of_one_for_each_row() -> None:
         ({"bias": torch.zeros(199)}, "bias is"),
         ({"out_dtype": torch.int32}, "out_dtype is torch.int32"),
         ({"order_b": "backwards"}, "no weight layout is called 'backwards'"),
+        ({"order_b": "shuffled_16x16"}, "N a multiple of 16 and K of 32; b has N 200 and K 256"),
         ({"scale_layout": "upside_down"}, "no scale layout is called"),
         ({"scale_b": factors(2, 2).to("meta")}, "scale_b is on meta, a on cpu"),
         ({"scale_a": torch.full((4, 2), float("inf"))}, "scale_a holds NaN or infinity"),
@@ -216,6 +218,25 @@ def test_a_record_serves_the_call_that_its_scales_say(gpu: tuple[Dispatcher, Mak
     assert "kernels take a dense weight" in say(a, padded, *of_rows)
     with pytest.raises(InputError, match="a is float8_e4m3fnuz; the fp8 encoding of sm90 is fn"):
         say(empty(16, 512, dtype=torch.float8_e4m3fnuz), empty(256, 512, dtype=torch.float8_e4m3fnuz), *of_rows)
+
+
+def test_a_shuffled_weight_is_served_by_a_record_of_ours(
+    gpu: tuple[Dispatcher, Make], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AITER's names find a kernel that Triton made for B in their order, and no other."""
+    dispatcher, empty = gpu
+    rows = replace(problem("a8w8", 16, 256, 512), order_b="shuffled_16x16")
+    blocks = replace(rows, family="a8w8_blockscale", scale_a=Scaling(depth=128, layout="groups"), scale_b=BLOCK_B)
+    assert dispatcher.load([record(rows), record(blocks)]) == 2
+    attach_device(dispatcher, {rows: StandInKernel(), blocks: StandInKernel()})
+    a, w = empty(16, 512, dtype=FP8), empty(256, 512, dtype=FP8)
+    of_rows, of_blocks = (empty(16, 1), empty(256)), (empty(4, 16).t(), empty(2, 4))
+    for factors_of in (of_rows, of_blocks):
+        assert say(a, w, *factors_of, order_b="shuffled_16x16").startswith(f"exact: {TILE.name}")
+        assert say(a, w, *factors_of).startswith("fallback")
+    monkeypatch.setattr(tritongemm, "scaled_mm", lambda x, w, a, b, bias, out_dtype, **named: say(x, w, a, b, **named))
+    assert aiter.gemm_a8w8_bpreshuffle(a, w, *of_rows).startswith("exact")
+    assert aiter.gemm_a8w8_blockscale_bpreshuffle(a, w, empty(16, 4), of_blocks[1]).startswith("exact")
 
 
 def test_one_row_is_read_as_whichever_layout_was_tuned(gpu: tuple[Dispatcher, Make]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED
+from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults
 from tritongemm.hip_ext.driver import driver
@@ -213,10 +215,15 @@ def fp4_problem() -> Problem:
     return registry.get(Family, "a4w4_blockscale").problem(64, 64, 512, "fp4e2m1", "fp4e2m1", "bf16", row_major_b=False)
 
 
+def without_dot_scaled(target: Target) -> Target:
+    """A target whose kernels of ours can't apply powers of two along K."""
+    return replace(target, features=target.features - {"dot_scaled"})
+
+
 def test_who_else_could_compute_what_nobody_has_a_kernel_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each backend that was not tried says how to have it race, and what it lacks here."""
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
-    gfx950 = target_files.load_target("gfx950")
+    gfx950 = without_dot_scaled(target_files.load_target("gfx950"))
     hints = ", ".join(roster.suggest_backends(fp4_problem(), gfx950, ("triton",)))
     assert "ck could compute it: --libtype ck" in hints
     assert "asm could compute it: --libtype asm (no manifest of assembly kernels: TRITONGEMM_ASM_MANIFESTS" in hints
@@ -229,6 +236,8 @@ def test_a_family_without_kernels_says_what_brings_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(driver, "find_vendor", lambda: None)
+    load = target_files.load_target
+    monkeypatch.setattr(target_files, "load_target", lambda *a, **facts: without_dot_scaled(load(*a, **facts)))
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
     size = ["-m", "64", "-n", "64", "-k", "512", "-dtype_a", "fp4e2m1", "-dtype_b", "fp4e2m1", "-col_b"]
     argv = [*size, "-dtype_c", "bf16", "--family", "a4w4_blockscale", "--target", "gfx950", "--num_threads", "1"]

@@ -23,6 +23,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
+from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins.contracts import Search, SearchPlan
@@ -139,6 +140,18 @@ def test_a_resumed_run_asks_for_what_the_first_did(tmp_path: Path, monkeypatch: 
     whole = space(small, target)
     (alone,) = search(Exhaustive(), SearchPlan(whole, rank(prune(whole, small, target).kept, small, target)), 100)
     assert first[small] != alone and {c.kernel_name for c in first[large]} & {c.kernel_name for c in first[small]}
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "guided", "genetic"])
+def test_a_size_that_no_template_computes_does_not_end_the_run(tmp_path: Path, strategy: str) -> None:
+    """Other backends may have kernels for it."""
+    batch, one = Problem(16, 64, 128, batch=2), Problem(16, 64, 128)
+    limits = SearchLimits(templates=("stream_k",))  # which computes no batches
+    options = TuningOptions(tmp_path, strategy, budget=2, library="", limits=limits)
+    with closing(BuildPool(ArtifactCache(tmp_path / "cache"), jobs=1)) as pool, take(tmp_path / "out.yaml") as store:
+        failures = TuningRun([FakeEvaluator()], pool, store, options, Reporter()).tune([batch, one])
+        assert list(failures) == [batch] and "triton brought none" in failures[batch]
+        assert store.record(one)
 
 
 def test_a_full_disk_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from tritongemm.plugins.contracts import ScaleLayout
@@ -11,6 +13,10 @@ ROWS = 4  # of a block
 
 class RowBlocks(ScaleLayout):
     """Blocks of four rows follow each other; a block has four factors of its first group, then of its second."""
+
+    pad: ClassVar[tuple[int, int]] = (ROWS, 1)
+    row_place: ClassVar[str] = "r // 4 * (4 * groups) + r % 4"
+    group_place: ClassVar[str] = "g * 4"
 
     def pack(self, scales: Tensor) -> Tensor:
         """Factors [rows, groups along K], of whole blocks, in this order."""

@@ -31,6 +31,8 @@ class Scaled:
         scales: the scale factors of A and of B.
         step: elements along K that a workgroup's share is a multiple of.
         splits: numbers of workgroups along K that may share a tile.
+        may_be_fewer: whether such a number may be larger than that of the shares which whole steps leave: 8 of K = 7168
+            are 7 of 1024 then.
     """
 
     what: str
@@ -39,10 +41,13 @@ class Scaled:
     scales: tuple[Scaling, Scaling]
     step: int
     splits: tuple[int, ...]
+    may_be_fewer: bool = False
 
 
 LAYOUTS = {
-    "fp4": Scaled("fp4 with a scale for each 32 numbers", ("fp4e2m1",), 256, (_PER_32, _PER_32), 256, (1, 2, 4, 8)),
+    "fp4": Scaled(
+        "fp4 with a scale for each 32 numbers", ("fp4e2m1",), 256, (_PER_32, _PER_32), 256, (1, 2, 4, 8), True
+    ),
     "i8": Scaled(
         "int8 with a scale for each row and column", ("int8",), 128, (_PER_ROW, _PER_ROW), 128, tuple(range(1, 9))
     ),
@@ -71,8 +76,11 @@ def groups_along_k(layout: str, k: int, split: int) -> int:
 
 
 def splits(layout: str, k: int) -> list[int]:
-    """The splits along K that AITER's tuner tries: those in which every workgroup has a share."""
-    return [s for s in LAYOUTS[layout].splits if groups_along_k(layout, k, s) == s]
+    """The splits along K that AITER's tuner tries; of those that come to equally many workgroups the first."""
+    counts = {s: groups_along_k(layout, k, s) for s in LAYOUTS[layout].splits}
+    if not LAYOUTS[layout].may_be_fewer:
+        return [s for s, count in counts.items() if count == s]
+    return [s for s, count in counts.items() if count not in (counts[lower] for lower in counts if lower < s)]
 
 
 def refusal(layout: str, row: KernelRow, problem: Problem) -> str | None:

@@ -58,7 +58,7 @@ def supports(problem: Problem, target: Target, vendor: str | None, version: Call
     if modes(problem) is None or (scales == "mx" and target.vendor != "amd"):
         return Support(f"it has no scales that cover what those of {problem.key} do")
     if problem.batch > 1:
-        return Support("it is not told where the scales of a batch lie")
+        return Support("its factors are for all products of a batch, where each has its own")
     if target.vendor == "nvidia" and scales in ("block", "group") and target.name != _HOPPER:
         return Support(f"its kernels with scales for each {BLOCK} numbers along K are for {_HOPPER}, not {target.name}")
     if vendor == "nvidia" and scales != "tensor" and (found := version()) < _LEAST_CUBLASLT:

@@ -18,7 +18,7 @@ from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.launch import HostLaunch
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
@@ -28,7 +28,8 @@ from tritongemm.hip_ext.libraries import wheel_folders
 from tritongemm.plugins.contracts import BuildInputs, Capabilities, KernelBackend
 
 ARCHS = ("gfx942", "gfx950")
-TEMPLATES = ("universal", "mx", "ab_scale")
+_FORMS = ("universal", "mx", "ab_scale")
+TEMPLATES = (*_FORMS, *(form + ck_instances.SHUFFLED for form in _FORMS))
 _HEADER = "ck/tensor_operation/gpu/device/impl/device_gemm_xdl_cshuffle_v3.hpp"
 _TYPES = {
     "bf16": "ck::bhalf_t", "fp16": "ck::half_t", "fp32": "float", "int8": "int8_t", "int32": "int32_t",
@@ -39,10 +40,26 @@ _OUTPUTS = {"bf16": ("bf16",), "fp16": ("fp16",), "int8": ("int32",), "fp4e2m1":
 _MX_SCALING = Scaling("e8m0", 1, 32, "e8m0_32x8", (32, 8))  # the scale factors that template mx reads
 _MOST_SCRATCH = 1024  # bytes
 _VECTOR = 16  # bytes
-_OWN_HEADERS = {
-    "mx": "device_gemm_xdl_cshuffle_v3_mx.hpp",
-    "ab_scale": "device_gemm_multiple_d_xdl_cshuffle_v3_ab_scale.hpp",
-}
+# Header, class and text of the device operations, by template; those of `universal` with operands in the epilogue last.
+_DEVICE_OPS = {
+    "universal": ("device_gemm_xdl_cshuffle_v3", "DeviceGemm_Xdl_CShuffleV3", "xdl"),
+    "universal_shuffled": ("device_gemm_xdl_cshuffle_v3_b_preshuffle", "DeviceGemm_Xdl_CShuffleV3_BPreshuffle", "xdl"),
+    "mx": ("device_gemm_xdl_cshuffle_v3_mx", "DeviceGemmMX_Xdl_CShuffleV3", "mx"),
+    "mx_shuffled": ("device_gemm_xdl_cshuffle_v3_mx", "DeviceGemmMX_Xdl_CShuffleV3", "mx"),
+    "ab_scale": (
+        "device_gemm_multiple_d_xdl_cshuffle_v3_ab_scale", "DeviceGemmMultiD_ABScale_Xdl_CShuffle_V3", "ab_scale",
+    ),
+    "ab_scale_shuffled": (
+        "device_gemm_multiple_d_xdl_cshuffle_v3_blockscale_bpreshuffle",
+        "DeviceGemmMultiD_BlockScale_Xdl_CShuffle_V3_BPreshuffle", "ab_scale",
+    ),
+}  # fmt: skip
+_DEVICE_OPS_WITH_EPILOGUE = {
+    "universal": ("device_gemm_multiple_d_xdl_cshuffle_v3", "DeviceGemmMultiD_Xdl_CShuffle_V3", "xdl"),
+    "universal_shuffled": (
+        "device_gemm_multiple_d_xdl_cshuffle_v3_b_preshuffle", "DeviceGemmMultiD_Xdl_CShuffle_V3_BPreshuffle", "xdl",
+    ),
+}  # fmt: skip
 _POINTERS = ("a", "b", "c")
 _RUN_TIME = ("split_k",)
 _OPTIONS = (
@@ -58,7 +75,7 @@ class CkBackend(KernelBackend):
 
     summary = "instances of Composable Kernel, which take minutes to compile"
     compile_limit_s = 600.0
-    capabilities = Capabilities(archs=ARCHS, scales=("epilogue", "mainloop"))
+    capabilities = Capabilities(archs=ARCHS, orders_b=(PLAIN, "shuffled_16x16"), scales=("epilogue", "mainloop"))
 
     def available(self) -> Support:
         """Whether CK's headers and a compiler for them are here."""
@@ -72,11 +89,11 @@ class CkBackend(KernelBackend):
     def _supports(self, problem: Problem, target: Target) -> Support:
         scales = {spec.applied for spec in problem.extras if spec.scaling}
         mx = problem.scale_a == problem.scale_b == _MX_SCALING
-        blocks = problem.a.is_fp8 and ck_instances.scales(problem) == ck_instances.BLOCKS
+        blocks = problem.a.is_fp8 and ck_instances.scales(problem) == ck_instances.block_scales(problem)
         if "mainloop" in scales and not (mx and problem.a.packed > 1) and not blocks:
             return Support(
                 "of the scales along K it applies those of fp4, one for each 32 numbers, and of fp8 those for 1 x 128 "
-                "of A, as [M, K / 128], and 128 x 128 of B"
+                "of A, as [M, K / 128] or, with B shuffled, [K / 128, M], and 128 x 128 of B"
             )
         if blocks and (problem.bias != "none" or problem.layout != "TN"):
             return Support(f"with scales along K it reads TN and adds no bias, not {problem.key}")
@@ -193,17 +210,13 @@ def source(config: Config, problem: Problem) -> str:
         for e in problem.extras
         if e.operator
     ]
-    if config.template in _OWN_HEADERS:
-        header, device = _OWN_HEADERS[config.template], ""
-    elif applied:
-        header, device = "device_gemm_multiple_d_xdl_cshuffle_v3.hpp", "DeviceGemmMultiD_Xdl_CShuffle_V3"
-    else:
-        header, device = "device_gemm_xdl_cshuffle_v3.hpp", "DeviceGemm_Xdl_CShuffleV3"
+    with_epilogue = _DEVICE_OPS_WITH_EPILOGUE if applied else {}
+    header, device, text = with_epilogue.get(config.template, _DEVICE_OPS[config.template])
     return render_cpp(
-        f"ck/{config.template}.j2" if config.template in _OWN_HEADERS else "ck/xdl.j2",
+        f"ck/{text}.j2",
         name=_cpp_instances.at_run_time(config, _RUN_TIME).name,
         formula="A @ B" + "".join(f" {e.operator} {e.name}" for e in problem.extras if e.operator),
-        header=header,
+        header=f"{header}.hpp",
         device=device,
         accumulator="int32_t" if problem.a.is_integer else "float",
         extras=applied,

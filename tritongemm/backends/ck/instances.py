@@ -10,7 +10,7 @@ from typing import Any
 
 from tritongemm.backends._cpp_instances import cdiv, power_of_two
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.target import Target
 from tritongemm.search.pruning.rules import Rule
@@ -23,7 +23,10 @@ _BUFFERS = {4: 2}
 _MOST_ACCUMULATORS = 256
 _MX_SIDE, _MX_DEPTH = 32, 256
 BLOCK = 128
-BLOCKS = (Scaling(depth=BLOCK), Scaling(rows=BLOCK, depth=BLOCK))  # the scales that template ab_scale applies
+SHUFFLED = "_shuffled"  # ends the name of a template whose waves load B in AITER's order, straight into registers
+_SHUFFLED_SIDE, _SHUFFLED_AHEAD = 16, 2  # of its matrix instructions; K blocks that it has under way before its loop
+_SHUFFLED_REPEATS = 4  # instructions of a wave along M over which pipeline v3 spreads its loads, but for fp4
+_SHUFFLED_LAYOUTS = {"mx": "ck::tensor_layout::gemm::MFMA"}  # what CK calls such a B; a column-major one otherwise
 
 
 class Misfit(Exception):
@@ -67,15 +70,44 @@ def shape(config: Config, problem: Problem) -> dict[str, Any]:
     Raises:
         Misfit: the config can't be one for this problem.
     """
-    if (config.template == "mx") != (problem.a.packed > 1):
+    form = config.template.removesuffix(SHUFFLED)
+    if is_shuffled(config) != (problem.order_b != PLAIN):
+        raise Misfit(f"template {config.template} does not read B in the order {problem.order_b}")
+    if (form == "mx") != (problem.a.packed > 1):
         raise Misfit(f"template {config.template} does not read {problem.dtype_a}")
-    if (config.template == "ab_scale") != (scales(problem) == BLOCKS):
+    if (form == "ab_scale") != (scales(problem) == block_scales(problem)):
         raise Misfit(f"template {config.template} does not apply the scales of {problem.key}")
-    if config.template == "mx":
-        return _mx_shape(config, problem)
-    if config.template == "ab_scale":
-        return _block_scaled_shape(config, problem)
-    return _plain_shape(config, problem)
+    shapes = {"mx": _mx_shape, "ab_scale": _block_scaled_shape}
+    found = shapes.get(form, _plain_shape)(config, problem)
+    return _with_shuffled_b(config, problem, found) if is_shuffled(config) else found
+
+
+def is_shuffled(config: Config) -> bool:
+    """Whether an instance reads B in AITER's order."""
+    return config.template.endswith(SHUFFLED)
+
+
+def _with_shuffled_b(config: Config, problem: Problem, found: dict[str, Any]) -> dict[str, Any]:
+    """Template parameters of an instance that reads B in AITER's order; whole blocks along N and K.
+
+    Raises:
+        Misfit: it can't be one for this problem.
+    """
+    if found["xdl"] != _SHUFFLED_SIDE or config.split_k > 1:
+        raise Misfit(f"B in the order {problem.order_b} is for instructions of {_SHUFFLED_SIDE}, K is not split")
+    if problem.n % config.block_n or problem.k % config.block_k:
+        sizes, blocks = f"N {problem.n} and K {problem.k}", f"{config.block_n} and {config.block_k}"
+        raise Misfit(f"{sizes} must be multiples of {blocks} for B in the order {problem.order_b}")
+    layout = _SHUFFLED_LAYOUTS.get(config.template.removesuffix(SHUFFLED), "Col")
+    if layout == "Col" and config.option("pipeline") == 3 and found["repeats"][0] < _SHUFFLED_REPEATS:
+        raise Misfit(f"pipeline v3 of {config.template} wants {_SHUFFLED_REPEATS} instructions of a wave along M")
+    return found | {"b": found["b"] | {"layout": layout}}
+
+
+def block_scales(problem: Problem) -> tuple[Scaling, Scaling]:
+    """The scales that template ab_scale applies; those of A lie by groups where B is in AITER's order."""
+    layout = "rows" if problem.order_b == PLAIN else "groups"
+    return Scaling(depth=BLOCK, layout=layout), Scaling(rows=BLOCK, depth=BLOCK)
 
 
 def scales(problem: Problem) -> tuple[Scaling | None, Scaling | None]:
@@ -206,7 +238,10 @@ def _divides(config: Config, problem: Problem, target: Target) -> str | None:
 
 def _lds(config: Config, problem: Problem, target: Target) -> str | None:
     rows = config.block_m * problem.a.bytes + config.block_n * problem.b.bytes
-    used = rows * config.block_k // problem.a.packed * _BUFFERS.get(config.option("pipeline"), 1)
+    buffers = _BUFFERS.get(config.option("pipeline"), 1)
+    if is_shuffled(config):  # A alone, in two buffers
+        rows, buffers = config.block_m * problem.a.bytes, 2
+    used = rows * config.block_k // problem.a.packed * buffers
     return f"LDS {used} > {target.lds_bytes}" if used > target.lds_bytes else None
 
 
@@ -220,8 +255,8 @@ def _loops(config: Config, problem: Problem, target: Target) -> str | None:
     if version not in PREFETCHED:
         return f"pipeline v{version}; there are {', '.join(f'v{v}' for v in PREFETCHED)}"
     loops = cdiv(problem.k, config.block_k * config.split_k)
-    few = loops <= PREFETCHED[version]
-    return f"{loops} K blocks for pipeline v{version}, which wants {PREFETCHED[version] + 1}" if few else None
+    ahead = _SHUFFLED_AHEAD if is_shuffled(config) else PREFETCHED[version]
+    return f"{loops} K blocks for pipeline v{version}, which wants {ahead + 1}" if loops <= ahead else None
 
 
 def _arrays(config: Config, problem: Problem, target: Target) -> str | None:

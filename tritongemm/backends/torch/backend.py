@@ -66,7 +66,10 @@ class TorchBackend(LibraryBackend):
         import torch
 
         if problem.kind == "batched":
-            return batched.product(problem, operands)
+            if batched.function(problem):
+                return batched.product(problem, operands)
+            into = config or CHOICE  # C, as the products of a batch lie one behind the other
+            return batched.one_after_another(problem, operands, lambda p, own: self.operation(p, own, into))
         if problem.kind == "grouped":
             return grouped.operation(problem, operands, config is not None)
         name = function(problem)
@@ -95,7 +98,7 @@ class TorchBackend(LibraryBackend):
 
     def torch_function(self, problem: Problem) -> str:
         """`function` where it reads the operands as they are, so that a generated module can call it; else ""."""
-        if problem.kind == "grouped":
+        if problem.kind == "grouped" or (problem.kind == "batched" and not batched.function(problem)):
             return ""  # a generated module has no call of it
         name = function(problem)
         if coverage(problem) not in ("", "row") or (name == "_int_mm" and problem.extras):
@@ -107,10 +110,11 @@ class TorchBackend(LibraryBackend):
 def function(problem: Problem) -> str:
     """PyTorch's function: ``mm``, ``addmm``, ``_int_mm``, ``_scaled_mm`` or ``scaled_mm``; "" where it has none.
 
-    Those for a batch are of `batched.function`, those for groups of `grouped.function`.
+    Those for a batch are of `batched.function`, or where that has none of the single products; those for groups of
+    `grouped.function`.
     """
     if problem.kind == "batched":
-        return batched.function(problem)
+        return batched.function(problem) or function(batched.single(problem))
     if problem.kind == "grouped":
         return grouped.function(problem)
     if problem.order_b != PLAIN:

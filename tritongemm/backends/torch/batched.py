@@ -1,8 +1,13 @@
-"""PyTorch's own batched products: ``bmm``, ``baddbmm``, and ``mm`` where all products of a batch share B."""
+"""PyTorch's own batched products: ``bmm``, ``baddbmm``, and ``mm`` where all products of a batch share B.
+
+It has none of eight-bit types. There its calls of single products are made one after another, in one graph, as its
+users make them; where all products share B and nothing is added, that is one call of all rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tritongemm.core.operands import Operands
@@ -39,6 +44,46 @@ def product(problem: Problem, operands: Operands) -> Callable[[], object] | None
         added = operands["bias"].unsqueeze(-1 if problem.bias == "m" else -2)
         return lambda: torch.baddbmm(added, left, right, out=c)
     return (lambda: torch.bmm(left, right, out=c)) if name else None
+
+
+def single(problem: Problem) -> Problem:
+    """What PyTorch computes of a batch at a time where it has no function for a batch.
+
+    That is one of its products, or all of them where they share B and rows of all lie one after another.
+    """
+    joined = problem.shared == "b" and problem.row_major_a and problem.bias == "none"
+    by_rows = problem.scale_a is None or (problem.scale_a.rows == 1 and problem.scale_a.layout == "rows")
+    rows = problem.batch * problem.m if joined and by_rows else problem.m
+    return replace(problem, m=rows, batch=1, shared="")
+
+
+def one_after_another(
+    problem: Problem, operands: Operands, call_of: Callable[[Problem, Operands], Callable[[], object] | None]
+) -> Callable[[], object] | None:
+    """A call that computes C [batch, M, N] by calls of `single` products; None where PyTorch has none.
+
+    Args:
+        problem: a batch.
+        operands: C is written.
+        call_of: makes the call of a single product.
+    """
+    one, specs = single(problem), problem.operands
+    if one.m != problem.m:
+        whole = {name: t.flatten(0, 1) if specs[name].batch else t for name, t in operands.items()}
+        return call_of(one, whole)
+    calls = list[Callable[[], object]]()
+    for product in range(problem.batch):
+        call = call_of(one, {name: t[product] if specs[name].batch else t for name, t in operands.items()})
+        if call is None:
+            return None
+        calls.append(call)
+
+    def compute() -> object:
+        for call in calls:
+            call()
+        return operands["c"]
+
+    return compute
 
 
 def _batch_of(matrix: Tensor, batch: int) -> Tensor:

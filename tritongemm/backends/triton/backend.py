@@ -19,7 +19,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import Buffer, Launch, Param
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.space import Space
@@ -56,7 +56,10 @@ class TritonBackend(SearchedBackend):
     has_manifest_rows = True
     has_helpers = True
     capabilities = Capabilities(
-        kinds=("one", "batched", "grouped"), scales=("epilogue", "mainloop"), tensor_scales=True
+        kinds=("one", "batched", "grouped"),
+        orders_b=(PLAIN, "shuffled_16x16"),
+        scales=("epilogue", "mainloop"),
+        tensor_scales=True,
     )
 
     def available(self) -> Support:
@@ -197,9 +200,9 @@ class TritonBackend(SearchedBackend):
 
 
 def strides(problem: Problem) -> tuple[int, int, int]:
-    """Leading strides of A, B and C in elements, each operand dense."""
-    a = problem.k if problem.row_major_a else problem.m
-    b = problem.n if problem.row_major_b else problem.k
+    """Leading strides of A, B and C in elements, in bytes where two share one; each operand dense."""
+    a = (problem.k if problem.row_major_a else problem.m) // problem.a.packed
+    b = (problem.n if problem.row_major_b else problem.k) // problem.b.packed
     return a, b, problem.n
 
 
@@ -235,7 +238,7 @@ def small(config: Config, problem: Problem, target: Target) -> list[str]:
         return []
     geometry = geometry_module.geometry(config, problem, target.compute_units)
     # Of a batch the largest product counts: each program moves its pointers, in 64 bits, to the beginning of its own.
-    sizes = {name: spec.dtype.bytes * prod(spec.shape) for name, spec in problem.operands.items()}
+    sizes = {name: spec.dtype.width * prod(spec.shape) for name, spec in problem.operands.items()}
     sizes |= {"workspace": geometry.workspace_bytes // problem.batch}
     pointers = [n for n, t in signature(config, problem).items() if t.startswith("*")]
     return [p for p in pointers if sizes.get(p.removesuffix("_ptr"), 0) < _SMALL]

@@ -87,7 +87,7 @@ class ListedTemplate:
     def can_compute(self, problem: Problem, target: Target) -> bool:
         """Whether its kernel is right for a problem on a target, be it slow."""
         right = any(search_space.can_compute(section, problem, target) for section in self.sections)
-        return right and search_space.computes_kind(self.name, problem)
+        return right and search_space.computes(self.name, problem, target)
 
 
 @cache

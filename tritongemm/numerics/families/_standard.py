@@ -17,6 +17,8 @@ from tritongemm.plugins.contracts import Family, WeightLayout
 if TYPE_CHECKING:
     from torch import Tensor
 
+OCP_FP8 = frozenset(("fp8e4m3fn", "fp8e5m2"))  # the types of eight bits that scales of MX are for
+
 
 class StandardFamily(Family, abstract=True):
     """A family whose inputs are random numbers of its dtypes and whose scales and bias the epilogue applies."""
@@ -84,6 +86,17 @@ def readable(problem: Problem, target: Target) -> Support:
             )
         if not target.supports(dtype):
             return Support(f"{target.name} has no matrix instruction for {dtype.name} ({name}); {fp8_of(target)}")
+    return SUPPORTED
+
+
+def microscaled(problem: Problem, target: Target) -> Support:
+    """Whether a target multiplies operands with powers of two for each 32 numbers along K, be it as wider numbers."""
+    if problem.kind == "batched":
+        return Support("scales of MX are for single products, not for a batch")
+    if problem.layout != "TN":
+        return Support("scales of MX are for an A row-major and a B column-major (-col_b): both lie along K")
+    if not (target.has("dot_scaled") or (target.supports(problem.a) and target.supports(problem.b))):
+        return Support(f"{target.name} has no matrix instruction for {problem.dtype_a} with scales of MX")
     return SUPPORTED
 
 

@@ -29,7 +29,7 @@ class RowScaledFamily(StandardFamily):
     defaults = FamilyDefaults(dtype_a="fp8", dtype_c="bf16")
     kinds = ("one", "batched", "grouped")
     variants: ClassVar[Mapping[str, FamilyDefaults]] = {
-        "a8w8_bpreshuffle": FamilyDefaults(dtype_a="int8", dtype_c="bf16", order_b="shuffled_16x16")
+        "a8w8_bpreshuffle": FamilyDefaults(dtype_a="int8", dtype_c="bf16", order_b="shuffled_16x16", row_major_b=False)
     }
 
     def scaling(self, dtype_a: str, dtype_b: str) -> ScalePair:

@@ -1,7 +1,9 @@
-"""Family: C = (A * scales) @ (B * scales) (+ bias), of fp8 or int8 with float32 scales that change along K.
+"""Family: C = (A * scales) @ (B * scales) (+ bias), of fp8 or int8 with scales that change along K.
 
-A scale is for 128 numbers along K of a row of A, and for 128 x 128 numbers of B (``block``) or for 128 of a column
-(``group``). Scales of A lie as [K / 128, M], or (``block_rows``, ``group_rows``) as [M, K / 128].
+A float32 scale is for 128 numbers along K of a row of A, and for 128 x 128 numbers of B (``block``) or for 128 of a
+column (``group``). Scales of A lie as [K / 128, M], or (``block_rows``, ``group_rows``) as [M, K / 128]. OCP's fp8 may
+have a power of two for each 32 numbers along K instead (``mx``), of A [M, K / 32], of B [N, K / 32], or in the order of
+CDNA4's matrix instructions (``mx_shuffled``).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from tritongemm.core.scaling import GRANULARITIES, ScalePair
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.numerics.error_metric import epilogue_reference
-from tritongemm.numerics.families._standard import StandardFamily, readable, unpacked
+from tritongemm.numerics.families._standard import OCP_FP8, StandardFamily, microscaled, readable, unpacked
 from tritongemm.numerics.scale_factors import multiplied
 from tritongemm.plugins.contracts import FamilyDefaults
 
@@ -23,13 +25,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _RESULTS = ("bf16", "fp16", "fp32")
+_ALONG_128 = ("block", "block_rows", "group", "group_rows")
+_MX = ("mx", "mx_shuffled")
 _INTEGERS = 37.0  # root mean square of the random ones
 
 
 class BlockScaledFamily(StandardFamily):
-    """C = (A * scale_a) @ (B * scale_b) (+ bias), scales for 128 numbers along K."""
+    """C = (A * scale_a) @ (B * scale_b) (+ bias), scales for 128 numbers along K, or for 32."""
 
-    summary = "fp8 or int8 with a scale for each 1 x 128 of A and each 128 x 128 of B (or, --scales group, 1 x 128)"
+    summary = "fp8 or int8 with a scale for each 1 x 128 of A, 128 x 128 of B (--scales group: 1 x 128; mx: 1 x 32)"
+    kinds = ("one", "batched", "grouped")
     defaults = FamilyDefaults(dtype_a="fp8", dtype_c="bf16", row_major_b=False)
     variants: ClassVar[Mapping[str, FamilyDefaults]] = {
         "a8w8_blockscale_bpreshuffle": FamilyDefaults(
@@ -42,8 +47,9 @@ class BlockScaledFamily(StandardFamily):
         return GRANULARITIES["block"]
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
-        """Factors of B for 128 x 128 or 1 x 128 elements, and of either in both orders."""
-        return tuple(GRANULARITIES[name] for name in ("block", "block_rows", "group", "group_rows"))
+        """Factors of B for 128 x 128 or 1 x 128 elements, and of either in both orders; of OCP's fp8 MX ones too."""
+        microscaled = _MX if {dtype_a, dtype_b} <= OCP_FP8 else ()
+        return tuple(GRANULARITIES[name] for name in (*_ALONG_128, *microscaled))
 
     def _types(self, problem: Problem, target: Target) -> Support:
         if problem.a != problem.b or not (problem.a.is_fp8 or problem.dtype_a == "int8"):
@@ -52,7 +58,7 @@ class BlockScaledFamily(StandardFamily):
             )
         if problem.dtype_c not in _RESULTS:
             return Support(f"family {self.name} gives {', '.join(_RESULTS)}, not {problem.dtype_c}")
-        return readable(problem, target)
+        return microscaled(problem, target) if problem.microscaled else readable(problem, target)
 
     def tolerance(self, problem: Problem) -> float:
         """Largest error that is rounding rather than a fault: each 128 products are added up on their own."""
@@ -65,5 +71,5 @@ class BlockScaledFamily(StandardFamily):
         return middle
 
     def _reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N] of one product."""
+        """C in float64 [M, N] or [batch, M, N], of one product or a batch."""
         return epilogue_reference(problem, multiplied(problem, operands | {"b": unpacked(problem, operands["b"])}))

@@ -22,7 +22,7 @@ class DenseFamily(StandardFamily):
     summary = "no scales (the default)"
     kinds = ("one", "batched", "grouped")
     variants: ClassVar[Mapping[str, FamilyDefaults]] = {
-        "dense_bpreshuffle": FamilyDefaults(dtype_a="bf16", order_b="shuffled_16x16")
+        "dense_bpreshuffle": FamilyDefaults(dtype_a="bf16", order_b="shuffled_16x16", row_major_b=False)
     }
 
     def _types(self, problem: Problem, target: Target) -> Support:

@@ -5,7 +5,7 @@ Blocks of 32 rows and 8 groups follow each other; rows and groups are padded to 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tritongemm.plugins.contracts import ScaleLayout
 
@@ -16,7 +16,15 @@ ROWS, GROUPS = 32, 8  # of a block
 
 
 class E8m0Blocks(ScaleLayout):
-    """Blocks of 32 x 8 factors, each as a matrix instruction reads it."""
+    """Blocks of 32 x 8 factors, each as a matrix instruction reads it.
+
+    A block has a word for each of 4 groups and 16 rows: the group and the one 4 further, of the row and the one 16
+    further.
+    """
+
+    pad: ClassVar[tuple[int, int]] = (ROWS, GROUPS)
+    row_place: ClassVar[str] = "r // 32 * (32 * groups) + r % 16 * 4 + r // 16 % 2"
+    group_place: ClassVar[str] = "g // 8 * 256 + g % 4 * 64 + g // 4 % 2 * 2"
 
     def pack(self, scales: Tensor) -> Tensor:
         """Factors [rows, groups], of whole blocks, in the order of the matrix instructions."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tritongemm.core.dtypes import DType
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.plugins.contracts import WeightLayout
+from tritongemm.plugins.contracts import Pieces, WeightLayout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +32,10 @@ class Shuffled16x16(WeightLayout):
                 f"K of {depth}"
             )
         return SUPPORTED
+
+    def pieces(self, dtype: DType) -> Pieces:
+        """Sixteen columns, 16 bytes of each in turn: as blocks follow each other along K, so do their pieces."""
+        return Pieces(ROWS, UNIT // dtype.bytes)
 
     def pack(self, b: Tensor) -> Tensor:
         """B [K, N], column-major, in the kernels' order; of packed elements K counts bytes."""

@@ -47,7 +47,7 @@ def pipeline_stages(config: Config, problem: Problem, target: Target) -> int:
     """Blocks of K whose loads are under way at a time, and the one being multiplied."""
     if not has_single_row(config):
         return config.option("prefetch", 1) if without_matrix_units(config) else config.num_stages
-    each = config.block_n * config.block_k * problem.b.bytes // (config.num_warps * target.wave_size)
+    each = config.block_n * config.block_k * problem.b.width / (config.num_warps * target.wave_size)
     return 1 + (UNROLLED_ITERATIONS if each <= LOAD_BYTES else 1)
 
 
@@ -59,8 +59,8 @@ def async_matrix(config: Config, target: Target) -> bool:
 
 def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
     """Bytes of LDS that hold tiles of A and B while the K loop runs; the epilogue may ask for more."""
-    a = config.block_m * config.block_k * problem.a.bytes
-    b = config.block_n * config.block_k * problem.b.bytes
+    a = int(config.block_m * config.block_k * problem.a.width)
+    b = int(config.block_n * config.block_k * problem.b.width)
     if without_matrix_units(config):
         return 0 if has_single_row(config) else (pipeline_stages(config, problem, target) - 1) * (a + b)
     if config.num_stages <= 1:
@@ -79,9 +79,10 @@ def accumulator_registers(config: Config, target: Target) -> int:
 def block_sum_registers(config: Config, problem: Problem, target: Target) -> int:
     """32-bit registers a thread needs for the sum of one block of K; 0 where it is part of the sum of all.
 
-    Where scales change along K it is not, and wide tiles of kernels whose warps have roles are multiplied in two parts.
+    Where scales change along K, and are not for the matrix units to apply, it is not; wide tiles of kernels whose warps
+    have roles are then multiplied in two parts.
     """
-    if not problem.scale_depth or without_matrix_units(config) or not config.is_generated:
+    if not problem.scale_depth or problem.microscaled or without_matrix_units(config) or not config.is_generated:
         return 0
     template, (rows, columns) = kernel_template(config.template), matrix_sides(config)
     rest = template.value(config, "tail", problem.scale_depth) if "tail" in template.constexprs else 0
@@ -92,7 +93,7 @@ def staging_registers(config: Config, problem: Problem, target: Target) -> int:
     """32-bit registers a thread needs for loads on their way to LDS; 0 where they bypass registers."""
     if not target.has("register_staging") or config.num_stages < 2:
         return 0
-    tile = config.block_k * (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes)
+    tile = config.block_k * (config.block_m * problem.a.width + config.block_n * problem.b.width)
     return ceil(tile / (4 * config.num_warps * target.wave_size))
 
 
@@ -141,10 +142,10 @@ def operand_registers(config: Config, problem: Problem, target: Target) -> int:
     if async_matrix(config, target):
         return 0
     if without_matrix_units(config):
-        block = config.block_k * (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes)
+        block = config.block_k * (config.block_m * problem.a.width + config.block_n * problem.b.width)
         return ceil(block / (4 * config.num_warps * target.wave_size))
     split = split_among_warps(config, target)
-    rows = split.rows * split.shape[0] * problem.a.bytes + split.columns * split.shape[1] * problem.b.bytes
+    rows = split.rows * split.shape[0] * problem.a.width + split.columns * split.shape[1] * problem.b.width
     return ceil(rows * min(config.block_k, 64) / (4 * target.wave_size))
 
 

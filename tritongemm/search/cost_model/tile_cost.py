@@ -70,8 +70,8 @@ class IterationCost(Generic[Number]):
     def estimate(cls, config: Config, problem: Problem, target: Target) -> IterationCost[float]:
         """The cost of one K iteration of a config that has not been compiled."""
         clock, split = target.clock_ghz * 1e9, occupancy.split_among_warps(config, target)
-        a = config.block_m * config.block_k * problem.a.bytes
-        b = config.block_n * config.block_k * problem.b.bytes
+        a = config.block_m * config.block_k * problem.a.width
+        b = config.block_n * config.block_k * problem.b.width
         sums = split.rows * split.shape[0] * split.columns * split.shape[1]
         own = sums * config.block_k
         matrix = 2 * own / (_matrix_flops(problem, target) / target.compute_units / SIMDS)
@@ -89,11 +89,11 @@ class IterationCost(Generic[Number]):
         else:
             matrix /= FALLBACK_RATE if target.has("wgmma") else 1.0
             matrix += _adding_seconds(config, problem, target, sums)
-            across_a = 1.0 if problem.row_major_a else _across(split.shape[0], problem.a.bytes, target)
-            across_b = _across(split.shape[1], problem.b.bytes, target) if problem.row_major_b else 1.0
+            across_a = 1.0 if problem.row_major_a else _across(split.shape[0], problem.a.width, target)
+            across_b = _across(split.shape[1], problem.b.width, target) if problem.row_major_b else 1.0
             lds = a * split.along_n * across_a + b * split.along_m * across_b + a + b
-        run_a = (config.block_k if problem.row_major_a else config.block_m) * problem.a.bytes
-        run_b = (config.block_n if problem.row_major_b else config.block_k) * problem.b.bytes
+        run_a = int((config.block_k if problem.row_major_a else config.block_m) * problem.a.width)
+        run_b = int((config.block_n if problem.row_major_b else config.block_k) * problem.b.width)
         row_a, row_b = _rows(problem)
         vector_a, vector_b = gcd(row_a, VECTOR_BYTES), gcd(row_b, VECTOR_BYTES)
         return IterationCost(
@@ -112,7 +112,7 @@ def _adding_seconds(config: Config, problem: Problem, target: Target, sums: int)
 
     Where warps have roles, two groups of them take turns with the matrix units, and half of it is hidden.
     """
-    if not problem.scale_depth:
+    if not problem.scale_depth or problem.microscaled:
         return 0.0
     hidden = "warp_roles" in search_facts(config.template).rules and config.num_warps > SIMDS
     return sums / ADDED_A_CLOCK / (target.clock_ghz * 1e9) * (0.5 if hidden else 1.0)
@@ -121,17 +121,19 @@ def _adding_seconds(config: Config, problem: Problem, target: Target, sums: int)
 def _matrix_flops(problem: Problem, target: Target) -> float:
     """Peak rate for the operands; those without matrix instructions are converted and run at fp16's."""
     rates = target.peak_tflops
+    if problem.microscaled and not target.has("scaled_matrix"):
+        return 1e12 * rates.get("fp16", min(rates.values()))
     slower = max(problem.a, problem.b, key=lambda d: d.bytes)
     return 1e12 * (target.tflops(slower) if target.supports(slower) else rates.get("fp16", min(rates.values())))
 
 
 def _rows(problem: Problem) -> tuple[int, int]:
     """Bytes from one stored row of A and of B to the next."""
-    row_a = (problem.k if problem.row_major_a else problem.m) * problem.a.bytes
-    return row_a, (problem.n if problem.row_major_b else problem.k) * problem.b.bytes
+    row_a = (problem.k if problem.row_major_a else problem.m) * problem.a.width
+    return int(row_a), int((problem.n if problem.row_major_b else problem.k) * problem.b.width)
 
 
-def _across(side: int, width: int, target: Target) -> float:
+def _across(side: int, width: float, target: Target) -> float:
     """Cost of reading elements of `width` bytes across the rows of an operand in LDS, relative to along them.
 
     Where loads pass through registers, rows stay in LDS as they are in memory and every lane fetches single elements.

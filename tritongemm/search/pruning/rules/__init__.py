@@ -42,6 +42,7 @@ RULES = (
     Rule("fits_k", tiles.fits_k),
     Rule("dot_k", tiles.dot_k, "matrix"),
     Rule("scale_depth", tiles.scale_depth),
+    Rule("pieces", tiles.pieces),
     Rule("per_unit", grouped.programs_of_a_unit, "grouped"),
     Rule("short_rows", tiles.short_rows, "matrix"),
     Rule("small_tile", tiles.small_tile, "matrix"),

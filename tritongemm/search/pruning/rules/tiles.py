@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tritongemm.codegen.geometry import MX_BLOCK, split_piece
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
@@ -31,24 +32,29 @@ def fits_n(config: Config, problem: Problem, target: Target) -> str | None:
 
 def fits_k(config: Config, problem: Problem, target: Target) -> str | None:
     """A block along K holds at most twice the elements there are, 32 at least: the rest would be empty."""
-    limit = _power_of_two_above(problem.k, 32)
+    limit = _power_of_two_above(problem.k, MX_BLOCK if problem.microscaled else 32)
     return f"BK {config.block_k} > {limit} that hold K {problem.k}" if config.block_k > limit else None
 
 
 def dot_k(config: Config, problem: Problem, target: Target) -> str | None:
     """A matrix instruction takes at least 32 bytes along K, fp32 excepted: Triton wants 16 elements of any type."""
-    width = min(problem.a.bytes, problem.b.bytes)
-    least = max(16, MATRIX_K_BYTES // width)
+    width = min(problem.a.width, problem.b.width)
+    least = max(16, int(MATRIX_K_BYTES / width))
     return f"BK {config.block_k} < {least} of one dot" if config.block_k < least else None
 
 
 def scale_depth(config: Config, problem: Problem, target: Target) -> str | None:
     """A block along K has one scale a row, and as long a sum as may be until it is multiplied by it."""
     depth, block = problem.scale_depth, config.block_k
-    if without_matrix_units(config) or not config.is_generated:
+    if without_matrix_units(config) or not config.is_generated or problem.microscaled:
         return None
     wanted = min(depth, max(32, 1 << (problem.k - 1).bit_length()))
     return f"BK {block} for scales of {depth} elements along K" if depth and block != wanted else None
+
+
+def pieces(config: Config, problem: Problem, target: Target) -> str | None:
+    """A B whose columns are interleaved is read in whole groups of them."""
+    return split_piece(config, problem) if config.is_generated else None
 
 
 def short_rows(config: Config, problem: Problem, target: Target) -> str | None:
@@ -58,8 +64,8 @@ def short_rows(config: Config, problem: Problem, target: Target) -> str | None:
     H200 no shorter block came within 10 % of the best. With B along N one came within 3 %; other widths were not
     measured.
     """
-    row = config.block_k * max(problem.a.bytes, problem.b.bytes)
-    measured = problem.row_major_a and not problem.row_major_b and problem.a.bytes == problem.b.bytes == 2
+    row = int(config.block_k * max(problem.a.width, problem.b.width))
+    measured = problem.row_major_a and not problem.row_major_b and problem.a.width == problem.b.width == 2
     least = 128 if measured and target.has("wgmma") else 64
     return f"{row} B of a row of K < {least} B" if row < least and problem.k > config.block_k else None
 
@@ -112,7 +118,7 @@ def few_instructions(config: Config, problem: Problem, target: Target) -> str | 
     """A warp without a matrix instruction of its own idles; along K counts, since warps also share the loading."""
     side = config.option("matrix_instr_nonkdim") or 16
     m, n = (side, side) if target.has("matrix_instr_nonkdim") else (16, 8)
-    k = config.block_k * max(problem.a.bytes, problem.b.bytes) // MATRIX_K_BYTES
+    k = int(config.block_k * max(problem.a.width, problem.b.width)) // MATRIX_K_BYTES
     count = (config.block_m // m) * (config.block_n // n) * max(1, k)
     return f"{config.num_warps} warps for {count} matrix instructions" if config.num_warps > count else None
 
@@ -131,5 +137,5 @@ def kpack(config: Config, problem: Problem, target: Target) -> str | None:
     if pack <= 1:
         return None
     side = config.option("matrix_instr_nonkdim") or 16
-    least = pack * MATRIX_K_BYTES * 16 // side // max(problem.a.bytes, problem.b.bytes)
+    least = int(pack * MATRIX_K_BYTES * 16 // side / max(problem.a.width, problem.b.width))
     return f"kpack {pack} needs BK {least}, not {config.block_k}" if config.block_k < least else None

@@ -8,11 +8,13 @@ from math import gcd
 from tritongemm.build.helpers import read_text
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
-from tritongemm.serving.scale_factors import GROUP
+from tritongemm.core.powers_of_two import Rounding
 
-_MOST_COLUMNS = 4096  # of a row that a program holds at a time
+GROUP = 128  # elements along K that share a factor of a block
+_MOST_COLUMNS = 8192  # of a row that a program holds at a time
 _LEAST_COLUMNS = 256
 _ROWS = 8  # that a program of groups has, where there are so many
+_GROUPS = 8  # of 32 numbers along K that a program has
 _DIVISOR = 16  # the most elements that a size is known to be a multiple of
 
 
@@ -24,8 +26,9 @@ class Quantization:
         m, k: extents of the activations.
         dtype_x: name of their type.
         dtype_q: name of the quantised type.
-        granularity: ``row`` or ``block``.
-        strides: of the scale factors along rows and along groups.
+        granularity: ``row``, ``block`` or ``mx``.
+        strides: of the scale factors along rows and along groups; of powers of two their extents in memory.
+        places: what the row ``r`` of a power of two and its group ``g`` add to its place in memory.
     """
 
     m: int
@@ -34,18 +37,21 @@ class Quantization:
     dtype_q: str
     granularity: str
     strides: tuple[int, int]
+    places: tuple[str, str] = ("r * groups", "g")
 
 
 def choose_kernel(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
     """The kernel of a quantisation, and what one launch of it is given. Binaries do not depend on M, nor on most K."""
+    if asked.granularity == "mx":
+        return _powers(asked)
     x, q = DTYPES[asked.dtype_x], DTYPES[asked.dtype_q]
     pointers = {"x_ptr": f"*{x.triton}", "q_ptr": f"*{q.triton}", "scale_ptr": "*fp32"}
     numbers = {"M": asked.m, "K": asked.k}
     constants = {"MAXIMUM": q.maximum, "INTEGER": int(q.is_integer)}
     if asked.granularity == "row":
         columns = min(_MOST_COLUMNS, max(_LEAST_COLUMNS, 1 << (asked.k - 1).bit_length()))
-        name, grid, warps = "quantize_rows", (asked.m, 1, 1), 4 if columns <= 2048 else 8
-        constants["BLOCK"] = columns
+        name, grid, warps = "quantize_rows", (asked.m, 1, 1), min(16, max(4, columns // 512))
+        constants |= {"BLOCK": columns, "ONCE": int(asked.k <= columns)}
     else:
         rows = _ROWS if asked.m > _ROWS else 1
         name, grid, warps = "quantize_groups", (-(-asked.m // rows), -(-asked.k // GROUP), 1), 4 if rows > 1 else 1
@@ -55,3 +61,19 @@ def choose_kernel(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
     divisors = {"K": gcd(asked.k, _DIVISOR)}
     helper = HelperKernel(name, read_text("quantize"), signature, constants, divisors, warps)
     return helper, HelperArguments(grid, numbers)
+
+
+def _powers(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
+    """The kernel that finds a power of two for each 32 numbers along K."""
+    x, q = DTYPES[asked.dtype_x], DTYPES[asked.dtype_q]
+    rounding, (of_row, of_group) = Rounding.of(asked.dtype_q), asked.places
+    rows = _ROWS if asked.m > _ROWS else 1
+    stored, groups = asked.strides
+    numbers = {"M": asked.m, "K": asked.k, "rows_stored": stored, "groups": groups}
+    signature = {"x_ptr": f"*{x.triton}", "q_ptr": f"*{q.triton}", "scale_ptr": "*u8"} | dict.fromkeys(numbers, "i32")
+    constants = {"CARRY": rounding.carry, "LESS": rounding.less, "PACKED": int(q.packed > 1)}
+    constants |= {"ROWS": rows, "GROUPS": _GROUPS}
+    text = read_text("quantize").replace("ROW_PLACE", of_row).replace("GROUP_PLACE", of_group)
+    divisors = {"K": gcd(asked.k, _DIVISOR)}
+    helper = HelperKernel("quantize_powers", text, signature, constants, divisors, 4 if rows > 1 else 1)
+    return helper, HelperArguments((-(-stored // rows), -(-groups // _GROUPS), 1), numbers)

@@ -1,0 +1,188 @@
+"""Generated kernels that read B in AITER's order: in Triton's interpreter, in an emulator, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import emulated
+from tritongemm.codegen import modules, render
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.launch import Launch
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.export import launch_plans
+from tritongemm.measure.offline_evaluator import InterpreterJob
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, KernelBackend, WeightLayout
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.workers.child_process import WorkerProcess
+
+ORDER = "shuffled_16x16"
+GFX942, GFX950, SM90 = map(target_files.load_target, ("gfx942", "gfx950", "sm90"))
+NUZ, OCP, FP4 = "fp8e4m3fnuz", "fp8e4m3fn", "fp4e2m1"
+MX = ("mx", "mx_shuffled")
+MX_CASES = ("fp4 mx", "fp4 mx_shuffled", "ocp mx")
+SCALES = ("tensor", "row", "block", "block_rows", "group", "group_rows")
+CONFIGS = (
+    Config("tile", 16, 32, 64, 2, 2, options=(("xcds", 8),)),
+    Config("tile", 16, 16, 128, options=(("swap_ab", 1),)),
+    Config("gemv", 1, 16, 128, split_k=2),
+    Config("gemv", 4, 16, 256),
+    Config("stream_k", 16, 32, 128, 2, options=(("num_sms", 3),)),
+)
+EMULATED = (
+    Config("tile", 16, 32, 128, 2, 2, 2),
+    Config("tile", 32, 16, 64, 1, 3, 2, 2, (("poll", 1), ("swap_ab", 1))),
+    Config("tile", 64, 128, 128, 4, 1, 4, 2, (("matrix_instr_nonkdim", 16), ("xcds", 8))),
+    Config("gemv", 1, 16, 256, num_warps=1, num_stages=1),
+    Config("gemv", 4, 16, 256, split_k=2, num_warps=4, num_stages=1),
+    Config("stream_k", 32, 32, 128, 2, 1, 4, options=(("num_sms", 7),)),
+)
+triton = registry.get(KernelBackend, "triton")
+
+
+def problem(dtype: str, scales: str = "", m: int = 17, n: int = 144, k: int = 352, **more: Any) -> Problem:
+    """A product with B in AITER's order; without scales where none are named."""
+    family = "dense" if not scales else "a8w8" if scales in ("tensor", "row") else "a8w8_blockscale"
+    family = "a4w4_blockscale" if dtype == FP4 else family
+    made: Problem = registry.get(Family, family).problem(
+        m, n, k, dtype, dtype, more.pop("dtype_c", "bf16"), row_major_b=False, order_b=ORDER, scales=scales, **more
+    )
+    return made
+
+
+def small(dtype: str, scales: str = "", **more: Any) -> Problem:
+    """One that the interpreter is done with soon: two groups along K, blocks that M, N and K do not fill."""
+    return problem(dtype, scales, 5, 48, 192 if dtype == FP4 else 160, **more)
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[WorkerProcess]:
+    child = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
+    yield child
+    child.kill()
+
+
+def usable(one: Problem, target: Target, configs: tuple[Config, ...]) -> list[Config]:
+    """The configs that can compute a problem: blocks of the tile must lie within a scale."""
+    return [c for c in configs if triton.check(c, one, target)]
+
+
+@pytest.mark.parametrize(
+    ("one", "target"),
+    [
+        (small("bf16", bias="n"), GFX942),
+        (problem("bf16", m=1, n=16, k=32), SM90),
+        (small("fp16", dtype_c="fp16"), SM90),
+        (small("int8", dtype_c="int32"), GFX942),
+        *((small(NUZ, scales), GFX942) for scales in SCALES),
+        (small("int8", "row", bias="n"), GFX942),
+        (small("int8", "block"), GFX942),
+        *((small(dtype, scales), GFX950) for dtype in (OCP, FP4) for scales in MX),
+    ],
+    ids=lambda value: getattr(value, "key", ""),
+)
+def test_kernels_in_the_interpreter(interpreter: WorkerProcess, tmp_path: Path, one: Problem, target: Target) -> None:
+    configs = usable(one, target, CONFIGS)
+    assert {c.template for c in configs} == {"tile", "stream_k"} | ({"gemv"} if not one.microscaled else set())
+    text = modules.write_candidates(one, configs, target, tmp_path).read_text()
+    for config in configs:
+        ((error, tolerance),) = interpreter.ask(InterpreterJob(one, config, text), 60)
+        assert error <= tolerance, config.name
+
+
+def test_a_module_shuffles_its_own_operand(tmp_path: Path) -> None:
+    one = problem(NUZ, "row", m=5, n=48, k=64)
+    path = modules.write_candidates(one, [CONFIGS[0]], GFX942, tmp_path)
+    ran = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0 and "verified by Triton's interpreter" in ran.stdout, ran.stdout + ran.stderr
+    module = modules.run_text(path.read_text(), "generated")
+    b = torch.arange(48 * 64).to(torch.int8).view(48, 64).T
+    assert torch.equal(module.in_pieces(b.view(torch.float8_e4m3fnuz)).view(torch.int8), _packed(b))
+    with pytest.raises(ValueError, match="N must be a multiple of 16"):
+        module.in_pieces(b[:, :40])
+
+
+def _packed(b: torch.Tensor) -> torch.Tensor:
+    return registry.get(WeightLayout, ORDER).pack(b)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8e4m3fnuz", "int8"])
+def test_pieces_are_the_order(dtype: str) -> None:
+    """What kernels are told of the order, beside the order itself."""
+    one = problem(dtype, dtype_c="int32" if dtype == "int8" else "bf16")
+    pieces = registry.get(WeightLayout, ORDER).pieces(one.b)
+    assert pieces is not None
+    element = {1: torch.int8, 2: torch.int16}[one.b.bytes]
+    b = torch.randint(-(2**7), 2**7, (one.n, one.k)).to(element)
+    groups = b.view(one.n // pieces.columns, pieces.columns, one.k // pieces.run, pieces.run)
+    assert torch.equal(groups.transpose(1, 2).reshape(one.n, one.k).T, _packed(b.T))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (Config("gemv", 1, 8, 256), "read in blocks of 16 columns and 16 elements along K, not 8 and 256"),
+        (Config("tma", 64, 64, 64), "does not run template tma"),
+        (Config("persistent", 64, 64, 64), "does not run template persistent"),
+        (Config("grouped", 16, 32, 64), "does not run template grouped"),
+    ],
+)
+def test_configs_that_can_not_read_it(config: Config, reason: str) -> None:
+    assert reason in triton.check(config, problem(OCP, "row"), SM90).reason
+
+
+@pytest.mark.parametrize(("n", "k"), [(40, 64), (48, 48)])
+def test_sizes_that_do_not_divide_are_refused(n: int, k: int) -> None:
+    one = problem("bf16", n=n, k=k)
+    said = registry.get(Family, "dense").supports(one, GFX942).reason
+    assert "N a multiple of 16 and K of 32" in said
+
+
+def test_every_candidate_reads_whole_groups() -> None:
+    for dtype, scales in (("bf16", ""), (NUZ, "row"), (NUZ, "block"), ("int8", "row")):
+        for m in (1, 16, 4096):
+            one = problem(dtype, scales, m=m, n=4096, k=7168)
+            configs = triton.candidates(one, GFX942)
+            assert configs and all(c.block_n % 16 == 0 for c in configs)
+            assert m > 1 or "gemv" in {c.template for c in configs}
+    assert "gemv" not in {c.template for c in triton.candidates(one, GFX942)}
+    assert render.kernel_facts(replace(one, order_b="plain"), GFX942).pieces is None
+
+
+def plan(one: Problem, config: Config, target: Target, folder: Path, name: str) -> Path:
+    """A launch plan of a compiled config, with its code object beside it."""
+    built, code, _ = triton.compile(triton.compile_job(config, one, target))
+    assert built.status == "ok" and not built.spills, config.name
+    (folder / f"{name}.hsaco").write_bytes(code)
+    launch = triton.launch(replace(built, path=str(folder / f"{name}.hsaco")), one, target)
+    assert isinstance(launch, Launch)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({**launch_plans.plan(launch, one, target), "object": f"{name}.hsaco"}))
+    return path
+
+
+@pytest.mark.skipif(settings.emulator_checkout() is None, reason="some seconds each: TRITONGEMM_EMULATOR_CHECKOUT")
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("case", ["bf16", "int8 row", "int8 group", "fp16", *(f"fp8 {s}" for s in SCALES), *MX_CASES])
+def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, case: str) -> None:
+    """At odd M and sizes that divide into pieces alone, factors with outliers, memory operations as late as can be."""
+    target = target_files.load_target(arch)
+    name, _, scales = case.partition(" ")
+    dtype = {"fp4": FP4, "ocp": OCP, "fp8": NUZ if target.fp8 == "fnuz" else OCP}.get(name, name)
+    k = 448 if dtype == FP4 else 352
+    one = problem(dtype, scales, k=k, bias="n" if scales in ("", "row") else "none")
+    configs = usable(one, target, EMULATED)
+    assert len(configs) >= (3 if one.microscaled else 5)
+    plans = [plan(one, config, target, tmp_path, str(i)) for i, config in enumerate(configs)]
+    emulated.run_scaled(tmp_path, *plans)

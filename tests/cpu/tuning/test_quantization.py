@@ -1,0 +1,87 @@
+"""The time of quantising A beside a race: for which problems, what it says, and that it costs a race nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.linear_layers import record
+from tritongemm.build.quantization_kernels import Quantization
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import RaceResult
+from tritongemm.core.record import Record
+from tritongemm.formats import results_format
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.report.console import Reporter
+from tritongemm.search_spaces import loader
+from tritongemm.tuning import quantization
+from tritongemm.workloads import sizes
+
+OCP = "fp8e4m3fn"
+
+
+def problem(family: str, scales: str = "", **changes: Any) -> Problem:
+    made: Problem = registry.get(Family, family).problem(
+        16, 256, 512, OCP, OCP, "bf16", row_major_b=False, scales=scales, **changes
+    )
+    return made
+
+
+@pytest.mark.parametrize(
+    ("of", "granularity", "strides"),
+    [
+        (problem("a8w8"), "row", (1, 1)),
+        (problem("a8w8_blockscale"), "block", (1, 16)),
+        (problem("a8w8_blockscale", "block_rows"), "block", (4, 1)),
+        (problem("a8w8", "tensor"), "", ()),
+        (problem("a8w8", groups=2), "", ()),
+        (Problem(16, 256, 512, "bf16", "bf16", "bf16", row_major_b=False), "", ()),
+    ],
+)
+def test_the_kernel_writes_what_the_product_reads(of: Problem, granularity: str, strides: tuple[int, int]) -> None:
+    wanted = Quantization(16, 512, "bf16", OCP, granularity, strides) if granularity else None
+    assert quantization.quantization_of(of) == wanted
+
+
+class Evaluator:
+    """Measures 3 us."""
+
+    times_quantization = True
+    target = loader.load_target("sm90")
+
+    def time_quantization(self, problem: Problem, launch: Any) -> float:
+        assert launch == "launch"
+        return 3e-6
+
+
+def test_a_race_is_told_the_time_and_never_fails_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, evaluator = RaceResult((), {"a": (1e-6,)}, cold=True), Evaluator()
+    monkeypatch.setattr(quantization, "_launch", lambda asked, target: "launch")
+    timed: Any = quantization.with_quantization(result, problem("a8w8"), evaluator)  # type: ignore[arg-type]
+    assert timed == replace(result, quantize_seconds=3e-6)
+
+    def fail(asked: Quantization, target: Any) -> None:
+        raise InputError("it does not compile")
+
+    monkeypatch.setattr(quantization, "_launch", fail)
+    assert quantization.with_quantization(result, problem("a8w8"), evaluator) == result  # type: ignore[arg-type]
+
+
+def test_files_and_tables_tell_both_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fp8 = record(problem("a8w8"), quantize_seconds=1.5e-6)
+    plain = record(Problem(16, 256, 512, "bf16", "bf16", "bf16", row_major_b=False))
+    assert fp8.whole_seconds == pytest.approx(3.5e-6) and plain.whole_seconds is None
+    assert Record.from_json(fp8.to_json()) == fp8 and "quantize_seconds" not in plain.to_json()
+    file = tmp_path / "tuned.yaml"
+    file.write_text(results_format().write([fp8, plain]), encoding="utf-8")
+    assert [row.record for row in sizes.from_file(file, Defaults())] == [fp8, plain]
+    assert file.read_text(encoding="utf-8").count("quantize_us") == 1
+    Reporter().records([fp8, plain], loader.load_target("sm90"), compare=True)
+    told = capsys.readouterr().out
+    assert "quantise us" in told and "3.50" in told and "0.571" in told  # bf16's 2 us over both

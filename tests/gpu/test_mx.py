@@ -1,0 +1,86 @@
+"""Powers of two along K (OCP MX) on a real GPU: kernels against float64, `quantize`, `scaled_mm` of what it makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import tritongemm
+from tests.gpu.test_numeric import triton, verify_all
+from tritongemm.build.pool import BuildPool
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.numerics import error_metric
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.serving import microscaling
+
+FORMS = (("fp4e2m1", ""), ("fp4e2m1", "mx"), ("fp8e4m3fn", "mx"), ("fp8e5m2", "mx_shuffled"))
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+SWAPPED = (("swap_ab", 1),)
+CONFIGS = (
+    Config("tile", 64, 64, 128, 4, 1, 4, 2),
+    Config("tile", 16, 64, 256, 1, 3, 4, 3, SWAPPED),
+    Config("tile", 128, 128, 128, 4, 1, 8, 3),
+    Config("stream_k", 64, 64, 128, 8, 1, 4, 2),
+    Config("tma", 64, 64, 128, 8, 2, 4, 3),
+    Config("persistent", 64, 64, 128, 8, 1, 4, 2, (("epilogue_parts", 2), ("warp_specialize", 0))),
+    Config("stream_k_tma", 64, 64, 128, 8, 1, 4, 3, (("share_more", 1),)),
+)
+TORCH = {"fp4e2m1": torch.uint8, "fp8e4m3fn": torch.float8_e4m3fn, "fp8e5m2": torch.float8_e5m2}
+
+
+def of(dtype: str, scales: str, m: int, n: int, k: int) -> Problem:
+    family = registry.get(Family, "a4w4_blockscale" if dtype == "fp4e2m1" else "a8w8_blockscale")
+    return family.problem(m, n, k, dtype, dtype, "bf16", row_major_b=False, scales=scales)
+
+
+@pytest.mark.parametrize(("dtype", "scales"), FORMS)
+def test_kernels_apply_powers_of_two(
+    gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, dtype: str, scales: str
+) -> None:
+    if not gpu.target.has("dot_scaled"):
+        pytest.skip(f"{gpu.target.name} has no dot_scaled")
+    for size in ((300, 528, 1040), (7, 45, 330), (72, 136, 2176)):
+        problem = of(dtype, scales, *size)
+        configs = [c for c in CONFIGS if triton().check(c, problem, gpu.target)]
+        verify_all(gpu, compiler, tmp_path, [problem], configs)
+
+
+@pytest.mark.parametrize("dtype", TORCH)
+@pytest.mark.parametrize("layout", ["rows", "e8m0_32x8"])
+def test_the_kernel_quantises_as_pytorchs_operations_do(dtype: str, layout: str) -> None:
+    x = torch.randn(77, 1056, device="cuda") * torch.logspace(-6, 6, 77, device="cuda")[:, None]
+    x[5], x[6, 40] = 0, float("nan")
+    for given in (x, x.bfloat16(), x[:1]):
+        q, powers = tritongemm.quantize(given, "mx", TORCH[dtype], layout)
+        wanted, exponents = microscaling.by_torch(given, TORCH[dtype], layout)
+        assert torch.equal(powers, exponents)
+        there = torch.arange(len(given), device="cuda") != 6
+        assert torch.equal(q.view(torch.uint8)[there], wanted.view(torch.uint8)[there])
+
+
+@pytest.mark.parametrize(("dtype", "scales"), FORMS)
+def test_a_tuned_kernel_serves_what_was_quantised(
+    gpu: GpuEvaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, scales: str
+) -> None:
+    if not gpu.target.has("dot_scaled"):
+        pytest.skip(f"{gpu.target.name} has no dot_scaled")
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
+    problem, toolchain = of(dtype, scales, 33, 256, 544), {"triton": settings.version("triton")}
+    record = Record(problem, gpu.target.name, CONFIGS[0], "triton", 1e-6, 0.01, "events", toolchain=toolchain)
+    assert tritongemm.load([record]) == 1
+    layout = "rows" if scales == "mx" else "e8m0_32x8"
+    x, w = torch.randn(33, 544, device="cuda"), torch.randn(256, 544, device="cuda")
+    (a, of_a), (b, of_b) = (tritongemm.quantize(t, "mx", TORCH[dtype], layout) for t in (x, w))
+    named = "" if layout == "rows" else layout
+    with torch.no_grad():
+        out = tritongemm.scaled_mm(a, b, of_a, of_b, scale_layout=named)
+    family = registry.get(Family, problem.family)
+    exact = family.reference(problem, {"a": a, "b": b.T, "scale_a": of_a, "scale_b": of_b})
+    assert error_metric.deviation(out, exact) <= family.tolerance(problem)

@@ -1,0 +1,78 @@
+"""The time of quantising A, experts and fp8 layers of transformers, on a real GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tritongemm
+from tests.cpu.serving.test_patch_experts import HIDDEN, experts, fp8_experts, rows, tokens
+from tritongemm.core.config import Config
+from tritongemm.core.record import Record
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.runtime.machine import Machine
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.tuning import quantization
+
+GROUPED = Config("grouped", 16, 64, 128, 1, 1, 4, 2, (("per_unit", 1),))
+
+
+@pytest.mark.parametrize(("m", "k"), [(1, 7168), (13, 321), (200, 16384)])
+@pytest.mark.parametrize(
+    ("family", "scales"), [("a8w8", ""), ("a8w8_blockscale", ""), ("a8w8_blockscale", "block_rows")]
+)
+def test_quantising_is_timed(
+    gpu: GpuEvaluator, gpu_cache: Path, monkeypatch: pytest.MonkeyPatch, family: str, scales: str, m: int, k: int
+) -> None:
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+    dtype = "fp8e4m3fnuz" if gpu.target.fp8 == "fnuz" else "fp8e4m3fn"
+    problem = registry.get(Family, family).problem(m, 256, k, dtype, dtype, "bf16", row_major_b=False, scales=scales)
+    asked = quantization.quantization_of(problem)
+    assert asked is not None and gpu.times_quantization
+    found = gpu.time_quantization(problem, quantization._launch(asked, gpu.target))
+    assert found is not None and found > 0
+
+
+@pytest.mark.parametrize(("m", "k"), [(1, 8321), (5, 7168), (300, 2048)])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_rows_are_quantised_as_pytorch_does(gpu_machine: Machine, dtype: torch.dtype, m: int, k: int) -> None:
+    if dtype != torch.int8 and gpu_machine.target.fp8 != "ocp":
+        pytest.skip("another encoding of fp8")
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    x[0] = 0
+    for granularity in ("row", "block"):
+        q, scale = tritongemm.quantize(x, granularity, dtype)
+        wanted, factors = tritongemm.quantize(x.cpu(), granularity, dtype)
+        assert torch.equal(scale.cpu(), factors) and torch.equal(q.cpu().float(), wanted.float())
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def test_experts_are_served(gpu_machine: Machine, gpu_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = gpu_machine.target
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
+    kinds = [False, True] if target.fp8 == "ocp" else [False]
+    model = nn.ModuleDict({"bf16": experts(), "fp8": fp8_experts(experts())}).cuda()
+    given = [tensor.cuda() for tensor in tokens()]
+    wanted = model["bf16"](*given)
+
+    def as_here(record: Record) -> Record:
+        return Record(record.problem, target.name, GROUPED, "triton", 1e-6, 0.01, "events", toolchain=record.toolchain)
+
+    patched: Any = tritongemm.patch(model, [as_here(record) for is_fp8 in kinds for record in rows(is_fp8)])
+    assert len(patched.patched) == len(kinds)
+    for name in patched.patched:
+        model[name](*given)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = model[name](*given)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert out.shape == (given[0].shape[0], HIDDEN)
+        assert (out.float() - wanted.float()).norm() < (0.1 if name == "fp8" else 0.02) * wanted.float().norm()

@@ -1,0 +1,31 @@
+"""Running kernels in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from tritongemm.codegen import modules
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.measure.offline_evaluator import InterpreterJob, reduced
+from tritongemm.workers.child_process import WorkerProcess
+
+
+def errors(
+    child: WorkerProcess, problem: Problem, configs: Iterable[Config], target: Target, folder: Path
+) -> dict[str, float]:
+    """Each config's share of the error that its family allows; the error itself where none is allowed.
+
+    A program of gemv has few rows and takes as long as one of a tile: its M has two blocks and the remainder.
+    """
+    configs = list(configs)
+    text = modules.write_candidates(problem, configs, target, folder).read_text()
+    found = {}
+    for config in configs:
+        rows = reduced(problem, config).m if config.template == "gemv" else problem.m
+        ((error, tolerance),) = child.ask(InterpreterJob(replace(problem, m=rows), config, text), 60)
+        found[config.name] = error / tolerance if tolerance else error
+    return found

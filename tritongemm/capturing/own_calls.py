@@ -1,0 +1,94 @@
+"""The products of our own calls with scales and of groups, which are not run anew to be watched: their names tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritongemm.capturing.product import Product, grouped, of_nothing, with_factors
+
+_DEPTH = 128  # elements along K that share a factor of a block
+
+
+def _of_scaled(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Product | None]:
+    """`tritongemm.scaled_mm`: x [..., K] and a weight [N, K], or its transposed view."""
+    names = ("a", "b", "scale_a", "scale_b", "bias", "out_dtype", "order_b", "scale_layout")
+    given = {"out_dtype": torch.bfloat16, **dict(zip(names, args, strict=False)), **kwargs}
+    if given.get("order_b", "plain") != "plain" or given.get("scale_layout"):
+        return [of_nothing(operation, "a weight or factors in an order of their own")]
+    a, w = given["a"], given["b"]
+    if not a.numel() or not w.numel():
+        return []
+    is_weight = w.shape[1] == a.shape[-1] and w.stride(1) == 1
+    scale_a, scale_b = given["scale_a"], given["scale_b"]
+    factors = scale_a.reshape(-1, scale_a.shape[-1]) if scale_a.dim() > 2 else scale_a
+    if is_weight:
+        w, scale_b = w.t(), scale_b.t() if scale_b.dim() == 2 else scale_b
+    return [with_factors(operation, a.reshape(-1, a.shape[-1]), w, factors, scale_b, given)]
+
+
+def _of_layer(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Product | None]:
+    """`tritongemm.linear_fp8`: x [..., K], which it quantises as the weight's factors want it."""
+    given = {
+        "bias": None,
+        "out_dtype": None,
+        **_named(("x", "weight", "weight_scale", "bias", "out_dtype"), args, kwargs),
+    }
+    x, w, scale = given["x"], given["weight"], given["weight_scale"]
+    if not x.numel() or not w.numel():
+        return []
+    k = x.shape[-1]
+    m, n = x.numel() // k, w.shape[0]
+    along_k = scale.dim() == 2 and (scale.shape[1] > 1 or scale.shape[0] not in (1, n))
+    q = torch.empty((m, k), dtype=w.dtype, device="meta")
+    factors = torch.empty((-(-k // _DEPTH), m) if along_k else (m, 1), device="meta")
+    if scale.numel() == 1:  # Kernels read a factor for each row.
+        scale = torch.empty(n, device="meta")
+    of_w = scale.t() if scale.dim() == 2 else scale
+    out = given["out_dtype"] or x.dtype
+    said = {"bias": given["bias"], "out_dtype": out}
+    return [with_factors(operation, q, w.t(), factors.t() if along_k else factors, of_w, said)]
+
+
+def _of_groups(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Product | None]:
+    """`tritongemm.grouped_mm`: the rows of A in groups, each with a B of its own of [groups, K, N]."""
+    given = {
+        "scale_b": None,
+        "out_dtype": None,
+        **_named(("a", "b", "offs", "scale_a", "scale_b", "out_dtype"), args, kwargs),
+    }
+    return [_grouped(operation, given["a"], given["b"], given["scale_b"], given["out_dtype"])]
+
+
+def _of_mixture(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Product | None]:
+    """`tritongemm.fused_moe`: gate and up of each expert, then down, over the rows of all tokens."""
+    names = ("x", "w1", "w2", "topk_weights", "topk_ids", "activation", "w1_scale", "w2_scale")
+    given = {"w1_scale": None, "w2_scale": None, **_named(names, args, kwargs)}
+    rows, x = given["topk_ids"].numel(), given["x"]
+    products: list[Product | None] = []
+    for w, scale in ((given["w1"], given["w1_scale"]), (given["w2"], given["w2_scale"])):
+        a = torch.empty((rows, w.shape[2]), dtype=w.dtype, device="meta")
+        products.append(_grouped(operation, a, w.mT, scale, x.dtype))
+    return products
+
+
+def _grouped(operation: str, a: Tensor, b: Tensor, scale_b: Tensor | None, out: torch.dtype | None) -> Product | None:
+    if scale_b is None:
+        return grouped(operation, a, b, {"offs": True, "out_dtype": out})
+    family = "a8w8" if scale_b.dim() == 2 else "a8w8_blockscale"
+    return grouped(operation, a, b, {"offs": True, "out_dtype": out or torch.bfloat16}, family)
+
+
+def _named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+OWN: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Sequence[Product | None]]] = {
+    "tritongemm.scaled_mm": _of_scaled,
+    "tritongemm.linear_fp8": _of_layer,
+    "tritongemm.grouped_mm": _of_groups,
+    "tritongemm.fused_moe": _of_mixture,
+}

@@ -1,0 +1,200 @@
+"""Rows of the tables of tiles that vLLM and SGLang ship: an M each, with the config of the server's Triton kernel.
+
+A row may be null, where another kernel of the server is to run. The servers take the row of the M that is nearest to
+the call's, so a table that tells few M changes what runs at all others. What is written here is therefore dense: where
+an M of the servers' usual ladder has no result, the table tells what the server runs there today.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tritongemm.core.config import Config
+from tritongemm.core.dtypes import BY_ENCODING
+from tritongemm.core.errors import InputError
+from tritongemm.core.printable import printable
+from tritongemm.core.problem import MAX_DIM, PLAIN
+from tritongemm.core.values import MOST
+from tritongemm.formats._json_members import Member, read_members, with_members
+from tritongemm.plugins import registry
+
+LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
+DIVISORS = (16, 32, 64, 128)  # of the depth that shares a scale
+ENCODINGS = ("fp8e4m3fn", "fp8e4m3fnuz")
+OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
+DEVICE = re.compile(r"[\w()+.-]+", re.ASCII)  # a device's name as a part of a file's
+
+_BLOCKS = {"BLOCK_SIZE_M": "block_m", "BLOCK_SIZE_N": "block_n", "BLOCK_SIZE_K": "block_k"}
+_COUNTS = {"GROUP_SIZE_M": "group_m", "num_warps": "num_warps", "num_stages": "num_stages", "SPLIT_K": "split_k"}
+_OTHERS = {"num_ctas": "num_ctas", "SWAP_AB": "swap_ab"}  # read, but not written
+_KEYS = (*_BLOCKS, *_COUNTS, *OPTIONS, *_OTHERS)
+_NUMBER = re.compile(r"[1-9][0-9]{0,9}")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What tables of one ``dtype=`` are of.
+
+    Attributes:
+        family: plug-in of numerics/families.
+        dtype: of A and B.
+        block: columns and depth that share a scale of B in that family; 0 where each column has one.
+        default: what the server runs where no table tells; None for another kernel of its own.
+        ladder: every M that a table written here tells.
+        depths: values of BLOCK_SIZE_K that the server's kernel runs as they are, by the GPU's vendor; empty for any.
+        template: of ours, that is the server's kernel.
+        scales: name of the scale factors' granularity; "" for the family's usual one.
+        remarks: keys of a table that are no M and are left as they are.
+    """
+
+    family: str
+    dtype: str
+    block: tuple[int, int] = (0, 0)
+    default: Mapping[str, int] | None = None
+    ladder: tuple[int, ...] = LADDER
+    depths: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    template: str = "tile"
+    scales: str = ""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What a row holds: those of the default, or all but the order of the tiles, which the kernel then chooses."""
+        return tuple(self.default or (*_BLOCKS, "num_warps", "num_stages"))
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What all problems of the kind have in common, as fields of `Problem`."""
+        given = {"family": self.family, "dtype_a": self.dtype, "dtype_b": self.dtype, "order_b": PLAIN}
+        given |= {"scales": self.scales} if self.scales else {}
+        return {**given, "row_major_a": True, "row_major_b": False, "bias": "none"}
+
+
+def find_kind(kinds: Iterable[Kind], server: str, family: str, dtype: str | None = None) -> Kind:
+    """What a server's table of a family's products of some dtype is of.
+
+    Raises:
+        InputError: there is none; lists those there are.
+    """
+    known = list(kinds)
+    wanted = "fp8" if dtype is None or dtype in ENCODINGS or dtype in BY_ENCODING else dtype
+    name = registry.family_of(family)[0].name
+    found = next((kind for kind in known if kind.family == name and kind.dtype == wanted), None)
+    if found is None:
+        names = ", ".join(f"{kind.family} of {kind.dtype}" for kind in known)
+        raise InputError(f"{server} has no tables of family {family} of {wanted}; choose --family: {names}")
+    return found
+
+
+def read_config(values: Any, kind: Kind) -> Config | None:
+    """The config of a row; None where another kernel of the server is to run.
+
+    Raises:
+        InputError: a field is wrong; names it.
+    """
+    if values is None and kind.default is None:
+        return None
+    if not isinstance(values, dict):
+        raise InputError(f"must be an object of {', '.join(kind.keys)}, not {printable(repr(values), 40)}")
+    unknown = [key for key in values if key not in _KEYS]
+    missing = [key for key in _BLOCKS if key not in values]
+    if unknown or missing:
+        wrong = f"{printable(unknown[0])} is no key of a row" if unknown else f"it has no {', '.join(missing)}"
+        raise InputError(f"{wrong}; there are {', '.join(_KEYS)}")
+    m, n, k = (_whole(values, key, 1) for key in _BLOCKS)
+    counts: dict[str, Any] = {name: _whole(values, key, 1) for key, name in _COUNTS.items() if key in values}
+    options = {name: _whole(values, name, 0) for name in OPTIONS if name in values}
+    options |= {name: int(_read_other(values, key)) for key, name in _OTHERS.items() if key in values}
+    return replace(Config(kind.template, m, n, k), **counts, options=tuple(options.items()))
+
+
+def read_m(member: Member) -> int:
+    """The M of a row.
+
+    Raises:
+        InputError: its key is none.
+    """
+    if not _NUMBER.fullmatch(member.key) or int(member.key) > MAX_DIM:
+        raise InputError(f"M must be a whole number from 1 to {MAX_DIM} in quotes, as in {LADDER[2]!s}")
+    return int(member.key)
+
+
+def _whole(values: Mapping[str, Any], key: str, least: int) -> int:
+    value = values[key]
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+        raise InputError(f"{key} must be a whole number from {least} to {MOST}, not {printable(repr(value), 40)}")
+    return value
+
+
+def _read_other(values: Mapping[str, Any], key: str) -> int | bool:
+    value = values[key]
+    return value if isinstance(value, bool) else _whole(values, key, 0)
+
+
+def row_of(config: Config, kind: Kind) -> dict[str, int]:
+    """What a row says of a config, all of it or not."""
+    fields = _BLOCKS | _COUNTS
+    row = {key: int(getattr(config, fields[key])) for key in kind.keys}
+    return row | {name: config.option(name) for name in OPTIONS if name in dict(config.options)}
+
+
+def tells(row: Mapping[str, int], config: Config, kind: Kind) -> bool:
+    """Whether a row tells a config whole, which is then one of the server's kernel."""
+    return config.is_generated and all(row[key] for key in _BLOCKS) and read_config(row, kind) == config
+
+
+def merged(
+    path: Path,
+    text: str,
+    values: Mapping[int, Any],
+    needed: Iterable[int],
+    kind: Kind,
+    today: Callable[[int], Any],
+) -> str:
+    """A table's text with these rows, and one for each M that is needed.
+
+    Args:
+        path: for messages.
+        text: of the table that is there; "" of none.
+        values: rows by M.
+        needed: every M that must have a row: what the server runs there today, where it has none of these.
+        kind: of the table.
+        today: what the server runs at an M without a table.
+
+    Raises:
+        InputError: the text is no such table.
+    """
+    members = read_members(path, text) if text else []
+    told = [member for member in members if member.key not in kind.remarks]
+    now = {_checked_m(path, member): member.value for member in told}
+    if len(now) < len(told):
+        raise InputError(f"{path} tells an M twice; keep one of its rows")
+
+    rows = {m: now[min(now, key=lambda known: abs(known - m))] if now else today(m) for m in {*needed} - {*now}}
+    rows |= {m: row for m, row in values.items() if m not in now or not _means(now[m], row, kind)}
+    return with_members(text, members, {str(m): row for m, row in rows.items()}, partial(_rank, kind))
+
+
+def _rank(kind: Kind, key: str) -> int:
+    """The place of a row among others; what is no row stays in front."""
+    return 0 if key in kind.remarks else int(key)
+
+
+def _means(now: Any, row: Any, kind: Kind) -> bool:
+    """Whether a row that is there says the same in other words."""
+    try:
+        return read_config(now, kind) == read_config(row, kind)
+    except InputError:
+        return False
+
+
+def _checked_m(path: Path, member: Member) -> int:
+    try:
+        return read_m(member)
+    except InputError as error:
+        raise InputError(f"{path}: line {member.line}: {error}") from None

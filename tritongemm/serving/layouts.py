@@ -1,0 +1,96 @@
+"""Public calls that bring scale factors and weights into the orders that kernels read, and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import ScaleLayout, WeightLayout
+from tritongemm.serving.scale_factors import EXPONENTS
+from tritongemm.serving.scaled_operands import dtype_name
+
+_ONE = 127  # as e8m0, what scales are padded with
+
+
+def pack_scales(scales: Tensor, layout: str = "e8m0_32x8") -> Tensor:
+    """Scale factors in an order that kernels read, padded with ones.
+
+    Args:
+        scales: [rows, groups along K], bytes or e8m0.
+        layout: a plug-in of numerics/scale_layouts; ``e8m0_32x8`` is AITER's ``e8m0_shuffle``.
+
+    Returns:
+        Factors of the same type, dense, rows and groups padded to whole blocks of the layout.
+
+    Raises:
+        InputError: no such layout, or no such factors.
+    """
+    order = registry.get(ScaleLayout, layout)
+    exponents = _exponents(scales)
+    (rows, groups), (of_rows, of_groups) = scales.shape, order.pad
+    padded = torch.nn.functional.pad(exponents, (0, -groups % of_groups, 0, -rows % of_rows), value=_ONE)
+    return order.pack(padded).contiguous().view(scales.dtype)
+
+
+def unpack_scales(scales: Tensor, rows: int, groups: int, layout: str = "e8m0_32x8") -> Tensor:
+    """What `pack_scales` was given.
+
+    Args:
+        scales: in the order of a layout.
+        rows: without padding.
+        groups: the same along K.
+        layout: as of `pack_scales`.
+
+    Raises:
+        InputError: no such layout, or factors that hold not so many rows and groups, or are no whole blocks.
+    """
+    order = registry.get(ScaleLayout, layout)
+    exponents = _exponents(scales)
+    wanted = tuple(-(-size // whole) * whole for size, whole in zip((rows, groups), order.pad, strict=True))
+    if tuple(scales.shape) != wanted:
+        raise InputError(f"scales are {tuple(scales.shape)}; {rows} x {groups} in the order {layout} are {wanted}")
+    return order.unpack(exponents)[:rows, :groups].contiguous().view(scales.dtype)
+
+
+def pack_weight(w: Tensor, order: str = "shuffled_16x16") -> Tensor:
+    """A weight [N, K] in an order that kernels read: give it to `scaled_mm` with ``order_b``.
+
+    Args:
+        w: [N, K]; of fp4 [N, K / 2] bytes.
+        order: a plug-in of numerics/weight_layouts; ``shuffled_16x16`` is AITER's ``shuffle_weight``.
+
+    Raises:
+        InputError: no such order, or a weight that does not divide into its blocks.
+    """
+    return _checked(w, order).pack(w.t()).t()
+
+
+def unpack_weight(w: Tensor, order: str = "shuffled_16x16") -> Tensor:
+    """What `pack_weight` was given; arguments and errors as for that."""
+    return _checked(w, order).unpack(w.t()).t()
+
+
+def _checked(w: Tensor, order: str) -> WeightLayout:
+    """The layout, which has a place for all elements of a weight.
+
+    Raises:
+        InputError: it has not.
+    """
+    layout = registry.get(WeightLayout, order)
+    if w.dim() != 2 or not w.numel() or not w.is_contiguous():
+        raise InputError(f"w is {tuple(w.shape)} with strides {w.stride()}; a weight is [N, K], dense and row-major")
+    dtype = dtype_name("w", w)
+    k = w.shape[1] * (2 if dtype == "fp4e2m1" else 1)
+    possible = layout.supports(Problem(1, w.shape[0], k, dtype, dtype, row_major_b=False, order_b=order))
+    if not possible:
+        raise InputError(f"w is {w.dtype} {tuple(w.shape)}: {possible}")
+    return layout
+
+
+def _exponents(scales: Tensor) -> Tensor:
+    if scales.dtype not in EXPONENTS or scales.dim() != 2 or not scales.numel():
+        raise InputError(f"scales are {scales.dtype} {tuple(scales.shape)}; they are e8m0 [rows, groups along K]")
+    return scales.contiguous().view(torch.uint8)

@@ -1,0 +1,79 @@
+"""Numbers with a power of two for each 32 along K (OCP MX), by PyTorch's operations, and memory for them.
+
+A power is the largest absolute value that it covers over the largest number of the type, rounded up, so that no number
+saturates. It is kept as e8m0: its exponent and 127; 127, which is one, where all numbers are zero, and 255, which is
+NaN, where one is NaN or infinite.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.powers_of_two import MANTISSA_BITS, Rounding
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import ScaleLayout
+from tritongemm.serving.scale_factors import MX_GROUP, NO_NUMBER
+from tritongemm.serving.torch_fallback import DTYPE_NAMES
+
+BIAS, INFINITE = 127, 0x7F800000
+_FP4 = "fp4e2m1"
+# Of the absolute values where e2m1 rounds to the next of its numbers, those that themselves do, being ties, last.
+ABOVE, FROM = (0.25, 1.25, 2.5, 5.0), (0.75, 1.75, 3.5)
+FORMATS = {
+    torch.uint8: _FP4,
+    **{t: name for t, name in DTYPE_NAMES.items() if name in (_FP4, "fp8e4m3fn", "fp8e5m2")},
+}
+
+
+def layouts() -> tuple[str, ...]:
+    """How the powers may lie: in rows, or in an order of their own."""
+    return "rows", *(layout.name for layout in registry.every(ScaleLayout))
+
+
+def padded_shape(rows: int, k: int, layout: str) -> tuple[int, int]:
+    """Extents of the powers of [rows, K] in memory."""
+    of_rows, of_groups = (1, 1) if layout == "rows" else registry.get(ScaleLayout, layout).pad
+    groups = -(-k // MX_GROUP)
+    return -(-rows // of_rows) * of_rows, -(-groups // of_groups) * of_groups
+
+
+def empty_pair(x: Tensor, dtype: torch.dtype, layout: str) -> tuple[Tensor, Tensor]:
+    """Memory for x in a type, and for its powers."""
+    k = x.shape[-1]
+    shape = (*x.shape[:-1], k // DTYPES[FORMATS[dtype]].packed)
+    powers = padded_shape(x.numel() // k, k, layout)
+    return torch.empty(shape, dtype=dtype, device=x.device), x.new_empty(powers, dtype=torch.uint8)
+
+
+def by_torch(x: Tensor, dtype: torch.dtype, layout: str) -> tuple[Tensor, Tensor]:
+    """Activations in a type and their powers, by PyTorch's own operations.
+
+    Args:
+        x: [..., K].
+        dtype: one of `FORMATS`.
+        layout: one of `layouts`.
+    """
+    k, rounding = x.shape[-1], Rounding.of(FORMATS[dtype])
+    rows = x.detach().reshape(-1, k).float()
+    high, wide = padded_shape(rows.shape[0], k, layout)
+    padded = torch.nn.functional.pad(rows, (0, wide * MX_GROUP - k, 0, high - rows.shape[0])).view(high, wide, MX_GROUP)
+    largest = padded.view(torch.int32).bitwise_and(2**31 - 1).amax(-1)  # a NaN's bits are above all numbers'
+    exponents = ((largest + rounding.carry) >> MANTISSA_BITS) - rounding.less
+    exponents = exponents.clamp_min(0).masked_fill(largest == 0, BIAS).masked_fill(largest >= INFINITE, NO_NUMBER)
+    inverse = ((2 * BIAS - exponents).clamp_min(0) << MANTISSA_BITS).view(torch.float32)
+    quotients = (padded * inverse[..., None]).view(high, -1)[: rows.shape[0], :k]
+    q = _packed(quotients) if FORMATS[dtype] == _FP4 else quotients.to(dtype)
+    powers = exponents.to(torch.uint8)
+    q = q.reshape(*x.shape[:-1], -1)
+    lying = powers if layout == "rows" else registry.get(ScaleLayout, layout).pack(powers)
+    return (q if q.dtype == dtype else q.view(dtype)), lying.contiguous()
+
+
+def _packed(numbers: Tensor) -> Tensor:
+    """[rows, K] rounded to e2m1, ties to even, two a byte, the earlier one in its low half."""
+    size = numbers.abs()
+    code = sum((size > step).byte() for step in ABOVE) + sum((size >= step).byte() for step in FROM)
+    code = code | (numbers.signbit().byte() << 3)
+    return code[:, ::2] | code[:, 1::2] << 4

@@ -1,0 +1,125 @@
+"""What public calls look at before anything is launched: kinds, places and encodings of operands, and values on a CPU.
+
+No check of a call waits for a GPU: values there are looked at by `check_scales` alone, where a program asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.errors import InputError
+from tritongemm.serving.scale_factors import EXPONENTS, NO_NUMBER
+from tritongemm.serving.torch_fallback import DTYPE_NAMES
+
+if TYPE_CHECKING:
+    from tritongemm.core.target import Target
+
+SCALED_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def check_scales(**scales: Tensor) -> None:
+    """Refuse scale factors that are NaN or infinite, wherever they lie; a GPU is waited for.
+
+    Args:
+        scales: factors by their names: float32, or powers of two (e8m0).
+
+    Raises:
+        TypeError: one is no tensor.
+        InputError: one holds NaN or infinity, or is of another type; names it.
+    """
+    check_tensors(scales, together=False)
+    for name, factors in scales.items():
+        if factors.dtype != torch.float32 and factors.dtype not in EXPONENTS:
+            raise InputError(f"{name} is {factors.dtype}; scale factors are float32, or e8m0")
+        if not _are_numbers(factors):
+            raise InputError(f"{name} holds NaN or infinity")
+
+
+def check_values(**scales: Tensor) -> None:
+    """As `check_scales` for factors on a CPU; those on a GPU are not looked at, as it would have to be waited for.
+
+    Raises:
+        InputError: names the operand.
+    """
+    for name, factors in scales.items():
+        if type(factors) is Tensor and factors.device.type == "cpu" and not _are_numbers(factors):
+            raise InputError(f"{name} holds NaN or infinity")
+
+
+def _are_numbers(factors: Tensor) -> bool:
+    if factors.dtype in EXPONENTS:
+        return not bool((factors.contiguous().view(torch.uint8) == NO_NUMBER).any())
+    return bool(torch.isfinite(factors).all())
+
+
+def check_tensors(operands: Mapping[str, object], together: bool = True) -> None:
+    """Refuse operands that are no dense tensors, or do not lie together.
+
+    Args:
+        operands: by their names, the first of which says where all must lie.
+        together: whether they must lie on one device.
+
+    Raises:
+        TypeError: one is no tensor.
+        InputError: one is sparse, or lies elsewhere.
+    """
+    first = ""
+    for name, tensor in operands.items():
+        if not torch.overrides.is_tensor_like(tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+        assert isinstance(tensor, Tensor)
+        if tensor.layout != torch.strided:
+            raise InputError(f"{name} is {tensor.layout}; products take strided tensors")
+        first = first or name
+        here = operands[first]
+        assert isinstance(here, Tensor)
+        if together and tensor.device != here.device:
+            raise InputError(f"{name} is on {tensor.device}, {first} on {here.device}; move it there")
+
+
+def check_eight_bits(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> None:
+    """Refuse operands with a factor for each row, or for blocks, that no family multiplies.
+
+    Raises:
+        InputError: names the operand and its type.
+    """
+    for name, tensor in (("a", a), ("b", b)):
+        known = DTYPES.get(DTYPE_NAMES.get(tensor.dtype, ""))
+        if known is None or not (known.is_fp8 or known.name == "int8"):
+            raise InputError(f"{name} is {tensor.dtype}; scaled products take fp8 or int8")
+    if a.dtype != b.dtype and torch.int8 in (a.dtype, b.dtype):
+        raise InputError(f"a is {a.dtype}, b is {b.dtype}: int8 is multiplied by int8")
+    if out_dtype not in SCALED_RESULTS:
+        raise InputError(f"out_dtype is {out_dtype}; scaled products give {', '.join(map(str, SCALED_RESULTS))}")
+
+
+def check_encodings(operands: Mapping[str, str], target: Target) -> None:
+    """Refuse an fp8 encoding that is not the target's: kernels would read other numbers.
+
+    Args:
+        operands: our names of their types, by theirs.
+        target: of the GPU where they lie.
+
+    Raises:
+        InputError: names the operand and both encodings.
+    """
+    for name, dtype in operands.items():
+        if DTYPES[dtype].is_fp8 and target.fp8 != "none" and not target.supports(DTYPES[dtype]):
+            raise InputError(
+                f"{name} is {DTYPES[dtype].torch}; the fp8 encoding of {target.name} is {target.fp8}: quantise to that"
+            )
+
+
+def check_encodings_on(a: Tensor, b: Tensor, arch: str) -> None:
+    """As `check_encodings`, for operands on a GPU of this architecture."""
+    names = {name: DTYPE_NAMES.get(tensor.dtype, "") for name, tensor in (("a", a), ("b", b))}
+    fp8 = {name: dtype for name, dtype in names.items() if dtype and DTYPES[dtype].is_fp8}
+    if fp8:
+        from tritongemm.search_spaces import loader  # which reads YAML
+
+        check_encodings(fp8, loader.load_target(arch))

@@ -29,6 +29,7 @@ SWAPPED = (("epilogue_parts", 4), ("swap_ab", 1))
 WS_SWAPPED = Config("ws_tma_swapped", 264, 128, 64, 4, num_warps=8, num_stages=4, options=SWAPPED)
 WS_SWAPPED_SPLIT = Config("ws_tma_swapped", 72, 64, 64, 1, 3, num_warps=4, num_stages=3, options=(("swap_ab", 1),))
 TMA = Config("tma", 16, 32, 16, 2, 2)
+OF_EACH_GROUP = "a power of two for each of the 2 groups of 4 warps"
 GLUON = (WS, WS_SPLIT, WS_TWO_PARTS, WS_SWAPPED, WS_SWAPPED_SPLIT)
 
 
@@ -100,12 +101,12 @@ def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:
         (replace(WS_TWO_PARTS, block_n=224), "block_n must be a power of two or the sum of two, not 224"),
         (
             replace(WS_TWO_PARTS, block_m=192),
-            "block_m must be a power of two for each of the 2 groups of 4 warps, not 192",
+            f"block_m must be {OF_EACH_GROUP}, not 192",
         ),
         (replace(TMA, block_n=48), "block_n must be a power of two, not 48"),
         (
             replace(WS_SWAPPED, block_n=192),
-            "block_n must be a power of two for each of the 2 groups of 4 warps, not 192",
+            f"block_n must be {OF_EACH_GROUP}, not 192",
         ),
         (replace(WS_SWAPPED, block_m=232), "block_m must be a power of two or the sum of two, not 232"),
     ],

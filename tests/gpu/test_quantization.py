@@ -42,7 +42,7 @@ def test_quantising_is_timed(
 @pytest.mark.parametrize(("m", "k"), [(1, 8321), (5, 7168), (300, 2048)])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
 def test_rows_are_quantised_as_pytorch_does(gpu_machine: Machine, dtype: torch.dtype, m: int, k: int) -> None:
-    if dtype != torch.int8 and gpu_machine.target.fp8 != "ocp":
+    if dtype != torch.int8 and gpu_machine.target.fp8 != "fn":
         pytest.skip("another encoding of fp8")
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     x[0] = 0
@@ -57,7 +57,7 @@ def test_experts_are_served(gpu_machine: Machine, gpu_cache: Path, monkeypatch: 
     target = gpu_machine.target
     monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
     monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
-    kinds = [False, True] if target.fp8 == "ocp" else [False]
+    kinds = [False, True] if target.fp8 == "fn" else [False]
     model = nn.ModuleDict({"bf16": experts(), "fp8": fp8_experts(experts())}).cuda()
     given = [tensor.cuda() for tensor in tokens()]
     wanted = model["bf16"](*given)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from _common import ROOT
@@ -53,8 +53,22 @@ def make_step(model: Any, batch: int, tokens: int) -> Callable[[], torch.Tensor]
     return step
 
 
-def to_graph(step: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """A graph of a step, and what it gives."""
+class Replay(NamedTuple):
+    """A graph of a step.
+
+    Attributes:
+        graph: of its kernels.
+        out: the logits that it gives.
+        step: kept, since the graph reads its tokens.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    out: torch.Tensor
+    step: Callable[[], torch.Tensor]
+
+
+def to_graph(step: Callable[[], torch.Tensor]) -> Replay:
+    """A graph of a step."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -64,15 +78,15 @@ def to_graph(step: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, to
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = step()
-    return graph, out
+    return Replay(graph, out, step)
 
 
-def race(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:
+def race(graphs: Sequence[Replay]) -> list[float]:
     """Median seconds of a replay of each, in turns."""
     samples: list[list[float]] = [[] for _ in graphs]
     for round_ in range(ROUNDS):
         for place in range(len(graphs))[:: 1 if round_ % 2 else -1]:
-            graph = graphs[place]
+            graph = graphs[place].graph
             graph.replay()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -98,19 +112,17 @@ def tune(folder: Path, steps: Sequence[Callable[[], torch.Tensor]], options: Seq
     return results, time.perf_counter() - started
 
 
-def graphs_of_fp8(
-    fp8: Any, steps: dict[tuple[int, int], Callable[[], torch.Tensor]]
-) -> dict[tuple[int, int], torch.cuda.CUDAGraph]:
+def graphs_of_fp8(fp8: Any, steps: dict[tuple[int, int], Callable[[], torch.Tensor]]) -> dict[tuple[int, int], Replay]:
     """Graphs of an fp8 model's steps before it is patched; none where nothing but our kernels runs it."""
     try:
-        return {shape: to_graph(step)[0] for shape, step in steps.items()}
+        return {shape: to_graph(step) for shape, step in steps.items()}
     except (ImportError, NotImplementedError, OSError, RuntimeError) as error:
         print(f"transformers' own fp8 does not run here: {str(error).splitlines()[0][:100]}", flush=True)
     if any(type(module).__name__ == "FP8Experts" for module in fp8.modules()):
         return {}
     serve_all(fp8)
     try:
-        return {shape: to_graph(step)[0] for shape, step in steps.items()}
+        return {shape: to_graph(step) for shape, step in steps.items()}
     finally:
         restore(fp8)
 
@@ -169,15 +181,15 @@ def main() -> None:
                 make = torch.compile if is_compiled else lambda step: step
                 torch._dynamo.reset()
                 with patch.paused() if model is plain else nullcontext():
-                    theirs, wanted = to_graph(make(make_step(plain, *shape)))
+                    theirs = to_graph(make(make_step(plain, *shape)))
                 torch._dynamo.reset()
-                ours, given = to_graph(make(make_step(model, *shape)))
+                ours = to_graph(make(make_step(model, *shape)))
                 beside = None if is_compiled else third.get(shape)
                 theirs_s, ours_s, *rest = race([theirs, ours, *([beside] if beside else [])])
-                theirs.replay()
-                ours.replay()
+                theirs.graph.replay()
+                ours.graph.replay()
                 torch.cuda.synchronize()
-                error = ((given.float() - wanted.float()).norm() / wanted.float().norm()).item()
+                error = ((ours.out.float() - theirs.out.float()).norm() / theirs.out.float().norm()).item()
                 joined = () if is_compiled else patch.joined
                 saved = predict_saved(model, plain, shape, rows, joined)
                 of_beside = f"{rest[0] * 1e6:13.1f}" if rest else f"{'-':>13}"

@@ -49,8 +49,7 @@ class TunedKernel:
                     setters.setdefault(name, []).append(_map_mover(moving, prepared, offsets[index]))
                     continue
                 inside = address_offset
-            # A missing bias stands as a second pointer to C that the kernel never reads.
-            elif param.kind != "pointer" or not name or (name == "c" and "c" in slots):
+            elif param.kind != "pointer" or not name or (name in slots and _is_missing_bias(launch, index)):
                 continue
             slots.setdefault(name, []).append((words, offsets[index] + inside, 0))
         for name, found in slots.items():
@@ -61,6 +60,12 @@ class TunedKernel:
             for buffer in launch.zeroed:
                 setters.setdefault(buffer.name, []).append(partial(zeroed.set_address, buffer.name))
         return PatchedLaunch({name: call_all(each) for name, each in setters.items()}, start)
+
+
+def _is_missing_bias(launch: Launch, index: int) -> bool:
+    """Whether a parameter is the pointer to C that stands, before the workspace, for a bias that the kernel never reads."""
+    following = launch.params[index + 1 : index + 2]
+    return launch.params[index].value == "c" and any(p.value == "workspace" for p in following)
 
 
 def _map_mover(moving: tensor_map.MovingMap, prepared: PreparedLaunch, offset: int) -> Callable[[int], None]:

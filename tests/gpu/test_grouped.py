@@ -15,8 +15,10 @@ import tritongemm
 from tests.gpu.test_numeric import triton
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
+from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
@@ -141,6 +143,26 @@ def test_a_servers_table_of_experts_is_written(
     (written,) = tmp_path.glob("E=8,N=256,device_name=*,dtype=fp8_w8a8,block_shape=[[]128,128].json")
     table = json.loads(written.read_text(encoding="utf-8"))
     assert len(table) == 18 and set(table["16"]) >= {"BLOCK_SIZE_M", "GROUP_SIZE_M", "num_warps", "num_stages"}
+
+
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c.template != "grouped"], ids=lambda c: c.name)
+def test_each_kernel_is_served(
+    gpu_machine: Machine, gpu_cache: Path, monkeypatch: pytest.MonkeyPatch, config: Config
+) -> None:
+    """Groups whose rows are no multiple of a tile's: the rows of others stay as they are."""
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+    dtype = fp8(gpu_machine.target)
+    family = registry.get(Family, "a8w8_blockscale")
+    asked = problem("a8w8_blockscale", dtype, "bf16", 512, 256)
+    if not triton().check(config, asked, gpu_machine.target):
+        pytest.skip("not for this GPU, or not for these scales")
+    toolchain = {"triton": settings.version("triton")}
+    record = Record(asked, gpu_machine.target.arch, config, "triton", 1e-6, 0.01, "events", toolchain=toolchain)
+    assert tritongemm.load([record]) == 1
+    for seed in range(2):
+        operands = family.make_inputs(asked, "cuda", seed=seed)
+        given = (operands["a"], operands["b"], operands["offsets"], operands["scale_a"].mT, operands["scale_b"])
+        close(tritongemm.grouped_mm(*given), family.reference(asked, operands), family.tolerance(asked))
 
 
 def _asked(family: str, target: Target, m: int, spread: str) -> Problem:

@@ -63,7 +63,7 @@ class TunedKernel:
 
 
 def _is_missing_bias(launch: Launch, index: int) -> bool:
-    """Whether a parameter is the pointer to C that stands, before the workspace, for a bias that the kernel never reads."""
+    """Whether a parameter is the pointer to C before the workspace, which stands for a bias that is never read."""
     following = launch.params[index + 1 : index + 2]
     return launch.params[index].value == "c" and any(p.value == "workspace" for p in following)
 

@@ -34,6 +34,11 @@ DOT_FORMATS = {"fp4e2m1": "e2m1", "fp8e4m3fn": "e4m3", "fp8e5m2": "e5m2"}
 TL = {"fp16": "tl.float16", "bf16": "tl.bfloat16", "fp32": "tl.float32", "int8": "tl.int8", "int32": "tl.int32"}
 
 
+# Hopper's matrix units keep about 14 bits of a sum of fp8 products. Sums of more elements of K are of blocks that are added
+# up in float32: without that, errors of K = 16384 were above the family's tolerance.
+LONG_FP8_SUM = 8192
+
+
 @dataclass(frozen=True)
 class KernelFacts:
     """What kernel text depends on beside the layouts.
@@ -131,6 +136,8 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         dot_options = ", out_dtype=tl.int32"
     acc = TL[accumulator(problem).name]
     both_fp8 = problem.a.is_fp8 and problem.b.is_fp8
+    if both_fp8 and target.has("wgmma") and problem.k > LONG_FP8_SUM and not problem.scale_depth:
+        dot_options = ", max_num_imprecise_acc=BLOCK_K"
     several_l2 = target.xcds > 1
     return KernelFacts(
         acc=acc,

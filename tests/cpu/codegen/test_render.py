@@ -39,7 +39,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import KernelBackend
+from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
@@ -270,3 +270,16 @@ def test_every_config_has_its_own_kernel_name(target: target.Target, session_cac
     assert jobs[0].digest == jobs[1].digest
     launched = [backend.launch(replace(built[0], config=c), problem, target) for c in (PLAIN, other)]
     assert [launch.params[12].value for launch in launched] == [PLAIN.group_m, 4]
+
+
+@pytest.mark.parametrize(
+    ("k", "scales", "there"), [(16384, "row", True), (8192, "row", False), (16384, "block", False)]
+)
+def test_long_sums_of_fp8_are_of_blocks(k: int, scales: str, there: bool) -> None:
+    """Where Hopper's matrix units would keep too few bits; sums that are scaled along K are of blocks anyway."""
+    family = registry.get(Family, "a8w8" if scales == "row" else "a8w8_blockscale")
+    problem = family.problem(64, 256, k, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False, scales=scales)
+    config = Config("tma", 64, 64, 128, 1, 1, 4, 3)
+    assert ("max_num_imprecise_acc=BLOCK_K" in text_of(problem, [config], SM90)) == there
+    assert "max_num_imprecise_acc" not in text_of(replace(problem, dtype_a="bf16", dtype_b="bf16"), [config], SM90)
+    assert "max_num_imprecise_acc" not in text_of(problem, [replace(config, template="tile")])

@@ -34,8 +34,8 @@ DOT_FORMATS = {"fp4e2m1": "e2m1", "fp8e4m3fn": "e4m3", "fp8e5m2": "e5m2"}
 TL = {"fp16": "tl.float16", "bf16": "tl.bfloat16", "fp32": "tl.float32", "int8": "tl.int8", "int32": "tl.int32"}
 
 
-# Hopper's matrix units keep about 14 bits of a sum of fp8 products. Sums of more elements of K are of blocks that are added
-# up in float32: without that, errors of K = 16384 were above the family's tolerance.
+# Hopper's matrix units keep about 14 bits of a sum of fp8 products. Sums of more elements of K are of blocks that are
+# added up in float32: without that, errors of K = 16384 were above the family's tolerance.
 LONG_FP8_SUM = 8192
 
 

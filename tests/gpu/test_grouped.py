@@ -157,7 +157,7 @@ def test_each_kernel_is_served(
     if not triton().check(config, asked, gpu_machine.target):
         pytest.skip("not for this GPU, or not for these scales")
     toolchain = {"triton": settings.version("triton")}
-    record = Record(asked, gpu_machine.target.arch, config, "triton", 1e-6, 0.01, "events", toolchain=toolchain)
+    record = Record(asked, gpu_machine.target.name, config, "triton", 1e-6, 0.01, "events", toolchain=toolchain)
     assert tritongemm.load([record]) == 1
     for seed in range(2):
         operands = family.make_inputs(asked, "cuda", seed=seed)

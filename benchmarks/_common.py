@@ -14,6 +14,8 @@ ROOT = BENCHMARKS.parent
 sys.path[:0] = [folder for folder in (str(BENCHMARKS), str(ROOT)) if folder not in sys.path]
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from tritongemm.core.problem import Problem
     from tritongemm.measure.gpu_evaluator import GpuEvaluator
     from tritongemm.measure.operand_sets import OperandSets
@@ -38,6 +40,21 @@ def make_operands(problem: Problem, here: Machine, stream: int) -> OperandSets:
     index = here.devices[0]
     setup = MeasureSetup(problem, here.target, MeasureProtocol(), here.vendor, index)
     return OperandSets(setup, driver.open_driver(here.vendor).device(index), stream)
+
+
+def time_calls(calls: Sequence[Callable[[], object]]) -> float:
+    """Microseconds that one of these calls takes on the current stream, after one that warms up; at least 1."""
+    import torch
+
+    calls[0]()
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for call in calls:
+        call()
+    end.record()
+    end.synchronize()
+    return max(1.0, 1e3 * begin.elapsed_time(end) / len(calls))
 
 
 def open_gpu(here: Machine) -> GpuEvaluator:

@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from _common import ROOT, make_operands
+from _common import ROOT, make_operands, time_calls
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.prepare import prepare_launches
@@ -145,16 +145,7 @@ def race(entries: dict[str, Calls], sets: OperandSets) -> dict[str, float]:
     """Median microseconds of each contender, which take turns."""
     graphs = {}
     for name, calls in entries.items():
-        calls[0]()
-        torch.cuda.synchronize()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for call in calls:
-            call()
-        end.record()
-        end.synchronize()
-        each_us = 1e3 * start.elapsed_time(end) / len(calls)
-        launches = max(len(calls), min(64, int(GRAPH_US / max(each_us, 1))))
+        launches = max(len(calls), min(64, int(GRAPH_US / time_calls(calls))))
         graphs[name] = sets.capture([calls[i % len(calls)] for i in range(launches)]), launches
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     for turn in range(ROUNDS):

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from _common import ROOT, make_operands
+from _common import ROOT, make_operands, time_calls
 
 from tritongemm.build import helpers
 from tritongemm.build.cache import ArtifactCache
@@ -91,16 +91,7 @@ class Contender:
 
     def __init__(self, sets: OperandSets, calls: Calls) -> None:
         self.sets = sets
-        calls[0]()
-        torch.cuda.synchronize()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for call in calls:
-            call()
-        end.record()
-        end.synchronize()
-        each_us = 1e3 * begin.elapsed_time(end) / len(calls)
-        self.launches = max(len(calls), min(256, int(GRAPH_US / max(each_us, 1))))
+        self.launches = max(len(calls), min(256, int(GRAPH_US / time_calls(calls))))
         self.graph: driver.Graph = sets.capture([calls[i % len(calls)] for i in range(self.launches)])
         self.samples: list[float] = []
 

@@ -88,10 +88,21 @@ def spread(scales: Tensor, scaling: Scaling, rows: int, k: int) -> Tensor:
     return factors.repeat_interleave(scaling.rows, 0)[:rows] if scaling.rows > 1 else factors
 
 
-def describe_known(rows: int, k: int, name: str) -> str:
-    """The shapes that factors of an operand may have, for messages; `name` is what its rows are called."""
-    blocks, groups = -(-rows // GROUP), -(-k // GROUP)
+def describe_known(rows: int, k: int, name: str, transposed: bool = False) -> str:
+    """The shapes that factors of an operand may have, for messages.
+
+    Args:
+        rows: of the operand.
+        k: its elements along K.
+        name: what its rows are called.
+        transposed: whether K comes first in the factors, as it does in the operand.
+    """
+
+    def shape(across: int, group: int) -> str:
+        extents = (across, -(-k // group))
+        return str(extents[::-1] if transposed else extents)
+
     return (
-        f"one factor, one for each of {name}={rows}, [{rows}, {groups}] or [{blocks}, {groups}] in float32 for groups "
-        f"of {GROUP} along K, or [{rows}, {-(-k // MX_GROUP)}] in e8m0 for groups of {MX_GROUP}"
+        f"one factor, one for each of {name}={rows}, {shape(rows, GROUP)} or {shape(-(-rows // GROUP), GROUP)} in "
+        f"float32 for groups of {GROUP} along K, or {shape(rows, MX_GROUP)} in e8m0 for groups of {MX_GROUP}"
     )

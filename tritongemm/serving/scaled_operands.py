@@ -122,10 +122,9 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
         ("scale_b", scale_b, found_b, n, "N"),
     ):
         if not found:
-            as_b = ", transposed as b is" if transposed and name == "scale_b" else ""
+            known = describe_known(rows, k, which, transposed and name == "scale_b")
             raise InputError(
-                f"{name} is {scales.dtype} {tuple(scales.shape)} with strides {scales.stride()}; it may be "
-                f"{describe_known(rows, k, which)}{as_b}"
+                f"{name} is {scales.dtype} {tuple(scales.shape)} with strides {scales.stride()}; it may be {known}"
             )
     weight = b.t() if transposed else b
     return ScaledProduct(

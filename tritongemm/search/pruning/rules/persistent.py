@@ -27,9 +27,8 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     def used(slots: int, parts: int) -> int:
         slot = (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes) * config.block_k
         columns = (width - rest) // parts
-        columns += (
-            0 if rest in (columns, width - rest) else rest
-        )  # what is stored in equal parts goes through one place
+        if rest not in (columns, width - rest):  # what is stored in equal parts goes through one place
+            columns += rest
         slot += factor_bytes(config, problem)
         return slots * slot + rows * columns * problem.c.bytes + RING_BARRIER_BYTES
 
@@ -71,7 +70,7 @@ def needs(config: Config, problem: Problem, target: Target) -> str | None:
 def factors(config: Config, problem: Problem, target: Target) -> str | None:
     """The sum of a block of K and its factors must fit into registers beside the sum of all.
 
-    A factor for each column takes one for those of its columns that a thread has.
+    Where each column has a factor of its own, a thread keeps those of its columns: a quarter of the tile's.
     """
     own = block_sum_registers(config, problem, target)
     if not own:

@@ -76,7 +76,7 @@ class KernelTemplate:
         summary: one line on what it does.
         constexprs: options of a config that are constants of the kernel; the others go to the compiler. One that names
             ``tail`` takes a BLOCK_N of two powers of two, and is told the smaller.
-        overlap: those of them that say how consecutive launches overlap; the search leaves them to its end.
+        launch_options: those of them that say how programs are launched; the search leaves them to its end.
         defaults: value of such an option where a config does not name it.
         grid: expressions of the three grid sizes.
         workspace: expression of the scratch elements (four bytes each, any contents).
@@ -93,13 +93,14 @@ class KernelTemplate:
         pieces: whether it reads a B whose columns are interleaved in pieces, as some orders of weights have them.
         microscaled: whether it multiplies operands with powers of two along K (OCP MX); two numbers a byte too, unless
             descriptors fetch them.
+        edited: whether the assembly that Triton makes of it is edited at marks (backends/triton/assembly_edits.py).
         search: what the search must know of it.
     """
 
     name: str
     summary: str
     constexprs: tuple[str, ...]
-    overlap: tuple[str, ...]
+    launch_options: tuple[str, ...]
     defaults: dict[str, int]
     grid: tuple[str, str, str]
     workspace: str
@@ -114,6 +115,7 @@ class KernelTemplate:
     kinds: tuple[str, ...]
     pieces: bool
     microscaled: bool
+    edited: bool
     search: SearchFacts
 
     def value(self, config: Config, option: str, scale_depth: int = 0) -> int:
@@ -213,7 +215,7 @@ def kernel_template(name: str) -> KernelTemplate:
         name=name,
         summary=facts["summary"],
         constexprs=tuple(facts.get("constexprs", ())),
-        overlap=tuple(facts.get("overlap", ())),
+        launch_options=tuple(facts.get("launch_options", ())),
         defaults=dict(facts.get("defaults", {})),
         grid=tuple(str(g) for g in facts["grid"]),  # type: ignore[arg-type]
         workspace=str(facts.get("workspace", 0)),
@@ -228,6 +230,7 @@ def kernel_template(name: str) -> KernelTemplate:
         kinds=tuple(facts.get("kinds", ("one",))),
         pieces=bool(facts.get("pieces", False)),
         microscaled=bool(facts.get("microscaled", False)),
+        edited=bool(facts.get("edited", False)),
         search=_search_facts(path.name, facts.get("search", {})),
     )
 

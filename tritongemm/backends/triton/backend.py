@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import gcd, lcm, prod
 from pathlib import Path
 from typing import Any
 
-from tritongemm.backends._code_files import CODE_FILES
-from tritongemm.backends.triton import config_check, helper_kernels
+from tritongemm.backends.triton import assembly_edits, compiling, config_check, helper_kernels
 from tritongemm.backends.triton.config_check import LARGEST_INDEX
 from tritongemm.codegen import geometry as geometry_module
 from tritongemm.codegen import modules, render, template_facts
@@ -25,8 +24,6 @@ from tritongemm.core.scaling import Scaling
 from tritongemm.core.space import Space
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
-from tritongemm.core.temporary_folder import TemporaryFolder
-from tritongemm.hip_ext.binaries import code_object
 from tritongemm.plugins.contracts import BuildInputs, Capabilities, SearchedBackend
 from tritongemm.search import space as search_space
 from tritongemm.search.cost_model import model as cost_model
@@ -34,19 +31,10 @@ from tritongemm.search.pruning import prune
 
 SIZES = ("M", "N", "K", "stride_a", "stride_b", "stride_c")
 NUMBERS = (*SIZES, "GROUP_M")
-# Triton 3.10 changes the first one's default. The second's checks take a tenth of a compile, and are left out of all
-# but debugging code at its end.
-OPTIONS = {"enable_fp_fusion": True, "sanitize_overflow": False}
 _SMALL = 2**31  # bytes that an offset of 32 bits reaches: a buffer instruction's
 # The parameters after the operands, as manifests name them.
 _MANIFEST_SIZES = ("m", "n", "k", "lda", "ldb", "ldc", "group_m")
-# What Triton calls an architecture, by the vendor.
-_GPU_TARGETS: dict[str, Callable[[str], tuple[str, str | int]]] = {
-    "nvidia": lambda arch: ("cuda", int(arch[2:])),
-    "amd": lambda arch: ("hip", arch),
-}
 _WIDEST = 4  # bytes of an element
-_ALIGN = 16  # bytes a base address is a multiple of, and the most elements a size is known to be a multiple of
 
 
 class TritonBackend(SearchedBackend):
@@ -93,14 +81,7 @@ class TritonBackend(SearchedBackend):
 
     def warm_up(self, target: Target) -> None:
         """Compile a small kernel: a process's first compile takes half a second longer than its next ones."""
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-
-        from tritongemm.backends.triton.warm_up import multiply_tile
-
-        gpu = GPUTarget(*_GPU_TARGETS[target.vendor](target.name), target.wave_size)
-        types = {"a_ptr": "*fp16", "b_ptr": "*fp16", "c_ptr": "*fp32", "k": "i32", "BLOCK": "constexpr"}
-        _call_triton(ASTSource(multiply_tile, types, {"BLOCK": 32}), gpu, {"num_warps": 4})
+        compiling.warm_up(target)
 
     def interpreted(self, config: Config) -> Support:
         """Whether Triton's interpreter can run a config's kernel."""
@@ -124,7 +105,7 @@ class TritonBackend(SearchedBackend):
             "wave": target.wave_size,
             "lds": target.lds_bytes,
             "source": render.kernel_alone(problem, config.template, target),
-            "constants": geometry_module.constants(config, problem),
+            "constants": geometry_module.constants(config, problem) | _edited(config),
             "options": template_facts.compiler_options(config),
             "signature": signature(config, problem),
             "divisors": divisors(problem),
@@ -133,7 +114,7 @@ class TritonBackend(SearchedBackend):
         return CompileJob(config, identity, {"vendor": target.vendor})
 
     def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:
-        return _compile_with_triton(job)
+        return compiling.compile_job(job)
 
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch:
         return _make_launch(artifact, problem, target)
@@ -224,7 +205,7 @@ def divisors(problem: Problem) -> dict[str, int]:
     if problem.row_major_a:
         del sizes["M"]
     sizes |= batch_strides(problem.at(1) if problem.row_major_a else problem)
-    found = {name: gcd(value, _ALIGN) for name, value in sizes.items()}
+    found = {name: gcd(value, compiling.ALIGN) for name, value in sizes.items()}
     return {name: divisor for name, divisor in found.items() if divisor > 1}
 
 
@@ -261,83 +242,9 @@ def signature(config: Config, problem: Problem) -> dict[str, str]:
     return result | dict.fromkeys(NUMBERS, "i32") | dict.fromkeys(template_facts.batch_strides(problem), "i64")
 
 
-def _gluon_source(kernel: Any, types: dict[str, str], constants: dict[str, Any], attributes: dict[Any, Any]) -> Any:
-    """Source of a kernel in Gluon, where a descriptor's type says how its block lies in shared memory."""
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    def typed(text: str) -> str:
-        if not text.startswith("tensordesc<"):
-            return text
-        element, rows, cols = text[len("tensordesc<") : -2].replace("[", ",").split(",")
-        width = {"fp32": gl.float32, "fp16": gl.float16, "bf16": gl.float16}.get(element, gl.int8)
-        return f"{text[:-1]},{gl.NVMMASharedLayout.get_default_for([int(rows), int(cols)], width)!r}>"
-
-    return GluonASTSource(kernel, {n: typed(t) for n, t in types.items()}, constants, attributes)
-
-
-def _call_triton(source: Any, target: Any, options: dict[str, Any]) -> Any:
-    """What Triton's compiler makes of a source, with nothing left in Triton's own cache.
-
-    That cache would keep every intermediate form of every candidate.
-    """
-    import triton
-
-    with TemporaryFolder() as scratch, triton.knobs.cache.scope(), triton.knobs.compilation.scope():
-        triton.knobs.cache.dir = str(scratch)
-        triton.knobs.compilation.store_binary_only = True
-        return triton.compile(source, target=target, options=options)
-
-
-def _compile_with_triton(job: CompileJob) -> tuple[Artifact, bytes, str]:
-    """Compile one job in this process: the artifact, the code object, its file name."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    wanted = job.identity
-    kernel = getattr(modules.run_text(wanted["source"], job.config.template), job.config.template)
-    constants = wanted["constants"]
-    types = {**wanted["signature"], **dict.fromkeys(constants, "constexpr")}
-    pointers = [n for n, t in wanted["signature"].items() if t.startswith("*")]
-    multiples = dict.fromkeys(pointers, _ALIGN) | wanted["divisors"]
-    attributes = {(kernel.arg_names.index(n),): [["tt.divisibility", d]] for n, d in multiples.items()}
-    for name in wanted["small"]:
-        attributes[(kernel.arg_names.index(name),)].append(["tt.pointer_range", 32])
-    vendor = job.payload["vendor"]
-    target = GPUTarget(*_GPU_TARGETS[vendor](wanted["arch"]), wanted["wave"])
-    source = _gluon_source if getattr(kernel, "is_gluon", bool)() else ASTSource
-    compiled = _call_triton(source(kernel, types, constants, attributes), target, wanted["options"] | OPTIONS)
-    file = CODE_FILES[vendor]
-    code: bytes = compiled.asm[file.rpartition(".")[2]]
-    found = code_object.read(code)[0]
-    meta = compiled.metadata
-    shared = max(int(meta.shared), found.shared)
-    built = Artifact(
-        job.config,
-        job.digest,
-        symbol=found.symbol,
-        registers=found.registers,
-        spills=found.spills,
-        shared=shared,
-        threads=meta.num_warps * wanted["wave"],
-        launch={
-            "dynamic_shared": int(meta.shared),
-            "cluster": int(getattr(meta, "num_ctas", 1)),
-            "offsets": [a.offset for a in found.args if not a.kind.startswith("hidden_")],  # a runtime adds those
-            "tensor_maps": [dict(m) for m in (getattr(meta, "tensordesc_meta", None) or []) if m],
-        },
-    )
-    if shared > wanted["lds"]:
-        reason = f"shared memory {shared} > {wanted['lds']} bytes"
-        return _rejected(built, reason), b"", ""
-    scratch_bytes = int(getattr(meta, "global_scratch_size", 0) or 0)
-    if scratch_bytes:
-        return _rejected(built, f"needs {scratch_bytes} bytes of global scratch for each program"), b"", ""
-    return built, code, file
-
-
-def _rejected(built: Artifact, reason: str) -> Artifact:
-    return Artifact(**{**built.__dict__, "status": "out_of_resources", "reason": reason})
+def _edited(config: Config) -> dict[str, int]:
+    """The constant that tells a kernel that its assembly is edited."""
+    return {assembly_edits.CONSTANT: 1} if template_facts.kernel_template(config.template).edited else {}
 
 
 def _described_shapes(problem: Problem) -> dict[str, tuple[int, int]]:

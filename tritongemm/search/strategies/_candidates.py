@@ -28,7 +28,7 @@ class CandidateSet:
         settings: their options, -1 where one has none of a name, [n, len(options)].
         membership: 1 for the template that is theirs, else 0, [n, len(templates)].
         first: the place of the first config that differs from each in its launch at most: in how many rows of tiles are
-            walked together, and how consecutive launches overlap, [n].
+            walked together, and how programs are launched, [n].
         has_launch_variants: whether any two do.
     """
 
@@ -104,7 +104,7 @@ class CandidateSet:
 
 
 def _fixed(config: Config) -> tuple[object, ...]:
-    """A config without its group of rows and its options of how launches overlap."""
+    """A config without its group of rows and its options of how programs are launched."""
     c = config
     axes = (c.block_m, c.block_n, c.block_k, c.split_k, c.num_warps, c.num_stages)
     return c.backend, c.template, *axes, _alone(c.template, c.options)
@@ -112,8 +112,8 @@ def _fixed(config: Config) -> tuple[object, ...]:
 
 @cache
 def _alone(template: str, options: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    overlap = kernel_template(template).overlap
-    return tuple(o for o in options if o[0] not in overlap)
+    of_launches = kernel_template(template).launch_options
+    return tuple(o for o in options if o[0] not in of_launches)
 
 
 def _fill(chosen: dict[Config, None], more: Sequence[Config], count: int) -> None:

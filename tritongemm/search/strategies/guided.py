@@ -1,6 +1,6 @@
 """Strategy: a few large batches, each where a learned correction of the model expects the fastest.
 
-Of configs that differ only in how many rows of tiles are walked together and how consecutive launches overlap the best
+Of configs that differ only in how many rows of tiles are walked together and how programs are launched the best
 predicted stands for all; those like the fastest are tried at the end.
 """
 

@@ -54,6 +54,7 @@ RULES = (
     Rule("two_parts", persistent.two_parts, "warp_roles"),
     Rule("share", persistent.share, "warp_roles"),
     Rule("ring", persistent.ring, "warp_roles"),
+    Rule("pair", persistent.pair, "warp_roles"),
     Rule("stream_k", persistent.stream_k, "stream_k"),
     Rule("lds", resources.lds, "matrix"),
     Rule("unrolled", resources.unrolled, "pointers"),

@@ -15,6 +15,8 @@ from tritongemm.search.cost_model.waves import count_tiles
 SUMS_LIMITS = {4: 184, 8: 200, 12: 130}
 # The deepest ring that any search space names, in slots.
 RING_SLOTS_LIMIT = 8
+# Rows from which pairs of programs gained on an H200, and rows of tiles of which one more is little.
+PAIRED_ROWS, PAIRED_TILES = 256, 9
 # Bytes of LDS that hold barriers, and what warps are told at the start.
 RING_BARRIER_BYTES = 512
 
@@ -130,6 +132,16 @@ def share(config: Config, problem: Problem, target: Target) -> str | None:
         return f"{tiles} tiles are less than a round of {units}"
     blocks = tiles * -(-problem.k // config.block_k)
     return f"{blocks} K blocks in all for {units} CUs" if blocks < 4 * units else None
+
+
+def pair(config: Config, problem: Problem, target: Target) -> str | None:
+    """Two programs that fetch for each other pay where there are many rows, and a tile for each."""
+    if not config.option("pair"):
+        return None
+    tiles = -(-problem.m // config.block_m)
+    if problem.m < PAIRED_ROWS:
+        return f"{problem.m} rows < {PAIRED_ROWS} for pairs of programs"
+    return f"{tiles} rows of tiles in pairs" if tiles % 2 and tiles < PAIRED_TILES else None
 
 
 def stream_k(config: Config, problem: Problem, target: Target) -> str | None:

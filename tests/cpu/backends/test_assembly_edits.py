@@ -1,0 +1,117 @@
+"""Marks in the assembly of kernels whose warps have roles, and what stands there after the edits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tritongemm.backends.triton import assembly_edits, compiling
+from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError, edit
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.core.config import Config
+from tritongemm.core.launch import Launch
+from tritongemm.core.problem import Problem
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, KernelBackend
+from tritongemm.search.pruning import prune
+from tritongemm.search.space import space
+from tritongemm.search_spaces import loader
+
+SM90 = loader.load_target("sm90")
+PAIR = Config("ws_tma", 128, 128, 128, 4, num_warps=8, num_stages=4, options=(("pair", 1),))
+ALONE = Config("ws_tma", 128, 128, 128, 4, num_warps=8, num_stages=4)
+
+
+def scaled(m: int = 4096) -> Problem:
+    found = registry.get(Family, "a8w8_blockscale")
+    return found.problem(m, 4096, 7168, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False)
+
+
+@pytest.fixture(scope="module")
+def assembly() -> dict[Config, tuple[str, str]]:
+    """Of each config what Triton made, and what was made of that."""
+    made: dict[Config, tuple[str, str]] = {}
+    for config in (PAIR, ALONE):
+        seen: list[tuple[str, str]] = []
+
+        def note(text: str, seen: list[tuple[str, str]] = seen) -> str:
+            seen.append((text, edit(text)))
+            return seen[-1][1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(assembly_edits, "edit", note)
+            job = registry.get(KernelBackend, "triton").compile_job(config, scaled(), SM90)
+            assert compiling.compile_job(job)[0].status == "ok"
+        made[config] = seen[0]
+    return made
+
+
+def test_every_mark_is_carried_out(assembly: dict[Config, tuple[str, str]]) -> None:
+    for config, (before, after) in assembly.items():
+        marks = re.findall(r"// tritongemm: ([a-z ]+)\n", before)
+        assert "wait" in marks and "tritongemm: " not in after
+        arrivals = marks.count("arrive") + marks.count("arrive at both")
+        assert after.count("%laneid") == arrivals > 0
+        removed = before.count("bar.sync") - after.count("bar.sync")
+        assert removed >= arrivals, "no group waits for its threads before it arrives"
+        assert ("arrive at both" in marks) == (config is PAIR)
+
+
+def test_a_pair_shares_one_operand(assembly: dict[Config, tuple[str, str]]) -> None:
+    before, after = assembly[PAIR]
+    copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", after)
+    assert sum("multicast" in c for c in copies) == 1 and len(copies) == 3, "B for both, A in the two groups' parts"
+    assert after.count("barrier.cluster.wait") == 1 and after.count("barrier.cluster.arrive") == 2
+    assert "barrier.cluster" not in assembly[ALONE][1] and "multicast" not in assembly[ALONE][1]
+
+
+def test_a_text_without_marks_stays_as_it_is() -> None:
+    text = ".visible .entry k(\n)\n{\n\tbar.sync \t0, 128;\n\tret;\n}\n"
+    assert edit(text) == text
+
+
+@pytest.mark.parametrize("what", ["wait", "arrive", "arrive at both", "fetch for both"])
+def test_what_is_not_there_is_told(what: str) -> None:
+    with pytest.raises(UnknownAssemblyError, match=f"no instruction to {what}"):
+        edit(f".entry k(\n)\n{{\n\t// tritongemm: {what}\n\tret;\n}}\n")
+
+
+def test_an_instruction_behind_the_next_mark_is_not_taken() -> None:
+    text = ".entry k(\n)\n{\n// tritongemm: arrive\n// tritongemm: wait\nmbarrier.try_wait x;\n"
+    with pytest.raises(UnknownAssemblyError):
+        edit(text + "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];\n}\n")
+
+
+def test_a_launch_of_pairs(session_cache: Path) -> None:
+    """Programs come in twos, and where Triton writes other assembly they work alone."""
+    triton = registry.get(KernelBackend, "triton")
+    compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
+    try:
+        built = compiler.build(triton.compile_job(PAIR, scaled(300), SM90))
+    finally:
+        compiler.close()
+    launch = triton.launch(built, scaled(300), SM90)
+    assert isinstance(launch, Launch)
+    assert launch.cluster == 2 and launch.grid == (2 * 2 * 32, 1, 1), "300 rows are two pairs of 128"
+
+
+def test_unknown_assembly_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(text: str) -> str:
+        raise UnknownAssemblyError("a new version")
+
+    monkeypatch.setattr(assembly_edits, "edit", refuse)
+    built, code, _ = compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(PAIR, scaled(), SM90))
+    assert built.status == "ok" and built.launch["cluster"] == 1 and code
+
+
+@pytest.mark.parametrize(
+    ("m", "block_m", "pairs"), [(64, 64, False), (256, 128, True), (384, 128, False), (4096, 128, True)]
+)
+def test_pairs_are_searched_where_there_are_many_rows(m: int, block_m: int, pairs: bool) -> None:
+    problem = scaled(m)
+    kept: Any = prune(space(problem, SM90, templates=("ws_tma",)), problem, SM90).kept
+    assert {c.option("pair") for c in kept if c.block_m == block_m} == ({0, 1} if pairs else {0})

@@ -1,0 +1,126 @@
+"""Compiling kernels with Triton, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from tritongemm.backends._code_files import CODE_FILES
+from tritongemm.backends.triton import assembly_edits
+from tritongemm.codegen import modules
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.target import Target
+from tritongemm.core.temporary_folder import TemporaryFolder
+from tritongemm.hip_ext.binaries import code_object
+
+# Triton 3.10 changes the first one's default. The second's checks take a tenth of a compile, and are left out of all
+# but debugging code at its end.
+OPTIONS = {"enable_fp_fusion": True, "sanitize_overflow": False}
+# What Triton calls an architecture, by the vendor.
+GPU_TARGETS: dict[str, Callable[[str], tuple[str, str | int]]] = {
+    "nvidia": lambda arch: ("cuda", int(arch[2:])),
+    "amd": lambda arch: ("hip", arch),
+}
+ALIGN = 16  # bytes a base address is a multiple of, and the most elements a size is known to be a multiple of
+
+
+def warm_up(target: Target) -> None:
+    """Compile a small kernel: a process's first compile takes half a second longer than its next ones."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from tritongemm.backends.triton.warm_up import multiply_tile
+
+    gpu = GPUTarget(*GPU_TARGETS[target.vendor](target.name), target.wave_size)
+    types = {"a_ptr": "*fp16", "b_ptr": "*fp16", "c_ptr": "*fp32", "k": "i32", "BLOCK": "constexpr"}
+    _call_triton(ASTSource(multiply_tile, types, {"BLOCK": 32}), gpu, {"num_warps": 4})
+
+
+def _gluon_source(kernel: Any, types: dict[str, str], constants: dict[str, Any], attributes: dict[Any, Any]) -> Any:
+    """Source of a kernel in Gluon, where a descriptor's type says how its block lies in shared memory."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    def typed(text: str) -> str:
+        if not text.startswith("tensordesc<"):
+            return text
+        element, rows, cols = text[len("tensordesc<") : -2].replace("[", ",").split(",")
+        width = {"fp32": gl.float32, "fp16": gl.float16, "bf16": gl.float16}.get(element, gl.int8)
+        return f"{text[:-1]},{gl.NVMMASharedLayout.get_default_for([int(rows), int(cols)], width)!r}>"
+
+    return GluonASTSource(kernel, {n: typed(t) for n, t in types.items()}, constants, attributes)
+
+
+def _call_triton(source: Any, target: Any, options: dict[str, Any]) -> Any:
+    """What Triton's compiler makes of a source, with nothing left in Triton's own cache.
+
+    That cache would keep every intermediate form of every candidate.
+    """
+    import triton
+
+    with TemporaryFolder() as scratch, triton.knobs.cache.scope(), triton.knobs.compilation.scope():
+        triton.knobs.cache.dir = str(scratch)
+        triton.knobs.compilation.store_binary_only = True
+        return triton.compile(source, target=target, options=options)
+
+
+def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
+    """Compile one job in this process: the artifact, the code object, its file name."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    wanted = job.identity
+    kernel = getattr(modules.run_text(wanted["source"], job.config.template), job.config.template)
+    constants = wanted["constants"]
+    types = {**wanted["signature"], **dict.fromkeys(constants, "constexpr")}
+    pointers = [n for n, t in wanted["signature"].items() if t.startswith("*")]
+    multiples = dict.fromkeys(pointers, ALIGN) | wanted["divisors"]
+    attributes = {(kernel.arg_names.index(n),): [["tt.divisibility", d]] for n, d in multiples.items()}
+    for name in wanted["small"]:
+        attributes[(kernel.arg_names.index(name),)].append(["tt.pointer_range", 32])
+    vendor = job.payload["vendor"]
+    target = GPUTarget(*GPU_TARGETS[vendor](wanted["arch"]), wanted["wave"])
+    make_source = _gluon_source if getattr(kernel, "is_gluon", bool)() else ASTSource
+
+    def compile_kernel(constants: dict[str, Any]) -> Any:
+        return _call_triton(make_source(kernel, types, constants, attributes), target, wanted["options"] | OPTIONS)
+
+    edited = bool(constants.get(assembly_edits.CONSTANT))
+    try:
+        with assembly_edits.edits() if edited else nullcontext():
+            compiled = compile_kernel(constants)
+    except assembly_edits.UnknownAssemblyError:
+        edited = False
+        compiled = compile_kernel(constants | {assembly_edits.CONSTANT: 0})
+    file = CODE_FILES[vendor]
+    code: bytes = compiled.asm[file.rpartition(".")[2]]
+    found = code_object.read(code)[0]
+    meta = compiled.metadata
+    shared = max(int(meta.shared), found.shared)
+    built = Artifact(
+        job.config,
+        job.digest,
+        symbol=found.symbol,
+        registers=found.registers,
+        spills=found.spills,
+        shared=shared,
+        threads=meta.num_warps * wanted["wave"],
+        launch={
+            "dynamic_shared": int(meta.shared),
+            "cluster": assembly_edits.PROGRAMS if edited and constants.get("PAIR") else 1,
+            "offsets": [a.offset for a in found.args if not a.kind.startswith("hidden_")],  # a runtime adds those
+            "tensor_maps": [dict(m) for m in (getattr(meta, "tensordesc_meta", None) or []) if m],
+        },
+    )
+    if shared > wanted["lds"]:
+        reason = f"shared memory {shared} > {wanted['lds']} bytes"
+        return _rejected(built, reason), b"", ""
+    scratch_bytes = int(getattr(meta, "global_scratch_size", 0) or 0)
+    if scratch_bytes:
+        return _rejected(built, f"needs {scratch_bytes} bytes of global scratch for each program"), b"", ""
+    return built, code, file
+
+
+def _rejected(built: Artifact, reason: str) -> Artifact:
+    return Artifact(**{**built.__dict__, "status": "out_of_resources", "reason": reason})

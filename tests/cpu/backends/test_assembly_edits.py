@@ -17,7 +17,7 @@ from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
-from tritongemm.search.pruning import prune
+from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader
 
@@ -53,7 +53,7 @@ def assembly() -> dict[Config, tuple[str, str]]:
 def test_every_mark_is_carried_out(assembly: dict[Config, tuple[str, str]]) -> None:
     for config, (before, after) in assembly.items():
         marks = re.findall(r"// tritongemm: ([a-z ]+)\n", before)
-        assert "wait" in marks and "tritongemm: " not in after
+        assert "alone" in marks and "tritongemm: " not in after
         arrivals = marks.count("arrive") + marks.count("arrive at both")
         assert after.count("%laneid") == arrivals > 0
         removed = before.count("bar.sync") - after.count("bar.sync")
@@ -62,7 +62,7 @@ def test_every_mark_is_carried_out(assembly: dict[Config, tuple[str, str]]) -> N
 
 
 def test_a_pair_shares_one_operand(assembly: dict[Config, tuple[str, str]]) -> None:
-    before, after = assembly[PAIR]
+    _, after = assembly[PAIR]
     copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", after)
     assert sum("multicast" in c for c in copies) == 1 and len(copies) == 3, "B for both, A in the two groups' parts"
     assert after.count("barrier.cluster.wait") == 1 and after.count("barrier.cluster.arrive") == 2
@@ -74,16 +74,25 @@ def test_a_text_without_marks_stays_as_it_is() -> None:
     assert edit(text) == text
 
 
-@pytest.mark.parametrize("what", ["wait", "arrive", "arrive at both", "fetch for both"])
+@pytest.mark.parametrize("what", ["alone", "arrive", "arrive at both", "fetch for both"])
 def test_what_is_not_there_is_told(what: str) -> None:
-    with pytest.raises(UnknownAssemblyError, match=f"no instruction to {what}"):
+    with pytest.raises(UnknownAssemblyError, match=f"mark for it: {what}"):
         edit(f".entry k(\n)\n{{\n\t// tritongemm: {what}\n\tret;\n}}\n")
 
 
 def test_an_instruction_behind_the_next_mark_is_not_taken() -> None:
-    text = ".entry k(\n)\n{\n// tritongemm: arrive\n// tritongemm: wait\nmbarrier.try_wait x;\n"
+    text = ".entry k(\n)\n{\n// tritongemm: arrive\n// tritongemm: fetch for both\n"
     with pytest.raises(UnknownAssemblyError):
         edit(text + "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];\n}\n")
+
+
+def test_a_tile_in_two_parts_keeps_its_group_in_step() -> None:
+    config = Config("ws_tma", 128, 256, 128, 4, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
+    with pytest.MonkeyPatch.context() as patch:
+        seen: list[str] = []
+        patch.setattr(assembly_edits, "edit", lambda text: (seen.append(text), edit(text))[1])
+        compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, scaled(), SM90))
+    assert "// tritongemm: arrive" in seen[0] and "// tritongemm: alone" not in seen[0]
 
 
 def test_a_launch_of_pairs(session_cache: Path) -> None:

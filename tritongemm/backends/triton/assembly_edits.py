@@ -2,8 +2,8 @@
 
 A template whose facts say ``edited`` leaves marks, comments in the assembly just before an instruction:
 
-- ``wait``: no thread waits for the other threads of its warp group before it waits at this barrier.
-- ``arrive``: each warp arrives by itself, where Triton makes all wait for each other and lets one thread arrive.
+- ``alone``: no thread waits for the others of its warp group before it waits or arrives at this barrier.
+- ``arrive``: each warp arrives, where Triton lets one thread of the group arrive for all.
 - ``arrive at both``: the same, at the barriers of both programs of a pair (a cluster of two).
 - ``fetch for both``: the copy engine writes the block into the shared memory of both programs, and tells both.
 - ``meet``: no program of a pair goes on before the other one's barriers are there.
@@ -22,12 +22,12 @@ from tritongemm.core.errors import UnavailableError
 
 CONSTANT = "EDITED"
 PROGRAMS = 2  # of a pair
-_MARK = re.compile(r"// tritongemm: ([a-z ]+)\n")
+_MARK = "// tritongemm: "
 _ENTRY = re.compile(r"\.entry [^{]*\{\n")
 _MAKERS = 128  # threads that make the barriers; the others come to life when these are done
 _GROUP_BARRIER = re.compile(r"\tbar\.sync\s+\d+, 128;\n")
 _FIRST_LANE = ".reg .pred first; .reg .b32 there; mov.u32 there, %laneid; setp.eq.u32 first, there, 0;"
-# Waits of the other warps of a program, which Triton starts later, are none: they have made nothing.
+# The other warps of a program, which Triton starts later, have made nothing that a program waits for.
 _OTHERS = (
     "\t{ .reg .pred other; .reg .b32 thread; mov.u32 thread, %tid.x;"
     f" setp.ge.u32 other, thread, {_MAKERS}; @other barrier.cluster.arrive.relaxed; }}\n"
@@ -40,40 +40,46 @@ class UnknownAssemblyError(UnavailableError):
     """An instruction that a mark announces is not there, as this version of Triton writes it in another way."""
 
 
-def _same(found: re.Match[str]) -> str:
-    return found[0]
+def _behind(mark: str, instruction: str, other_marks: bool = False) -> re.Pattern[str]:
+    """The text from a mark to the instruction that it announces; other marks may lie between, or not."""
+    between = ".*?" if other_marks else f"(?:(?!{_MARK}).)*?"
+    return re.compile(rf"{_MARK}{mark}\n(?P<between>{between}){instruction}", re.DOTALL)
 
 
 def _arrive(found: re.Match[str]) -> str:
-    return f"{{ {_FIRST_LANE} @first mbarrier.arrive.shared::cta.b64 _, [{found[1]}]; }}"
+    return f"{found['between']}{{ {_FIRST_LANE} @first mbarrier.arrive.shared::cta.b64 _, [{found['address']}]; }}"
 
 
 def _arrive_at_both(found: re.Match[str]) -> str:
     told = (
-        f" mapa.shared::cluster.u32 there, {found[1]}, {n}; @first mbarrier.arrive.shared::cluster.b64 _, [there];"
+        f" mapa.shared::cluster.u32 there, {found['address']}, {n};"
+        " @first mbarrier.arrive.shared::cluster.b64 _, [there];"
         for n in range(PROGRAMS)
     )
-    return f"{{ {_FIRST_LANE}{''.join(told)} }}"
+    return f"{found['between']}{{ {_FIRST_LANE}{''.join(told)} }}"
 
 
 def _fetch_for_both(found: re.Match[str]) -> str:
-    return f"{{ .reg .b16 both; mov.b16 both, 3; {found[1]} {_COPY} {found[2]}, both; }}"
+    copy = f"{found['when']} {_COPY} {found['operands']}, both;"
+    return f"{found['between']}{{ .reg .b16 both; mov.b16 both, 3; {copy} }}"
 
 
-_ARRIVE = re.compile(r"@%p\d+ mbarrier\.arrive\.shared::cta\.b64 _, \[([^\],]*)\](?:, 1)?;")
-# What a mark announces, and what stands there instead.
-_EDITS: dict[str, tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = {
-    "wait": (re.compile(r"mbarrier\.try_wait"), _same),
-    "arrive": (_ARRIVE, _arrive),
-    "arrive at both": (_ARRIVE, _arrive_at_both),
-    "fetch for both": (
-        re.compile(
-            r"(@%p\d+) cp\.async\.bulk\.tensor\.2d\.shared::(?:cta|cluster)\.global\.mbarrier::complete_tx::bytes"
-            r" (\[[^\]]*\], \[[^\]]*\], \[[^\]]*\]);"
-        ),
-        _fetch_for_both,
-    ),
-}
+def _alone(found: re.Match[str]) -> str:
+    return _GROUP_BARRIER.sub("", found["between"]) + found["instruction"]
+
+
+_ARRIVE = r"@%p\d+ mbarrier\.arrive\.shared::cta\.b64 _, \[(?P<address>[^\],]*)\](?:, 1)?;"
+_FETCH = (
+    r"(?P<when>@%p\d+) cp\.async\.bulk\.tensor\.2d\.shared::(?:cta|cluster)\.global\.mbarrier::complete_tx::bytes"
+    r" (?P<operands>\[[^\]]*\], \[[^\]]*\], \[[^\]]*\]);"
+)
+# In this order: what is said of one instruction by two marks is said by `alone` first.
+_EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
+    (_behind("alone", r"(?P<instruction>mbarrier\.(?:try_wait|arrive))", other_marks=True), _alone),
+    (_behind("arrive", _ARRIVE), _arrive),
+    (_behind("arrive at both", _ARRIVE), _arrive_at_both),
+    (_behind("fetch for both", _FETCH), _fetch_for_both),
+)
 
 
 def edit(assembly: str) -> str:
@@ -85,25 +91,14 @@ def edit(assembly: str) -> str:
     Raises:
         UnknownAssemblyError: what a mark announces is not there.
     """
-    parts: list[str] = []
-    at, meets = 0, False
-    marks = list(_MARK.finditer(assembly))
-    for mark, end in zip(marks, [*(m.start() for m in marks[1:]), len(assembly)], strict=True):
-        parts.append(assembly[at : mark.start()])
-        at = mark.end()
-        if mark[1] == "meet":
-            meets = True
-            parts.append(_MEET)
-            continue
-        pattern, changed = _EDITS[mark[1]]
-        found = pattern.search(assembly, at, end)
-        if found is None:
-            raise UnknownAssemblyError(f"Triton made no instruction to {mark[1]} behind a mark for it")
-        parts += [_GROUP_BARRIER.sub("", assembly[at : found.start()]), changed(found)]
-        at = found.end()
-    parts.append(assembly[at:])
-    text = "".join(parts)
-    return _ENTRY.sub(lambda found: found[0] + _OTHERS, text) if meets else text
+    for pattern, changed in _EDITS:
+        assembly = pattern.sub(changed, assembly)
+    met = assembly.replace(f"{_MARK}meet\n", _MEET)
+    if met != assembly:
+        met = _ENTRY.sub(lambda found: found[0] + _OTHERS, met)
+    if left := re.search(rf"{_MARK}(.*)", met):
+        raise UnknownAssemblyError(f"Triton made no instruction behind a mark for it: {left[1]}")
+    return met
 
 
 @contextmanager

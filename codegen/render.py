@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritongemm.codegen.template_facts import (
     TEMPLATES,
+    adds_blocks,
     arguments,
     batch_strides,
     compiler_options,
@@ -34,11 +35,6 @@ DOT_FORMATS = {"fp4e2m1": "e2m1", "fp8e4m3fn": "e4m3", "fp8e5m2": "e5m2"}
 TL = {"fp16": "tl.float16", "bf16": "tl.bfloat16", "fp32": "tl.float32", "int8": "tl.int8", "int32": "tl.int32"}
 
 
-# Hopper's matrix units keep about 14 bits of a sum of fp8 products. Sums of more elements of K are of blocks that are
-# added up in float32: without that, errors of K = 16384 were above the family's tolerance.
-LONG_FP8_SUM = 8192
-
-
 @dataclass(frozen=True)
 class KernelFacts:
     """What kernel text depends on beside the layouts.
@@ -54,6 +50,7 @@ class KernelFacts:
         compute: type they are converted to.
         fp8_pair: operands are of two types of fp8, which some compilers multiply with the wrong instruction.
         dot_options: further arguments of ``tl.dot``.
+        long_sum: whether a sum is of blocks that are added up in float32.
         bounds: smallest and largest value of a narrow C, as written in a kernel; empty where nothing is clamped.
         clamp: further arguments of the functions that clamp.
         zero: what masked-off loads give.
@@ -80,6 +77,7 @@ class KernelFacts:
     compute: str
     fp8_pair: bool
     dot_options: str
+    long_sum: bool
     bounds: tuple[str, ...]
     clamp: str
     zero: str
@@ -136,7 +134,8 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         dot_options = ", out_dtype=tl.int32"
     acc = TL[accumulator(problem).name]
     both_fp8 = problem.a.is_fp8 and problem.b.is_fp8
-    if both_fp8 and target.has("wgmma") and problem.k > LONG_FP8_SUM and not problem.scale_depth:
+    long_sum = adds_blocks(problem, target)
+    if long_sum:
         dot_options = ", max_num_imprecise_acc=BLOCK_K"
     several_l2 = target.xcds > 1
     return KernelFacts(
@@ -148,6 +147,7 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         batch_strides=batch_strides(problem),
         casts=problem.a != problem.b and not both_fp8,
         compute=TL.get(compute.name, ""),
+        long_sum=long_sum,
         fp8_pair=problem.a != problem.b and both_fp8 and target.has("matrix_instr_nonkdim"),
         dot_options=dot_options,
         bounds=_bounds(problem.c, integer),

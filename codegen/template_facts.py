@@ -19,6 +19,7 @@ import yaml
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.target import Target
 from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Pieces, WeightLayout
@@ -26,6 +27,9 @@ from tritongemm.plugins.contracts import Pieces, WeightLayout
 TEMPLATES = Path(__file__).parents[1] / "templates"
 GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
 HALVED_COLUMNS = 128  # more columns of a tile are two parts where scales change along K
+# Hopper's matrix units keep about 14 bits of a sum of fp8 products. Sums of more elements of K are of blocks that are
+# added up in float32: without that, errors of K = 16384 were above the family's tolerance.
+LONG_FP8_SUM = 8192
 # Warps that issue a matrix instruction of Hopper together.
 WARPS_OF_A_GROUP = 4
 _FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
@@ -137,6 +141,12 @@ class KernelTemplate:
         """Of a config's tile, as matrix instructions see them."""
         swapped = config.option("swap_ab", self.defaults.get("swap_ab", 0))
         return config.block_m if swapped else config.block_n
+
+
+def adds_blocks(problem: Problem, target: Target) -> bool:
+    """Whether the sum over K is so long that blocks of it are added up in float32, outside the matrix units."""
+    fp8 = problem.a.is_fp8 and problem.b.is_fp8
+    return fp8 and target.has("wgmma") and problem.k > LONG_FP8_SUM and not problem.scale_depth
 
 
 def tail(block: int) -> int:

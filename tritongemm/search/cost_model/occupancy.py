@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from tritongemm.codegen.template_facts import kernel_template, search_facts
+from tritongemm.codegen.template_facts import adds_blocks, kernel_template, search_facts
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -79,9 +79,12 @@ def accumulator_registers(config: Config, target: Target) -> int:
 def block_sum_registers(config: Config, problem: Problem, target: Target) -> int:
     """32-bit registers a thread needs for the sum of one block of K; 0 where it is part of the sum of all.
 
+    Where K is too long for one sum of fp8 products in the matrix units, warps with roles keep a second one of all.
     Where scales change along K, and are not for the matrix units to apply, it is not; wide tiles of kernels whose warps
     have roles are then multiplied in two parts.
     """
+    if adds_blocks(problem, target) and "warp_roles" in search_facts(config.template).rules:
+        return accumulator_registers(config, target)
     if not problem.scale_depth or problem.microscaled or without_matrix_units(config) or not config.is_generated:
         return 0
     template, (rows, columns) = kernel_template(config.template), matrix_sides(config)

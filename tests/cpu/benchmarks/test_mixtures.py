@@ -14,7 +14,7 @@ import torch
 import tritongemm
 from tests.support import ROOT
 
-TOKENS, EXPERTS, TOPK, HIDDEN, INNER = 13, 6, 2, 256, 128
+TOKENS, EXPERTS, TOPK, HIDDEN, INNER = 7, 4, 2, 256, 128
 
 
 @pytest.fixture

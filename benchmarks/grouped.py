@@ -254,6 +254,7 @@ def race_mixtures(calls: dict[str, Callable[[], torch.Tensor]], exact: torch.Ten
                 call()
         except RuntimeError as error:
             graphs.pop(name, None)
+            torch.cuda.empty_cache()  # it may be that memory was short, and others want some
             print(f"no {name}: {str(error).partition(chr(10))[0]}", flush=True)
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     for turn in range(ROUNDS):

@@ -8,15 +8,19 @@ Sizes are tuned first, into --rows, unless that has them. --tokens are of a deco
 are rows of each expert. Then our best kernel, PyTorch's product and DeepGEMM's (of a folder with the package deep_gemm,
 where it is not installed) take turns on operands that rotate through copies larger than the last-level cache, each in a
 CUDA graph. DeepGEMM's contiguous product gets the same rows with each expert's padded to its alignment. Printed are
-medians in microseconds, the gain over the faster of the others, and errors against float64. --moe times
-`tritongemm.fused_moe` of the first shape, with tuned kernels and with PyTorch's products, quantisation and sorting
-included, instead.
+medians in microseconds, the gain over the faster of the others, and errors against float64.
+
+--moe times `tritongemm.fused_moe` of the first shape instead, and the same layer in two calls of a product: of
+`tritongemm.grouped_mm` with PyTorch and `tritongemm.quantize` between, of DeepGEMM's contiguous and masked products
+with the kernels of fused_moe between, and of PyTorch's. Sorting, both quantisations, the activation and the weighted
+sum are included; each is one graph, and they take turns. Printed are our microseconds, and of each other its
+microseconds, how many times ours that is, and in brackets the error against float64, which is mostly that of the
+quantised activations.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -28,10 +32,24 @@ from typing import Any
 
 import torch
 from _common import ROOT, make_operands, time_calls
+from _mixtures import (
+    Mixture,
+    PaddedCalls,
+    by_public_calls,
+    contiguous_places,
+    deep_gemm_product,
+    make_mixture,
+    masked_places,
+    reference,
+)
+from _mixtures import deviation as mixture_deviation
 
+from tritongemm.backends.deepgemm import package as deepgemm_package
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.prepare import prepare_launches
 from tritongemm.core import settings
+from tritongemm.core.errors import UnavailableError
+from tritongemm.core.group_rows import row_counts
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.measure.jobs import LaunchCandidate
@@ -42,7 +60,8 @@ from tritongemm.plugins.contracts import Family
 from tritongemm.runtime import machine
 from tritongemm.serving.record_table import read_rows
 
-TOPK, ROUNDS, GRAPH_US = 8, 15, 400
+TOPK, ROUNDS, GRAPH_US, REPLAYS = 8, 15, 400, 5
+ROOM_STEP = 128  # DeepGEMM writes whole tiles: rows of room that are no multiple of one would be the next expert's
 FAMILIES = {"block": "a8w8_blockscale", "row": "a8w8", "bf16": "dense"}
 Calls = list[Callable[[], object]]
 
@@ -58,11 +77,11 @@ def list_problems(args: argparse.Namespace, fp8: str) -> list[Problem]:
 
 
 def make_problem(args: argparse.Namespace, fp8: str, m: int, experts: int, n: int, k: int) -> Problem:
-    """One product; the masked form has room for twice the rows of an even spread, or for all rows of a skewed one."""
+    """One product; the masked form has room for twice the rows of an even spread, and for those of every expert."""
     family = registry.get(Family, FAMILIES[args.kind])
     dtype = "bf16" if args.kind == "bf16" else fp8
-    even = -(-m // experts)
-    room = (max(16, 2 * even) if args.spread == "uniform" else m) if args.form == "masked" else 0
+    most = max(2 * -(-m // experts), *row_counts(m, experts, args.spread))
+    room = -(-most // ROOM_STEP) * ROOM_STEP if args.form == "masked" else 0
     made: Problem = family.problem(
         m, n, k, dtype, dtype, "bf16", row_major_b=False, groups=experts, spread=args.spread, group_form=args.form,
         room=room,
@@ -94,8 +113,8 @@ def deep_gemm(folder: str) -> Any:
     if folder:
         sys.path.insert(0, folder)
     try:
-        return importlib.import_module("deep_gemm")
-    except (ImportError, OSError) as error:
+        return deepgemm_package.load()
+    except UnavailableError as error:
         print(f"no DeepGEMM: {error}")
         return None
 
@@ -196,60 +215,91 @@ def compare(problem: Problem, record: Record, here: machine.Machine, package: An
     return gain
 
 
-def compare_mixture(args: argparse.Namespace, here: machine.Machine) -> None:
-    """Time fused_moe with tuned kernels, and with PyTorch's products between the same steps."""
+def mixture_calls(mixture: Mixture, package: Any) -> dict[str, Callable[[], torch.Tensor]]:
+    """The layer of experts by each contender."""
     import tritongemm
     from tritongemm.serving import grouped_api, moe_api
     from tritongemm.serving.grouped_fallback import grouped as by_pytorch
 
+    def with_pytorchs_products() -> torch.Tensor:
+        moe_api.run = lambda dispatcher, operands: by_pytorch(operands)
+        try:
+            return tritongemm.fused_moe(*mixture.arguments)
+        finally:
+            moe_api.run = grouped_api.run
+
+    calls = {
+        "ours": lambda: tritongemm.fused_moe(*mixture.arguments),
+        "two calls of ours": lambda: by_public_calls(mixture),
+        "PyTorch's products": with_pytorchs_products,
+    }
+    if package is None or mixture.mode == "row":
+        return calls
+    counts, device = mixture.counts, mixture.x.device
+    product = deep_gemm_product(max(1, -(-sum(counts) // len(counts))), bool(mixture.mode))
+    step = package.get_mk_alignment_for_contiguous_layout()
+    calls["DeepGEMM contiguous"] = PaddedCalls(mixture, contiguous_places(counts, step, device), product)
+    calls["DeepGEMM masked"] = PaddedCalls(mixture, masked_places(counts, ROOM_STEP, device), product)
+    return calls
+
+
+def race_mixtures(calls: dict[str, Callable[[], torch.Tensor]], exact: torch.Tensor) -> dict[str, tuple[float, float]]:
+    """Median microseconds and deviation of each contender, which take turns; those that fail are told and left out."""
+    graphs, errors = {}, {}
+    for name, call in calls.items():
+        try:
+            errors[name] = mixture_deviation(call(), exact)
+            graphs[name] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[name]):
+                call()
+        except RuntimeError as error:
+            graphs.pop(name, None)
+            torch.cuda.empty_cache()  # it may be that memory was short, and others want some
+            print(f"no {name}: {str(error).partition(chr(10))[0]}", flush=True)
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(ROUNDS):
+        for name in list(graphs)[:: 1 if turn % 2 else -1]:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            graphs[name].replay()
+            start.record()
+            for _ in range(REPLAYS):
+                graphs[name].replay()
+            end.record()
+            end.synchronize()
+            samples[name].append(1e3 * start.elapsed_time(end) / REPLAYS)
+    return {name: (median(times), errors[name]) for name, times in samples.items()}
+
+
+def compare_mixtures(args: argparse.Namespace, here: machine.Machine, package: Any) -> None:
+    """Time fused_moe with tuned kernels beside two calls of products, all steps between included."""
+    import tritongemm
+
     tritongemm.load(args.rows)
-    served = moe_api.run
     fp8 = torch.float8_e4m3fnuz if here.target.fp8 == "fnuz" else torch.float8_e4m3fn
+    both, hidden = args.shapes[0]
+    gains = []
     for experts in args.experts:
         for tokens in (*args.tokens, *(each * experts // TOPK for each in args.prefill)):
-            hidden, inner = args.shapes[0][1], args.shapes[0][0] // 2
-            x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
-            w1, w2 = (
-                (torch.randn(experts, *shape, device="cuda", dtype=torch.bfloat16) / 64)
-                for shape in ((2 * inner, hidden), (hidden, inner))
+            mixture = make_mixture(
+                tokens, experts, TOPK, hidden, both // 2, "" if args.kind == "bf16" else args.kind, fp8
             )
-            scales: list[torch.Tensor | None] = [None, None]
-            if args.kind != "bf16":
-                blocks = (128, 128) if args.kind == "block" else (1, 0)
-                shapes = [
-                    (w.shape[0], w.shape[1] // blocks[0], *((w.shape[2] // 128,) if blocks[1] else ()))
-                    for w in (w1, w2)
-                ]
-                w1, w2 = w1.to(fp8), w2.to(fp8)
-                scales = [torch.rand(shape, device="cuda") for shape in shapes]
-            weights, ids = (
-                torch.rand(tokens, TOPK, device="cuda"),
-                torch.rand(tokens, experts, device="cuda").topk(TOPK)[1],
+            found = race_mixtures(mixture_calls(mixture, package), reference(mixture))
+            if "ours" not in found:
+                raise SystemExit("fused_moe fails; there is nothing to compare")
+            us, error = found.pop("ours")
+            others = "; ".join(
+                f"{name} {time:.1f} = {time / us:.3f} ({off:.1e})" for name, (time, off) in found.items()
             )
-            times = {}
-            by_torch = lambda dispatcher, operands: by_pytorch(operands)
-            for name, product in (("our products", served), ("PyTorch's products", by_torch)):
-                moe_api.run = product
-                graph = torch.cuda.CUDAGraph()
-                call = lambda: tritongemm.fused_moe(x, w1, w2, weights, ids, "silu", *scales)  # noqa: B023
-                call()
-                torch.cuda.synchronize()
-                with torch.cuda.graph(graph):
-                    call()
-                samples = []
-                for _ in range(ROUNDS):
-                    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                    graph.replay()
-                    start.record()
-                    for _ in range(5):
-                        graph.replay()
-                    end.record()
-                    end.synchronize()
-                    samples.append(200 * start.elapsed_time(end))
-                times[name] = median(samples)
-            moe_api.run = grouped_api.run
-            said = ", ".join(f"{name} {us:.1f} us" for name, us in times.items())
-            print(f"fused_moe {experts} experts, {tokens} tokens: {said}", flush=True)
+            print(f"fused_moe {experts} experts, {tokens} tokens: {us:.1f} us ({error:.1e}); {others}", flush=True)
+            theirs = [time for name, (time, _) in found.items() if name.startswith("DeepGEMM")]
+            gains += [min(theirs) / us] if theirs else []
+    if gains:
+        print(f"over the faster of DeepGEMM's: geometric mean {mean(gains):.3f}, least {min(gains):.3f}")
+
+
+def mean(ratios: Sequence[float]) -> float:
+    """The geometric mean."""
+    return exp(sum(map(log, ratios)) / len(ratios))
 
 
 def numbers(text: str) -> list[int]:
@@ -283,16 +333,16 @@ def main() -> int:
     fp8 = "fp8e4m3fnuz" if here.target.fp8 == "fnuz" else "fp8e4m3fn"
     problems = list_problems(args, fp8)
     if args.moe:
-        args.shapes = args.shapes[:1]
+        args.shapes, args.form = args.shapes[:1], "contiguous"
         problems = list_problems(args, fp8)
         down = [make_problem(args, fp8, p.m, p.groups, p.k, p.n // 2) for p in problems]
         tune([*problems, *down], args)
-        compare_mixture(args, here)
+        compare_mixtures(args, here, deep_gemm(args.deepgemm))
         return 0
     records, package = tune(problems, args), deep_gemm(args.deepgemm)
     gains = [compare(p, records[p], here, package) for p in problems if p in records]
     if gains:
-        print(f"geometric mean {exp(sum(map(log, gains)) / len(gains)):.3f}, least {min(gains):.3f}")
+        print(f"geometric mean {mean(gains):.3f}, least {min(gains):.3f}")
     return 0
 
 

@@ -43,10 +43,13 @@ class GraphReplays:
 
     def _begin(self, graph: Any) -> None:
         self._before = {id(tally): tally.calls for _, tally in self._recorder}
+        self._recorder.spreads.in_graph = True
 
     def _end(self, graph: Any) -> None:
         grown = ((tally, tally.calls - self._before.get(id(tally), 0)) for _, tally in self._recorder)
         self._held[graph] = [(tally, calls) for tally, calls in grown if calls]
+        self._recorder.spreads.in_graph = False
+        graph.tritongemm_writes_to = self._recorder.spreads.memory  # also when it is launched after the capture's end
 
     def _replay(self, graph: Any) -> None:
         for tally, calls in self._held.get(graph, ()):

@@ -14,6 +14,7 @@ from torch import Tensor
 from tritongemm.capturing.callers import Callers
 from tritongemm.capturing.counting import Counter
 from tritongemm.capturing.decompose import decompose
+from tritongemm.capturing.group_spreads import GroupSpreads, Range, range_of
 from tritongemm.capturing.product import Product, of_layer, of_nothing
 
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
@@ -28,6 +29,7 @@ class Tally:
         slow: calls that were counted one by one.
         replayed: calls of graphs that were launched again.
         counter, slot: where the others are counted.
+        spread_over: of a product of groups, the range that the spreads of its rows are averaged over; None of others.
     """
 
     callers: set[str] = field(default_factory=set)
@@ -35,6 +37,7 @@ class Tally:
     replayed: int = 0
     counter: Counter | None = None
     slot: int = 0
+    spread_over: Range | None = None
 
     @property
     def calls(self) -> int:
@@ -51,6 +54,7 @@ class Recorder:
 
     def __init__(self, on_new: Callable[[], None]) -> None:
         self.with_gradient = False  # products were asked for of which autograd makes others
+        self.spreads, self._of_parents = GroupSpreads(), list[GroupSpreads]()
         self._tallies: dict[Product, Tally] = {}
         self._known: dict[Any, tuple[Tally, ...]] = {}
         self._weights: dict[int, weakref.ref[Tensor]] = {}
@@ -68,8 +72,10 @@ class Recorder:
         self._counters.append(counter)
 
     def enter_child(self) -> None:
-        """Go on in a forked process, where a thread that held the lock is not."""
+        """Go on in a forked process, where a thread that held the lock is not, nor what the parent's GPUs write."""
         self._lock = threading.RLock()
+        self._of_parents.append(self.spreads)  # whose memory only the parent may give back to CUDA
+        self.spreads = GroupSpreads()
 
     def forget(self) -> None:
         """Look anew at what the next call of everything is."""
@@ -136,6 +142,8 @@ class Recorder:
                     self._known[key] = known
         for tally in known:
             tally.slow += 1
+        if known and known[0].spread_over:
+            self.spreads.note(operation, args, kwargs, known[0].spread_over)
 
     def _learn(
         self,
@@ -168,7 +176,8 @@ class Recorder:
 
     def _tally(self, product: Product) -> Tally:
         if product not in self._tallies:
-            self._tallies[product] = Tally()
+            over = range_of(product.groups, product.m) if product.groups > 1 else None
+            self._tallies[product] = Tally(spread_over=over)
             self._on_new()
         return self._tallies[product]
 

@@ -127,7 +127,7 @@ class OpenCapture:
         self._hooks.install()
         self._replays.install()
         child_processes.cover()
-        atexit.register(self.flush)
+        atexit.register(self.finish)
         util.register_after_fork(self, OpenCapture.flush_at_end)
 
     def stop(self) -> None:
@@ -135,12 +135,12 @@ class OpenCapture:
         self._hooks.remove()
         self._replays.remove()
         child_processes.uncover()
-        atexit.unregister(self.flush)
+        atexit.unregister(self.finish)
         self._ending.set()
         self._new.set()
         if self._thread.is_alive():
             self._thread.join(_JOIN_SECONDS)
-        self.flush()
+        self.finish()
 
     def enter_child(self) -> None:
         """Go on in a forked process: what its parent counted is the parent's to write, and threads are not forked."""
@@ -150,17 +150,25 @@ class OpenCapture:
 
     def flush_at_end(self) -> None:
         """Write what is left when a process ends that `multiprocessing` forked, which calls no function of atexit."""
-        util.Finalize(self, self.flush, exitpriority=0)
+        util.Finalize(self, self.finish, exitpriority=0)
+
+    def finish(self) -> None:
+        """Write what is left, with what the GPUs have still to tell."""
+        self._recorder.spreads.wait()
+        self.flush()
 
     def flush(self) -> None:
         """Write what was counted since the last time. What can't be written is kept, and told once."""
         with self._writing:
-            totals = {p: (t.calls + t.replayed, frozenset(t.callers)) for p, t in self._recorder}
+            tallies = list(self._recorder)
+            totals = {p: (t.calls + t.replayed, frozenset(t.callers)) for p, t in tallies}
+            read = self._recorder.spreads.read()
+            spreads = {p: read[t.spread_over] for p, t in tallies if t.spread_over in read}
             before = (0, frozenset[str]())
             counted = [
-                Counted(product, calls - self._written.get(product, before)[0], callers)
+                Counted(product, calls - self._written.get(product, before)[0], callers, spreads.get(product))
                 for product, (calls, callers) in totals.items()
-                if (calls, callers) != self._written.get(product)
+                if (calls, callers) != self._written.get(product) or product in spreads
             ]
             if not counted:
                 return
@@ -168,6 +176,7 @@ class OpenCapture:
                 for file in self.files:
                     file.add(counted, self._recorder.with_gradient)
                 self._written = totals
+                self._recorder.spreads.clear()
             except OutputError as error:
                 if not self._told:
                     warnings.warn(f"what was captured is not written yet: {error}", RuntimeWarning, stacklevel=1)

@@ -1,12 +1,14 @@
 """The file of sizes that a capture writes: YAML of one row a line, which any number of processes add to.
 
-A row is a JSON map, which is YAML too, and ends with what changes: the number of calls, and who called. Products that
-can't be tuned are remarks of the same form. Lines of other forms, of a person or another program, are left as they are.
+A row is a JSON map, which is YAML too, and ends with what changes: how groups shared the rows, the number of calls, and
+who called. Products that can't be tuned are remarks of the same form. Lines of other forms, of a person or another
+program, are left as they are.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from tritongemm.capturing.group_spreads import Spread
 from tritongemm.capturing.product import Product
 from tritongemm.core.errors import OutputError
 from tritongemm.core.files import atomic_write, check_place, read_regular, sweep
@@ -21,7 +24,12 @@ from tritongemm.core.files import atomic_write, check_place, read_regular, sweep
 LOCK_SECONDS = 30.0  # Another process writes for milliseconds.
 ADVICE = "choose another file"
 _MOST_CALLERS = 100  # of one row
-_ROW = re.compile(r'(?P<start>(?:- |# left out: )\{.*), "count": (?P<count>\d{1,18}), "callers": (?P<callers>\[.*\])\}')
+_DIGITS = 7  # of a share: those of as many groups as there may be add up to 1 well enough
+_ROW = re.compile(
+    r"(?P<start>(?:- |# left out: )\{.*?)"
+    r'(?:, "group_shares": (?P<shares>\[[^\]]*\]), "group_samples": (?P<samples>\d{1,18}))?'
+    r', "count": (?P<count>\d{1,18}), "callers": (?P<callers>\[.*\])\}'
+)
 _HEAD = (
     "# Captured by tritongemm: what a program asked PyTorch to multiply, with the number of calls.\n"
     "# A graph of CUDA or HIP counts when it is captured, and again each time it is launched.\n"
@@ -37,11 +45,14 @@ class Counted:
         product: what was asked for.
         calls: how often, since it was last written.
         callers: who did.
+        spread: how groups shared the rows of calls of its range of M, since it was last written; None where that is
+            not known.
     """
 
     product: Product
     calls: int
     callers: frozenset[str]
+    spread: Spread | None = None
 
 
 class WorkloadFile:
@@ -122,7 +133,7 @@ def _merged(lines: list[str], counted: Iterable[Counted]) -> list[str]:
         start = _start(one.product)
         if start not in places:
             places[start] = len(lines)
-            lines.append(_line(start, one.calls, one.callers))
+            lines.append(_line(start, one.spread, one.calls, one.callers))
         else:
             lines[places[start]] = _with(lines[places[start]], one)
     return lines
@@ -137,11 +148,27 @@ def _with(line: str, one: Counted) -> str:
     except ValueError:  # somebody edited it
         named = []
     callers = {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
-    return _line(row["start"], int(row["count"]) + one.calls, callers | one.callers)
+    known = _read_spread(row["shares"], row["samples"])
+    spread = one.spread.joined(known) if one.spread else known
+    return _line(row["start"], spread, int(row["count"]) + one.calls, callers | one.callers)
 
 
-def _line(start: str, calls: int, callers: Iterable[str]) -> str:
-    return f'{start}, "count": {calls}, "callers": {json.dumps(sorted(callers)[:_MOST_CALLERS])}}}\n'
+def _read_spread(shares: str | None, samples: str | None) -> Spread | None:
+    """The spread that a row has; None where it has none, or one that can't be."""
+    try:
+        numbers = [float(share) for share in json.loads(shares or "[]")]
+    except (ValueError, TypeError):  # somebody edited it
+        return None
+    possible = numbers and all(share >= 0 for share in numbers) and math.isclose(sum(numbers), 1, abs_tol=1e-3)
+    return Spread(tuple(numbers), int(samples or 0)) if possible and int(samples or 0) else None
+
+
+def _line(start: str, spread: Spread | None, calls: int, callers: Iterable[str]) -> str:
+    shared = ""
+    if spread:
+        shares = [round(share, _DIGITS) for share in spread.shares]
+        shared = f', "group_shares": {json.dumps(shares)}, "group_samples": {spread.samples}'
+    return f'{start}{shared}, "count": {calls}, "callers": {json.dumps(sorted(callers)[:_MOST_CALLERS])}}}\n'
 
 
 def _start(product: Product) -> str:

@@ -12,7 +12,8 @@ GROUP_FORMS = ("contiguous", "masked")
 SPREADS = ("uniform", "skewed", "captured")
 MOST_GROUPS = 4096  # a kernel holds the rows of all in registers
 _SKEW = 1.0  # group i of a skewed spread has a share in proportion to (i + 1) ** -_SKEW
-_SEED = 19  # of the order in which skewed groups stand
+_SEED = 19  # of the order in which groups stand whose order nobody knows
+_ROUNDED = 1e-3  # what the sum of shares may lack where each was rounded
 
 
 def row_counts(rows: int, groups: int, spread: str) -> tuple[int, ...]:
@@ -26,14 +27,47 @@ def row_counts(rows: int, groups: int, spread: str) -> tuple[int, ...]:
     """
     if spread == "uniform":
         return tuple(rows // groups + (i < rows % groups) for i in range(groups))
-    weights = [(i + 1) ** -_SKEW for i in range(groups)]
-    shares = [rows * w / sum(weights) for w in weights]
-    counts = [int(share) for share in shares]
-    short = sorted(range(groups), key=lambda i: (counts[i] - shares[i], i))[: rows - sum(counts)]
-    for i in short:
-        counts[i] += 1
+    return counts_of_shares(rows, [(i + 1) ** -_SKEW for i in range(groups)])
+
+
+def counts_of_shares(rows: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """The rows of each group of which only shares are known, in an arbitrary order that is always the same.
+
+    Args:
+        rows: of all groups together.
+        shares: of the groups, in any order, to any sum above 0.
+    """
+    counts = list(apportion(rows, shares))
     random.Random(_SEED).shuffle(counts)
     return tuple(counts)
+
+
+def apportion(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Rows in proportion to weights, which stay in their order: whole numbers that add up to `rows`."""
+    total = sum(weights)
+    shares = [rows * weight / total for weight in weights]
+    counts = [int(share) for share in shares]
+    for i in sorted(range(len(counts)), key=lambda i: (counts[i] - shares[i], i))[: rows - sum(counts)]:
+        counts[i] += 1
+    return tuple(counts)
+
+
+def check_shares(groups: int, shares: Sequence[float]) -> None:
+    """Refuse shares of groups that can't be.
+
+    Args:
+        groups: how many.
+        shares: the part of all rows that each has, from 0 to 1.
+
+    Raises:
+        InputError: says what is wrong with them.
+    """
+    if len(shares) != groups:
+        raise InputError(f"{len(shares)} shares of rows for {groups} groups")
+    if not all(0 <= share <= 1 for share in shares):
+        raise InputError("each share of a group must be a number from 0 to 1")
+    if abs(sum(shares) - 1) > _ROUNDED:
+        raise InputError(f"the groups' shares add up to {sum(shares):.6g}, not to 1")
 
 
 def group_ends(counts: Sequence[int]) -> tuple[int, ...]:

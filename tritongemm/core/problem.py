@@ -9,7 +9,7 @@ from typing import Any
 
 from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.errors import InputError
-from tritongemm.core.group_rows import check_groups, group_ends, row_counts
+from tritongemm.core.group_rows import apportion, check_groups, group_ends, row_counts
 from tritongemm.core.operands import OperandSpec
 from tritongemm.core.scaling import Scaling
 
@@ -180,6 +180,10 @@ class Problem:
         if self.room:
             return replace(self, m=min(self.m, self.groups * m), room=m, spread="uniform", counts=())
         return replace(self, m=m, spread="skewed" if self.counts else self.spread, counts=())
+
+    def spread_as(self, other: Problem) -> Problem:
+        """This product with rows shared out to its groups as the captured ones of another M are."""
+        return replace(self, spread="captured", counts=apportion(self.m, other.counts))
 
     @property
     def scale_depth(self) -> int:

@@ -7,7 +7,8 @@ What a row leaves out:
     batch, shared                         the caller's too; "" in a row with a batch that does not say what it shares
     order_b, scales                       what the family or its variant says; the caller's without a family
     groups                                the caller's, which is 1 mostly
-    group_form, group_spread              contiguous, masked where there is group_room; uniform, or as group_counts says
+    group_form, group_spread              contiguous, masked where there is group_room; uniform, or as group_counts
+                                          or group_shares (the part of M that each group has, in any order) says
     GROUP_SIZE_M, SPLIT_K                 1
     num_warps, num_stages                 4, 2; num_stages 0 in a row without a backend is an older Triton's word for
                                           its own pipeliner, and is read as 2
@@ -35,9 +36,9 @@ from typing import Any
 from tritongemm.core.config import DEFAULT_BACKEND, Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, NewerRow, ResultsFile
-from tritongemm.core.group_rows import GROUP_FORMS, SPREADS
 from tritongemm.core.problem import BIASES, PLAIN, Problem
 from tritongemm.core.record import SCHEMA, Record
+from tritongemm.formats._group_rows import GROUP_KEYS, SHARE_KEYS, groups_row, read_several
 from tritongemm.formats._rows import make_problem
 from tritongemm.formats._yaml_rows import Entry, read_entries
 from tritongemm.formats._yaml_values import shown
@@ -53,9 +54,8 @@ _TIMES = ("TFLOPS", "time(us)")
 _THEIR_CONFIG = (*_BLOCKS, *_COUNTS, *_OPTIONS, "instruction_sched_variant")
 _OUR_CONFIG = ("template", "backend", "options")
 _TYPED = ("dtype_a", "dtype_b", "dtype_c", "bias")
-_GROUPS = {"group_form": "group_form", "group_spread": "spread", "group_counts": "counts", "group_room": "room"}
-_OUR_PROBLEM = (*_TYPED, "batch", "groups", *_GROUPS, "shared", "family", "order_b", "scales")
-_OUR_WORKLOAD = ("count", "operation", "callers")  # of sizes, as a capture writes them
+_OUR_PROBLEM = (*_TYPED, "batch", "groups", *GROUP_KEYS, "shared", "family", "order_b", "scales")
+_OUR_WORKLOAD = ("count", "operation", "callers", *SHARE_KEYS)  # of sizes, as a capture writes them
 _OUR_RESULT = (
     *("target", "compute_units", "winner", "timer", "spread", "error", "tolerance"),
     *("library", "library_us", "tie", "verified", "cold", "toolchain", "M_from", "held_out"),
@@ -142,7 +142,7 @@ class RowReader:
         for key, name in _LAYOUTS.items():
             if key in entry.values:
                 given[name] = entry.text(key, choices=("T", "N")) == "T"
-        given |= _read_several(entry)
+        given |= read_several(entry, m)
         if "family" in entry.values:
             given["family"] = entry.text("family", choices=self._families)
         if "order_b" in entry.values:
@@ -184,30 +184,6 @@ class RowReader:
         if values not in self._configs:
             self._configs[values] = _nameable(entry, Config(*values))
         return self._configs[values]
-
-
-def _read_several(entry: Entry) -> dict[str, Any]:
-    """How many products a row is of, and what they share."""
-    said: dict[str, Any] = {"batch": entry.whole("batch", 1, 1)} if "batch" in entry.values else {}
-    if "shared" in entry.values:
-        said["shared"] = entry.text("shared", choices=("a", "b"))
-    return said | {"groups": entry.whole("groups", 1, 1)} | _read_groups(entry)
-
-
-def _read_groups(entry: Entry) -> dict[str, Any]:
-    """How a row shares its rows out to groups; only what it says."""
-    said: dict[str, Any] = {}
-    if "group_form" in entry.values:
-        said["group_form"] = entry.text("group_form", choices=GROUP_FORMS)
-    if "group_spread" in entry.values:
-        said["spread"] = entry.text("group_spread", choices=SPREADS)
-    if "group_counts" in entry.values:
-        said["counts"] = entry.whole_numbers("group_counts")
-    if "group_room" in entry.values:
-        said["room"] = entry.whole("group_room", 1, 0)
-    if said and "groups" not in entry.values:
-        entry.fail(f"has {next(k for k in _GROUPS if k in entry.values)} but no groups; name both or neither")
-    return said
 
 
 def _nameable(entry: Entry, config: Config) -> Config:
@@ -347,7 +323,7 @@ def make_row(record: Record) -> dict[str, Any]:
     row |= {"scales": problem.scales} if problem.scales else {}
     row |= {"groups": problem.groups} if problem.groups != 1 else {}
     row |= {"shared": problem.shared} if problem.shared else {}
-    row |= _groups_row(problem)
+    row |= groups_row(problem)
     row |= {"template": config.template, "backend": config.backend, "options": options or None}
     row |= {"target": record.target, "compute_units": record.compute_units or None}
     row |= {"M_from": record.m_from or None, "held_out": dict(record.held_out) or None}
@@ -358,13 +334,6 @@ def make_row(record: Record) -> dict[str, Any]:
     row |= {"tie": record.tie, "verified": record.verified, "cold": record.cold}
     row |= {"toolchain": dict(sorted(record.toolchain.items()))}
     return {key: value for key, value in row.items() if value is not None} | dict(record.extra)
-
-
-def _groups_row(problem: Problem) -> dict[str, Any]:
-    """How a problem's rows are shared out to groups, as far as a row that says nothing would be read otherwise."""
-    found: dict[str, Any] = {"group_spread": problem.spread} if problem.spread == "skewed" else {}
-    found |= {"group_counts": list(problem.counts)} if problem.counts else {}
-    return found | ({"group_form": problem.group_form, "group_room": problem.room} if problem.room else {})
 
 
 def _told(problem: Problem) -> Problem:

@@ -129,10 +129,7 @@ class Entry:
         """A number of at least 0; also one in quotes, and what YAML takes for text, such as 1e-5."""
         if key not in self.values:
             return None
-        try:
-            value = float(str(self.values[key]).lower().replace(".inf", "inf"))
-        except ValueError:
-            value = math.nan
+        value = _real(self.values[key])
         if not (0 <= value < math.inf or (value == math.inf and may_be_infinite)):
             self.fail(f"{key} must be a number of at least 0, and finite, not {describe(self.values[key])}")
         return value
@@ -166,6 +163,17 @@ class Entry:
         if not isinstance(values, list):
             self.fail(f"{key} must be a list of whole numbers, not {describe(values)}")
         return tuple(_whole(self, f"{key}: {i}", v, 0) for i, v in enumerate(values, start=1))
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of finite numbers, none negative."""
+        values = self.values.get(key, [])
+        if not isinstance(values, list):
+            self.fail(f"{key} must be a list of numbers, not {describe(values)}")
+        found = tuple(map(_real, values))
+        for i, (number, value) in enumerate(zip(found, values, strict=True), start=1):
+            if not 0 <= number < math.inf:
+                self.fail(f"{key}: {i} must be a number of at least 0, and finite, not {describe(value)}")
+        return found
 
     def wholes(self, key: str) -> dict[str, int]:
         """A map of whole numbers, none negative."""
@@ -201,6 +209,14 @@ def _refuse_whole(entry: Entry, key: str, value: Value, least: int) -> NoReturn:
 def _decimal(text: str) -> int | None:
     """The whole number that a text means, or one of the same sign that is as much too large; None if it means none."""
     return int(text[:_DIGITS]) if _WHOLE.fullmatch(text) else None
+
+
+def _real(value: Value) -> float:
+    """The number that a value means; NaN if it means none."""
+    try:
+        return float(str(value).lower().replace(".inf", "inf"))
+    except ValueError:
+        return math.nan
 
 
 def _as_written(value: Value) -> str:

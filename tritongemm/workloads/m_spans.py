@@ -27,16 +27,21 @@ class MSpan:
         low: the least M.
         high: the largest.
         wanted: M that calls are known to have, those of the most work first.
+        captured: the product at M where the rows of its groups were captured, in the order of M.
     """
 
     problem: Problem
     low: int
     high: int
     wanted: tuple[int, ...] = ()
+    captured: tuple[Problem, ...] = ()
 
     def at(self, m: int) -> Problem:
-        """The product at an M."""
-        return self.problem.at(m)
+        """The product at an M; with rows spread as at the next larger M where that was captured, else the largest."""
+        problem = self.problem.at(m)
+        if not self.captured:
+            return problem
+        return problem.spread_as(next((known for known in self.captured if known.m >= m), self.captured[-1]))
 
     def searched(self) -> list[int]:
         """The M that are tuned as any size is: the ends, powers of two, and those that calls are known to have most."""
@@ -83,13 +88,18 @@ def group_spans(rows: Iterable[FormatRow], m_range: tuple[int, int] | None = Non
         m_range: least and largest M of every span; None for 1 to the largest M of the product's rows.
     """
     work: dict[Problem, dict[int, float]] = {}
+    captured: dict[Problem, dict[int, Problem]] = {}
     for row in rows:
-        of_product = work.setdefault(row.problem.at(1), {})
+        product = row.problem.at(1)
+        of_product = work.setdefault(product, {})
         of_product[row.problem.m] = of_product.get(row.problem.m, 0.0) + row.count
+        if row.problem.counts and not row.problem.room:
+            captured.setdefault(product, {}).setdefault(row.problem.m, row.problem)
     spans = []
     for problem, counts in work.items():
         low, high = m_range or (1, max(counts))
         inside = [m for m in counts if low <= m <= high]
         wanted = sorted(inside, key=lambda m: (-counts[m] * problem.at(m).bytes, m))
-        spans.append(MSpan(problem, low, high, tuple(wanted)))
+        known = captured.get(problem, {})
+        spans.append(MSpan(problem, low, high, tuple(wanted), tuple(known[m] for m in sorted(known))))
     return spans

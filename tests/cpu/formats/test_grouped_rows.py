@@ -52,6 +52,34 @@ def test_a_size_says_how_its_rows_are_spread() -> None:
             rows(wrong + "\n")
 
 
+def test_shares_are_rows_of_every_m() -> None:
+    size = "{N: 72, K: 88, groups: 4, group_shares: [0.6, 0.3, 0.1000001, 1e-07], group_samples: 9"
+    few, many = rows(f"- {size}, M: 3}}\n- {size}, M: 1000}}\n")
+    assert (sorted(few.counts), sorted(many.counts)) == ([0, 0, 1, 2], [0, 100, 300, 600])
+    assert few.spread == "captured" and few.group_form == "contiguous"
+    assert rows(f"- {size}, M: 1000}}\n") == [many]  # their order is the same each time
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("groups: 2, group_shares: [0.5, 0.4]", "shares add up to 0.9, not to 1"),
+        ("groups: 2, group_shares: [0.5, 0.3, 0.2]", "3 shares of rows for 2 groups"),
+        ("groups: 2, group_shares: [1.5, -0.5]", "group_shares: 2 must be a number of at least 0"),
+        ("groups: 2, group_shares: [1.5, 0]", "from 0 to 1"),
+        ("groups: 2, group_shares: [.nan, 1]", "group_shares: 1 must be a number"),
+        ("groups: 2, group_shares: 1", "must be a list of numbers"),
+        ("groups: 2, group_shares: [0.5, 0.5], group_counts: [20, 21]", "without group_counts"),
+        ("groups: 2, group_shares: [0.5, 0.5], group_spread: uniform", "belong together"),
+        ("groups: 2, group_shares: [0.5, 0.5], group_samples: 0", "group_samples must be at least 1"),
+        ("group_shares: [1]", "several groups"),
+    ],
+)
+def test_shares_that_can_not_be(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"row 1 .line 1. .*{message}"):
+        rows(f"- {{M: 41, N: 72, K: 88, {text}}}\n")
+
+
 def test_the_command_line_says_it_too() -> None:
     argv = ["-m", "41", "-n", "72", "-k", "88", "--groups", "5", "--spread", "7,0,33,1,0", "--target", "sm90"]
     given = options.defaults(options.parse(argv), "fn")

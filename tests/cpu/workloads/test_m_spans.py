@@ -37,3 +37,15 @@ def test_a_product_of_no_weight_is_left_out() -> None:
     assert kept == [rows[0], rows[2]]
     assert [(p.n, p.k) for p in small] == [(8, 8)] and 0 < min(small.values()) < 0.001
     assert drop_small(rows[1:2]) == (rows[1:2], {})
+
+
+def test_rows_of_groups_are_spread_as_at_the_next_captured_m() -> None:
+    few = Problem(8, 64, 32, groups=4, spread="captured", counts=(0, 8, 0, 0))
+    many = Problem(100, 64, 32, groups=4, spread="captured", counts=(10, 50, 20, 20))
+    rows = [FormatRow(many), FormatRow(few, count=5), FormatRow(Problem(16, 64, 32, groups=4, spread="skewed"))]
+    (span,) = group_spans(rows)
+    assert (span.low, span.high, span.captured) == (1, 100, (few, many))
+    assert (span.at(8), span.at(100)) == (few, many)
+    assert span.at(3).counts == (0, 3, 0, 0) and span.at(10).counts == (1, 5, 2, 2)
+    assert span.at(200).counts == (20, 100, 40, 40)
+    assert span.at(10).at(1) == span.problem  # which is what tables of a product are found by

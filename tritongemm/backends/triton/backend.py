@@ -207,10 +207,12 @@ def strides(problem: Problem) -> tuple[int, int, int]:
 
 
 def batch_strides(problem: Problem) -> dict[str, int]:
-    """Elements from one product's operand to the next one's, by parameter; empty for a single product."""
+    """Elements from one product's operand to the next one's, by parameter, in bytes where two share one; empty for a
+    single product."""
     operands = problem.operands
     names = template_facts.batch_strides(problem)
-    return {name: prod(operands[name[6:]].shape) if operands[name[6:]].batch else 0 for name in names}
+    specs = {name: operands[name.removeprefix("batch_")] for name in names}
+    return {n: prod(spec.shape) // spec.dtype.packed if spec.batch else 0 for n, spec in specs.items()}
 
 
 def divisors(problem: Problem) -> dict[str, int]:

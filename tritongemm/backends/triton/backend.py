@@ -207,8 +207,10 @@ def strides(problem: Problem) -> tuple[int, int, int]:
 
 
 def batch_strides(problem: Problem) -> dict[str, int]:
-    """Elements from one product's operand to the next one's, by parameter, in bytes where two share one; empty for a
-    single product."""
+    """Elements from one product's operand to the next one's, by parameter, in bytes where two share one.
+
+    Empty for a single product.
+    """
     operands = problem.operands
     names = template_facts.batch_strides(problem)
     specs = {name: operands[name.removeprefix("batch_")] for name in names}

@@ -57,7 +57,7 @@ def uneven(dtype: str, scales: str, room: int = 0, n: int = 45, k: int = 330) ->
     """Groups of uneven M, two of them empty, whose rows begin within a block of shuffled scales."""
     form = "masked" if room else "contiguous"
     groups = {"groups": len(UNEVEN), "group_form": form, "spread": "captured", "counts": UNEVEN, "room": room}
-    return of(dtype, scales, sum(UNEVEN), n, k, **groups)
+    return of(dtype, scales, sum(UNEVEN), n, k, "bf16", **groups)
 
 
 @pytest.fixture(scope="module")

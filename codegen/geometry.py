@@ -53,6 +53,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
         return int(eval(_code(expression), {"__builtins__": {}}, scope))
 
     row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
+    packed = {name: problem.operands[name].dtype.packed for name in row_major}
     x, y, z = (value(g) for g in template.grid)
     products = problem.batch  # each has its own programs, along z, and its own partial sums
     return Geometry(
@@ -60,7 +61,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
         workspace_bytes=4 * products * value(template.workspace),
         semaphore_bytes=4 * products * value(template.semaphores),
         descriptors={
-            k: stored_block((value(r), value(c)), row_major[operand_of(k)])
+            k: stored_block((value(r), value(c)), row_major[operand_of(k)], packed[operand_of(k)])
             for k, (r, c) in template.descriptors.items()
         },
     )

@@ -345,8 +345,10 @@ def _rejected(built: Artifact, reason: str) -> Artifact:
 
 
 def _described_shapes(problem: Problem) -> dict[str, tuple[int, int]]:
-    """Rows and columns of the operands as descriptors have them: those of all groups one after another."""
-    m, n, k, groups = problem.rows, problem.n, problem.k, problem.groups
+    """Rows and columns of the operands as descriptors have them: those of all groups one after another, of elements
+    that share a byte the bytes.
+    """
+    m, n, k, groups = problem.rows, problem.n, problem.k // problem.a.packed, problem.groups
     b = (groups * k, n) if problem.row_major_b else (k, groups * n)
     return {"a": (m, k), "b": b, "c": (m, n)}
 

@@ -53,6 +53,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
         return int(eval(_code(expression), {"__builtins__": {}}, scope))
 
     row_major = {"a": problem.row_major_a, "b": problem.row_major_b, "c": True}
+    packed = {name: problem.operands[name].dtype.packed for name in row_major}
     x, y, z = (value(g) for g in template.grid)
     products = problem.batch  # each has its own programs, along z, and its own partial sums
     return Geometry(
@@ -60,7 +61,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
         workspace_bytes=4 * products * value(template.workspace),
         semaphore_bytes=4 * products * value(template.semaphores),
         descriptors={
-            k: stored_block((value(r), value(c)), row_major[operand_of(k)])
+            k: stored_block((value(r), value(c)), row_major[operand_of(k)], packed[operand_of(k)])
             for k, (r, c) in template.descriptors.items()
         },
     )
@@ -71,7 +72,9 @@ def _scope(config: Config, problem: Problem, compute_units: int) -> dict[str, An
     m = problem.room or problem.m  # a group's rows, where each has room for so many
     sizes = {"GROUP_M": config.group_m, "M": m, "N": problem.n, "K": problem.k, "COMPUTE_UNITS": compute_units}
     sizes |= {"GROUPS": problem.groups, "MASKED": bool(problem.room), "ROW_MAJOR_B": problem.row_major_b}
-    sizes |= {"DEPTH": gcd(*(e.scaling.depth for e in problem.extras if e.scaling)) or config.block_k}
+    # A block's sum has one factor of each operand, but where those are of less and applied to its numbers.
+    depths = [] if problem.microscaled else [e.scaling.depth for e in problem.extras if e.scaling]
+    sizes |= {"DEPTH": gcd(*depths) or config.block_k}
     sizes |= {"SCALED_N": problem.scale_b.rows if problem.scale_b and problem.scale_depth else 1}
     return {**constants(config, problem), **sizes, "cdiv": lambda a, b: -(-a // b), "min": min, "max": max}
 
@@ -81,8 +84,10 @@ def unmet_need(config: Config, problem: Problem, compute_units: int) -> str | No
     scope, template = _scope(config, problem, compute_units), kernel_template(config.template)
     if split := split_piece(config, problem):
         return split
-    if problem.microscaled and config.block_k % MX_BLOCK:
+    if problem.microscaled and template.search.matrix and config.block_k % MX_BLOCK:
         return f"block_k must be a multiple of {MX_BLOCK} where matrix units apply scales, not {config.block_k}"
+    if problem.microscaled and config.block_k % problem.scale_depth:
+        return f"block_k must be a multiple of the {problem.scale_depth} elements of one scale, not {config.block_k}"
     if template.search.matrix and not problem.microscaled and problem.scale_depth % config.block_k:
         return f"block_k must divide the {problem.scale_depth} elements along K of one scale, not {config.block_k}"
     needs = template.needs.items()

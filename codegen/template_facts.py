@@ -95,8 +95,7 @@ class KernelTemplate:
         needs: what must hold for its configs beside what holds for all: words, and the expression that says it.
         kinds: of `Problem.kind` that it computes; the products of a batch are dealt out along the grid's z.
         pieces: whether it reads a B whose columns are interleaved in pieces, as some orders of weights have them.
-        microscaled: whether it multiplies operands with powers of two along K (OCP MX); two numbers a byte too, unless
-            descriptors fetch them.
+        microscaled: whether it multiplies operands with powers of two along K (OCP MX); two numbers a byte too.
         edited: whether the assembly that Triton makes of it is edited at marks (backends/triton/assembly_edits.py).
         search: what the search must know of it.
     """
@@ -197,9 +196,10 @@ def operand_of(descriptor: str) -> str:
     return descriptor.removesuffix("_tail")
 
 
-def stored_block(block: tuple[Any, Any], row_major: bool) -> tuple[Any, Any]:
-    """A block's extents in storage order, as a descriptor has them."""
-    return block if row_major else (block[1], block[0])
+def stored_block(block: tuple[int, int], row_major: bool, packed: int) -> tuple[int, int]:
+    """A block's extents in storage order, as a descriptor has them; so many elements of a row share a byte."""
+    rows, columns = block if row_major else block[::-1]
+    return rows, columns // packed
 
 
 def names() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,13 +32,23 @@ CONFIGS = (
     Config("tma", 64, 64, 128, 8, 2, 4, 3),
     Config("persistent", 64, 64, 128, 8, 1, 4, 2, (("epilogue_parts", 2), ("warp_specialize", 0))),
     Config("stream_k_tma", 64, 64, 128, 8, 1, 4, 3, (("share_more", 1),)),
+    Config("gemv", 1, 8, 256, 1, 1, 4, 1),
+    Config("gemv", 4, 16, 256, 1, 2, 4, 1),
 )
+GROUPED = (
+    Config("grouped", 16, 64, 128, 4, 1, 4, 2, (("per_unit", 2),)),
+    Config("grouped", 64, 64, 128, 4, 1, 4, 3, SWAPPED),
+    Config("grouped_tile", 64, 64, 128, 4, 1, 4, 2),
+    Config("grouped_tma", 64, 64, 128, 4, 1, 4, 3),
+)
+COUNTS = (7, 0, 133, 1, 0)
 TORCH = {"fp4e2m1": torch.uint8, "fp8e4m3fn": torch.float8_e4m3fn, "fp8e5m2": torch.float8_e5m2}
 
 
-def of(dtype: str, scales: str, m: int, n: int, k: int) -> Problem:
+def of(dtype: str, scales: str, m: int, n: int, k: int, **more: Any) -> Problem:
     family = registry.get(Family, "a4w4_blockscale" if dtype == "fp4e2m1" else "a8w8_blockscale")
-    return family.problem(m, n, k, dtype, dtype, "bf16", row_major_b=False, scales=scales)
+    made: Problem = family.problem(m, n, k, dtype, dtype, "bf16", row_major_b=False, scales=scales, **more)
+    return made
 
 
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
@@ -49,6 +60,34 @@ def test_kernels_apply_powers_of_two(
     for size in ((300, 528, 1040), (7, 45, 330), (72, 136, 2176)):
         problem = of(dtype, scales, *size)
         configs = [c for c in CONFIGS if triton().check(c, problem, gpu.target)]
+        verify_all(gpu, compiler, tmp_path, [problem], configs)
+
+
+@pytest.mark.parametrize(("dtype", "scales"), FORMS)
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+def test_each_product_of_a_batch_has_its_own(
+    gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, dtype: str, scales: str, shared: str
+) -> None:
+    for size in ((72, 136, 1088), (5, 45, 330)):
+        problem = of(dtype, scales, *size, batch=3, shared=shared)
+        configs = [c for c in CONFIGS if triton().check(c, problem, gpu.target)]
+        assert {"tile", "gemv"} <= {c.template for c in configs}
+        verify_all(gpu, compiler, tmp_path, [problem], configs)
+
+
+@pytest.mark.parametrize(("dtype", "scales"), FORMS)
+@pytest.mark.parametrize("room", [0, 140])
+def test_each_group_has_its_own(
+    gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, dtype: str, scales: str, room: int
+) -> None:
+    form = "masked" if room else "contiguous"
+    for n, k in ((136, 1088), (45, 330)):
+        problem = of(
+            dtype, scales, sum(COUNTS), n, k, groups=len(COUNTS), group_form=form, spread="captured", counts=COUNTS,
+            room=room,
+        )  # fmt: skip
+        configs = [c for c in GROUPED if triton().check(c, problem, gpu.target)]
+        assert {"grouped", "grouped_tile"} <= {c.template for c in configs}
         verify_all(gpu, compiler, tmp_path, [problem], configs)
 
 

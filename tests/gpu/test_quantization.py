@@ -25,17 +25,27 @@ GROUPED = Config("grouped", 16, 64, 128, 1, 1, 4, 2, (("per_unit", 1),))
 
 @pytest.mark.parametrize(("m", "k"), [(1, 7168), (13, 321), (200, 16384)])
 @pytest.mark.parametrize(
-    ("family", "scales"), [("a8w8", ""), ("a8w8_blockscale", ""), ("a8w8_blockscale", "block_rows")]
+    ("family", "scales"),
+    [
+        ("a8w8", ""),
+        ("a8w8", "tensor"),
+        ("a8w8_blockscale", ""),
+        ("a8w8_blockscale", "block_rows"),
+        ("a8w8_blockscale", "mx"),
+        ("a4w4_blockscale", ""),
+    ],
 )
 def test_quantising_is_timed(
     gpu: GpuEvaluator, gpu_cache: Path, monkeypatch: pytest.MonkeyPatch, family: str, scales: str, m: int, k: int
 ) -> None:
     monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    dtype = "fp8e4m3fnuz" if gpu.target.fp8 == "fnuz" else "fp8e4m3fn"
+    dtype = "fp8e4m3fnuz" if gpu.target.fp8 == "fnuz" and scales != "mx" else "fp8e4m3fn"
+    if family == "a4w4_blockscale":
+        dtype, k = "fp4e2m1", k + k % 2
     problem = registry.get(Family, family).problem(m, 256, k, dtype, dtype, "bf16", row_major_b=False, scales=scales)
     asked = quantization.quantization_of(problem)
     assert asked is not None and gpu.times_quantization
-    found = gpu.time_quantization(problem, quantization._launch(asked, gpu.target))
+    found = gpu.time_quantization(problem, quantization._launches(asked, gpu.target))
     assert found is not None and found > 0
 
 
@@ -46,7 +56,7 @@ def test_rows_are_quantised_as_pytorch_does(gpu_machine: Machine, dtype: torch.d
         pytest.skip("another encoding of fp8")
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     x[0] = 0
-    for granularity in ("row", "block"):
+    for granularity in ("tensor", "row", "block"):
         q, scale = tritongemm.quantize(x, granularity, dtype)
         wanted, factors = tritongemm.quantize(x.cpu(), granularity, dtype)
         assert torch.equal(scale.cpu(), factors) and torch.equal(q.cpu().float(), wanted.float())

@@ -33,4 +33,18 @@ GROUPED = (
     Config("grouped_tile", 16, 64, 32, 2),
     Config("grouped_ws_tma", 64, 32, 64, 4, num_warps=4, num_stages=3),  # no interpreter for this one
 )
+# Of powers of two along K, and the rows of uneven groups, two of them empty.
+UNEVEN = (7, 0, 33, 1, 0)
+MX_GEMV = (Config("gemv", 1, 8, 128, split_k=2), Config("gemv", 4, 16, 256))
+MX_BATCHED = (
+    Config("tile", 16, 32, 128, split_k=2),
+    Config("gemv", 4, 16, 256),
+    Config("tma", 16, 64, 128, 2, 2, options=(("swap_ab", 1),)),
+)
+MX_GROUPED = (
+    Config("grouped", 16, 32, 128, 4, options=(("per_unit", 2),)),
+    Config("grouped", 16, 16, 256, options=(("swap_ab", 1),)),
+    Config("grouped_tile", 16, 64, 128, 2),
+    Config("grouped_tma", 16, 32, 128, 2),
+)
 GLUON = (WS, WS_SPLIT, WS_SWAPPED)  # no interpreter for these

@@ -51,19 +51,30 @@ def shuffled(k: Any, n: Any, buffer: dict[str, Any]) -> Any:
     return ((n // 16 * (depth // packed) * 16 + unit // block * block * 16) + within) * packed + half
 
 
-def along_k(scales: Any, shape: tuple[int, int], layout: str) -> Any:
-    """One factor for each number of [rows, K], of powers of two in rows or shuffled.
+def along_k(scales: Any, shape: tuple[int, ...], layout: str) -> Any:
+    """One factor for each number of [..., rows, K], of powers of two in rows or shuffled.
 
     Shuffled, blocks of 32 rows and 8 groups hold, for each of 4 groups and 16 rows, a word with the groups 4 apart and
     the rows 16 apart.
     """
-    rows, groups = scales.shape
+    *lead, rows, groups = scales.shape
     if layout == "rows":
-        return np.repeat(scales, 32, axis=1)[: shape[0], : shape[1]]
+        return np.repeat(scales, 32, axis=-1)[..., : shape[-2], : shape[-1]]
     group, row = np.arange(groups), np.arange(rows)[:, None]
     word = (group % 4) * 16 + row % 16
     place = (row // 32) * 32 * groups + (group // 8) * 256 + word * 4 + (group // 4 % 2) * 2 + row // 16 % 2
-    return np.repeat(scales.reshape(-1)[place], 32, axis=1)[: shape[0], : shape[1]]
+    return np.repeat(scales.reshape(*lead, -1)[..., place], 32, axis=-1)[..., : shape[-2], : shape[-1]]
+
+
+def with_powers(values: dict[str, Any], lie: dict[str, str]) -> dict[str, Any]:
+    """The same values, A and B multiplied by their powers of two; rows of A are of all groups together."""
+    scaled, rows = dict(values), values["a"]
+    of_a, of_b = scaled.pop("scale_a"), scaled.pop("scale_b")
+    flat = rows if of_a.ndim == rows.ndim else rows.reshape(-1, rows.shape[-1])
+    scaled["a"] = (flat * along_k(of_a, flat.shape, lie["scale_a"])).reshape(rows.shape)
+    turned = values["b"].swapaxes(-1, -2)
+    scaled["b"] = (turned * along_k(of_b, turned.shape, lie["scale_b"])).swapaxes(-1, -2)
+    return scaled
 
 
 def spread(factors: Any, scaling: dict[str, Any], shape: tuple[int, int]) -> Any:
@@ -94,12 +105,10 @@ def execute(device: Any, path: Path, late: bool) -> tuple[float, int]:
         held[name].upload(raw.ctypes.data)
         struct.pack_into("<Q", block, buffer["offset"], held[name].ptr)
     about = next(b for b in plan["buffers"] if b["role"] == "c")
+    if lie := {b["name"]: b["scaling"]["layout"] for b in plan["buffers"] if b["dtype"] == "e8m0"}:
+        values = with_powers(values, lie)
     if groups:
         return compare(device, module, plan, bytes(block), host, held, grouped(values, *groups, about["shape"]), late)
-    lie = {b["name"]: b["scaling"]["layout"] for b in plan["buffers"] if b["dtype"] == "e8m0"}
-    if lie:
-        values["a"] = values["a"] * along_k(values.pop("scale_a"), values["a"].shape, lie["scale_a"])
-        values["b"] = values["b"] * along_k(values.pop("scale_b"), values["b"].T.shape, lie["scale_b"]).T
     for buffer in plan["buffers"]:
         if buffer["name"] in values and "scaling" in buffer and buffer["dtype"] == "fp32":
             factors, operand = values.pop(buffer["name"]), buffer["name"][-1]

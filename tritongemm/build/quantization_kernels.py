@@ -7,7 +7,7 @@ from math import gcd
 
 from tritongemm.build.helpers import read_text
 from tritongemm.core.dtypes import DTYPES
-from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
+from tritongemm.core.helper_kernel import PARTS, HelperArguments, HelperKernel
 from tritongemm.core.powers_of_two import Rounding
 
 GROUP = 128  # elements along K that share a factor of a block
@@ -15,6 +15,7 @@ _MOST_COLUMNS = 8192  # of a row that a program holds at a time
 _LEAST_COLUMNS = 256
 _ROWS = 8  # that a program of groups has, where there are so many
 _GROUPS = 8  # of 32 numbers along K that a program has
+_PART = 4096  # elements that a program has at a time
 _DIVISOR = 16  # the most elements that a size is known to be a multiple of
 
 
@@ -26,7 +27,7 @@ class Quantization:
         m, k: extents of the activations.
         dtype_x: name of their type.
         dtype_q: name of the quantised type.
-        granularity: ``row``, ``block`` or ``mx``.
+        granularity: ``tensor``, ``row``, ``block`` or ``mx``.
         strides: of the scale factors along rows and along groups; of powers of two their extents in memory.
         places: what the row ``r`` of a power of two and its group ``g`` add to its place in memory.
     """
@@ -40,8 +41,23 @@ class Quantization:
     places: tuple[str, str] = ("r * groups", "g")
 
 
+def choose_kernels(asked: Quantization) -> tuple[tuple[HelperKernel, HelperArguments], ...]:
+    """The kernels of a quantisation in order, and what one launch of each is given.
+
+    It is one kernel, but where all numbers share a factor: another one finds the largest of `PARTS` parts before, and
+    writes them as float32 to an address named part.
+    """
+    if asked.granularity != "tensor":
+        return (choose_kernel(asked),)
+    x, blocks = DTYPES[asked.dtype_x], -(-asked.m * asked.k // _PART)
+    numbers = {"M": asked.m, "K": asked.k}
+    signature = {"x_ptr": f"*{x.triton}", "part_ptr": "*fp32"} | dict.fromkeys(numbers, "i32")
+    helper = HelperKernel("find_largest", read_text("quantize"), signature, {"BLOCK": _PART}, {}, 8)
+    return (helper, HelperArguments((min(PARTS, blocks), 1, 1), numbers)), choose_kernel(asked)
+
+
 def choose_kernel(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
-    """The kernel of a quantisation, and what one launch of it is given. Binaries do not depend on M, nor on most K."""
+    """The kernel that quantises, and what one launch of it is given. Binaries do not depend on M, nor on most K."""
     if asked.granularity == "mx":
         return _powers(asked)
     x, q = DTYPES[asked.dtype_x], DTYPES[asked.dtype_q]
@@ -52,6 +68,12 @@ def choose_kernel(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
         columns = min(_MOST_COLUMNS, max(_LEAST_COLUMNS, 1 << (asked.k - 1).bit_length()))
         name, grid, warps = "quantize_rows", (asked.m, 1, 1), min(16, max(4, columns // 512))
         constants |= {"BLOCK": columns, "ONCE": int(asked.k <= columns)}
+    elif asked.granularity == "tensor":
+        blocks = -(-asked.m * asked.k // _PART)
+        name, grid, warps = "quantize_tensor", (blocks, 1, 1), 8
+        pointers |= {"part_ptr": "*fp32"}
+        constants |= {"PARTS": PARTS, "BLOCK": _PART}
+        numbers |= {"parts": min(PARTS, blocks)}
     else:
         rows = _ROWS if asked.m > _ROWS else 1
         name, grid, warps = "quantize_groups", (-(-asked.m // rows), -(-asked.k // GROUP), 1), 4 if rows > 1 else 1

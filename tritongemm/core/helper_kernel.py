@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+PARTS = 256  # most values of float32 that one kernel leaves to the next, at an address named part
+
 
 @dataclass(frozen=True)
 class HelperKernel:

@@ -31,8 +31,15 @@ from tritongemm.formats._aiter_table import CsvLine, CsvTable
 from tritongemm.formats._kept import KeptError
 from tritongemm.formats._rows import make_problem
 
-# Ours, by the last word of ``q_type``.
-_FAMILIES = {"No": "dense", "per_Token": "a8w8", "per_1x128": "a8w8_blockscale", "per_128x128": "a8w8_blockscale"}
+# Our family and its scales ("" for the first that it has), by the last word of ``q_type``; of fp8 by powers of two.
+_FAMILIES = {
+    "No": ("dense", ""),
+    "per_Token": ("a8w8", ""),
+    "per_1x128": ("a8w8_blockscale", ""),
+    "per_128x128": ("a8w8_blockscale", ""),
+    "per_1x32": ("a4w4_blockscale", ""),
+}
+_FP8_BY_POWERS = ("a8w8_blockscale", "mx_shuffled")
 _RESULTS = (
     *("block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2", "us", "run_1stage"),
     *("tflops", "bw"),
@@ -76,8 +83,10 @@ def _problems(cells: Cells, encoding: str) -> Iterator[Problem]:
     )
     if chosen > experts:
         cells.fail(f"topk is {chosen}, of {experts} experts")
+    family, scales = _FP8_BY_POWERS if (kind, "float8" in weights) == ("per_1x32", True) else _FAMILIES[kind]
     given = {
-        "family": _FAMILIES[kind],
+        "family": family,
+        "scales": scales,
         "dtype_a": weights if kind != "No" else cells.text("dtype"),
         "dtype_c": cells.text("dtype"),
         "row_major_a": True,

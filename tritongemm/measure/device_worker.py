@@ -83,7 +83,7 @@ class DeviceWorker:
                 return
             if isinstance(job, QuantizeJob):
                 yield OperandsReady(operands.copies, operands.cold)
-                yield RaceSamples({QUANTIZATION: time_quantization(operands, job.launch)})
+                yield RaceSamples({QUANTIZATION: time_quantization(operands, job.launches)})
                 return
             operands.reserve_buffers(candidate.launch for candidate in job.candidates)
             yield OperandsReady(operands.copies, operands.cold)

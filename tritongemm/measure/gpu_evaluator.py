@@ -231,18 +231,18 @@ class GpuEvaluator(Evaluator):
             raise TritonGemmError(fault.reason) from None
         return configs
 
-    def time_quantization(self, problem: Problem, launch: Launch) -> float | None:
-        """Seconds of the kernel that quantises A, by the clock of the races; None where it can't be timed so.
+    def time_quantization(self, problem: Problem, launches: tuple[Launch, ...]) -> float | None:
+        """Seconds of the kernels that quantise A, by the clock of the races; None where they can't be timed so.
 
         Args:
-            problem: whose A it writes.
-            launch: of the kernel, on addresses named x, q and scale.
+            problem: whose A they write.
+            launches: of the kernels in order, on addresses named x, part, q and scale.
         """
         key = problem.m, problem.k, problem.dtype_a, problem.scale_a
         if key not in self._quantization:
             self._quantization[key] = None
             with suppress(_ProcessGone, TritonGemmError):  # The next job starts the process again.
-                for answer in self._answers(QuantizeJob(self._setup(problem), launch)):
+                for answer in self._answers(QuantizeJob(self._setup(problem), launches)):
                     if isinstance(answer, RaceSamples):
                         self._quantization[key] = median(answer.samples[QUANTIZATION])
         return self._quantization[key]

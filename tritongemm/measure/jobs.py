@@ -117,15 +117,15 @@ class AlgorithmsJob:
 
 @dataclass(frozen=True)
 class QuantizeJob:
-    """Time the kernel that quantises A, on activations of their own; its samples are those of a race of one.
+    """Time the kernels that quantise A, on activations of their own; its samples are those of a race of one.
 
     Attributes:
         setup: of which problem and where; how times are taken.
-        launch: of the kernel, which reads ``x`` of bf16 and writes ``q`` and ``scale``.
+        launches: of the kernels in order, which read ``x`` of bf16 and write ``q`` and ``scale``; ``part`` is between.
     """
 
     setup: MeasureSetup
-    launch: Launch
+    launches: tuple[Launch, ...]
 
 
 MeasureJob: TypeAlias = "ScreenJob | VerifyJob | RaceJob | AlgorithmsJob | QuantizeJob"

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from math import ceil
+from typing import TYPE_CHECKING
 
+from tritongemm.core.helper_kernel import PARTS
 from tritongemm.core.launch import Launch
 from tritongemm.measure.operand_sets import LeadInKernel, OperandSets, side_by_side
 from tritongemm.runtime.launch_preparation import prepare_launch, tensor_map_makers
+from tritongemm.runtime.patched_launch import call_all
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tritongemm.hip_ext.driver.driver import Device, Function
 
 _GRAPH_SECONDS = 4e-4
 _ROUNDS = 20
-_FROM_BYTES = 2  # of an element of the activations, which are bf16
 
 
-def time_quantization(operands: OperandSets, launch: Launch) -> list[float]:
-    """Seconds of one launch, a sample for each replay of a graph, before which memory on the whole device is read.
+def time_quantization(operands: OperandSets, launches: tuple[Launch, ...]) -> list[float]:
+    """Seconds of one quantisation, a sample for each replay of a graph, before which the device reads other memory.
 
     Args:
         operands: of the problem whose A is written; theirs are the device, the stream, the protocol and the clock.
-        launch: of the kernel, on addresses named x, q and scale.
+        launches: of its kernels in order, on addresses named x, part, q and scale.
     """
     import torch
 
@@ -27,27 +36,43 @@ def time_quantization(operands: OperandSets, launch: Launch) -> list[float]:
     place = operands.sets[0]["a"].device
     x = torch.randn((problem.m, problem.k), device=place).to(torch.bfloat16)
     q, scale = operands.sets[0]["a"], operands.sets[0]["scale_a"]
-    each = x.numel() * (_FROM_BYTES + q.element_size()) + scale.numel() * scale.element_size()
+    each = sum(tensor.numel() * tensor.element_size() for tensor in (x, q, scale))
+    symbol = launches[0].symbol if len(launches) == 1 else ""  # several dispatches are learned from the graph
     rotated = ceil(operands.rotation_bytes / each) + 1
     copies = max(1, min(rotated, OperandSets.MAX_COPIES, device.memory()[0] // (4 * each)))
-    sets = side_by_side({"x": x, "q": q, "scale": scale}, copies)
-    module = device.load(launch.read_code())
-    try:
-        function, makers = module.function(launch.symbol), tensor_map_makers(device, launch)
-        starts = [
-            prepare_launch(function, launch, makers, {name: t.data_ptr() for name, t in one.items()}).launch
-            for one in sets
-        ]
-        launches = max(copies, min(OperandSets.MAX_COPIES, int(_GRAPH_SECONDS / operands.traffic_seconds(each))))
-        graph = operands.capture([partial(starts[i % copies], operands.stream) for i in range(launches)])
+    part = torch.empty(PARTS, dtype=torch.float32, device=place)
+    sets = side_by_side({"x": x, "q": q, "scale": scale, "part": part}, copies)
+    with ExitStack() as loaded:
+        functions = [_load(device, launch, loaded) for launch in launches]
+        starts = [_start(device, functions, launches, one) for one in sets]
+        count = max(copies, min(OperandSets.MAX_COPIES, int(_GRAPH_SECONDS / operands.traffic_seconds(each))))
+        graph = operands.capture([partial(starts[i % copies], operands.stream) for i in range(count)])
         try:
             lead_in = LeadInKernel(place)
             samples = []
             for _ in range(_ROUNDS + 2):
                 lead_in()
-                samples.append(operands.race_clock.time(graph, launches, launch.symbol))
+                samples.append(operands.race_clock.time(graph, count, symbol))
         finally:
             graph.destroy()
-    finally:
-        module.unload()
     return samples[2:]
+
+
+def _load(device: Device, launch: Launch, loaded: ExitStack) -> Function:
+    """A kernel on the device until `loaded` is closed."""
+    module = device.load(launch.read_code())
+    loaded.callback(module.unload)
+    return module.function(launch.symbol)
+
+
+def _start(
+    device: Device, functions: list[Function], launches: tuple[Launch, ...], tensors: Mapping[str, Tensor]
+) -> Callable[[int], None]:
+    """What queues the kernels in order, on addresses of these tensors, on the stream of a handle."""
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    return call_all(
+        [
+            prepare_launch(function, launch, tensor_map_makers(device, launch), addresses).launch
+            for function, launch in zip(functions, launches, strict=True)
+        ]
+    )

@@ -11,6 +11,7 @@ from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics.random_inputs import random_factors, random_inputs
+from tritongemm.numerics.scale_factors import in_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,16 +30,12 @@ def supports(problem: Problem) -> Support:
         "a column-major A" if not problem.row_major_a else "",
         f"a bias along {problem.bias.upper()}" if problem.bias != "none" else "",
         f"B in the order {problem.order_b}" if problem.order_b != PLAIN else "",
-        "scales of a whole operand or of powers of two" if any(map(_is_unusual, scales)) else "",
+        "scales of a whole operand" if any(s.rows == 0 for s in scales) else "",
     )
     found = " and ".join(filter(None, wrong))
     return (
         Support(f"a grouped product has a row-major A and B as it is, and no bias; not {found}") if found else SUPPORTED
     )
-
-
-def _is_unusual(scaling: Scaling) -> bool:
-    return scaling.rows == 0 or scaling.dtype != "fp32"
 
 
 def make_inputs(
@@ -54,24 +51,31 @@ def make_inputs(
         small = replace(one_group(problem, rows), scale_a=None, scale_b=None)
         return random_inputs(small, deviation, typical_scale, device, distribution, seed + number)
 
-    specs = problem.operands
-    a = fill(problem.rows, 0)["a"].reshape(specs["a"].shape)
+    each = problem.operands["a"].shape[:-1]
+    a = fill(problem.rows, 0)["a"].reshape(*each, -1)
     if problem.room and a.dtype.is_floating_point:
         for group, rows in enumerate(problem.row_counts):
             a[group, rows:] = float("nan")
-    dtype_b = getattr(torch, problem.b.torch)
-    stored = (problem.groups, *((problem.k, problem.n) if problem.row_major_b else (problem.n, problem.k)))
-    b = torch.empty(stored, dtype=dtype_b, device=device)
-    b = b if problem.row_major_b else b.mT
-    for group in range(problem.groups):
-        b[group].copy_(fill(1, group + 1)["b"])
-    operands = {"a": a, "b": b}
+    operands = {"a": a, "b": _stacked(problem, lambda group: fill(1, group + 1)["b"])}
     generator = torch.Generator(device=device).manual_seed(seed)
     for spec in problem.extras:
         if spec.scaling is not None:
             operands[spec.name] = random_factors(spec, typical_scale, generator)
     numbers = torch.tensor(problem.group_numbers, dtype=torch.int32, device=device)
     return operands | {problem.group_operand: numbers}
+
+
+def _stacked(problem: Problem, of_group: Callable[[int], Tensor]) -> Tensor:
+    """B of all groups [groups, K, N], one made at a time, for all of them may fill the memory."""
+    import torch
+
+    first = of_group(0)
+    lying = first if problem.row_major_b else first.T
+    stored = torch.empty((problem.groups, *lying.shape), dtype=first.dtype, device=first.device)
+    b = stored if problem.row_major_b else stored.mT
+    for group in range(problem.groups):
+        b[group].copy_(of_group(group) if group else first)
+    return b
 
 
 def reference(problem: Problem, operands: Operands, of_one: Callable[[Problem, Operands], Tensor]) -> Tensor:
@@ -87,8 +91,14 @@ def reference(problem: Problem, operands: Operands, of_one: Callable[[Problem, O
     shape = problem.operands["c"].shape
     exact = torch.full(shape, float("nan"), dtype=torch.float64, device=operands["a"].device)
     flat = exact.view(-1, problem.n)
+    lying = operands | {
+        e.name: in_rows(e.scaling, operands[e.name])
+        for e in problem.extras
+        if e.scaling is not None and e.scaling.depth and e.name in operands
+    }
+    plain = replace(problem, scale_a=_rows(problem.scale_a), scale_b=_rows(problem.scale_b))
     for group, first, rows in groups_of(problem, operands):
-        flat[first : first + rows] = of_one(one_group(problem, rows), _of_group(problem, operands, group, first, rows))
+        flat[first : first + rows] = of_one(one_group(plain, rows), _of_group(problem, lying, group, first, rows))
     return exact
 
 
@@ -105,22 +115,22 @@ def groups_of(problem: Problem, operands: Operands) -> Iterator[tuple[int, int, 
         first += rows
 
 
+def _rows(scaling: Scaling | None) -> Scaling | None:
+    """The same factors where they lie [rows, groups along K]."""
+    return None if scaling is None else replace(scaling, layout="rows", pad=(1, 1))
+
+
 def _of_group(problem: Problem, operands: Operands, group: int, first: int, rows: int) -> Operands:
-    """The operands of one group's product."""
-    flat = operands["a"].reshape(-1, problem.k)
-    found = {"a": flat[first : first + rows], "b": operands["b"][group]}
+    """The operands of one group's product, of factors that lie [rows, groups along K]."""
+    found = {"a": operands["a"].flatten(0, -2)[first : first + rows], "b": operands["b"][group]}
     for spec in problem.extras:
         factors = operands.get(spec.name)
         if spec.scaling is None or factors is None:
             continue
         if spec.name == "scale_b":
             found[spec.name] = factors.reshape(problem.groups, -1)[group] if factors.dim() == 1 else factors[group]
-        elif spec.scaling.layout != "groups":
-            found[spec.name] = factors[first : first + rows]
-        elif problem.room:
-            found[spec.name] = factors[group][:, :rows]
         else:
-            found[spec.name] = factors[:, first : first + rows]
+            found[spec.name] = (factors if factors.dim() < 3 else factors.flatten(0, 1))[first : first + rows]
     return found
 
 

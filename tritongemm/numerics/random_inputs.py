@@ -25,6 +25,8 @@ def random_inputs(
 ) -> Operands:
     """A [M, K] and B [K, N] in the problem's layouts, and the other operands in their shapes, vectors flat.
 
+    Numbers that share a byte are random bytes: [M, K / 2] and [K / 2, N].
+
     What each product of a batch has, has a dimension for it in front.
 
     Args:
@@ -62,10 +64,14 @@ def random_inputs(
 
     def matrix(name: str, row_major: bool, phase: float) -> Tensor:
         spec = problem.operands[name]
-        (rows, cols), dtype = spec.shape, getattr(torch, spec.dtype.torch)
-        if row_major:
-            return fill((*spec.lead, rows, cols), dtype, phase)
-        return fill((*spec.lead, cols, rows), dtype, phase).transpose(-1, -2)
+        stored = spec.shape if row_major else spec.shape[::-1]
+        if spec.dtype.packed > 1:  # bytes: all bits are numbers
+            shape = (*spec.lead, stored[0], stored[1] // spec.dtype.packed)
+            most = 1 if init == "zeros" else 256
+            data = torch.randint(0, most, shape, device=device, generator=generator, dtype=torch.uint8)
+        else:
+            data = fill((*spec.lead, *stored), getattr(torch, spec.dtype.torch), phase)
+        return data if row_major else data.mT
 
     def vector(operand: OperandSpec) -> Tensor:
         if operand.scaling is not None:

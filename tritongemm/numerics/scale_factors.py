@@ -38,6 +38,25 @@ def scale_places(layout: str) -> tuple[str, str]:
     return order.row_place, order.group_place
 
 
+def in_rows(scaling: Scaling, factors: Tensor) -> Tensor:
+    """Factors that change along K as [..., rows, groups along K], padded as they were.
+
+    Args:
+        scaling: how they lie.
+        factors: as they lie in memory, those of a batch or of groups with a dimension for it in front.
+    """
+    import torch
+
+    if scaling.layout == "rows":
+        return factors
+    if scaling.layout == "groups":
+        return factors.mT
+    order = registry.get(ScaleLayout, scaling.layout)
+    if factors.dim() == 2:
+        return order.unpack(factors)
+    return torch.stack([in_rows(scaling, each) for each in factors])
+
+
 def spread(scaling: Scaling, factors: Tensor, rows: int, k: int) -> Tensor:
     """Factors in float64 as [..., rows, K], one for each element of A, or of B by its columns.
 
@@ -47,10 +66,7 @@ def spread(scaling: Scaling, factors: Tensor, rows: int, k: int) -> Tensor:
         rows: rows of A, or columns of B.
         k: elements along K.
     """
-    if scaling.layout == "groups":
-        factors = factors.mT
-    elif scaling.layout != "rows":
-        factors = registry.get(ScaleLayout, scaling.layout).unpack(factors)
+    factors = in_rows(scaling, factors)
     factors = exponents_as_numbers(factors) if scaling.dtype == "e8m0" else factors.double()
     if scaling.rows:
         across = factors.repeat_interleave(scaling.rows, -2)[..., :rows, :]

@@ -771,8 +771,8 @@ class Evaluator(ABC):
     def describe(self, problem: Problem, config: Config) -> str:
         """How a result is verified, in a few words."""
 
-    def time_quantization(self, problem: Problem, launch: Launch) -> float | None:
-        """Seconds of the kernel that quantises A; None where they can't be measured."""
+    def time_quantization(self, problem: Problem, launches: tuple[Launch, ...]) -> float | None:
+        """Seconds of the kernels that quantise A, in order; None where they can't be measured."""
         return None
 
     @abstractmethod

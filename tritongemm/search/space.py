@@ -49,8 +49,6 @@ def computes(template: str, problem: Problem, target: Target) -> bool:
         target: where.
     """
     facts = template_facts.kernel_template(template)
-    if problem.a.packed > 1 and facts.descriptors:
-        return False
     if problem.microscaled:
         layouts = {s.layout for s in (problem.scale_a, problem.scale_b) if s is not None}
         if not (facts.microscaled and target.has("dot_scaled") and all(map(template_facts.reads_scales, layouts))):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -15,8 +15,10 @@ from torch import Tensor
 from tritongemm.core import settings
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.helper_kernel import PARTS
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.numerics.scale_factors import scale_places
+from tritongemm.runtime.patched_launch import call_all
 from tritongemm.serving import microscaling
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.scale_factors import GROUP
@@ -42,8 +44,8 @@ def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = No
 
     A factor is the largest absolute value that it covers, over the largest number of the type; 1 where all are zero. Of
     ``mx`` it is rounded up to a power of two and kept as its exponent and 127 (e8m0); others are float32. It is one
-    kernel on a GPU (``tensor``: several of PyTorch's), which never waits for the GPU and can be captured. A NaN
-    stays one in fp8. There is no gradient.
+    kernel on a GPU (``tensor``: two), which never waits for the GPU and can be captured. A NaN stays one in fp8. There
+    is no gradient.
 
     Args:
         x: [..., K] of bfloat16, float16 or float32.
@@ -137,7 +139,7 @@ def empty_factors(x: Tensor, granularity: str, layout: str) -> Tensor:
 
 def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
     x = x.contiguous()
-    if granularity == "tensor" or not x.is_cuda:
+    if not x.is_cuda:
         return by_torch(x, granularity, dtype, layout)
     key = (x.shape, x.dtype, x.get_device(), granularity, dtype, layout)
     launch = _ready.table.get(key)
@@ -179,13 +181,22 @@ _ready: Final = _ReadyLaunches()
 
 
 class _Launch:
-    """A kernel that quantises activations of one shape; belongs to one thread."""
+    """The kernels that quantise activations of one shape; belongs to one thread."""
 
     def __init__(
-        self, prepared: PatchedLaunch, device: ServingDevice, granularity: str, dtype: torch.dtype, layout: str
+        self,
+        prepared: Sequence[PatchedLaunch],
+        device: ServingDevice,
+        granularity: str,
+        dtype: torch.dtype,
+        layout: str,
     ) -> None:
-        self._launch, self._index = prepared.launch, device.index
-        self._set_x, self._set_q, self._set_scale = map(prepared.set_address, ("x", "q", "scale"))
+        self._launch, self._index = call_all([one.launch for one in prepared]), device.index
+        self._set_x, self._set_q, self._set_scale, self._set_part = (
+            call_all([one.set_address(name) for one in prepared if name in one.setters])
+            for name in ("x", "q", "scale", "part")
+        )
+        self._parts = len(prepared) > 1
         self._empty_pair = partial(_empty_pair, granularity=granularity, dtype=dtype, layout=layout)
         self._otherwise = partial(by_torch, granularity=granularity, dtype=dtype, layout=layout)
 
@@ -200,8 +211,11 @@ class _Launch:
         self._set_x(x.data_ptr())
         self._set_q(q.data_ptr())
         self._set_scale(factors.data_ptr())
+        part = x.new_empty(PARTS, dtype=torch.float32) if self._parts else None
+        if part is not None:
+            self._set_part(part.data_ptr())
         self._launch(_stream(self._index))
-        return q, factors
+        return q, factors  # what takes over the memory of parts is behind the kernels in the stream
 
 
 def _make_ready(
@@ -244,7 +258,7 @@ def _load(device: ServingDevice, x: Tensor, granularity: str, dtype: torch.dtype
     """
     from tritongemm.build import helpers
     from tritongemm.build.cache import ArtifactCache
-    from tritongemm.build.quantization_kernels import Quantization, choose_kernel
+    from tritongemm.build.quantization_kernels import Quantization, choose_kernels
     from tritongemm.runtime.loaded_kernels import TunedKernel
     from tritongemm.search_spaces import loader
 
@@ -259,16 +273,17 @@ def _load(device: ServingDevice, x: Tensor, granularity: str, dtype: torch.dtype
         asked = replace(asked, places=scale_places(layout))
         if not all(asked.places):
             raise InputError(f"no kernel writes powers of two in the order {layout}")
-    helper, arguments = choose_kernel(asked)
-    artifact = helpers.compile_helper(helper, target, ArtifactCache(settings.cache_folder()))
-    launch = helpers.launch_helper(artifact, helper, arguments, target)
-    with torch.cuda.device(device.index):
-        device.driver_device.make_current()
-        own = device.index, artifact.digest
-        if own not in _ready.functions:
-            _ready.functions[own] = device.driver_device.load(launch.read_code()).function(launch.symbol)
-        prepared = TunedKernel(launch, _ready.functions[own]).prepare(device.driver_device)
-        return _Launch(prepared, device, granularity, dtype, layout)
+    prepared = []
+    for helper, arguments in choose_kernels(asked):
+        artifact = helpers.compile_helper(helper, target, ArtifactCache(settings.cache_folder()))
+        launch = helpers.launch_helper(artifact, helper, arguments, target)
+        with torch.cuda.device(device.index):
+            device.driver_device.make_current()
+            own = device.index, artifact.digest
+            if own not in _ready.functions:
+                _ready.functions[own] = device.driver_device.load(launch.read_code()).function(launch.symbol)
+            prepared.append(TunedKernel(launch, _ready.functions[own]).prepare(device.driver_device))
+    return _Launch(prepared, device, granularity, dtype, layout)
 
 
 def _fake(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:

@@ -6,29 +6,31 @@ from dataclasses import replace
 
 from tritongemm.build import helpers
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.quantization_kernels import GROUP, Quantization, choose_kernel
+from tritongemm.build.quantization_kernels import GROUP, Quantization, choose_kernels
 from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
+from tritongemm.core.scaling import Scaling
 from tritongemm.core.target import Target
+from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.plugins.contracts import Evaluator
 
 FROM = "bf16"  # the type of the activations that are quantised
 
 
 def with_quantization(result: RaceResult, problem: Problem, evaluator: Evaluator) -> RaceResult:
-    """A race's result with the seconds of quantising A, where its factors are of rows or of blocks.
+    """A race's result with the seconds of quantising A, where it is of eight bits or has powers of two along K.
 
     Whatever goes wrong with that costs the race nothing.
     """
-    asked = quantization_of(problem)
-    if asked is None or not result.samples or not evaluator.times_quantization:
+    asked, converts = quantization_of(problem), evaluator.target.supports(problem.a) or not problem.a.is_fp8
+    if asked is None or not converts or not result.samples or not evaluator.times_quantization:
         return result
     try:
-        launch = _launch(asked, evaluator.target)
-        return replace(result, quantize_seconds=evaluator.time_quantization(problem, launch))
+        launches = _launches(asked, evaluator.target)
+        return replace(result, quantize_seconds=evaluator.time_quantization(problem, launches))
     except (TritonGemmError, OSError):
         return result
 
@@ -36,8 +38,14 @@ def with_quantization(result: RaceResult, problem: Problem, evaluator: Evaluator
 def quantization_of(problem: Problem) -> Quantization | None:
     """What `tritongemm.quantize` does for the A of a problem; None where it has no kernel for that."""
     scaling, is_eight_bits = problem.scale_a, problem.a.is_fp8 or problem.dtype_a == "int8"
-    if scaling is None or not is_eight_bits or problem.kind != "one" or not problem.row_major_a:
+    if scaling is None or problem.kind != "one" or not problem.row_major_a:
         return None
+    if problem.microscaled:
+        return _by_powers(problem, scaling)
+    if not is_eight_bits:
+        return None
+    if scaling == Scaling(rows=0):
+        return Quantization(problem.m, problem.k, FROM, problem.dtype_a, "tensor", (1, 1))
     if scaling.dtype != "fp32" or scaling.rows != 1 or scaling.depth not in (0, GROUP):
         return None
     extents = scaling.shape(problem.m, problem.k)
@@ -48,7 +56,15 @@ def quantization_of(problem: Problem) -> Quantization | None:
     return Quantization(problem.m, problem.k, FROM, problem.dtype_a, granularity, strides)
 
 
-def _launch(asked: Quantization, target: Target) -> Launch:
-    helper, arguments = choose_kernel(asked)
-    artifact = helpers.compile_helper(helper, target, ArtifactCache(settings.cache_folder()))
-    return helpers.launch_helper(artifact, helper, arguments, target)
+def _by_powers(problem: Problem, scaling: Scaling) -> Quantization | None:
+    places = scale_places(scaling.layout)
+    extents = scaling.shape(problem.m, problem.k)
+    return Quantization(problem.m, problem.k, FROM, problem.dtype_a, "mx", extents, places) if all(places) else None
+
+
+def _launches(asked: Quantization, target: Target) -> tuple[Launch, ...]:
+    cache = ArtifactCache(settings.cache_folder())
+    return tuple(
+        helpers.launch_helper(helpers.compile_helper(helper, target, cache), helper, arguments, target)
+        for helper, arguments in choose_kernels(asked)
+    )

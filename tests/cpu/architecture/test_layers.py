@@ -54,7 +54,8 @@ ALLOWED = {
     "results": {"core", "plugins", "formats"},
     "export": {"core", "plugins", "workers", "hip_ext", "runtime", "numerics", "codegen", "search", "build"},
     "tuning": {
-        *("core", "plugins", "workers", "codegen", "search", "build", "measure", "results", "workloads", "formats"),
+        *("core", "plugins", "workers", "numerics", "codegen", "search", "build", "measure", "results", "workloads"),
+        "formats",
     },
     "serving": {"core", "plugins", "hip_ext", "runtime", "numerics", "search_spaces", "build", "formats", "workloads"},
     "capturing": {"core"},

@@ -23,7 +23,10 @@ SERVED = "grouped_tile__bm16__bn32__bk64__gm4__sk1__w2__s2__kpack1__matrix_instr
         ("gfx942", GFX942, ["--family", "a8w8", "--group_form", "masked", "--room", "35", "-n", "40"]),
         ("gfx942", GFX942, ["--family", "a8w8_blockscale", "-k", "256"]),
         ("gfx950", GFX950, ["--family", "a8w8_blockscale", "-k", "256", "--group_form", "masked", "--room", "33"]),
+        ("gfx942", GFX942, ["--family", "a8w8", "-dtype_a", "int8", "-n", "45"]),
+        ("gfx950", GFX950, ["--family", "a8w8_blockscale", "-dtype_a", "int8", "-k", "256"]),
         ("gfx942", SERVED, ["--family", "a8w8_blockscale", "-k", "256"]),
+        ("gfx950", GFX950, ["--family", "a4w4_blockscale", "-k", "330", "--group_form", "masked", "--room", "35"]),
         ("gfx950", SERVED, ["-dtype_a", "bf16", "--group_form", "masked", "--room", "33"]),
     ],
 )

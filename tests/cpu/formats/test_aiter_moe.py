@@ -13,7 +13,7 @@ from tritongemm.core.errors import NewerVersionWarning
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.record import Record
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format
+from tritongemm.plugins.contracts import Family, Format
 from tritongemm.results.told_file import ToldFile
 from tritongemm.search_spaces.loader import load_target
 
@@ -50,12 +50,25 @@ def test_a_layer_is_two_products_of_groups() -> None:
     }
 
 
-@pytest.mark.parametrize("other", ["QuantType.per_1x32", "QuantType.per_Tensor"])
-def test_other_scales_are_kept_and_named(other: str) -> None:
-    with pytest.warns(
-        NewerVersionWarning, match="line 4 can't be tuned here: no family here has experts with scales per_"
-    ):
-        assert len(read(UNTUNED.replace("QuantType.per_1x128", other))) == 4
+@pytest.mark.parametrize(("dtype", "family"), [("torch.float4_e2m1fn_x2", "a4w4_blockscale"), (FP8, "a8w8_blockscale")])
+def test_experts_by_powers_of_two(dtype: str, family: str) -> None:
+    row = BLOCKS.replace(FP8, dtype).replace("per_1x128", "per_1x32")
+    found = [row.problem for row in read(f"{KEYS}\n{row}\n")]
+    assert [(p.m, p.n, p.k, p.groups) for p in found] == [(128, 512, 7168, 256), (128, 7168, 256, 256)]
+    assert {(p.family, p.operands["scale_a"].order) for p in found} == {(family, "e8m0_32x8")}
+    assert all(p.microscaled and registry.get(Family, p.family).supports(p, load_target("gfx950")) for p in found)
+
+
+@pytest.mark.parametrize(
+    ("given", "other", "reason"),
+    [
+        ("QuantType.per_1x128", "QuantType.per_Tensor", "no family here has experts with scales per_Tensor"),
+        (f"{FP8},{FP8},QuantType.per_1x128", f"{FP8},torch.float4_e2m1fn_x2,QuantType.per_1x32", "multiplied by no"),
+    ],
+)
+def test_other_scales_are_kept_and_named(given: str, other: str, reason: str) -> None:
+    with pytest.warns(NewerVersionWarning, match=f"line 4 can't be tuned here: .*{reason}"):
+        assert len(read(UNTUNED.replace(given, other))) == 4
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Products with a power of two for each 32 numbers along K (OCP MX): fp4 and fp8, their scales in rows or shuffled."""
+"""Products with a power of two for each 32 numbers along K (OCP MX): fp4 and fp8, their scales in rows or shuffled, one
+at a time, in batches and in groups."""
 
 from __future__ import annotations
 
@@ -6,20 +7,25 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.support import emulated
+from tests.support import emulated, interpreted
+from tests.support.kernel_cases import MX_BATCHED, MX_GEMV, MX_GROUPED, UNEVEN
 from tritongemm.codegen import modules
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import Scaling
+from tritongemm.core.target import Target
 from tritongemm.export import launch_plans
 from tritongemm.measure.offline_evaluator import InterpreterJob
 from tritongemm.numerics.error_metric import deviation
+from tritongemm.numerics.scale_factors import in_rows
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.cost_model import model
@@ -42,9 +48,16 @@ CONFIGS = (
 GFX950 = target_files.load_target("gfx950")
 
 
-def of(dtype: str, scales: str, m: int = 17, n: int = 48, k: int = 336, c: str = "bf16") -> Problem:
-    family = registry.get(Family, "a4w4_blockscale" if dtype == FP4 else "a8w8_blockscale")
-    return family.problem(m, n, k, dtype, dtype, c, row_major_b=False, scales=scales)
+def of(dtype: str, scales: str, m: int = 17, n: int = 48, k: int = 352, c: str = "bf16", **more: Any) -> Problem:
+    family: Family = registry.get(Family, "a4w4_blockscale" if dtype == FP4 else "a8w8_blockscale")
+    return family.problem(m, n, k, dtype, dtype, c, row_major_b=False, scales=scales, **more)
+
+
+def uneven(dtype: str, scales: str, room: int = 0, n: int = 45, k: int = 330) -> Problem:
+    """Groups of uneven M, two of them empty, whose rows begin within a block of shuffled scales."""
+    form = "masked" if room else "contiguous"
+    groups = {"groups": len(UNEVEN), "group_form": form, "spread": "captured", "counts": UNEVEN, "room": room}
+    return of(dtype, scales, sum(UNEVEN), n, k, "bf16", **groups)
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +80,79 @@ def test_kernels_apply_powers_of_two(interpreter: WorkerProcess, tmp_path: Path,
     problem = of(dtype, scales)
     target = target_files.load_target("sm100")
     configs = [c for c in CONFIGS if TRITON.check(c, problem, target)]
-    assert len(configs) == (3 if dtype == FP4 else len(CONFIGS))
+    assert len(configs) == len(CONFIGS)
     text = modules.write_candidates(problem, configs, target, tmp_path).read_text()
     for config in configs:
         ((error, _),) = interpreter.ask(InterpreterJob(problem, config, text), 60)
         assert error < 1e-3, config.name
+
+
+@pytest.mark.parametrize(("dtype", "scales"), FORMS)
+def test_gemv_multiplies_numbers_by_their_powers(
+    interpreter: WorkerProcess, tmp_path: Path, dtype: str, scales: str
+) -> None:
+    """No matrix unit applies them there; K has part of a group and N part of a tile."""
+    found = interpreted.errors(interpreter, of(dtype, scales, 3, 13, 202), MX_GEMV, GFX950, tmp_path)
+    assert all(e < 1e-3 for e in found.values()), found
+
+
+@pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
+@pytest.mark.parametrize(
+    ("dtype", "scales", "shared"), [(*FORMS[0], ""), (*FORMS[1], "b"), (*FORMS[2], "a"), (*FORMS[3], "")]
+)
+def test_each_product_of_a_batch_has_its_own_powers(
+    interpreter: WorkerProcess, tmp_path: Path, dtype: str, scales: str, shared: str
+) -> None:
+    problem = of(dtype, scales, 5, 21, 160, batch=2, shared=shared)
+    target, family = target_files.load_target("sm100"), registry.get(Family, problem.family)
+    assert family.supports(problem, target)
+    operands = family.make_inputs(problem, "cpu")
+    exact = family.reference(problem, operands)
+    for product in range(2):
+        own = {n: t[product] if problem.operands[n].batch else t for n, t in operands.items()}
+        torch.testing.assert_close(family.reference(replace(problem, batch=1, shared=""), own), exact[product])
+    configs = [c for c in MX_BATCHED if TRITON.check(c, problem, target)]
+    assert {c.template for c in configs} == {"tile", "gemv", "tma"}
+    found = interpreted.errors(interpreter, problem, configs, target, tmp_path)
+    assert all(e < 1e-3 for e in found.values()), found
+
+
+@pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
+@pytest.mark.parametrize(
+    ("dtype", "scales", "room"), [(*FORMS[0], 36), (*FORMS[1], 0), (*FORMS[2], 36), (*FORMS[3], 0)]
+)
+def test_each_group_has_its_own_powers(
+    interpreter: WorkerProcess, tmp_path: Path, dtype: str, scales: str, room: int
+) -> None:
+    problem, target = uneven(dtype, scales, room, n=21, k=160), target_files.load_target("sm100")
+    assert registry.get(Family, problem.family).supports(problem, target)
+    configs = [c for c in MX_GROUPED if TRITON.check(c, problem, target)]
+    assert {c.template for c in configs} == {"grouped", "grouped_tile", "grouped_tma"}
+    found = interpreted.errors(interpreter, problem, configs, target, tmp_path)
+    assert all(e < 1e-3 for e in found.values()), found
+
+
+@pytest.mark.parametrize(("dtype", "scales"), FORMS)
+def test_a_group_is_a_product_of_its_rows(dtype: str, scales: str) -> None:
+    """The reference of groups beside that of single products with scales in rows."""
+    problem = uneven(dtype, scales)
+    family = registry.get(Family, problem.family)
+    operands = family.make_inputs(problem, "cpu")
+    exact, first = family.reference(problem, operands), 0
+    of_a, of_b = (in_rows(operands_scaling(problem, name), operands[name]) for name in ("scale_a", "scale_b"))
+    for group, rows in enumerate(UNEVEN):
+        if rows:
+            one = of(dtype, "mx", rows, problem.n, problem.k)
+            own = {"a": operands["a"][first : first + rows], "b": operands["b"][group]}
+            own |= {"scale_a": of_a[first : first + rows], "scale_b": of_b[group][: problem.n]}
+            torch.testing.assert_close(exact[first : first + rows], family.reference(one, own))
+        first += rows
+
+
+def operands_scaling(problem: Problem, name: str) -> Scaling:
+    found = problem.operands[name].scaling
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
@@ -102,7 +183,8 @@ def test_there_are_candidates(arch: str, dtype: str, scales: str, m: int) -> Non
     assert TRITON.supports(problem, target)
     kept = prune.prune(space(problem, target), problem, target)
     assert kept.kept and not kept.skipped
-    assert {c.block_k for c in kept.kept} <= {128, 256, 512}
+    assert {c.block_k for c in kept.kept if c.template != "gemv"} <= {128, 256, 512}
+    assert ("gemv" in {c.template for c in kept.kept}) == (m == 1)
     ranked = model.rank(kept.kept, problem, target).configs
     assert all(TRITON.check(c, problem, target) for c in ranked[:: len(ranked) // 20 + 1])
 
@@ -122,14 +204,25 @@ def test_what_is_refused() -> None:
     assert "no matrix instruction" in registry.get(Family, "a4w4_blockscale").supports(of(FP4, ""), gfx90a).reason
     turned = replace(of(E4M3, "mx"), row_major_b=True)
     assert "column-major" in registry.get(Family, "a8w8_blockscale").supports(turned, GFX950).reason
-    batch = replace(of(E4M3, "mx"), batch=3)
-    assert "not for a batch" in registry.get(Family, "a8w8_blockscale").supports(batch, GFX950).reason
+    shuffled = replace(of(E4M3, "mx"), batch=3, order_b="shuffled_16x16")
+    assert "lie in rows or columns" in registry.get(Family, "a8w8_blockscale").supports(shuffled, GFX950).reason
     small = Config("tile", 16, 32, 64)
     assert "block_k must be a multiple of 128" in TRITON.check(small, of(FP4, ""), GFX950).reason
-    assert not TRITON.check(Config("gemv", 1, 8, 256), of(FP4, ""), GFX950)
-    assert "scales of a whole operand or of powers" in registry.get(Family, "a8w8_blockscale").supports(
-        replace(of(E4M3, "mx"), groups=4), GFX950
-    ).reason  # fmt: skip
+    reason = TRITON.check(Config("gemv", 1, 8, 16), of(FP4, ""), GFX950).reason
+    assert "block_k must be a multiple of the 32 elements of one scale" in reason
+    sm90 = target_files.load_target("sm90")
+    assert "does not run template grouped_ws_tma" in TRITON.check(Config("grouped_ws_tma", 64, 32, 128, num_warps=4),
+        uneven(E4M3, "mx"), sm90).reason  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm90", "sm100"])
+@pytest.mark.parametrize("more", [{"batch": 4}, {"groups": 8}, {"groups": 8, "group_form": "masked", "room": 64}])
+def test_there_are_candidates_of_batches_and_groups(arch: str, more: dict[str, Any]) -> None:
+    target = target_files.load_target(arch)
+    for dtype, scales in FORMS:
+        problem = of(dtype, scales, 64, 2112, 7168, **more)
+        assert registry.get(Family, problem.family).supports(problem, target)
+        assert TRITON.candidates(problem, target)
 
 
 EMULATED = {
@@ -150,15 +243,42 @@ EMULATED = {
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
 def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, dtype: str, scales: str) -> None:
     """Odd sizes, factors over 2**20, memory operations landing as late as the code allows."""
-    target, plans = target_files.load_target(arch), []
-    problem = of(dtype, scales, 37, 45, 330)
-    for i, config in enumerate(EMULATED[arch]):
+    emulate(tmp_path, of(dtype, scales, 37, 45, 330), EMULATED[arch], target_files.load_target(arch))
+
+
+IN_GEMV = (Config("gemv", 1, 8, 256, num_stages=1), Config("gemv", 4, 16, 256, split_k=2, num_stages=1))
+IN_BATCHES = (EMULATED["gfx942"][0], Config("gemv", 2, 8, 256, split_k=2, num_stages=1))
+IN_GROUPS = (
+    Config("grouped", 16, 32, 128, 4, num_warps=2, options=(("matrix_instr_nonkdim", 16), ("per_unit", 1))),
+    Config("grouped_tile", 32, 32, 128, 4, options=(("matrix_instr_nonkdim", 16),)),
+)
+
+
+@pytest.mark.skipif(settings.emulator_checkout() is None, reason="some seconds each: TRITONGEMM_EMULATOR_CHECKOUT")
+@pytest.mark.parametrize("arch", EMULATED)
+@pytest.mark.parametrize(("dtype", "scales"), FORMS)
+@pytest.mark.parametrize("kind", ["gemv", "batch", "shared", "groups", "masked"])
+def test_amd_gemv_batches_and_groups_run_in_an_emulator(
+    tmp_path: Path, arch: str, dtype: str, scales: str, kind: str
+) -> None:
+    if kind in ("groups", "masked"):
+        problem, configs = uneven(dtype, scales, 36 if kind == "masked" else 0), IN_GROUPS
+    elif kind == "gemv":
+        problem, configs = of(dtype, scales, 3, 45, 330), IN_GEMV
+    else:
+        problem, configs = of(dtype, scales, 5, 45, 330, batch=3, shared="b" if kind == "shared" else ""), IN_BATCHES
+    emulate(tmp_path, problem, configs, target_files.load_target(arch))
+
+
+def emulate(folder: Path, problem: Problem, configs: tuple[Config, ...], target: Target) -> None:
+    plans = []
+    for i, config in enumerate(configs):
         assert TRITON.check(config, problem, target), config.name
         built, code, _ = TRITON.compile(TRITON.compile_job(config, problem, target))
         assert built.status == "ok" and not built.spills, config.name
-        (tmp_path / f"{i}.hsaco").write_bytes(code)
-        launch = TRITON.launch(replace(built, path=str(tmp_path / f"{i}.hsaco")), problem, target)
+        (folder / f"{i}.hsaco").write_bytes(code)
+        launch = TRITON.launch(replace(built, path=str(folder / f"{i}.hsaco")), problem, target)
         assert isinstance(launch, Launch)
-        plans.append(tmp_path / f"{i}.json")
+        plans.append(folder / f"{i}.json")
         plans[-1].write_text(json.dumps({**launch_plans.plan(launch, problem, target), "object": f"{i}.hsaco"}))
-    emulated.run_scaled(tmp_path, *plans)
+    emulated.run_scaled(folder, *plans)

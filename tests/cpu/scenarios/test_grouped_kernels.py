@@ -8,8 +8,10 @@ import pytest
 
 from tests.support.interpreted import errors
 from tests.support.kernel_cases import GFX942, SM90
+from tritongemm.codegen import modules
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
+from tritongemm.measure.offline_evaluator import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.workers.child_process import WorkerProcess
@@ -52,6 +54,18 @@ def test_scales_of_rows(interpreter: WorkerProcess, tmp_path: Path, room: int) -
     problem = grouped("a8w8", 21, 37, "fp8e4m3fnuz", "bf16", room)
     found = errors(interpreter, problem, [PLAIN, FEW, SERVED], GFX942, tmp_path)
     assert all(e <= 1 for e in found.values()), found
+
+
+@pytest.mark.parametrize("room", [0, 36])
+@pytest.mark.parametrize("family", ["dense", "a8w8", "a8w8_blockscale"])
+def test_integers_are_exact(interpreter: WorkerProcess, tmp_path: Path, family: str, room: int) -> None:
+    """Sums in int32 to the last bit; with scales, what float32 rounds of the exact sum times its factors."""
+    problem = grouped(family, 21, 160, "int8", "int32" if family == "dense" else "fp32", room)
+    configs = [PLAIN, FEW, SERVED] if family != "a8w8_blockscale" else [Config("grouped", 16, 32, 128), BLOCKS[1]]
+    text = modules.write_candidates(problem, configs, GFX942, tmp_path).read_text()
+    for config in configs:
+        ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, config, text), 60)
+        assert error <= (0 if family == "dense" else 1e-6) <= tolerance, config.name
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,10 @@ from tests.support import ROOT
 from tests.support.linear_layers import attach_device, record, run_on_cpu, stand_in_device
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.helpers import compile_helper, launch_helper
-from tritongemm.build.quantization_kernels import Quantization, choose_kernel
+from tritongemm.build.quantization_kernels import Quantization, choose_kernel, choose_kernels
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
+from tritongemm.core.helper_kernel import PARTS
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.hip_ext.binaries import code_object
@@ -117,18 +118,22 @@ _INTERPRETED = """
 import sys, torch
 from tritongemm.build.helpers import read_text
 from tritongemm.codegen.modules import run_text
-from tritongemm.build.quantization_kernels import Quantization, choose_kernel
+from tritongemm.build.quantization_kernels import Quantization, choose_kernels
+from tritongemm.core.helper_kernel import PARTS
 module = run_text(read_text("quantize"), "quantize")
 saved = {}
 for name, dtype in (("fp8e4m3fn", torch.float8_e4m3fn), ("int8", torch.int8)):
-    for granularity in ("row", "block"):
+    for granularity in ("tensor", "row", "block"):
         x = torch.load(sys.argv[1])
         m, k = x.shape
-        groups = 1 if granularity == "row" else -(-k // 128)
-        q, scale = torch.empty(m, k, dtype=dtype), torch.full((groups, m), -1.0).t()
-        helper, given = choose_kernel(Quantization(m, k, "bf16", name, granularity, scale.stride()))
-        pointers = x, q, scale if granularity == "block" else scale.view(-1)
-        getattr(module, helper.name)[given.grid](*pointers, *given.numbers.values(), **helper.constants)
+        groups = -(-k // 128) if granularity == "block" else 1
+        rows = 1 if granularity == "tensor" else m
+        q, scale = torch.empty(m, k, dtype=dtype), torch.full((groups, rows), -1.0).t()
+        known = {"x": x, "q": q, "scale": scale if granularity == "block" else scale.view(-1)}
+        known["part"] = torch.full((PARTS,), float("nan"))
+        for helper, given in choose_kernels(Quantization(m, k, "bf16", name, granularity, scale.stride())):
+            pointers = [known[p.removesuffix("_ptr")] for p, kind in helper.signature.items() if kind.startswith("*")]
+            getattr(module, helper.name)[given.grid](*pointers, *given.numbers.values(), **helper.constants)
         saved[name, granularity] = q.view(torch.uint8), scale
 torch.save(saved, sys.argv[2])
 """
@@ -148,6 +153,17 @@ def test_kernels_are_right_in_the_interpreter(shape: tuple[int, int], tmp_path: 
         alike = (raw.view(dtype).double() == wanted.double()).double().mean()
         # The interpreter's own rounding to fp8 loses the carry to the next power of two.
         assert alike == 1 if dtype == torch.int8 else alike > 0.9
+
+
+@pytest.mark.parametrize("m", [1, 300])
+def test_one_factor_for_all_takes_two_kernels(m: int, tmp_path: Path) -> None:
+    target, cache = loader.load_target("sm90"), ArtifactCache(tmp_path)
+    made = choose_kernels(Quantization(m, 7168, "bf16", "fp8e4m3fn", "tensor", (1, 1)))
+    launches = [launch_helper(compile_helper(h, target, cache), h, given, target) for h, given in made]
+    names = [[p.value for p in launch.params if p.kind == "pointer" and p.value] for launch in launches]
+    assert names == [["x", "part"], ["x", "q", "scale", "part"]]
+    blocks = -(-m * 7168 // 4096)
+    assert [launch.grid[0] for launch in launches] == [min(PARTS, blocks), blocks]
 
 
 @pytest.mark.parametrize(("arch", "dtype"), [("sm90", "fp8e4m3fn"), ("gfx942", "fp8e4m3fnuz")])
@@ -173,14 +189,19 @@ def test_a_launch_is_given_every_address(monkeypatch: pytest.MonkeyPatch) -> Non
     launched: list[dict[str, int]] = []
     setters: dict[str, Callable[[int], None]] = {
         name: lambda address, name=name: at.__setitem__(name, address)  # type: ignore[misc]
-        for name in ("x", "q", "scale")
+        for name in ("x", "q", "scale", "part")
     }
     prepared = PatchedLaunch(setters, lambda stream: launched.append(dict(at)))
-    launch = quantization._Launch(prepared, stand_in_device(), "block", torch.int8, "tma")
+    launch = quantization._Launch([prepared], stand_in_device(), "block", torch.int8, "tma")
     x = torch.zeros(5, 256)
     q, scale = launch(x)
     assert launched == [{"x": x.data_ptr(), "q": q.data_ptr(), "scale": scale.data_ptr()}]
     assert q.shape == x.shape and q.dtype == torch.int8 and scale.stride() == (1, 8)
+    launched.clear()
+    first = PatchedLaunch({name: setters[name] for name in ("x", "part")}, prepared.launch)
+    q, scale = quantization._Launch([first, prepared], stand_in_device(), "tensor", torch.int8, "rows")(x)
+    assert launched[0] == launched[1] and launched[0]["part"] not in (0, q.data_ptr(), scale.data_ptr())
+    assert scale.shape == (1, 1)
 
 
 SCALES = {

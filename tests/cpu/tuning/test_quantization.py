@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from tests.support.linear_layers import record
-from tritongemm.build.quantization_kernels import Quantization
+from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
+from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.report.console import Reporter
@@ -23,12 +24,12 @@ from tritongemm.search_spaces import loader
 from tritongemm.tuning import quantization
 from tritongemm.workloads import sizes
 
-OCP = "fp8e4m3fn"
+OCP, FP4 = "fp8e4m3fn", "fp4e2m1"
 
 
-def problem(family: str, scales: str = "", **changes: Any) -> Problem:
+def problem(family: str, scales: str = "", dtype: str = OCP, **changes: Any) -> Problem:
     made: Problem = registry.get(Family, family).problem(
-        16, 256, 512, OCP, OCP, "bf16", row_major_b=False, scales=scales, **changes
+        16, 256, 512, dtype, dtype, "bf16", row_major_b=False, scales=scales, **changes
     )
     return made
 
@@ -39,14 +40,21 @@ def problem(family: str, scales: str = "", **changes: Any) -> Problem:
         (problem("a8w8"), "row", (1, 1)),
         (problem("a8w8_blockscale"), "block", (1, 16)),
         (problem("a8w8_blockscale", "block_rows"), "block", (4, 1)),
-        (problem("a8w8", "tensor"), "", ()),
+        (problem("a8w8_blockscale", "mx"), "mx", (16, 16)),
+        (problem("a8w8_blockscale", "mx_shuffled"), "mx", (32, 16)),
+        (problem("a4w4_blockscale", dtype=FP4), "mx", (32, 16)),
+        (problem("a8w8", "tensor"), "tensor", (1, 1)),
         (problem("a8w8", groups=2), "", ()),
         (Problem(16, 256, 512, "bf16", "bf16", "bf16", row_major_b=False), "", ()),
     ],
 )
 def test_the_kernel_writes_what_the_product_reads(of: Problem, granularity: str, strides: tuple[int, int]) -> None:
-    wanted = Quantization(16, 512, "bf16", OCP, granularity, strides) if granularity else None
+    wanted = Quantization(16, 512, "bf16", of.dtype_a, granularity, strides) if granularity else None
+    if granularity == "mx" and wanted and of.scale_a:
+        wanted = replace(wanted, places=scale_places(of.scale_a.layout))
     assert quantization.quantization_of(of) == wanted
+    for helper, arguments in choose_kernels(wanted) if wanted else ():
+        assert set(arguments.numbers) <= set(helper.signature) and arguments.grid[0] > 0
 
 
 class Evaluator:
@@ -55,22 +63,32 @@ class Evaluator:
     times_quantization = True
     target = loader.load_target("sm90")
 
-    def time_quantization(self, problem: Problem, launch: Any) -> float:
-        assert launch == "launch"
+    def time_quantization(self, problem: Problem, launches: Any) -> float:
+        assert launches == ("launch",)
         return 3e-6
 
 
 def test_a_race_is_told_the_time_and_never_fails_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     result, evaluator = RaceResult((), {"a": (1e-6,)}, cold=True), Evaluator()
-    monkeypatch.setattr(quantization, "_launch", lambda asked, target: "launch")
+    monkeypatch.setattr(quantization, "_launches", lambda asked, target: ("launch",))
     timed: Any = quantization.with_quantization(result, problem("a8w8"), evaluator)  # type: ignore[arg-type]
     assert timed == replace(result, quantize_seconds=3e-6)
 
     def fail(asked: Quantization, target: Any) -> None:
         raise InputError("it does not compile")
 
-    monkeypatch.setattr(quantization, "_launch", fail)
+    monkeypatch.setattr(quantization, "_launches", fail)
     assert quantization.with_quantization(result, problem("a8w8"), evaluator) == result  # type: ignore[arg-type]
+
+
+def test_a_type_that_no_kernel_makes_there_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What multiplies OCP's fp8 as wider numbers has no instruction that converts to it."""
+    result, evaluator = RaceResult((), {"a": (1e-6,)}, cold=True), Evaluator()
+    monkeypatch.setattr(evaluator, "target", loader.load_target("gfx942"))
+    monkeypatch.setattr(quantization, "_launches", lambda asked, target: ("launch",))
+    for one, seconds in ((problem("a8w8_blockscale", "mx"), None), (problem("a4w4_blockscale", dtype=FP4), 3e-6)):
+        timed = quantization.with_quantization(result, one, evaluator)  # type: ignore[arg-type]
+        assert timed.quantize_seconds == seconds
 
 
 def test_files_and_tables_tell_both_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -188,10 +188,14 @@ def strides(problem: Problem) -> tuple[int, int, int]:
 
 
 def batch_strides(problem: Problem) -> dict[str, int]:
-    """Elements from one product's operand to the next one's, by parameter; empty for a single product."""
+    """Elements from one product's operand to the next one's, by parameter, in bytes where two share one.
+
+    Empty for a single product.
+    """
     operands = problem.operands
     names = template_facts.batch_strides(problem)
-    return {name: prod(operands[name[6:]].shape) if operands[name[6:]].batch else 0 for name in names}
+    specs = {name: operands[name.removeprefix("batch_")] for name in names}
+    return {n: prod(spec.shape) // spec.dtype.packed if spec.batch else 0 for n, spec in specs.items()}
 
 
 def divisors(problem: Problem) -> dict[str, int]:
@@ -248,8 +252,10 @@ def _edited(config: Config) -> dict[str, int]:
 
 
 def _described_shapes(problem: Problem) -> dict[str, tuple[int, int]]:
-    """Rows and columns of the operands as descriptors have them: those of all groups one after another."""
-    m, n, k, groups = problem.rows, problem.n, problem.k, problem.groups
+    """Rows and columns of the operands as descriptors have them: those of all groups one after another, of elements
+    that share a byte the bytes.
+    """
+    m, n, k, groups = problem.rows, problem.n, problem.k // problem.a.packed, problem.groups
     b = (groups * k, n) if problem.row_major_b else (k, groups * n)
     return {"a": (m, k), "b": b, "c": (m, n)}
 

@@ -91,8 +91,6 @@ def readable(problem: Problem, target: Target) -> Support:
 
 def microscaled(problem: Problem, target: Target) -> Support:
     """Whether a target multiplies operands with powers of two for each 32 numbers along K, be it as wider numbers."""
-    if problem.kind == "batched":
-        return Support("scales of MX are for single products, not for a batch")
     if problem.layout != "TN":
         return Support("scales of MX are for an A row-major and a B column-major (-col_b): both lie along K")
     if not (target.has("dot_scaled") or (target.supports(problem.a) and target.supports(problem.b))):

@@ -16,10 +16,9 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, ScalePair
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
-from tritongemm.numerics.families._standard import microscaled, order_of_b, packed, unpacked
-from tritongemm.numerics.random_inputs import random_factors
+from tritongemm.numerics.families._standard import StandardFamily, microscaled, unpacked
 from tritongemm.numerics.scale_factors import multiplied
-from tritongemm.plugins.contracts import Family, FamilyDefaults
+from tritongemm.plugins.contracts import FamilyDefaults
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,10 +27,11 @@ _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # then the same below zero
 _TYPICAL = 2.9  # root mean square of numbers whose bits are random
 
 
-class MicroscaledFamily(Family):
+class MicroscaledFamily(StandardFamily):
     """C = (A * scale_a) @ (B * scale_b), a power of two for each 32 numbers along K."""
 
     summary = "fp4 with a scale for each 32 numbers along K (OCP MX), shuffled or, --scales mx, in rows"
+    kinds = ("one", "batched", "grouped")
     defaults = FamilyDefaults(dtype_a="fp4e2m1", dtype_c="bf16", row_major_b=False)
     variants: ClassVar[Mapping[str, FamilyDefaults]] = {
         "a4w4_bpreshuffle": FamilyDefaults(
@@ -47,14 +47,14 @@ class MicroscaledFamily(Family):
         """The same factors shuffled or in rows."""
         return GRANULARITIES["mx_shuffled"], GRANULARITIES["mx"]
 
-    def _supports(self, problem: Problem, target: Target) -> Support:
+    def _types(self, problem: Problem, target: Target) -> Support:
         if (problem.dtype_a, problem.dtype_b) != ("fp4e2m1", "fp4e2m1"):
             return Support(f"family a4w4_blockscale multiplies fp4 by fp4, not {problem.dtype_a} by {problem.dtype_b}")
         if problem.dtype_c not in ("bf16", "fp16"):
             return Support(f"family a4w4_blockscale gives bf16 or fp16, not {problem.dtype_c}")
         if problem.layout != "TN" or problem.bias != "none" or problem.k % 2:
             return Support("family a4w4_blockscale wants A row-major, B column-major (-col_b), an even K and no bias")
-        return microscaled(problem, target) and order_of_b(problem)
+        return microscaled(problem, target)
 
     def tolerance(self, problem: Problem) -> float:
         """Largest error that is rounding rather than a fault: products and their scales are exact in float32."""
@@ -68,32 +68,16 @@ class MicroscaledFamily(Family):
         """Root mean square of the random scales; random operands then give a C of about one."""
         return float(2.0 ** -round(log2(_TYPICAL) + log2(problem.k) / 4))
 
-    def make_inputs(self, problem: Problem, device: str, distribution: str = "randn", seed: int = 0) -> Operands:
-        """Random operands as bytes; every bit pattern is a number. ``zeros`` makes A and B zero, others are alike."""
-        import torch
-
-        generator = torch.Generator(device=device).manual_seed(seed)
-
-        def random(rows: int) -> Tensor:
-            most = 1 if distribution == "zeros" else 256
-            shape = rows, problem.k // 2
-            return torch.randint(0, most, shape, generator=generator, device=device, dtype=torch.uint8)
-
-        a, b = random(problem.m), packed(problem, random(problem.n).T)
-        typical = self.typical_scale(problem)
-        return {"a": a, "b": b} | {e.name: random_factors(e, typical, generator) for e in problem.extras}
-
-    def reference(self, problem: Problem, operands: Operands) -> Tensor:
-        """C in float64 [M, N]."""
-        numbers = {"a": _numbers(operands["a"]), "b": _numbers(unpacked(problem, operands["b"]).T).T}
+    def _reference(self, problem: Problem, operands: Operands) -> Tensor:
+        """C in float64 [M, N] or [batch, M, N], of one product or a batch."""
+        numbers = {"a": _numbers(operands["a"]), "b": _numbers(unpacked(problem, operands["b"]).mT).mT}
         exact = multiplied(problem, operands | numbers)
         return exact["a"] @ exact["b"]
 
 
 def _numbers(packed_bytes: Tensor) -> Tensor:
-    """[rows, K] in float64 of [rows, K / 2] bytes."""
+    """[..., rows, K] in float64 of [..., rows, K / 2] bytes."""
     import torch
 
     values = torch.tensor([*_VALUES, *(-v for v in _VALUES)], dtype=torch.float64, device=packed_bytes.device)
-    halves = torch.stack((packed_bytes & 15, packed_bytes >> 4), -1).reshape(packed_bytes.shape[0], -1)
-    return values[halves.long()]
+    return values[torch.stack((packed_bytes & 15, packed_bytes >> 4), -1).flatten(-2).long()]

@@ -66,7 +66,7 @@ class Resolution:
         text: which kernel, and why.
         kernel: what is launched; None where PyTorch is called.
         lasting: whether an equal call will be resolved alike until other records are loaded.
-        record: the tuned record that the kernel is of; None for others.
+        record: the tuned record that the answer follows from; None where there is none.
         where: the file and the row of that record.
     """
 

@@ -82,11 +82,10 @@ class TorchScaled:
             raise ValueError("PyTorch gives bfloat16 alone")
         square = self._product.scalings_b[0].rows > 1
         rows, missing = a.shape[0], -a.shape[0] % _PADDED_ROWS
-        if missing:  # of zeros, whose result is not read; PyTorch does not pad fp8
-            below = (0, 0, 0, missing)
-            a = torch.nn.functional.pad(a.view(torch.uint8), below).view(a.dtype)
-            scale_a = torch.nn.functional.pad(scale_a, below)
         of_a = scale_a.t().contiguous().t()
+        if missing:  # rows of zeros, whose result is not read
+            a = torch.nn.functional.pad(a.view(torch.uint8), (0, 0, 0, missing)).view(a.dtype)  # it pads no fp8
+            of_a = torch.nn.functional.pad(scale_a.t(), (0, missing)).t()
         groups = scale_w.shape[1]
         padding = -groups % _PADDED_GROUPS if square else 0
         of_w = torch.nn.functional.pad(scale_w, (0, padding)).t() if square else scale_w.t().contiguous()

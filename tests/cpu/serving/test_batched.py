@@ -275,6 +275,15 @@ def test_addresses_reach_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(call(BatchOperands(odd, b)), torch.bmm(odd, b)) and len(launched) == 2
 
 
+def test_vectors_that_have_to_be_copied_are_copied_at_each_call() -> None:
+    a, b, bias = torch.zeros(2, 4, 8), torch.zeros(2, 8, 4), torch.arange(16.0).view(2, 8)
+    for added, alike in ((bias[:, :4], True), (bias[:, None, 4:], True), (bias[:, ::2], False), (None, True)):
+        operands = BatchOperands(a, b, added)
+        assert batched._shares_memory(operands, check_shapes(operands)) == alike
+        wanted = torch.zeros(2, 4, 4) if added is None else added.reshape(2, 1, 4).expand(2, 4, 4)
+        assert torch.equal(batched._torch_bmm(operands), wanted)
+
+
 @pytest.fixture(scope="module")
 def launches() -> dict[str, tuple[Problem, Config, Launch]]:
     """Compiled launches of a template with pointers and of one with descriptors."""

@@ -16,7 +16,6 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.runtime import machine
 from tritongemm.serving import served_experts, served_fp8
-from tritongemm.serving.grouped_call import find_record
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.workloads.sibling_layers import saved_seconds
 
@@ -68,11 +67,14 @@ def predict_saved(
         if len(found) == len(layers) + 1:
             seconds = [record.served_seconds for record in found]
             saved += saved_seconds(replace(found[0].problem, m=m), seconds[0], seconds[1:])
-    of_device = [r for r in records if r.target == here.name and r.compute_units in (here.compute_units, 0)]
-    return saved + _saved_by_experts(model, plain, m, of_device)
+
+    def nearest(problem: Problem) -> Record | None:
+        return next((row.record for row in rows.near_rows(problem, here.name, here.compute_units)), None)
+
+    return saved + _saved_by_experts(model, plain, m, nearest)
 
 
-def _saved_by_experts(model: Any, plain: Any, m: int, records: Sequence[Record]) -> float:
+def _saved_by_experts(model: Any, plain: Any, m: int, find: Callable[[Problem], Record | None]) -> float:
     """The same of the grouped products alone; what is around them is not predicted."""
     saved, chosen = 0.0, getattr(model.config, "num_experts_per_tok", 0)
     mixtures: dict[tuple[int, ...], list[tuple[Any, Any]]] = {}
@@ -86,7 +88,7 @@ def _saved_by_experts(model: Any, plain: Any, m: int, records: Sequence[Record])
         problem = _fp8_problem(m * chosen, n, k, groups=groups) if is_fp8 else Problem(
             m * chosen, n, k, "bf16", "bf16", "bf16", row_major_b=False, groups=groups
         )  # fmt: skip
-        record = find_record(records, problem)
+        record = find(problem)
         if record is None:
             continue
         ratio = min(1.0, m * chosen / record.problem.m) if not record.serves(m * chosen) else 1.0

@@ -15,7 +15,7 @@ from tritongemm.core import settings
 if TYPE_CHECKING:
     from tritongemm.capturing.session import Capture as capture
     from tritongemm.serving.api import explain, load, mm
-    from tritongemm.serving.batched import bmm
+    from tritongemm.serving.batched import bmm, scaled_bmm
     from tritongemm.serving.grouped_api import grouped_mm
     from tritongemm.serving.layouts import pack_scales, pack_weight, unpack_scales, unpack_weight
     from tritongemm.serving.linear_fp8 import linear_fp8
@@ -40,6 +40,7 @@ __all__ = [
     "pack_weight",
     "patch",
     "quantize",
+    "scaled_bmm",
     "scaled_mm",
     "serve",
     "unpack_scales",
@@ -61,6 +62,7 @@ _PLACES = {
     "patch": "serving.patch",
     "quantize": "serving.quantize",
     "linear_fp8": "serving.linear_fp8",
+    "scaled_bmm": "serving.batched",
     "scaled_mm": "serving.scaled_api",
     "serve": "serving.serve",
     "unpack_scales": "serving.layouts",

@@ -234,3 +234,40 @@ def test_an_untuned_batch_is_pytorchs(served: Problem) -> None:
     a, b = normal(6, 34, 528), normal(6, 136, 528).transpose(1, 2)
     assert served_by(a, b) == "fallback" and torch.equal(tritongemm.bmm(a, b), torch.bmm(a, b))
     assert default_dispatcher().device(a.get_device()) is not None
+
+
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+@pytest.mark.parametrize("scales", ["row", "block", "block_rows", "group", "group_rows"])
+def test_a_batch_with_scales_is_served(gpu_machine: Machine, scales: str, shared: str) -> None:
+    """At its own M and at others, which the same row serves, eager and captured."""
+    target = gpu_machine.target
+    name = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(target.fp8, "int8")
+    family: Family = registry.get(Family, "a8w8" if scales == "row" else "a8w8_blockscale")
+    usual = "" if scales in ("row", "block") else scales
+    problem = family.problem(33, 272, 640, name, name, "bf16", row_major_b=False, batch=5, shared=shared, scales=usual)
+    assert tritongemm.load([made(problem, Config("tile", 32, 64, 64, 4, 2, 4, 2))]) == 1
+    for m in (33, 7, 100):
+        here = problem.at(m)
+        given = family.make_inputs(here, "cuda")
+        parts = [given[name] for name in ("a", "b", "scale_a", "scale_b")]
+        a, b, scale_a, scale_b = (
+            part.expand(5, *part.shape) if name == shared else part for name, part in zip("abab", parts, strict=True)
+        )
+        if scales in ("block", "group"):
+            scale_a = scale_a.mT
+        if scales in ("block", "block_rows", "group_rows"):
+            scale_b = scale_b.mT
+        operands = (a, b, scale_a, scale_b)
+        said = batched.explain_bmm(a, b, scale_a=scale_a, scale_b=scale_b)
+        assert said.startswith("exact" if m == 33 else "near"), said
+        exact, tolerance = family.reference(here, given), family.tolerance(here)
+        assert error_metric.deviation(tritongemm.scaled_bmm(*operands), exact) <= tolerance
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = tritongemm.scaled_bmm(*operands)
+        graph.replay()
+        assert error_metric.deviation(found, exact) <= tolerance
+        unknown = tuple(t[:3] for t in operands)  # of another batch: PyTorch computes
+        said = batched.explain_bmm(unknown[0], unknown[1], scale_a=unknown[2], scale_b=unknown[3])
+        assert said.startswith("fallback"), said
+        assert error_metric.deviation(tritongemm.scaled_bmm(*unknown), exact[:3]) <= tolerance

@@ -33,7 +33,7 @@ _LAYERS = {
     "tritongemm.mm": (("tritongemm", "mm"), ("tritongemm.serving.api", "mm")),
 }
 # Calls of `tritongemm`, whose own calls of PyTorch are none of the program's.
-_OWN = ("bmm", "scaled_mm", "linear_fp8", "grouped_mm", "fused_moe")
+_OWN = ("bmm", "scaled_bmm", "scaled_mm", "linear_fp8", "grouped_mm", "fused_moe")
 _PLACES = {"input": 0, "x": 0, "weight": 1, "w": 1, "bias": 2, "out_dtype": 3}  # of a layer's arguments
 
 

@@ -155,14 +155,22 @@ def with_factors(
 
 
 def _of_batch(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """`tritongemm.bmm`: A @ B for each product, with scale factors of rows and columns or without."""
+    """`tritongemm.bmm` and `scaled_bmm`: A @ B for each product, with scale factors or without."""
     names = ("a", "b", "bias", "out_dtype", "scale_a", "scale_b")
     given: dict[str, Any] = dict.fromkeys(names) | dict(zip(names, args, strict=False)) | kwargs
     a, b, usual = given["a"], given["b"], None
     if a.dtype.itemsize == 1:
         usual = torch.float16 if a.is_floating_point() else torch.int32
-    family = "dense" if given["scale_a"] is None else "a8w8"
-    return _of(operation, a, b, given["out_dtype"] or usual, "none" if given["bias"] is None else "n", family)
+    family, scales, reason = "dense", "", ""
+    if given["scale_a"] is not None:
+        of_a, of_b = (
+            scale.select(0, 0) if scale.dim() > 1 else scale for scale in (given["scale_a"], given["scale_b"])
+        )
+        of_weight = of_b.t() if of_b.dim() == 2 else of_b
+        family, scales, reason = find_family(of_a, of_weight, (a.shape[1], b.shape[2], a.shape[2]))
+    bias = "none" if given["bias"] is None else "n"
+    product = _of(operation, a, b, given["out_dtype"] or usual, bias, family, reason)
+    return product and replace(product, scales=scales)
 
 
 def _of_vector(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:

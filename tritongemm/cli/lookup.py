@@ -12,7 +12,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.support import Support
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.runtime import machine
 from tritongemm.search_spaces import loader as target_files
@@ -20,6 +20,7 @@ from tritongemm.serving import winners
 from tritongemm.serving.calls import is_served
 from tritongemm.serving.config_files import merge
 from tritongemm.serving.loaded_tables import read_table
+from tritongemm.serving.other_m import serves_other_m
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.source_row import SourceRow, kind_of
 from tritongemm.workloads import sizes
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     device = replace(target, compute_units=args.compute_units or target.compute_units)
     problem = _problem(args, target)
     found = _find(args.files, problem, device)
-    lines = [f"fallback: {found}"] if isinstance(found, Support) else _describe(found, problem, device)
+    lines = [f"fallback: {found}"] if isinstance(found, Support) else _describe(*found, problem, device)
     for line in lines:
         print(printable(line))
     return door.WRONG if isinstance(found, Support) else door.DONE
@@ -61,23 +62,41 @@ def _problem(args: argparse.Namespace, target: Target) -> Problem:
     return row.problem
 
 
-def _find(files: Sequence[str], problem: Problem, device: Target) -> SourceRow | Support:
-    """The row that serves a call, of the best of all files, or why there is none."""
+def _find(files: Sequence[str], problem: Problem, device: Target) -> tuple[str, SourceRow] | Support:
+    """How a call is served and the row that it is served by, of the best of all files, or why there is none."""
     if not is_served(problem):
         return Support(f"{problem.key} is no product that tritongemm.mm or scaled_mm computes")
     tables = merge([read_table(Path(file)) for file in files])
     found = RecordTable(row for table in tables for row in table.rows)
     row = found.find_row(problem, device.name, device.compute_units)
-    if isinstance(row, Support) or (winners.baseline_won(row.record) and not row.record.predicted):
-        return row
-    launchable = winners.is_launchable(row.record)
-    return row if launchable else Support(f"{row.where}: {launchable}")
+    if isinstance(row, Support):
+        near = _find_near(found, problem, device)
+        return ("near", near) if near else row
+    launchable = _is_served(row.record)
+    return (kind_of(row.record, problem.m), row) if launchable else Support(f"{row.where}: {launchable}")
 
 
-def _describe(row: SourceRow, problem: Problem, device: Target) -> Iterator[str]:
+def _find_near(rows: RecordTable, problem: Problem, device: Target) -> SourceRow | None:
+    """The row of another M that serves a call, if any may and there is one."""
+    if not serves_other_m(problem, device.name):
+        return None
+    serves = _is_served if problem.kind == "grouped" else winners.is_launchable
+    return next((r for r in rows.near_rows(problem, device.name, device.compute_units) if serves(r.record)), None)
+
+
+def _is_served(record: Record) -> Support:
+    """Whether a record's kernel can be launched, or the library is called that won it."""
+    won = winners.baseline_won(record) and not record.predicted
+    return SUPPORTED if won else winners.is_launchable(record)
+
+
+def _describe(kind: str, row: SourceRow, problem: Problem, device: Target) -> Iterator[str]:
     record = row.record
-    kind = kind_of(record, problem.m)
-    spans = {"range": f", M {record.m_from} to {record.problem.m}", "bucket": f", padded M {record.problem.m}"}
+    spans = {
+        "range": f", M {record.m_from} to {record.problem.m}",
+        "bucket": f", padded M {record.problem.m}",
+        "near": f", by the row of M {record.problem.m}, as none has M {problem.m}",
+    }
     yield f"{kind}: {problem.key} on {device.name}, {device.compute_units} compute units{spans.get(kind, '')}"
     yield f"row       {row.where}"
     yield f"config    {record.config.name}"

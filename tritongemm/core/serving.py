@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,21 @@ class Resolution:
 
     Attributes:
         kind: ``exact`` (the tuned kernel), ``range`` (the one of the range of M that the call lies in), ``bucket`` (the
-            one of AITER's padded M), ``library`` (it won the tuning) or ``fallback`` (PyTorch).
+            one of AITER's padded M), ``near`` (that of another M, for a product that PyTorch has no fast call of),
+            ``library`` (it won the tuning) or ``fallback`` (PyTorch).
         text: which kernel, and why.
         kernel: what is launched; None where PyTorch is called.
         lasting: whether an equal call will be resolved alike until other records are loaded.
+        record: the tuned record that the answer follows from; None where there is none.
+        where: the file and the row of that record.
     """
 
     kind: str
     text: str
     kernel: LoadedKernel | None = None
     lasting: bool = True
+    record: Record | None = None
+    where: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"

@@ -12,6 +12,7 @@ import tritongemm
 from tritongemm.core.errors import InputError
 from tritongemm.integrations.aiter_batches import (
     batched_gemm_a8w8,
+    batched_gemm_a8w8_blockscale,
     batched_gemm_a8w8_CK,
     batched_gemm_bf16,
     batched_gemm_bf16_CK,
@@ -33,6 +34,7 @@ __all__ = [
     "TunedGemm",
     "batched_gemm_a8w8",
     "batched_gemm_a8w8_CK",
+    "batched_gemm_a8w8_blockscale",
     "batched_gemm_bf16",
     "batched_gemm_bf16_CK",
     "fused_moe",

@@ -73,9 +73,7 @@ def batched_gemm_a8w8(
     Raises:
         InputError: as `tritongemm.bmm` says.
     """
-    from tritongemm.serving.batched import scaled_bmm  # which imports torch
-
-    return scaled_bmm(XQ, _turned(WQ), x_scale, w_scale, bias, out.dtype, out=out)
+    return tritongemm.scaled_bmm(XQ, _turned(WQ), x_scale, w_scale, bias, out.dtype, out=out)
 
 
 def batched_gemm_a8w8_CK(
@@ -90,6 +88,20 @@ def batched_gemm_a8w8_CK(
     """The result of `batched_gemm_a8w8` in new memory, of bfloat16 where no dtype is named."""
     import torch
 
-    from tritongemm.serving.batched import scaled_bmm
+    return tritongemm.scaled_bmm(XQ, _turned(WQ), x_scale, w_scale, bias, dtype or torch.bfloat16)
 
-    return scaled_bmm(XQ, _turned(WQ), x_scale, w_scale, bias, dtype or torch.bfloat16)
+
+def batched_gemm_a8w8_blockscale(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Y: Tensor) -> Tensor:
+    """XQ @ WQ.T for each product of a batch of fp8 with factors along K, written to `Y`.
+
+    Args:
+        XQ: [B, M, K].
+        WQ: [B, N, K].
+        x_scale: a float32 factor for each 128 elements along K of a row, [B, M, K / 128].
+        w_scale: one for each 128 x 128, [B, N / 128, K / 128].
+        Y: [B, M, N].
+
+    Raises:
+        InputError: as `tritongemm.scaled_bmm` says.
+    """
+    return tritongemm.scaled_bmm(XQ, _turned(WQ), x_scale, w_scale.mT, None, Y.dtype, out=Y)

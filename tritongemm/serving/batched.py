@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import Support
@@ -79,13 +79,18 @@ def scaled_bmm(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """(A @ b) * scale_a * scale_b (+ bias) for each product of a batch of fp8 or int8, as `bmm`.
+    """(a * scale_a) @ (b * scale_b) (+ bias) for each product of a batch of fp8 or int8, as `bmm`.
+
+    Factors along K are read where they lie: those of each product dense, row-major or with K the slower, as their
+    strides say; products may lie anywhere, and share factors that were expanded over the batch.
 
     Args:
         a: [B, M, K].
-        b: [B, K, N].
-        scale_a: a float32 factor for each row of a, [B, M] or [B, M, 1].
-        scale_b: one for each column of b, [B, N] or [B, 1, N].
+        b: [B, K, N], e.g. the transposed view of weights [B, N, K]; scale_b is transposed with it.
+        scale_a: a float32 factor for each row of a, [B, M] or [B, M, 1], or for each 128 elements along K of a row,
+            [B, M, K / 128].
+        scale_b: one for each column of b, [B, N] or [B, 1, N], or for 128 elements along K, [B, K / 128, N / 128] of
+            128 columns each or [B, K / 128, N].
         bias: as of `bmm`.
         out_dtype: bfloat16, float16 or float32.
         out: as of `bmm`.
@@ -96,13 +101,22 @@ def scaled_bmm(
     return _call(BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, out))
 
 
-def explain_bmm(a: Tensor, b: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> str:
-    """Which kernel computes `bmm` of these operands, and why: lines as of `tritongemm.explain`.
+def explain_bmm(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+) -> str:
+    """Which kernel computes `bmm`, or `scaled_bmm`, of these operands, and why: lines as of `tritongemm.explain`.
 
     Raises:
         TypeError, InputError: as `bmm`.
     """
-    operands = _checked(BatchOperands(a, b, bias, out_dtype))
+    if scale_a is not None and out_dtype is None:
+        out_dtype = torch.bfloat16
+    operands = _checked(BatchOperands(a, b, bias, out_dtype, scale_a, scale_b))
     return str(_Resolver(default_dispatcher(), operands).answers)
 
 
@@ -135,23 +149,23 @@ def run(dispatcher: Dispatcher, operands: BatchOperands) -> Tensor:
             key += (name, t.shape, t.stride(), t.dtype, t.get_device())
     call = dispatcher.calls.table.get(key)
     if call is None or not a.is_cuda:
-        operands = _checked(operands)
+        _checked(operands)
     if call is None:
         call = _resolve(dispatcher, key, operands)
-    elif a.is_cuda and (bias is not None or scale_a is not None):
-        operands = check_shapes(operands)
     return call(operands)
 
 
 def _resolve(dispatcher: Dispatcher, key: tuple[Any, ...], operands: BatchOperands) -> Callable[..., Tensor]:
     """What serves calls of a key, kept in the thread's table for the next one."""
-    table, found = dispatcher.calls.table, _Resolver(dispatcher, operands)
-    ready: Callable[..., Tensor] = torch_bmm
+    dense = check_shapes(operands)
+    table, found = dispatcher.calls.table, _Resolver(dispatcher, dense)
+    ready: Callable[..., Tensor] = _torch_bmm
     device = found.answers.device
     if found.kernel is not None and device is not None:
         shape = (operands.a.shape[0], operands.a.shape[1], operands.b.shape[2])
         try:
-            ready = BatchedCall(found.kernel, device.device, shape, output_dtype(operands.a, operands.out_dtype))
+            call = BatchedCall(found.kernel, device.device, shape, output_dtype(operands.a, operands.out_dtype))
+            ready = call if _shares_memory(operands, dense) else partial(_call_dense, call)
         except (TritonGemmError, LookupError):
             if found.answers.resolution.kind == "exact":
                 raise
@@ -160,6 +174,24 @@ def _resolve(dispatcher: Dispatcher, key: tuple[Any, ...], operands: BatchOperan
             table.clear()
         table[key] = ready
     return ready
+
+
+def _torch_bmm(operands: BatchOperands) -> Tensor:
+    return torch_bmm(check_shapes(operands))
+
+
+def _call_dense(call: BatchedCall, operands: BatchOperands) -> Tensor:
+    return call(check_shapes(operands))
+
+
+def _shares_memory(operands: BatchOperands, dense: BatchOperands) -> bool:
+    """Whether none of a call's vectors had to be copied to be dense."""
+    addresses = [[t.data_ptr() for t in given if t is not None] for given in map(_vectors, (operands, dense))]
+    return addresses[0] == addresses[1]
+
+
+def _vectors(operands: BatchOperands) -> tuple[Tensor | None, ...]:
+    return operands.bias, operands.scale_a, operands.scale_b
 
 
 class _Resolver:
@@ -171,7 +203,8 @@ class _Resolver:
 
     Attributes:
         answers: of the sources of kernels.
-        kernel: what is launched, on operands that lie as the call's do; None where PyTorch computes.
+        kernel: a record's, or that of PyTorch that it names, on operands that lie as the call's do; None where PyTorch
+            computes.
     """
 
     def __init__(self, dispatcher: Dispatcher, operands: BatchOperands) -> None:
@@ -191,18 +224,20 @@ class _Resolver:
             check_encodings_on(operands.a, operands.b, device.device.arch)
         if kernel is None or device is None:
             return
-        rows = ((reading.problem, device.find_row(reading.problem)) for reading in readings)
-        problem, row = next((problem, row) for problem, row in rows if not isinstance(row, Support))
-        moved = _moved(kernel, row.record, problem, product)
+        record = self.answers.resolution.record
+        if record is None:
+            return
+        moved = _moved(kernel, record, product)
         if isinstance(moved, Support):
-            refusal = Resolution("fallback", f"{problem.key}: {moved}")
+            refusal = Resolution("fallback", f"{product.problem.key}: {moved}")
             self.answers = replace(self.answers, resolution=refusal)
         else:
             self.kernel = moved
 
 
-def _moved(kernel: LoadedKernel, record: Record, problem: Problem, product: BatchProduct) -> LoadedKernel | Support:
-    """A kernel on operands that lie as a call's do."""
+def _moved(kernel: LoadedKernel, record: Record, product: BatchProduct) -> LoadedKernel | Support:
+    """A record's kernel, which is bound to the call's M, on operands that lie as the call's do."""
+    problem = record.problem.at(product.problem.m)
     strides: dict[str, Strides] = product.moved(problem)
     if not strides:
         return kernel

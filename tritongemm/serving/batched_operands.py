@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
@@ -12,13 +12,17 @@ from torch import Tensor
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.support import Support
+from tritongemm.serving.scale_factors import agreeing, describe_known, find_scalings
 from tritongemm.serving.torch_fallback import DTYPE_NAMES, output_dtype
 
 
 class BatchOperands(NamedTuple):
-    """The arguments of `bmm`, and the scale factors of rows of a, [B, M], and of columns of b, [B, N]."""
+    """The arguments of `bmm`, and the scale factors of a and b.
+
+    Factors are of rows of a, [B, M], and of columns of b, [B, N]; those along K [B, M, groups] and [B, groups, …].
+    """
 
     a: Tensor
     b: Tensor
@@ -48,19 +52,19 @@ class BatchProduct:
     Attributes:
         problem: without sharing and scales.
         shared: the operand that all products share, or "".
-        scaled: whether there are scale factors.
-        strides: of a, b, c and of vectors, by their names.
+        scalings: the ways in which the factors of a, and those of b, can be read; None without factors.
+        strides: of a, b, c, of vectors and of factors, by their names.
     """
 
     problem: Problem
     shared: str
-    scaled: bool
+    scalings: tuple[tuple[Scaling, ...], tuple[Scaling, ...]] | None
     strides: dict[str, Strides]
 
     def readings(self) -> Iterator[Problem]:
         """The problems that the call can be taken for; a kernel for operands of their own serves shared ones too."""
         for problem in (replace(self.problem, shared=self.shared),) * bool(self.shared) + (self.problem,):
-            yield from _scaled(problem) if self.scaled else (problem,)
+            yield from (problem,) if self.scalings is None else _scaled(problem, *self.scalings)
 
     def moved(self, problem: Problem) -> dict[str, Strides]:
         """The strides of the operands that do not lie as those of a problem do, dense and in order."""
@@ -99,19 +103,22 @@ def read_batch(operands: BatchOperands) -> BatchProduct | Support:
         return Support("all products are the same one")
     dtypes = DTYPE_NAMES[a.dtype], DTYPE_NAMES[b.dtype], DTYPE_NAMES[result]
     problem = Problem(m, n, k, *dtypes, row_a, row_b, "none" if bias is None else "n", batch)
-    vectors = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
     strides = {"a": of_a, "b": of_b, "c": of_c}
-    for name, vector in vectors.items():
-        if vector is not None:
-            apart = vector.shape[-1] if batch == 1 else vector.stride(0) if vector.dim() > 1 else 0
-            strides[name] = Strides(0, apart)
+    for name, beside in {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}.items():
+        if beside is not None:
+            together = beside.numel() // batch if beside.dim() > 1 else beside.numel()
+            strides[name] = Strides(0, together if batch == 1 else beside.stride(0) if beside.dim() > 1 else 0)
     if bias is not None and DTYPE_NAMES.get(bias.dtype) != problem.bias_dtype.name:
         return Support(f"the bias is {bias.dtype}; kernels take {problem.bias_dtype.torch}")
-    return BatchProduct(problem, one[0] if one else "", scale_a is not None, strides)
+    scalings = None
+    if scale_a is not None and scale_b is not None:
+        turned = scale_b.mT if scale_b.dim() > 2 else scale_b
+        scalings = agreeing(read_factors(scale_a, m, k), read_factors(turned, n, k))
+    return BatchProduct(problem, one[0] if one else "", scalings, strides)
 
 
 def check_shapes(operands: BatchOperands) -> BatchOperands:
-    """The operands, vectors as [N] or [B, N].
+    """The operands, vectors as [N] or [B, N]; factors along K as they are.
 
     Raises:
         InputError: shapes that do not belong together; names them.
@@ -127,9 +134,36 @@ def check_shapes(operands: BatchOperands) -> BatchOperands:
         raise InputError("scale_a and scale_b go together")
     return operands._replace(
         bias=_vector("bias", bias, batch, n, None),
-        scale_a=_vector("scale_a", scale_a, batch, m, torch.float32),
-        scale_b=_vector("scale_b", scale_b, batch, n, torch.float32),
+        scale_a=_factors("scale_a", scale_a, batch, m, a.shape[2]),
+        scale_b=_factors("scale_b", scale_b, batch, n, a.shape[2], turned=True),
     )
+
+
+def _factors(name: str, scales: Tensor | None, batch: int, rows: int, k: int, turned: bool = False) -> Tensor | None:
+    """Factors along K as they are, others as a vector for each product; `turned` ones have K first, as b has."""
+    if scales is not None and scales.dim() == 3 and scales.shape[0] == batch > 0:
+        of_rows = scales.mT if turned else scales
+        if any(scaling.depth for scaling in read_factors(of_rows, rows, k)):
+            return scales
+        if 1 not in scales.shape[1:]:
+            known = describe_known(rows, k, "N" if turned else "M", turned)
+            raise InputError(
+                f"{name} is {scales.dtype} {tuple(scales.shape)} with strides {scales.stride()}; of each product it "
+                f"may be {known}"
+            )
+    return _vector(name, scales, batch, rows, torch.float32)
+
+
+def read_factors(scales: Tensor, rows: int, k: int) -> tuple[Scaling, ...]:
+    """The ways in which factors of an operand [rows, K] of each product can be read, as `check_shapes` leaves them.
+
+    Args:
+        scales: [rows], [B, rows] or [B, across, groups along K].
+        rows: of a, or columns of b.
+        k: elements along K.
+    """
+    one = scales.select(0, 0) if scales.dim() > 1 else scales
+    return tuple(find_scalings(one, rows, k, ""))
 
 
 def _vector(name: str, vector: Tensor | None, batch: int, length: int, dtype: torch.dtype | None) -> Tensor | None:
@@ -179,11 +213,14 @@ def _dense_apart(problem: Problem, name: str) -> int:
     return 0 if problem.batch > 1 and not spec.batch else prod(spec.shape)
 
 
-def _scaled(problem: Problem) -> Iterator[Problem]:
-    """The problems of all families that scale rows of A and columns of B in the epilogue."""
+def _scaled(problem: Problem, of_a: Sequence[Scaling], of_b: Sequence[Scaling]) -> Iterator[Problem]:
+    """The problems of all families that have such factors of A and of B."""
     from tritongemm.plugins import registry
     from tritongemm.plugins.contracts import Family
 
     for family in registry.every(Family):
-        if family.scaling(problem.dtype_a, problem.dtype_b) == (Scaling(), Scaling()):
-            yield replace(problem, family=family.name, scale_a=Scaling(), scale_b=Scaling())
+        pairs = family.scalings(problem.dtype_a, problem.dtype_b)
+        for pair in pairs:
+            if pair[0] in of_a and pair[1] in of_b:
+                name = "" if pair == pairs[0] else granularity(pair)
+                yield replace(problem, family=family.name, scale_a=pair[0], scale_b=pair[1], scales=name)

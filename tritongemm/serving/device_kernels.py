@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+import torch
+
+from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel
 from tritongemm.core.support import Support
 from tritongemm.serving import winners
-from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.other_m import serves_other_m
+from tritongemm.serving.record_table import RecordTable, rows_of
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.source_row import SourceRow
 from tritongemm.serving.torch_kernels import TorchKernels
@@ -19,7 +23,15 @@ from tritongemm.serving.torch_kernels import TorchKernels
 if TYPE_CHECKING:
     from tritongemm.serving.online import OnlineTuner
 
-Binder: TypeAlias = "Callable[[int], LoadedKernel | Support]"  # The kernel of a range at an M of it, or why not.
+Binder: TypeAlias = "Callable[[int], LoadedKernel | Support]"  # The kernel of a record at another M, or why not.
+_MOST_SHARED_BYTES: Final = 64 << 20  # that programs of a kernel share at an M at which it was not tuned
+
+
+class NearKernel(NamedTuple):
+    """A kernel at an M that no row has, and the row that it is of."""
+
+    kernel: LoadedKernel
+    row: SourceRow
 
 
 @dataclass
@@ -72,11 +84,64 @@ class DeviceKernels:
         if call.precision == "fp32" and problem in self.tf32:
             reason = "tuned in tf32, while PyTorch multiplies float32 in full (torch.backends.cuda.matmul.allow_tf32)"
             return Support(f"{where}: {reason}")
-        if problem.m == call.problem.m:
-            return kernel
-        binder = self.binders.get((problem, record.m_from))
-        bound = binder(call.problem.m) if binder else Support("it serves its own M")
+        bound = self.bind(record, call.problem.m)
         return Support(f"{where}, M {call.problem.m}: {bound}") if isinstance(bound, Support) else bound
+
+    def bind(self, record: Record, m: int) -> LoadedKernel | Support:
+        """The kernel of a record at an M, or why it can't be launched there.
+
+        Args:
+            record: one that serves this GPU.
+            m: rows; of groups that have room for equally many rows, of each.
+        """
+        kernel = self.loaded_for(record)
+        if kernel is None:
+            return winners.is_launchable(record)
+        if isinstance(kernel, Support) or m == rows_of(record.problem):
+            return kernel
+        binder = self.binders.get((record.problem, record.m_from))
+        bound = binder(m) if binder else Support("it serves its own M")
+        return bound if isinstance(bound, Support) else self._with_memory(bound)
+
+    def _with_memory(self, kernel: LoadedKernel) -> LoadedKernel | Support:
+        """A kernel, once there is memory for what its programs share: at another M it may want more than at its own."""
+        workspace, counters = kernel.bytes("workspace"), kernel.bytes("semaphore")
+        pool = self.device.workspaces
+        if not (workspace or counters) or (pool is not None and pool.holds(workspace, counters)):
+            return kernel
+        if workspace > _MOST_SHARED_BYTES:
+            return Support(f"its programs would share {workspace} bytes, more than {_MOST_SHARED_BYTES}")
+        if torch.cuda.is_current_stream_capturing():
+            return Support("its programs share memory that can't be had while a graph is captured")
+        try:
+            held = (pool.workspace_bytes, pool.counter_bytes) if pool is not None else (0, 0)
+            self.device.reserve_workspaces(max(workspace, held[0]), max(counters, held[1]))
+        except WorkspaceError as error:
+            return Support(str(error))
+        return kernel
+
+    def near_rows(self, problem: Problem) -> list[SourceRow]:
+        """The rows that may serve a problem at other M than their own, the nearest first; see `other_m`."""
+        if not serves_other_m(problem, self.device.arch):
+            return []
+        return self.records.near_rows(problem, self.device.arch, self.device.compute_units)
+
+    def find_near(self, problem: Problem) -> NearKernel | Support:
+        """The kernel of the nearest row of a product that can be launched at a problem's M, or why there is none.
+
+        The row of the next larger M counts, else that of the largest. Where its kernel can't be launched the next row
+        is asked, unless PyTorch's own product of groups won there.
+        """
+        refusal = Support(f"{problem.key} was never tuned for {self.device.arch}, at any M")
+        for at, row in enumerate(self.near_rows(problem)):
+            record = row.record
+            if problem.kind == "grouped" and winners.baseline_won(record) and not record.predicted:
+                return Support(f"{record.problem.key}: PyTorch's own product won there")
+            kernel = self.bind(record, rows_of(problem))
+            if not isinstance(kernel, Support):
+                return NearKernel(kernel, row)
+            refusal = refusal if at else Support(f"{record.problem.key}: {kernel}")
+        return refusal
 
     def why_not_tuned(self, call: CallSignature) -> str:
         """Why no tuned kernel computes a call."""

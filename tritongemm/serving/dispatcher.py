@@ -241,7 +241,7 @@ class Dispatcher:
 
         Args:
             readings: what the call can be taken for, where its operands are those of several problems. The first that
-                has a tuned row counts, else the first.
+                has a tuned row counts, else the first that a row of another M serves, else the first.
             index: the GPU's number, as PyTorch counts.
         """
         device = self.device(index)
@@ -249,10 +249,12 @@ class Dispatcher:
             text = "not loaded on this device before a graph is captured; call tritongemm.load or run it once first"
             return CallAnswers(Resolution("fallback", text, lasting=False))
         rows = [device.find_row(reading.problem) for reading in readings]
-        at = next((i for i, row in enumerate(rows) if not isinstance(row, Support)), 0)
+        at = next((i for i, row in enumerate(rows) if not isinstance(row, Support)), None)
+        if at is None:
+            at = next((i for i, reading in enumerate(readings) if device.near_rows(reading.problem)), 0)
         call, row = readings[at], rows[at]
         answers = _first_answer(self.sources, call, device)
-        where = "" if isinstance(row, Support) else row.where
+        where = answers.resolution.where or ("" if isinstance(row, Support) else row.where)
         self._choices.tell(call.problem.key, str(device.device.torch_device), answers.resolution, where)
         return answers
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from tritongemm.core.support import Support
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.grouped_call import MISALIGNED_BITS, GroupedCall, find_kernel
+from tritongemm.serving.grouped_call import MISALIGNED_BITS, GroupedCall
 from tritongemm.serving.grouped_fallback import grouped
 from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, check, problem_of
 from tritongemm.serving.operand_checks import check_encodings_on
@@ -92,11 +92,11 @@ def _resolve(dispatcher: Dispatcher, operands: GroupedOperands) -> tuple[Callabl
     if device is None:
         return _checked, False
     check_encodings_on(operands.a, operands.b, device.device.arch)
-    found = find_kernel(device, problem)
+    found = device.find_near(problem)
     if isinstance(found, Support):
         return _checked, True
     shape = (*operands.a.shape[:-1], operands.b.shape[2])
-    call = GroupedCall(found[0], device.device, shape, operands.out_dtype)
+    call = GroupedCall(found.kernel, device.device, shape, operands.out_dtype)
 
     def serve(operands: GroupedOperands) -> Tensor:
         tensors = as_kernels_read(operands)

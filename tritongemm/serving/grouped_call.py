@@ -1,21 +1,16 @@
-"""The tuned kernel of a grouped product: which record serves a call, and its launch on any addresses."""
+"""The launch of a grouped product's tuned kernel on any addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel
-from tritongemm.core.support import Support
 
 if TYPE_CHECKING:
-    from tritongemm.serving.device_kernels import DeviceKernels
     from tritongemm.serving.serving_device import ServingDevice
 
 MISALIGNED_BITS = 15  # The compiler takes addresses to be multiples of 16 bytes.
@@ -53,43 +48,3 @@ class GroupedCall:
         for name, address in addresses.items():
             self._prepared.set_address(name)(address)
         self._prepared.launch(torch.cuda.current_stream(self._device).cuda_stream)
-
-
-def find_kernel(device: DeviceKernels, problem: Problem) -> tuple[LoadedKernel, Record] | Support:
-    """The kernel that serves a problem, whatever its groups' rows are, or why there is none.
-
-    Of the records of the same product the one of the next larger M counts, else that of the largest.
-    Kernels are right for every M and every spread.
-    """
-    rows = device.records.list_rows(device.device.arch, device.device.compute_units)
-    record = find_record((row.record for row in rows), problem)
-    if record is None:
-        return Support(f"{problem.key} was never tuned for {device.device.arch}, at any M")
-    binder = device.binders.get((record.problem, record.m_from))
-    if binder is None:
-        found = device.loaded_for(record)
-        return (
-            found if isinstance(found, Support) else Support(f"{record.problem.key}: PyTorch's own product won there")
-        )
-    kernel = binder(_size(problem))
-    return kernel if isinstance(kernel, Support) else (kernel, record)
-
-
-def find_record(records: Iterable[Record], problem: Problem) -> Record | None:
-    """The record that serves a grouped problem: of the same product that of the next larger M, else of the largest."""
-    same = [record for record in records if _product(record.problem) == _product(problem)]
-    size = _size(problem)
-    above = [record for record in same if _size(record.problem) >= size]
-    return min(above or same, key=lambda record: abs(_size(record.problem) - size), default=None)
-
-
-def _size(problem: Problem) -> int:
-    """Rows by which kernels differ: of all groups, or those that each has room for."""
-    return problem.room or problem.m
-
-
-def _product(problem: Problem) -> Problem:
-    """What records of one product agree in."""
-    if problem.groups == 1:
-        return problem
-    return replace(problem, m=1, spread="uniform", counts=(), room=1 if problem.room else 0)

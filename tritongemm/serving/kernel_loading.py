@@ -24,7 +24,7 @@ from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
 from tritongemm.runtime.loaded_kernels import HostLaunchedKernel, TunedKernel
 from tritongemm.serving import load_check, winners
 from tritongemm.serving.device_kernels import Binder, DeviceKernels
-from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.record_table import RecordTable, rows_of
 from tritongemm.serving.serving_device import ServingDevice, open_device
 from tritongemm.serving.torch_fallback import float32_precision
 from tritongemm.serving.torch_kernels import TorchKernels
@@ -140,9 +140,12 @@ def _load_compiled(
         kernels[problem] = kernel = or_refusal(partial(_load_code, device, prepared.launch, functions))
         if isinstance(kernel, Support):
             continue
-        if prepared.record.m_from or problem in padded or problem.kind == "grouped":
+        if prepared.record.m_from or problem in padded:
             support = or_refusal(partial(prepared.serves, prepared.record.m_from or 1))
-            binders[problem] = partial(_bind, prepared, kernel) if support else partial(_refuse, support)
+            least = prepared.record.m_from or 1
+            binders[problem] = partial(_bind, prepared, kernel, least) if support else partial(_refuse, support)
+        else:
+            binders[problem] = partial(_bind, prepared, kernel, rows_of(problem))
     return kernels, binders
 
 
@@ -160,9 +163,9 @@ def _load_code(
     return TunedKernel(launch, functions[key])
 
 
-def _bind(prepared: PreparedKernel, kernel: LoadedKernel, m: int) -> LoadedKernel | Support:
-    """A loaded kernel at another M."""
-    if m > prepared.record.problem.m:  # AITER looks the largest M up at the largest that it tunes
+def _bind(prepared: PreparedKernel, kernel: LoadedKernel, least: int, m: int) -> LoadedKernel | Support:
+    """A loaded kernel at another M; from the least one to its own its binary is known to be right."""
+    if not least <= m <= rows_of(prepared.record.problem):
         carries = or_refusal(partial(prepared.serves, m))
         if not carries:
             return carries

@@ -49,7 +49,7 @@ def linear_fp8(
 def _linear(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     if _changes_along_k(weight, weight_scale):
         operands = BlockOperands(x, weight, weight_scale, None, bias, out_dtype)
-        return compute(operands, find_layout(operands) or LAYOUTS[0])
+        return compute(operands, find_layout(operands, near=True) or LAYOUTS[0])
     q, scale = quantize(x, "row", weight.dtype)
     if weight_scale.numel() == 1:  # Kernels read a factor for each row.
         weight_scale = weight_scale.reshape(1).expand(weight.shape[0]).contiguous()

@@ -6,6 +6,8 @@ import os
 import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -99,6 +101,36 @@ class RecordTable:
             return f"{problem.key} was never tuned for {arch}; the table over M has {spans}, and not this one"
         return f"{problem.key} was never tuned for {arch}"
 
+    def near_rows(self, problem: Problem, arch: str, compute_units: int) -> list[SourceRow]:
+        """The rows of a product at any M that serve a device: those of its M and more, then of less, the nearest first.
+
+        How the rows of groups were spread does not count.
+
+        Args:
+            problem: what is asked for.
+            arch: the device's architecture.
+            compute_units: how many the device has.
+        """
+        size = rows_of(problem)
+
+        def order(row: SourceRow) -> tuple[bool, int, bool]:
+            own = rows_of(row.record.problem)
+            return own < size, abs(own - size), row.record.compute_units == 0
+
+        found = self._by_product.get(_product(problem), [])
+        return sorted(
+            (row for row in found if row.record.target == arch and row.record.compute_units in (0, compute_units)),
+            key=order,
+        )
+
+    @cached_property
+    def _by_product(self) -> dict[Problem, list[SourceRow]]:
+        """All rows of a product, whatever their M."""
+        found: dict[Problem, list[SourceRow]] = {}
+        for row in self._rows.values():
+            found.setdefault(_product(row.record.problem), []).append(row)
+        return found
+
     def list_rows(self, arch: str, compute_units: int) -> list[SourceRow]:
         """The rows that serve a device, one for a problem and one for a range of M."""
         found: dict[tuple[Problem, bool], SourceRow] = {}
@@ -115,6 +147,18 @@ class RecordTable:
 
 def _any_m(problem: Problem) -> Problem:
     return problem.at(1)
+
+
+def _product(problem: Problem) -> Problem:
+    """What the problems of one product agree in, whatever their M and the spread of groups' rows."""
+    if problem.groups == 1:
+        return problem.at(1)
+    return replace(problem, m=1, spread="uniform", counts=(), room=min(problem.room, 1))
+
+
+def rows_of(problem: Problem) -> int:
+    """The M by which kernels of a problem differ: of groups that have room for equally many rows, of each."""
+    return problem.room or problem.m
 
 
 def _find_range(rows: Sequence[SourceRow], m: int) -> SourceRow | None:

@@ -46,6 +46,18 @@ def find_scalings(scales: Tensor, rows: int, k: int, layout: str, others: Sequen
     return [way for way in ways if _is_asked_for(way, layout) and lies_so(scales, way, rows, k)]
 
 
+def agreeing(of_a: Sequence[Scaling], of_b: Sequence[Scaling]) -> tuple[tuple[Scaling, ...], tuple[Scaling, ...]]:
+    """Ways to read the factors of A and of B without those that no way of the other goes with.
+
+    Of a weight [16, 2048], 16 factors in one row are for its rows, or for groups along K: those of A tell.
+    """
+    along_a, along_b = ({way.depth > 0 for way in ways} for ways in (of_a, of_b))
+    both = along_a & along_b
+    if not both:
+        return tuple(of_a), tuple(of_b)
+    return tuple(way for way in of_a if (way.depth > 0) in both), tuple(way for way in of_b if (way.depth > 0) in both)
+
+
 def _is_asked_for(scaling: Scaling, layout: str) -> bool:
     return scaling.layout == layout if layout else scaling.layout in _BY_STRIDES
 

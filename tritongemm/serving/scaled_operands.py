@@ -18,7 +18,7 @@ from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, ScaleLayout, WeightLayout
 from tritongemm.serving.operand_checks import SCALED_RESULTS, check_encodings
-from tritongemm.serving.scale_factors import describe_known, find_scalings
+from tritongemm.serving.scale_factors import agreeing, describe_known, find_scalings
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 _PACKED_FP4 = torch.uint8  # two numbers a byte, where PyTorch's own type is not used
@@ -128,7 +128,7 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
             )
     weight = b.t() if transposed else b
     return ScaledProduct(
-        m, n, k, transposed, dtypes, tuple(found_a), tuple(found_b), "none" if bias is None else "n", order_b,
+        m, n, k, transposed, dtypes, *agreeing(found_a, found_b), "none" if bias is None else "n", order_b,
         weight.is_contiguous(),
     )  # fmt: skip
 

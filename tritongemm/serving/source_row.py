@@ -36,6 +36,12 @@ def kind_of(record: Record, m: int) -> str:
     return "range" if record.serves(m) else "bucket"
 
 
+def tell_kernel(record: Record) -> str:
+    """A record's kernel and its times, in words."""
+    gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
+    return f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})"
+
+
 def padded_ms(m: int, n: int) -> Iterator[int]:
     """The M at which AITER looks a call up that has no row of its own M, the finer steps first.
 

@@ -20,6 +20,7 @@ from tritongemm.serving.scaled_operands import ScaledOperands, read_product
 LAYOUTS = ("groups", "rows", "tma")  # of factors along K; PyTorch's own products want the first
 AS_IT_IS = "as it is"  # activations that are quantised already
 _NOT_TUNED = ("fallback", "library")
+_NEAR = "near"
 _MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
 _UNKNOWN: Final = object()
 
@@ -46,10 +47,14 @@ class _FoundLayouts(threading.local):
 _found: Final = _FoundLayouts()
 
 
-def find_layout(operands: BlockOperands) -> str | None:
+def find_layout(operands: BlockOperands, near: bool) -> str | None:
     """The layout of activations' factors that the tuned kernel of a call reads; None where no row holds for it.
 
     Activations that are quantised already are served where their factors lie so: `AS_IT_IS`.
+
+    Args:
+        operands: the call's.
+        near: whether a row of another M holds too, where `other_m` says so and none has this M.
     """
     x, weight, weight_scale, x_scale, bias, out_dtype = operands
     dispatcher = default_dispatcher()
@@ -59,20 +64,25 @@ def find_layout(operands: BlockOperands) -> str | None:
         _found.table, _found.valid_with = {}, dispatcher.calls
     scales = None if x_scale is None else (x_scale.shape, x_scale.stride())
     key = (x.shape, x.dtype, weight.shape, weight.dtype, x.get_device(), weight_scale.shape, weight_scale.stride(),
-           scales, bias is None, out_dtype)  # fmt: skip
+           scales, bias is None, out_dtype, near)  # fmt: skip
     known = _found.table.get(key, _UNKNOWN)
     if known is not _UNKNOWN:
         return known  # type: ignore[return-value]
-    chosen, lasting = None, True
+    chosen: str | None = None
+    nearest, lasting = chosen, True
     for layout, given in _forms(operands):
         try:
             resolution = scaled_dispatch.ask(dispatcher, read_product(given), given).resolution
         except InputError:  # A server's operands may be of another kind altogether.
             continue
         lasting = lasting and resolution.lasting
-        if resolution.kind not in _NOT_TUNED:
+        if resolution.kind == _NEAR:
+            nearest = nearest or layout
+        elif resolution.kind not in _NOT_TUNED:
             chosen = layout
             break
+    if near:
+        chosen = chosen or nearest
     if lasting:
         if len(_found.table) >= _MOST_CALLS:
             _found.table.clear()
@@ -101,6 +111,6 @@ def compute(operands: BlockOperands, layout: str) -> Tensor:
 
 
 def compute_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tensor:
-    """The product by a tuned kernel, or what `otherwise` gives where no row holds for it."""
-    layout = find_layout(operands)
+    """The product by a tuned kernel, or what `otherwise`, a server's own kernel, gives where no row has its M."""
+    layout = find_layout(operands, near=False)
     return otherwise() if layout is None else compute(operands, layout)

@@ -124,3 +124,27 @@ def test_calls_of_ours_are_counted_once(tmp_path: Path, monkeypatch: pytest.Monk
     (row,) = sizes.from_file(tmp_path / "shapes.yaml", Defaults())
     assert (row.operation, row.problem.family, row.count) == ("tritongemm.scaled_mm", "a8w8", 1)
     assert tritongemm.scaled_mm is scaled_mm
+
+
+@pytest.mark.parametrize(
+    ("scale_a", "scale_b", "family", "scales"),
+    [
+        (ones(3, M), ones(3, 1, N), "a8w8", ""),
+        (ones(3, M, 4), ones(3, 2, 4).mT, "a8w8_blockscale", "block_rows"),
+        (ones(3, 4, M).mT, ones(3, 2, 4).mT, "a8w8_blockscale", ""),
+        (ones(3, 4, M).mT, ones(3, 4, N), "a8w8_blockscale", "group"),
+    ],
+)
+def test_a_batch_with_factors_is_one_product(
+    tmp_path: Path, scale_a: torch.Tensor, scale_b: torch.Tensor, family: str, scales: str
+) -> None:
+    a, w = fp8(3, M, K), fp8(3, N, K)
+    with tritongemm.capture(tmp_path / "shapes.yaml"):
+        tritongemm.scaled_bmm(a, w.mT, scale_a, scale_b)
+    (row,) = [
+        json.loads(line[2:])
+        for line in (tmp_path / "shapes.yaml").read_text(encoding="utf-8").splitlines()
+        if line.startswith("- ")
+    ]
+    assert (row["M"], row["N"], row["K"], row["batch"], row["family"]) == (M, N, K, 3, family)
+    assert row.get("scales", "") == scales

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from tests.support.linear_layers import TILE, problem, record
 from tritongemm.cli import lookup
 from tritongemm.formats import results_format
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
 
 SIZE = ("-n", "32", "-k", "64", "-dtype_a", "bf16", "--target", "sm90")
 
@@ -97,3 +100,24 @@ def test_a_file_that_is_missing_or_damaged_is_an_error(
     (tmp_path / "cut.csv").write_text("gfx,cu_num,M,N", encoding="utf-8")
     status, lines = run(capsys, str(tmp_path / "cut.csv"), "-m", "16", *SIZE)
     assert status == 2 and len(lines) == 1 and lines[0].startswith("error: ") and "cut.csv" in lines[0]
+
+
+def test_a_row_of_another_m_is_told_where_it_serves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = registry.get(Family, "a8w8_blockscale")
+    found, named = tmp_path / "blocks.yaml", ("-n", "256", "-k", "512", "--family", "a8w8_blockscale")
+    rows = [
+        replace(record(blocks.problem(m, 256, 512, fp8, fp8, "bf16", row_major_b=False)), target=target)
+        for m in (16, 512)
+        for fp8, target in (("fp8e4m3fn", "sm90"), ("fp8e4m3fnuz", "gfx942"))
+    ]
+    found.write_text(results_format().write(rows), encoding="utf-8")
+    for target, units, m, by in (("gfx942", 304, 777, 512), ("gfx942", 304, 3, 16), ("sm90", 132, 777, 0)):
+        status, lines = run(capsys, str(found), "-m", str(m), *named, "--target", target)
+        assert status == (0 if by else 1), lines
+        if by:
+            assert lines[0].startswith("near: ") and lines[0].endswith(
+                f"on {target}, {units} compute units, by the row of M {by}, as none has M {m}"
+            )
+            assert f"time      2.00 us at M {by}, 1.500x torch" in lines
+        else:
+            assert lines[0].startswith("fallback: ")

@@ -131,6 +131,7 @@ def test_they_are_asked_in_the_order_of_their_ranks(toy: None) -> None:
         TOY,
         "tuned_record",
         "library_winner",
+        "near_record",
         "online_algorithm",
         "torch_kernel",
         "torch_layer",

@@ -7,6 +7,7 @@ import torch
 
 from tritongemm.core.errors import InputError
 from tritongemm.integrations import aiter
+from tritongemm.numerics import error_metric
 
 
 def test_they_compute_what_aiters_do() -> None:
@@ -30,3 +31,16 @@ def test_scales_of_rows(dtype: torch.dtype) -> None:
     assert torch.equal(aiter.batched_gemm_a8w8_CK(x, w, scale_x, scale_w), out)
     with pytest.raises(InputError, match="scale_b is"):
         aiter.batched_gemm_a8w8_CK(x, w, scale_x, scale_w[..., :7])
+
+
+def test_factors_of_blocks_lie_as_aiter_has_them() -> None:
+    x, w = (torch.randint(-99, 99, shape, dtype=torch.int8) for shape in ((2, 5, 256), (2, 300, 256)))
+    scale_x, scale_w = (torch.randint(-8, 9, shape).float().exp2() for shape in ((2, 5, 2), (2, 3, 2)))
+    out = torch.empty(2, 5, 300)
+    assert aiter.batched_gemm_a8w8_blockscale(x, w, scale_x, scale_w, out) is out
+    wide_x = scale_x.double().repeat_interleave(128, 2)
+    wide_w = scale_w.double().repeat_interleave(128, 2).repeat_interleave(128, 1)[:, :300]
+    wanted = (x.double() * wide_x) @ (w.double() * wide_w).mT
+    assert error_metric.deviation(out, wanted) < 1e-5
+    with pytest.raises(InputError, match="scale_b is"):
+        aiter.batched_gemm_a8w8_blockscale(x, w, scale_x, scale_w[:, :2], out)

@@ -97,6 +97,22 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
             "no tensor": ({"scale_a": 1.0}, "scale_a must be a tensor"),
         },
     ),
+    "scaled_bmm along K": (
+        tritongemm.scaled_bmm,
+        {"a": q(B, M, K), "b": q(B, K, N), "scale_a": ONE(B, M, 2), "scale_b": ONE(B, 2, N)},
+        {
+            "groups": ({"scale_a": ONE(B, M, 3)}, r"scale_a is .*\(16, 2\)"),
+            "rows": ({"scale_a": ONE(B, M + 1, 2)}, "scale_a is"),
+            "batch": ({"scale_a": ONE(B + 1, M, 2)}, "scale_a is"),
+            "not turned": ({"scale_b": ONE(B, N, 2)}, r"scale_b is .*\(2, "),
+            "strides": ({"scale_a": ONE(B, M, 4)[..., ::2]}, "with strides"),
+            "dtype": ({"scale_b": ONE(B, 2, N).half()}, "scale_b is torch.float16"),
+            "nan": ({"scale_a": ONE(B, M, 2) * NAN}, "scale_a holds NaN"),
+            "inf": ({"scale_b": ONE(B, 2, N) * INF}, "scale_b holds NaN or infinity"),
+            "elsewhere": ({"scale_b": ONE(B, 2, N, device="meta")}, "scale_b is on meta"),
+            "one of two": ({"scale_b": None}, "go together"),
+        },
+    ),
     "grouped_mm": (
         tritongemm.grouped_mm,
         {"a": torch.ones(M, K), "b": torch.ones(GROUPS, K, N), "offs": OFFS},

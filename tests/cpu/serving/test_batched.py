@@ -23,6 +23,7 @@ from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.serving import PatchedLaunch
 from tritongemm.core.support import Support
+from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search_spaces import loader
@@ -89,6 +90,49 @@ def test_scales_of_each_product() -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=0)
     again = batched.scaled_bmm(a, b, scale_a[..., 0], scale_b[:, 0], torch.ones(7), out_dtype=torch.float32)
     torch.testing.assert_close(again.double(), wanted + 1, rtol=1e-6, atol=1e-6)
+
+
+def factors(*shape: int) -> Tensor:
+    """Powers of two far apart, so that one in a wrong place shows."""
+    return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(sum(shape))).float().exp2() * 1.25
+
+
+def eight_bits(dtype: torch.dtype, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(-99, 99, shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize(("batch", "m", "n", "k"), [(3, 5, 300, 390), (2, 4, 4, 512), (2, 1, 130, 100)])
+def test_scales_along_k_of_each_product(
+    dtype: torch.dtype, by_columns: bool, batch: int, m: int, n: int, k: int
+) -> None:
+    groups = -(-k // 128)
+    a, w = eight_bits(dtype, batch, m, k), eight_bits(dtype, batch, n, k)
+    of_a, of_w = factors(batch, m, groups), factors(batch, n if by_columns else -(-n // 128), groups)
+    wide_w = of_w.double().repeat_interleave(128, 2)[..., :k]
+    wide_w = wide_w if by_columns else wide_w.repeat_interleave(128, 1)[:, :n]
+    wide_a = of_a.double().repeat_interleave(128, 2)[..., :k]
+    wanted = (a.double() * wide_a) @ (w.double() * wide_w).mT
+    turned_a, turned_w = of_a.mT.contiguous().mT, of_w.mT.contiguous()
+    for scale_a in (of_a, turned_a):
+        for scale_b in (of_w.mT, turned_w):
+            for b in (w.mT, w.mT.contiguous()):
+                for bias in (None, torch.arange(n).float(), torch.arange(batch * n).float().view(batch, n)):
+                    found = tritongemm.scaled_bmm(a, b, scale_a, scale_b, bias, torch.float32)
+                    added = 0 if bias is None else bias.double().view(-1, 1, n)
+                    assert error_metric.deviation(found, wanted + added) < 1e-5
+    out = torch.empty(batch, m, n)
+    one = of_a[:1].expand(batch, m, groups)
+    assert tritongemm.scaled_bmm(a, w.mT, one, of_w.mT, None, torch.float32, out=out) is out
+    whole = (a.double() * wide_a[:1]) @ (w.double() * wide_w).mT
+    assert error_metric.deviation(out, whole) < 1e-5
+
+
+def test_batches_of_nothing_have_empty_results() -> None:
+    a, b = eight_bits(torch.int8, 2, 0, 256), eight_bits(torch.int8, 2, 256, 7)
+    assert tritongemm.scaled_bmm(a, b, torch.ones(2, 0), torch.ones(2, 7)).shape == (2, 0, 7)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +202,57 @@ def test_a_tuned_row_serves_and_others_do_not(gpu: tuple[Dispatcher, Make]) -> N
     assert dispatcher.run(empty(16, 64), empty(32, 64), None, None).shape == (16, 32)
 
 
+@pytest.mark.parametrize("scales", ["block", "block_rows", "group", "group_rows"])
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+def test_a_row_with_scales_along_k_serves(gpu: tuple[Dispatcher, Make], scales: str, shared: str) -> None:
+    """What tuning measures is what a call of the same operands asks for; other M are served by the next one."""
+    dispatcher, empty = gpu
+    family = registry.get(Family, "a8w8_blockscale")
+    fp8, name = torch.float8_e4m3fn, "" if scales == "block" else scales
+    tuned = family.problem(
+        16, 300, 640, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False, batch=4, scales=name, shared=shared
+    )
+    assert dispatcher.load([record(tuned)]) == 1 and not dispatcher.scaled_weights, "a layer has no row"
+    kernels = attach_device(dispatcher, {tuned: StandInKernel()})
+    kernels.binders[tuned, 0] = lambda m: StandInKernel()
+
+    def lies(shape: tuple[int, ...], alone: bool, turned: bool) -> Tensor:
+        whole = empty(*(shape[::-1] if turned else shape), dtype=torch.float32).expand(4, -1, -1)
+        apart = empty(4, *(shape[::-1] if turned else shape), dtype=torch.float32)
+        found = whole if alone else apart
+        return found.mT if turned else found
+
+    def operands(m: int) -> BatchOperands:
+        a, b = empty(4, m, 640, dtype=fp8), empty(4, 300, 640, dtype=fp8).mT
+        a = a.narrow(0, 0, 1).expand(4, m, 640) if shared == "a" else a
+        b = b.narrow(0, 0, 1).expand(4, 640, 300) if shared == "b" else b
+        of_a = lies((m, 5), shared == "a", scales in ("block", "group"))
+        across = 3 if scales.startswith("block") else 300
+        return BatchOperands(a, b, None, torch.bfloat16, of_a, lies((across, 5), shared == "b", scales == "group").mT)
+
+    found = read_batch(check_shapes(operands(16)))
+    assert not isinstance(found, Support)
+    assert next(p for p in found.readings() if p == tuned) and found.moved(tuned) == {}
+    resolver = batched._Resolver(dispatcher, check_shapes(operands(16)))
+    assert str(resolver.answers).startswith("exact: tile") and resolver.kernel is not None
+    assert str(batched._Resolver(dispatcher, check_shapes(operands(77))).answers).startswith(
+        "near: M 16, as no row has 77"
+    )
+
+
+def test_factors_of_each_product_lie_apart_as_they_do(gpu: tuple[Dispatcher, Make]) -> None:
+    """A kernel for factors of its own reads those that all products share, and those that lie further apart."""
+    _, empty = gpu
+    a, b = empty(4, 16, 640, dtype=torch.int8), empty(4, 256, 640, dtype=torch.int8).mT
+    of_a = torch.empty_strided((4, 16, 5), (160, 5, 1), device="cuda:0")
+    of_b = empty(2, 5, dtype=torch.float32).expand(4, 2, 5).mT
+    found = read_batch(check_shapes(BatchOperands(a, b, None, torch.bfloat16, of_a, of_b)))
+    assert not isinstance(found, Support)
+    (own,) = found.readings()
+    assert own.scales == "block_rows" and own.family == "a8w8_blockscale"
+    assert found.moved(own) == {"scale_a": Strides(0, 160), "scale_b": Strides(0, 0)}
+
+
 def test_addresses_reach_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     run_on_cpu(monkeypatch)
     seen: dict[str, int] = {}
@@ -178,6 +273,15 @@ def test_addresses_reach_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (seen["scale_a"], seen["scale_b"], seen["c"]) == (*(s.data_ptr() for s in scales), out.data_ptr())
     odd = torch.arange(65.0)[1:].view(2, 4, 8)  # no address of 16 bytes: PyTorch computes
     assert torch.equal(call(BatchOperands(odd, b)), torch.bmm(odd, b)) and len(launched) == 2
+
+
+def test_vectors_that_have_to_be_copied_are_copied_at_each_call() -> None:
+    a, b, bias = torch.zeros(2, 4, 8), torch.zeros(2, 8, 4), torch.arange(16.0).view(2, 8)
+    for added, alike in ((bias[:, :4], True), (bias[:, None, 4:], True), (bias[:, ::2], False), (None, True)):
+        operands = BatchOperands(a, b, added)
+        assert batched._shares_memory(operands, check_shapes(operands)) == alike
+        wanted = torch.zeros(2, 4, 4) if added is None else added.reshape(2, 1, 4).expand(2, 4, 4)
+        assert torch.equal(batched._torch_bmm(operands), wanted)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from torch.nn import functional
 
 import tritongemm
 from tests.support import ROOT
+from tests.support.linear_layers import StandInKernel, record, stand_in_kernels
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
@@ -24,8 +24,9 @@ from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import grouped_operands, moe_torch
-from tritongemm.serving.grouped_call import find_kernel
+from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.grouped_operands import GroupedOperands
+from tritongemm.serving.record_table import RecordTable
 
 COUNTS = (5, 0, 9, 2)
 OCP = "fp8e4m3fn"
@@ -94,29 +95,34 @@ def test_operands_that_do_not_belong_together_are_named() -> None:
 
 
 def test_the_record_of_the_next_larger_m_serves() -> None:
-    def record(m: int, counts: tuple[int, ...] = ()) -> Record:
-        return Record(
-            problem("a8w8", 0, m, counts), "sm90", Config("grouped", 16, 32, 64), "triton", 1e-6, 0.0, "events"
-        )
+    def tuned(m: int, counts: tuple[int, ...] = (), **changes: Any) -> Record:
+        return record(problem("a8w8", 0, m, counts), Config("grouped", 16, 32, 64), **changes)
 
-    records = [record(8), record(64), record(sum(COUNTS), COUNTS), record(256)]
-    binders = {(r.problem, 0): (lambda m, r=r: (r.problem.m, m)) for r in records}
-    rows = [SimpleNamespace(record=r) for r in records]
-    device: Any = SimpleNamespace(
-        records=SimpleNamespace(list_rows=lambda arch, units: rows),
-        device=SimpleNamespace(arch="sm90", compute_units=132), binders=binders, loaded_for=lambda record: None,
-    )  # fmt: skip
-    found: dict[int, Any] = {}
-    for m in (1, 9, 16, 17, 100, 1000):
-        answer = find_kernel(device, problem("a8w8", 0, m, ()))
-        assert not isinstance(answer, Support)
-        found[m] = answer[0]
-    assert found == {1: (8, 1), 9: (16, 9), 16: (16, 16), 17: (64, 17), 100: (256, 100), 1000: (256, 1000)}
-    assert isinstance(find_kernel(device, problem("dense", 0, 8, ())), Support)
-    ranged = [replace(r, m_from=r.problem.m // 2) for r in records]
-    device.records = SimpleNamespace(list_rows=lambda arch, units: [SimpleNamespace(record=r) for r in ranged])
-    device.binders = {(r.problem, r.m_from): (lambda m, r=r: (r.problem.m, m)) for r in ranged}
-    assert find_kernel(device, problem("a8w8", 0, 9, ()))[0] == (16, 9)  # type: ignore[index]
+    def serving(*records: Record) -> DeviceKernels:
+        loaded = {r.problem: StandInKernel() for r in records if r.winner == "triton"}
+        device = stand_in_kernels(RecordTable(records))
+        device.loaded = {p: kernel for p, kernel in loaded.items() if p in {r.problem for r in records if not r.m_from}}
+        device.loaded_ranges = {r.problem: loaded[r.problem] for r in records if r.m_from}
+        device.binders = {(r.problem, r.m_from): (lambda m: StandInKernel()) for r in records}
+        return device
+
+    def served(device: DeviceKernels, m: int) -> int:
+        found = device.find_near(problem("a8w8", 0, m, ()))
+        assert not isinstance(found, Support), str(found)
+        return found.row.record.problem.m
+
+    records = [tuned(8), tuned(64), tuned(sum(COUNTS), COUNTS), tuned(256)]
+    device = serving(*records)
+    wanted = {1: 8, 9: 16, 16: 16, 17: 64, 100: 256, 1000: 256}
+    assert {m: served(device, m) for m in wanted} == wanted
+    assert isinstance(device.find_near(problem("dense", 0, 8, ())), Support)
+    ranged = serving(*(replace(r, m_from=r.problem.m // 2) for r in records))
+    assert served(ranged, 9) == 16
+    # A row whose kernel can't be launched there leaves the call to the next one, but for PyTorch's own product.
+    device.binders[records[3].problem, 0] = lambda m: Support("another binary")
+    assert served(device, 1000) == 64
+    lost = serving(tuned(8), tuned(64, winner="torch"))
+    assert served(lost, 3) == 8 and "PyTorch's own product won there" in str(lost.find_near(problem("a8w8", 0, 65, ())))
 
 
 def experts_one_by_one(x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, gelu: bool = False) -> Tensor:

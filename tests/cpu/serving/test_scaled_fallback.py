@@ -63,6 +63,19 @@ def test_factors_lie_as_pytorch_wants_them(
     assert asked == [wanted] * 2
 
 
+@pytest.mark.parametrize("rows", [1, 13, 16])
+def test_rows_are_padded_for_the_library(asked: list[tuple[Any, ...]], rows: int) -> None:
+    """CuBLASLt has products with factors along K of multiples of four rows."""
+    a, w = torch.zeros(rows, K).to(FP8), torch.zeros(N, K).to(FP8)
+    scale_a, scale_w = torch.ones(rows, 5), torch.ones(2, 5)
+    call = TorchScaled(read_product(ScaledOperands(a, w, scale_a, scale_w)))
+    for _ in range(2):
+        found = call(a, w, scale_a, scale_w)
+        assert found.shape == (rows, N) and found.is_contiguous()
+    padded = -(-rows // 4) * 4
+    assert asked == [((padded, 5), (1, padded), *BLOCKS[2:])] * 2
+
+
 def test_older_pytorch_is_given_no_padding(asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaled_fallback, "_Scaled", None)
     computed(torch.ones(M, 5), torch.ones(2, 5))

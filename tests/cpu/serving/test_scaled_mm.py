@@ -89,6 +89,19 @@ def test_every_granularity_is_right(form: str, dtype: torch.dtype) -> None:
                     assert error_metric.deviation(out, wanted) < 1e-5
 
 
+def test_factors_of_one_operand_tell_what_the_others_are_for() -> None:
+    """Four factors of a weight [4, 512] in one row are for its rows, or for groups along K."""
+    a, w = quantised(3, 4, 512, FP8)
+    of_w = factors(1, 4)
+    for scale_a, wide_w in (
+        (factors(3, 4), of_w.double().repeat_interleave(128, 1)),
+        (factors(3), of_w.double().t().expand(4, 512)),
+    ):
+        exact = (a.double() * spread(scale_a, 3, 512)) @ (w.double() * wide_w).T
+        found = tritongemm.scaled_mm(a, w, scale_a, of_w, out_dtype=torch.float32)
+        assert error_metric.deviation(found, exact) < 1e-5
+
+
 def test_shapes_of_one_factor_and_of_one_for_each_row() -> None:
     a, w = quantised(4, 6, 32, FP8)
     scale_a, scale_b = factors(4), factors(6)

@@ -33,4 +33,4 @@ class LibraryWinner(KernelSource):
         kernel = None if call.vector else device.torch_kernels.find(call.problem, call.precision)
         if kernel is None:
             return Resolution("library", text, lasting=not torch.cuda.is_current_stream_capturing())
-        return Resolution("library", f"{text}; PyTorch's kernel, called directly", kernel)
+        return Resolution("library", f"{text}; PyTorch's kernel, called directly", kernel, record=record)

@@ -8,7 +8,7 @@ from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
-from tritongemm.serving.source_row import SourceRow, kind_of
+from tritongemm.serving.source_row import SourceRow, kind_of, tell_kernel
 
 
 class TunedRecord(KernelSource):
@@ -22,11 +22,9 @@ class TunedRecord(KernelSource):
         if isinstance(kernel, Support):
             return kernel
         assert isinstance(row, SourceRow), "a tuned kernel has a record"
-        record = row.record
-        gain = f", {record.speedup:.2f}x {record.library}" if record.speedup else ""
-        text = f"{record.config.name} ({record.seconds * 1e6:.2f} us{gain})"
+        record, text = row.record, tell_kernel(row.record)
         kind, m = kind_of(record, call.problem.m), record.problem.m
         if kind == "exact":
-            return Resolution(kind, text, kernel)
+            return Resolution(kind, text, kernel, record=record, where=row.where)
         which = f"M {record.m_from} to {m}" if kind == "range" else f"M {m}, the padded M of {call.problem.m}"
-        return Resolution(kind, f"{which}: {text} at M {m}", kernel)
+        return Resolution(kind, f"{which}: {text} at M {m}", kernel, record=record, where=row.where)

@@ -1,0 +1,209 @@
+"""Rows that serve other M than their own: of which products, which row, at which binary, and with which memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import tritongemm
+from tests.support.linear_layers import StandInKernel, attach_device, problem, record, stand_in_kernels
+from tritongemm.build import prepare
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.core.config import Config
+from tritongemm.core.errors import WorkspaceError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.serving import LoadedKernel
+from tritongemm.core.support import Support
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.search_spaces import loader
+from tritongemm.serving import kernel_loading
+from tritongemm.serving.device_kernels import NearKernel
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.other_m import serves_other_m
+from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.tuned_blocks import BlockOperands, compute_or, find_layout
+
+FP8 = torch.float8_e4m3fn
+SM90 = loader.load_target("sm90", compute_units=132)
+
+
+def scaled(m: int, scales: str = "", family: str = "a8w8_blockscale", dtype: str = "fp8e4m3fn", **more: Any) -> Problem:
+    found = registry.get(Family, family)
+    made: Problem = found.problem(m, 256, 512, dtype, dtype, "bf16", **{"row_major_b": False, "scales": scales, **more})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("asked", "arch", "serves"),
+    [
+        (problem(777, 256, 512), "sm90", False),
+        (replace(problem(777, 256, 512), batch=4), "sm90", False),
+        (scaled(777), "sm90", False),
+        (scaled(777, "group"), "sm90", False),
+        (scaled(777), "gfx942", True),
+        (replace(scaled(777), dtype_c="fp16"), "sm90", True),
+        (replace(scaled(777), n=250), "sm90", True),
+        (scaled(777, order_b="shuffled_16x16"), "sm90", True),
+        (scaled(777, "mx"), "sm90", True),
+        (scaled(777, dtype="int8"), "sm90", True),
+        (scaled(777, family="a8w8"), "gfx942", False),
+        (scaled(777, family="a8w8", dtype="int8"), "sm90", False),
+        (scaled(16, family="a8w8", dtype="int8"), "sm90", True),
+        (scaled(777, family="a8w8", batch=4), "sm90", True),
+        (scaled(777, groups=4), "sm90", True),
+    ],
+    ids=lambda value: value.key if isinstance(value, Problem) else str(value),
+)
+def test_rows_serve_other_m_where_pytorch_has_no_fast_call(asked: Problem, arch: str, serves: bool) -> None:
+    assert serves_other_m(asked, arch) == serves
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
+    """A dispatcher that believes in an sm90."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    dispatcher = Dispatcher()
+    attach_device(dispatcher)
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+    with FakeTensorMode():
+        yield dispatcher
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="cuda:0")
+
+
+def attach(dispatcher: Dispatcher, *records: Record) -> dict[str, list[int]]:
+    """Serve records by stand-ins; the M that kernels are bound to, by the key of their rows."""
+    dispatcher.load(records)
+    kernels = attach_device(dispatcher)
+    asked: dict[str, list[int]] = {}
+    for row in records:
+        if row.winner != "triton":
+            continue
+        (kernels.loaded_ranges if row.m_from else kernels.loaded)[row.problem] = StandInKernel()
+
+        def bind(m: int, key: str = row.problem.key) -> LoadedKernel:
+            asked.setdefault(key, []).append(m)
+            return StandInKernel()
+
+        kernels.binders[row.problem, row.m_from] = bind
+    return asked
+
+
+def said(m: int, scales: str) -> str:
+    a, w = empty(m, 512, dtype=FP8), empty(256, 512, dtype=FP8)
+    powers = [empty(rows, 16, dtype=torch.uint8) for rows in (m, 256)]
+    of_a, of_b = powers if scales == "mx" else (empty(4, m).t(), empty(2, 4))
+    return tritongemm.explain(a, w, scale_a=of_a, scale_b=of_b)
+
+
+def test_the_next_larger_m_serves_else_the_largest(gpu: Dispatcher) -> None:
+    own = next(p for p in _mx_problems(16))
+    rows = [record(own), record(own.at(64), m_from=33), record(own.at(8), winner="torch"), record(scaled(64))]
+    asked = attach(gpu, *rows)
+    assert said(16, "mx").startswith("exact") and said(40, "mx").startswith("range: M 33 to 64")
+    assert said(8, "mx").startswith("library")
+    assert not asked.get(own.key)
+    for m, by in ((3, 16), (9, 16), (20, 64), (777, 64)):
+        text = said(m, "mx")
+        assert text.startswith(f"near: M {by}, as no row has {m}: tile__") and "near_record serves the call" in text
+        assert asked[own.at(by).key][-1] == m
+    assert said(777, "block").startswith("fallback: ") and "PyTorch has no fast call" in said(777, "block")
+
+
+def _mx_problems(m: int) -> Iterator[Problem]:
+    """The problems that a call with powers of two may be taken for, the first of which is looked for first."""
+    from tritongemm.serving.scaled_operands import ScaledOperands, read_product
+
+    a, w = empty(m, 512, dtype=FP8), empty(256, 512, dtype=FP8)
+    of_a, of_b = (empty(rows, 16, dtype=torch.uint8) for rows in (m, 256))
+    yield from read_product(ScaledOperands(a, w, of_a, of_b)).problems(SM90)
+
+
+def test_a_row_that_can_not_be_launched_there_leaves_the_call_to_the_next_one(gpu: Dispatcher) -> None:
+    own = next(_mx_problems(16))
+    attach(gpu, record(own), record(own.at(64)))
+    kernels = gpu._devices[0]
+    kernels.binders[own.at(64), 0] = lambda m: Support(f"M {m} needs another binary")
+    assert said(777, "mx").startswith("near: M 16, as no row has 777")
+    kernels.binders[own, 0] = lambda m: Support("gone")
+    assert "near_record declines: 64x256x512" in said(777, "mx") and "needs another binary" in said(777, "mx")
+
+
+def test_layers_take_rows_of_other_m_and_servers_do_not(gpu: Dispatcher) -> None:
+    """A server's own kernel, which computes what no row has, is fast."""
+    exact, far = (replace(scaled(m, scales), dtype_c="fp16") for m, scales in ((16, "block_rows"), (64, "block")))
+    attach(gpu, record(exact), record(far))
+    weight, scale = empty(256, 512, dtype=FP8), empty(2, 4)
+
+    def operands(m: int) -> BlockOperands:
+        return BlockOperands(empty(m, 512, dtype=torch.bfloat16), weight, scale, out_dtype=torch.float16)
+
+    found = {m: (find_layout(operands(m), near=True), find_layout(operands(m), near=False)) for m in (16, 20, 777)}
+    assert found == {16: ("rows", "rows"), 20: ("groups", None), 777: ("groups", None)}
+    theirs = empty(777, 256)
+    assert compute_or(operands(777), lambda: theirs) is theirs
+
+
+class Sharing(StandInKernel):
+    """A kernel whose programs share memory."""
+
+    def __init__(self, workspace: int, semaphore: int) -> None:
+        self.needs = {"workspace": workspace, "semaphore": semaphore}
+
+    def bytes(self, buffer: str) -> int:
+        return self.needs[buffer]
+
+
+def test_a_kernel_at_another_m_has_the_memory_that_its_programs_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    own = scaled(64, groups=4)
+    device = stand_in_kernels(RecordTable([record(own)]), {own: Sharing(1024, 256)})
+    device.device.reserve_workspaces(1024, 256)
+    needs = {100: (2048, 256), 200: (512, 512), 300: (1 << 30, 256)}
+    device.binders[own, 0] = lambda m: Sharing(*needs[m])
+
+    def find(m: int) -> NearKernel | Support:
+        return device.find_near(own.at(m))
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert "while a graph is captured" in str(find(100))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert not isinstance(find(100), Support) and not isinstance(find(200), Support)
+    pool = device.device.workspaces
+    assert pool is not None and pool.holds(2048, 512)
+    assert "would share 1073741824 bytes" in str(find(300)) and device.device.workspaces is pool
+
+    def full(*_: int) -> None:
+        raise WorkspaceError("no memory for what programs share")
+
+    needs[100] = (4096, 256)
+    monkeypatch.setattr(device.device, "reserve_workspaces", full)
+    assert "no memory for what programs share" in str(find(100))
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_one_binary_serves_every_m(groups: int, tmp_path: Path) -> None:
+    """The launch beyond a row's own M is that of a kernel compiled for it."""
+    template = "grouped" if groups > 1 else "tile"
+    row = record(scaled(64, groups=groups), Config(template, 16, 32, 128, num_warps=4, num_stages=2))
+    cache = ArtifactCache(tmp_path)
+    prepared = prepare.prepare_kernels([row], SM90, cache)[row.problem]
+    assert not isinstance(prepared, Support), str(prepared)
+    for m in (5, 5000):
+        assert prepared.serves(m)
+        own = replace(row, problem=row.problem.at(m))
+        assert prepared.launch_at(m) == prepare.prepare_launches([own], SM90, cache)[own.problem]
+    huge = kernel_loading._bind(prepared, StandInKernel(), 64, 2**31 - 5)
+    assert isinstance(huge, Support) and "beyond the 32 bits" in huge.reason

@@ -1,0 +1,47 @@
+"""Which products a row of another M serves: those of which PyTorch has no fast call.
+
+A kernel is right at every M, and nobody measured it at this one. Where PyTorch would multiply dequantised numbers, or
+one group after another, that takes several times as long as any tuned kernel; elsewhere PyTorch's call may be faster.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tritongemm.core.problem import PLAIN, Problem
+
+_BLOCKS_ARCH: Final = "sm90"  # PyTorch has products with factors along K for it alone
+_BLOCKS_DEPTH: Final = 128
+_FP8_MULTIPLE: Final = 16  # of N and K, in PyTorch's products of fp8
+_INT8_MULTIPLE: Final = 8
+_INT8_ROWS: Final = 16  # PyTorch's product of int8 has more
+
+
+def serves_other_m(problem: Problem, arch: str) -> bool:
+    """Whether a row that is tuned for one M serves calls of another one that no row has.
+
+    Args:
+        problem: what is asked for.
+        arch: name of the GPU's architecture.
+    """
+    if problem.kind == "grouped":
+        return True
+    if problem.kind == "batched":
+        return problem.a.bytes == 1
+    return problem.scale_a is not None and problem.scale_b is not None and not _has_fast_call(problem, arch)
+
+
+def _has_fast_call(problem: Problem, arch: str) -> bool:
+    """Whether PyTorch computes a product with scale factors without turning its operands into wider numbers."""
+    of_a, of_b = problem.scale_a, problem.scale_b
+    assert of_a is not None and of_b is not None
+    if problem.order_b != PLAIN:
+        return False
+    if problem.dtype_a == "int8":
+        whole = not (problem.n % _INT8_MULTIPLE or problem.k % _INT8_MULTIPLE)
+        return whole and problem.m > _INT8_ROWS and not (of_a.depth or of_b.depth)
+    if not (problem.a.is_fp8 and problem.b.is_fp8) or problem.n % _FP8_MULTIPLE or problem.k % _FP8_MULTIPLE:
+        return False
+    if not (of_a.depth or of_b.depth):
+        return True
+    return arch == _BLOCKS_ARCH and of_a.depth == of_b.depth == _BLOCKS_DEPTH and problem.dtype_c == "bf16"

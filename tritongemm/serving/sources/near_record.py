@@ -1,0 +1,29 @@
+"""Kernel source: the tuned kernel of another M, for a size without a row that PyTorch has no fast call of."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tritongemm.core.serving import CallSignature, Resolution
+from tritongemm.core.support import Support
+from tritongemm.plugins.contracts import KernelSource
+from tritongemm.serving.device_kernels import DeviceKernels
+from tritongemm.serving.other_m import serves_other_m
+from tritongemm.serving.source_row import tell_kernel
+
+
+class NearRecord(KernelSource):
+    """The kernel of the next larger M that has a row, else of the largest, for products with scales and batches."""
+
+    rank: ClassVar[int] = 22
+
+    def resolve(self, call: CallSignature, device: DeviceKernels) -> Resolution | Support:
+        """The kernel at the call's M, or why there is none that can be launched."""
+        if not serves_other_m(call.problem, device.device.arch):
+            return Support("rows serve other M only where PyTorch has no fast call of a product")
+        found = device.find_near(call.problem)
+        if isinstance(found, Support):
+            return found
+        record = found.row.record
+        text = f"M {record.problem.m}, as no row has {call.problem.m}: {tell_kernel(record)} at M {record.problem.m}"
+        return Resolution("near", text, found.kernel, record=record, where=found.row.where)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tritongemm.cli import arguments, session
+from tritongemm.cli import arguments, servers
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import MOST_GROUPS
 from tritongemm.numerics.random_inputs import INITS
@@ -90,7 +90,7 @@ def _server(text: str) -> str:
         argparse.ArgumentTypeError: there is none of that name.
     """
     try:
-        return session.server_format(text).server.lower()
+        return servers.server_format(text).server.lower()
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

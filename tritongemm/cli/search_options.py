@@ -63,8 +63,8 @@ def add_search_options(p: argparse.ArgumentParser) -> None:
         dest="server",
         type=_server,
         metavar="SERVER",
-        help="vllm or sglang: race the tiles that this server's own Triton kernel can be set to, beside what it runs "
-        "today, for the tables that it reads; without -m at every M of such a table",
+        help="vllm or sglang: race this server's own Triton kernel, or where it is not installed ours with the same "
+        "tiles, beside what it runs today, for the tables that it reads; without -m at every M of such a table",
     )
     g.add_argument(
         "--top-k",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments, group_options, model_options, search_options
+from tritongemm.cli import arguments, group_options, model_options, search_options, servers
 from tritongemm.core.config import DEFAULT_BACKEND
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import DEFAULT_FAMILY
@@ -287,7 +287,7 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
         "--for races one kernel at each M that a server looks up: leave --workload and --m_range out",
     ),
     (
-        lambda a: a.server is not None and a.libtype not in (None, DEFAULT_BACKEND, a.server),
+        lambda a: a.server is not None and a.libtype is not None and not servers.may_race(a.libtype, a.server),
         f"--for races one kernel: leave --libtype out, or name the server or {DEFAULT_BACKEND}",
     ),
     (

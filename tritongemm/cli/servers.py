@@ -12,7 +12,7 @@ from tritongemm.core.format_row import FormatRow
 from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format, LibraryBackend, ServerFormat
+from tritongemm.plugins.contracts import Backend, Format, LibraryBackend, SearchedBackend, ServerFormat
 from tritongemm.runtime.machine import Machine
 
 
@@ -49,6 +49,18 @@ def limits(args: argparse.Namespace, machine: Machine, backends: Sequence[str]) 
     if server.backend not in backends:
         return found
     return replace(found, first=tuple(replace(config, backend=server.backend) for config in found.first))
+
+
+def may_race(backend: str, server: str) -> bool:
+    """Whether a backend's kernels can stand in a server's tables: the server's own, or those of templates of ours.
+
+    Args:
+        backend: as a user names it.
+        server: its name in small letters.
+    """
+    if backend not in registry.names(Backend):
+        return False
+    return backend == server or isinstance(registry.get(Backend, backend), SearchedBackend)
 
 
 def choose_kernels(

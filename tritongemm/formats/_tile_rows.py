@@ -159,7 +159,7 @@ def tells(row: Mapping[str, int], config: Config, kind: Kind, server: str) -> bo
         kind: of the table.
         server: name of its backend.
     """
-    known = config.backend in (DEFAULT_BACKEND, server) and all(row[key] for key in _BLOCKS)
+    known = (config.is_generated or config.backend == server) and all(row[key] for key in _BLOCKS)
     return known and read_config(row, kind) == replace(config, backend=DEFAULT_BACKEND)
 
 

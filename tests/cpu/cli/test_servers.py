@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from tests.support.evaluators import FakeEvaluator
 from tests.support.fakes import server_kernels
-from tritongemm.cli import options, servers
+from tritongemm.backends._server_kernels import ServerBackend
+from tritongemm.cli import options, servers, session, tune
+from tritongemm.core.config import Config
 from tritongemm.core.format_row import FormatRow
+from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import LibraryBackend
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces.loader import load_target
 
@@ -44,3 +54,40 @@ def test_the_user_may_say_whose(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     with pytest.raises(SystemExit):
         options.parse([*TABLE, "--libtype", "blaslt"])
     assert "--for races one kernel: leave --libtype out, or name the server or triton" in capsys.readouterr().err
+
+
+class Judge(FakeEvaluator):
+    """A device that lists what a server's backend would try, and times each as its tile has rows."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__("sm90", baseline_seconds=1e-6)
+
+    def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
+        """The first contenders."""
+        library = registry.get(LibraryBackend, backend)
+        assert isinstance(library, ServerBackend)
+        return library.contenders(problem, self.target)[:limit]
+
+
+@pytest.mark.parametrize("size", [["-n", "512", "-k", "1024"], ["-n", "256", "-k", "512", "--groups=8", "--top_k=2"]])
+def test_a_table_of_the_servers_own_kernels(
+    size: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole command, but for the device: both kinds of tables, of the backend's results alone."""
+    server_kernels.install_vllm(monkeypatch)
+    monkeypatch.setattr(tune, "find_machine", lambda *asked: H200)
+    monkeypatch.setattr(session, "toolchain", lambda machine: {"triton": "3.6.0", "device": "NVIDIA H200"})
+    monkeypatch.setattr(session, "GpuEvaluator", Judge)
+    subject = "E=8,N=256" if len(size) > 4 else "N=512,K=1024"
+    name = f"{subject},device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+    words = ["--for", "vllm", *size, "-m", "16", "--family", "a8w8_blockscale", "--algorithms", "12"]
+    assert tune.main([*words, "-o", str(tmp_path / name)]) == 0
+    assert "its own kernels race" in capsys.readouterr().err
+    told = json.loads((tmp_path / name).read_text(encoding="utf-8"))
+    assert told["16"]["BLOCK_SIZE_M"] == 16 and told["16"]["BLOCK_SIZE_K"] == 128
+    results = (tmp_path / name).with_suffix(".yaml").read_text(encoding="utf-8")
+    assert (
+        "'backend': 'vllm'" in results
+        and "'backend': 'triton'" not in results
+        and not [*tmp_path.rglob("*kernels/*.py")]
+    )

@@ -67,7 +67,9 @@ class ServerBackend(LibraryBackend, abstract=True):
 
     def available(self) -> Support:
         """Whether the server's package is there, which is not imported for that."""
-        return SUPPORTED if find_spec(self.top) else Support(f"the {self.top} package is not installed")
+        found = find_spec(self.top)
+        there = found is not None and found.origin is not None  # a folder of that name is no package
+        return SUPPORTED if there else Support(f"the {self.top} package is not installed")
 
     def version(self) -> str:
         """Version of the package."""

@@ -71,7 +71,7 @@ def _install(monkeypatch: pytest.MonkeyPatch, modules: Mapping[str, Mapping[str,
             name = ".".join(parts[:end])
             if name not in made:
                 made[name] = ModuleType(name)
-                made[name].__spec__, made[name].__path__ = ModuleSpec(name, None), []
+                made[name].__spec__, made[name].__path__ = ModuleSpec(name, None, origin="stand-in"), []
                 monkeypatch.setitem(sys.modules, name, made[name])
         vars(made[path]).update(members)
     return made

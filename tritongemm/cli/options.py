@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments, group_options, model_options, search_options
+from tritongemm.cli import arguments, group_options, model_options, search_options, servers
+from tritongemm.core.config import DEFAULT_BACKEND
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import DEFAULT_FAMILY
 from tritongemm.core.scaling import GRANULARITIES
@@ -282,8 +283,12 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
         "--compare_wo_tuning and --benchmark read stored results: name their file with --gemm_size_file",
     ),
     (
-        lambda a: a.server is not None and (a.workload is not None or a.m_range is not None or a.libtype is not None),
-        "--for races one kernel at each M that a server looks up: leave --workload, --m_range and --libtype out",
+        lambda a: a.server is not None and (a.workload is not None or a.m_range is not None),
+        "--for races one kernel at each M that a server looks up: leave --workload and --m_range out",
+    ),
+    (
+        lambda a: a.server is not None and a.libtype is not None and not servers.may_race(a.libtype, a.server),
+        f"--for races one kernel: leave --libtype out, or name the server or {DEFAULT_BACKEND}",
     ),
     (
         lambda a: (a.top_k is None) != (a.server is None or a.groups == 1),

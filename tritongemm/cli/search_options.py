@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tritongemm.cli import arguments, session
+from tritongemm.cli import arguments, servers
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import MOST_GROUPS
 from tritongemm.numerics.random_inputs import INITS
@@ -63,8 +63,8 @@ def add_search_options(p: argparse.ArgumentParser) -> None:
         dest="server",
         type=_server,
         metavar="SERVER",
-        help="vllm or sglang: race the tiles that this server's own Triton kernel can be set to, beside what it runs "
-        "today, for the tables that it reads; without -m at every M of such a table",
+        help="vllm or sglang: race this server's own Triton kernel, or where it is not installed ours with the same "
+        "tiles, beside what it runs today, for the tables that it reads; without -m at every M of such a table",
     )
     g.add_argument(
         "--top-k",
@@ -90,7 +90,7 @@ def _server(text: str) -> str:
         argparse.ArgumentTypeError: there is none of that name.
     """
     try:
-        return session.server_format(text).server.lower()
+        return servers.server_format(text).server.lower()
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

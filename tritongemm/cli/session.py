@@ -11,20 +11,20 @@ from typing import Any
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
+from tritongemm.cli import servers
 from tritongemm.codegen.modules import winner_path
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.support import SUPPORTED
 from tritongemm.core.trial import PREDICTED
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Evaluator, ExternalTimer, Format, ServerFormat, Timer
+from tritongemm.plugins.contracts import Evaluator, ExternalTimer, Timer
 from tritongemm.results.run_files import module_folder
 from tritongemm.results.store import Store
 from tritongemm.runtime.machine import Machine, toolchain
@@ -108,33 +108,8 @@ def make_options(
         margin=args.min_gain / 100,
         stop=stop,
         toolchain=toolchain(machine),
-        limits=_limits(args, machine),
+        limits=servers.limits(args, machine, backends),
     )
-
-
-def server_format(server: str, groups: int = 1) -> ServerFormat:
-    """The format that sets a server's kernels.
-
-    Args:
-        server: its name.
-        groups: of the products; of several the kernels are those of experts.
-
-    Raises:
-        InputError: there is none; lists those there are.
-    """
-    kind = "grouped" if groups > 1 else "one"
-    every = (f for f in registry.every(Format) if isinstance(f, ServerFormat) and f.computes == kind)
-    found = {f.server.lower(): f for f in every}
-    if server.lower() not in found:
-        raise InputError(f"no format is of the server {server!r}; there are: {', '.join(sorted(found))}")
-    return found[server.lower()]
-
-
-def _limits(args: argparse.Namespace, machine: Machine) -> SearchLimits:
-    """What may be tried: what the user, and the server whose kernel is raced, allow."""
-    if args.server is None:
-        return SearchLimits(args.max_split)
-    return server_format(args.server, args.groups).limits(args.family, machine.target)
 
 
 def open_store(
@@ -176,7 +151,7 @@ def write_missing_winners(problems: Sequence[Problem], run: TuningRun) -> None:
 def race_layers(rows: Sequence[FormatRow], run: TuningRun, args: argparse.Namespace) -> None:
     """Race the same configs at all products of each layer, where a server launches one at them."""
     if args.top_k is not None:
-        LayerTuning(run, server_format(args.server, args.groups).can_tell).tune(rows)
+        LayerTuning(run, servers.server_format(args.server, args.groups).can_tell).tune(rows)
 
 
 def _identity(protocol: MeasureProtocol) -> dict[str, Any]:

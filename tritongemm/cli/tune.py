@@ -10,9 +10,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tritongemm.cli import door, model_options, options, session, tables
+from tritongemm.cli import door, model_options, options, servers, session, tables
 from tritongemm.codegen.modules import candidates_path, winner_path
-from tritongemm.core.config import DEFAULT_BACKEND
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import DamagedRow, FormatRow
 from tritongemm.core.problem import Problem
@@ -60,9 +59,9 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             reporter.say(f"left out: {row.reason}")
         if not (args.compare_wo_tuning or args.benchmark):  # there a row that can't be computed costs itself alone
             rows = _computable(rows, machine, args, reporter)
-        libtype = args.libtype or (DEFAULT_BACKEND if args.server else None)
-        roster = choose_roster(libtype, bool(machine.devices), args.compile_only)
         reporter.say(machine.why)
+        libtype = args.libtype if args.server is None else servers.choose_kernels(args, rows, machine, reporter.say)
+        roster = choose_roster(libtype, bool(machine.devices), args.compile_only)
         for name, reason in roster.left_out.items() if args.verbose or args.libtype == "all" else ():
             reporter.say(f"{name} does not race: {reason}")
         suffix = f"_{args.server}" if args.server else ""
@@ -105,7 +104,7 @@ def _rows(args: argparse.Namespace, machine: Machine) -> tuple[Sequence[FormatRo
         return model.rows, ()
     named = args.gemm_size_file or args.workload
     if args.server is not None and named is None and (args.m is None or args.top_k is not None):
-        server, tokens = session.server_format(args.server, args.groups), () if args.m is None else (args.m,)
+        server, tokens = servers.server_format(args.server, args.groups), () if args.m is None else (args.m,)
         return server.list_sizes(args.n, args.k, defaults, args.top_k or 1, tokens), ()
     if named is None:
         return sizes.from_options(args.m or args.m_range[0], args.n, args.k, defaults), ()

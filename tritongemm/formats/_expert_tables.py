@@ -155,7 +155,7 @@ class ExpertTables(ServerFormat, abstract=True):
     def can_tell(self, config: Config) -> bool:
         """Whether the server's kernel may be launched so."""
         kind = next(iter(self.kinds.values()))
-        return tells(row_of(config, kind), config, kind)
+        return tells(row_of(config, kind), config, kind, self.backend)
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """Nothing: results do not say of which layers they are."""
@@ -195,12 +195,16 @@ class ExpertTables(ServerFormat, abstract=True):
         return Translation(dict(_texts(tables, facts, before)), told, tuple(untold))
 
     def _best(self, stages: Sequence[Sequence[Record]]) -> list[Record] | None:
-        """The results of the config that takes the least time for all products of a layer; None where none ran all."""
+        """The results of the config that takes the least time for all products of a layer; None where none ran all.
+
+        Where the server's own kernel was raced, its configs alone count.
+        """
         timed = [
             {r.config: r for r in reversed(of_one) if r.winner == r.config.backend and not self._why_not(r)}
             for of_one in stages
         ]
         shared = [config for config in timed[0] if all(config in others for others in timed[1:])]
+        shared = [config for config in shared if config.backend == self.backend] or shared
         layers = [[others[config] for others in timed] for config in shared]
         return min(layers, key=lambda layer: sum(record.seconds for record in layer), default=None)
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tritongemm.core.config import Config
+from tritongemm.core.config import DEFAULT_BACKEND, Config
 from tritongemm.core.dtypes import BY_ENCODING
 from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
@@ -50,6 +50,7 @@ class Kind:
         template: of ours, that is the server's kernel.
         scales: name of the scale factors' granularity; "" for the family's usual one.
         remarks: keys of a table that are no M and are left as they are.
+        more: keys that a row has where the server's own kernel ran with them, and nowhere else.
     """
 
     family: str
@@ -61,6 +62,7 @@ class Kind:
     template: str = "tile"
     scales: str = ""
     remarks: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -140,12 +142,25 @@ def row_of(config: Config, kind: Kind) -> dict[str, int]:
     """What a row says of a config, all of it or not."""
     fields = _BLOCKS | _COUNTS
     row = {key: int(getattr(config, fields[key])) for key in kind.keys}
-    return row | {name: config.option(name) for name in OPTIONS if name in dict(config.options)}
+    row |= {name: config.option(name) for name in OPTIONS if name in dict(config.options)}
+    if not config.is_generated and config.split_k > 1 and "SPLIT_K" in kind.more:
+        row["SPLIT_K"] = config.split_k
+    if not config.is_generated and config.option("swap_ab") and "SWAP_AB" in kind.more:
+        row["SWAP_AB"] = True
+    return row
 
 
-def tells(row: Mapping[str, int], config: Config, kind: Kind) -> bool:
-    """Whether a row tells a config whole, which is then one of the server's kernel."""
-    return config.is_generated and all(row[key] for key in _BLOCKS) and read_config(row, kind) == config
+def tells(row: Mapping[str, int], config: Config, kind: Kind, server: str) -> bool:
+    """Whether a row tells a config whole, which is then one of the server's kernel.
+
+    Args:
+        row: of the config.
+        config: of a template of ours, or of the server's own kernel.
+        kind: of the table.
+        server: name of its backend.
+    """
+    known = (config.is_generated or config.backend == server) and all(row[key] for key in _BLOCKS)
+    return known and read_config(row, kind) == replace(config, backend=DEFAULT_BACKEND)
 
 
 def merged(

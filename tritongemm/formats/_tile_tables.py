@@ -133,7 +133,7 @@ class TileTables(ServerFormat, abstract=True):
         files, told = dict[str, str](), 0
         for subject, found in tables.items():
             kind, name = self.kinds[subject.kind], self._file_name(subject)
-            rows = {m: _row_or_reason(record, kind) for m, record in found.items()}
+            rows = {m: self._row_or_reason(record, kind) for m, record in found.items()}
             foreign = {m: reason for m, reason in rows.items() if isinstance(reason, Support)}
             untold += [(found[m], f"{why}; {self.server} runs there what it runs today") for m, why in foreign.items()]
             told += len(rows) - len(foreign)
@@ -148,7 +148,7 @@ class TileTables(ServerFormat, abstract=True):
 
     def can_tell(self, config: Config) -> bool:
         """Whether the server's kernel may be launched so."""
-        return any(tells(row_of(config, kind), config, kind) for kind in self.kinds.values())
+        return any(tells(row_of(config, kind), config, kind, self.backend) for kind in self.kinds.values())
 
     def list_sizes(
         self, n: int, k: int, defaults: Defaults, chosen: int = 1, tokens: Sequence[int] = ()
@@ -166,13 +166,34 @@ class TileTables(ServerFormat, abstract=True):
         return SearchLimits(1, (kind.template,), tuple(axes), OPTIONS, (today,) if today else ())
 
     def _best(self, rivals: Sequence[Record]) -> Record:
-        """Of the results of a problem the fastest that a row tells; the first where none is."""
+        """Of the results of a problem the fastest that a row tells, of the server's own kernel where that was raced.
+
+        The first where none is told.
+        """
         subject = self._subject_of(rivals[0])
         if isinstance(subject, Support):
             return rivals[0]
         kind = self.kinds[subject.kind]
-        told = [record for record in rivals if isinstance(_row_or_reason(record, kind), dict)]
+        told = [record for record in rivals if isinstance(self._row_or_reason(record, kind), dict)]
+        told = [record for record in told if record.config.backend == self.backend] or told
         return min(told, key=lambda record: record.seconds, default=rivals[0])
+
+    def _row_or_reason(self, record: Record, kind: Kind) -> dict[str, int] | Support | None:
+        """What a table tells of a result: its config, None for the server's other kernel, or why it can't be told."""
+        config = record.config
+        row = row_of(config, kind)
+        depths = kind.depths.get(load_target(record.target).vendor, (config.block_k,))
+        if record.winner != config.backend:
+            reason = f"{printable(record.winner)} won, which is not the server's kernel"
+        elif not tells(row, config, kind, self.backend):
+            reason = f"{config.short_name} won, which is not the server's kernel, or more than a row tells"
+        elif config.block_k not in depths:
+            reason = (
+                f"{config.short_name} won, and the server's kernel takes {', '.join(map(str, depths))} of K at once"
+            )
+        else:
+            return row
+        return None if kind.default is None else Support(reason)
 
     def _subject(self, path: Path) -> Subject | None:
         match = self.name_of_table.fullmatch(path.name)
@@ -208,19 +229,3 @@ def _problem_of(kind: Kind, problem: Problem) -> Problem:
     if problem.dtype_a in ENCODINGS and kind.dtype == "fp8":
         given |= {"dtype_a": problem.dtype_a, "dtype_b": problem.dtype_a}
     return make_problem(Defaults(), problem.m, problem.n, problem.k, given)
-
-
-def _row_or_reason(record: Record, kind: Kind) -> dict[str, int] | Support | None:
-    """What a table tells of a result: the config, null for another kernel of the server, or why it can't tell it."""
-    config = record.config
-    row = row_of(config, kind)
-    depths = kind.depths.get(load_target(record.target).vendor, (config.block_k,))
-    if record.winner != config.backend:
-        reason = f"{printable(record.winner)} won, which is not the server's kernel"
-    elif not tells(row, config, kind):
-        reason = f"{config.short_name} won, which is not the server's kernel, or more than a row tells"
-    elif config.block_k not in depths:
-        reason = f"{config.short_name} won, and the server's kernel takes {', '.join(map(str, depths))} of K at once"
-    else:
-        return row
-    return None if kind.default is None else Support(reason)

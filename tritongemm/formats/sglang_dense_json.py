@@ -25,7 +25,7 @@ class SglangDenseJson(TileTables):
     title = "a table of tiles of SGLang, N=..,K=..,device_name=..,dtype=..,block_shape=[128, 128].json"
     server = "SGLang"
     kinds = {  # noqa: RUF012 (a constant)
-        "fp8_w8a8": Kind("a8w8_blockscale", "fp8", (128, 128), _DEFAULT, depths=_DEPTHS),
+        "fp8_w8a8": Kind("a8w8_blockscale", "fp8", (128, 128), _DEFAULT, depths=_DEPTHS, more=("SPLIT_K", "SWAP_AB")),
         "int8_w8a8": Kind("a8w8_blockscale", "int8", (128, 128), _DEFAULT, depths=_DEPTHS),
         "fp8_w8a8_channelwise": Kind("a8w8", "fp8", ladder=_CHANNELS),
     }

@@ -161,6 +161,7 @@ class Backend(Plugin, abstract=True):
         baseline: it is what users run today, which every race is measured against.
         compile_limit_s: seconds that one compile may take; 0 for the run's ``--timeout``. A backend with a limit of its
             own races only where it is asked for, and compiles in the background if its kernels are compiled here.
+        named_only: it races only where its name is given, or a server is that its kernels are of; never for ``all``.
     """
 
     package = "tritongemm.backends"
@@ -169,6 +170,7 @@ class Backend(Plugin, abstract=True):
     capabilities: ClassVar[Capabilities]
     baseline: ClassVar[bool] = False
     compile_limit_s: ClassVar[float] = 0.0
+    named_only: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
@@ -967,6 +969,11 @@ class ServerFormat(Format, abstract=True):
 
     server: ClassVar[str]
     computes: ClassVar[str] = "one"
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend whose kernels are the server's own, where there is one."""
+        return self.server.lower()
 
     @abstractmethod
     def list_sizes(

@@ -73,6 +73,9 @@ def choose_roster(libtype: str | None, runs: bool, builds_only: bool = False) ->
     baseline = registry.baseline().name
     if libtype in (None, "all"):
         states = {n: _can_race(n, runs, builds_only) for n in registry.names(Backend) if n != baseline}
+        for name in states:
+            if states[name] and registry.get(Backend, name).named_only:
+                states[name] = Support("it races where it is asked for by its name alone")
         for name in states if libtype is None else ():
             if states[name] and compile_limit_s(name):
                 states[name] = Support("its kernels take long to compile; --libtype all or its name asks for it")

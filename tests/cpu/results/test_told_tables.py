@@ -64,3 +64,30 @@ def test_the_fastest_config_that_the_server_runs_is_told_whoever_won(tmp_path: P
     rows = json.loads((tmp_path / NAME).read_text(encoding="utf-8"))
     assert rows["8"]["BLOCK_SIZE_M"] == 16 and rows["8"]["num_stages"] == best.num_stages
     assert rows["16"]["BLOCK_SIZE_M"] == 64 and len(rows) == len(SIZES), "elsewhere it runs what it does today"
+
+
+def test_the_servers_own_kernel_is_told_where_it_was_raced(tmp_path: Path) -> None:
+    """Whatever a template of ours with the same tiles took; with fields that only the own kernel has a row for."""
+    place = tmp_path / NAME.replace("128,128", "128, 128")
+    told = ToldFile.find(place)
+    assert told is not None and isinstance(SGLANG, ServerFormat)
+    ours = Config("tile", 16, 64, 128, 8)
+    slow, swapped = (replace(ours, backend="sglang", num_stages=s) for s in (2, 3))
+    swapped = replace(swapped, split_k=4, options=(("swap_ab", 1),))
+    times = {ours: 1e-5, swapped: 2e-5, slow: 3e-5, replace(swapped, backend="vllm"): 5e-6}
+    trials = [Trial(config, "ok", samples=(s,), timer="events", stage="final") for config, s in times.items()]
+    record = Record(SIZES[3], "sm90", ours, "triton", 1e-5, 0.0, "events", toolchain=TOOLS)
+    assert SGLANG.can_tell(swapped) and SGLANG.can_tell(ours) and not SGLANG.can_tell(replace(swapped, backend="vllm"))
+    assert not SGLANG.can_tell(replace(ours, split_k=4)), "ours adds splits up in another way"
+    assert isinstance(VLLM, ServerFormat) and not VLLM.can_tell(replace(swapped, backend="vllm")), (
+        "vLLM's does not split"
+    )
+    with take(told.results, target="sm90", toolchain=TOOLS) as store:
+        store.add_trials(SIZES[3], trials, record)
+        found = told.write(store, [SIZES[3]])
+    assert found.told == 1 and not found.untold
+    rows = json.loads(place.read_text(encoding="utf-8"))
+    assert (rows["8"]["SPLIT_K"], rows["8"]["SWAP_AB"], rows["8"]["num_stages"]) == (4, True, 3)
+    assert "SPLIT_K" not in rows["16"]
+    (read,) = (row for row in SGLANG.read(place, place.read_text(encoding="utf-8"), BLOCKS) if row.problem.m == 8)
+    assert read.config == replace(swapped, backend="triton")

@@ -9,8 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.support.evaluators import FakeEvaluator
 from tests.support.stores import TOOLS, take
+from tritongemm.cli import servers
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -22,6 +25,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format, ServerFormat
 from tritongemm.report.console import Reporter
 from tritongemm.results.told_file import ToldFile
+from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning.layer_tuning import LayerTuning
 from tritongemm.tuning.task import make_record
@@ -49,20 +53,25 @@ class Judge(FakeEvaluator):
         return RaceResult(trials, samples, True)
 
 
-def test_the_configs_of_both_products_race_at_each(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["triton", "vllm"])
+def test_the_configs_of_both_products_race_at_each(backend: str, tmp_path: Path) -> None:
+    """Of template `grouped_tile`, or of the server's own kernel, which has the same tiles."""
+    tiles = [replace(config, backend=backend) for config in TILES]
     server = registry.get(Format, "vllm_moe_json")
     assert isinstance(server, ServerFormat)
     rows = server.list_sizes(256, 1024, Defaults(family="a8w8_blockscale", groups=8), 2, (16,))
     judge = Judge("sm90")
     judge.target = TARGET
-    limits = server.limits("a8w8_blockscale", TARGET)
-    options = TuningOptions(Path("unused"), backends=("triton",), toolchain=MACHINE, limits=limits)
+    args: Any = SimpleNamespace(server="vllm", groups=8, family="a8w8_blockscale")
+    limits = servers.limits(args, Machine(TARGET, "nvidia", (0,), "H200", ""), [backend])
+    assert {config.backend for config in limits.first} == {backend}
+    options = TuningOptions(Path("unused"), backends=(backend,), toolchain=MACHINE, limits=limits)
     told = ToldFile.find(tmp_path / NAME)
     assert told is not None
     with take(told.results, target="sm90", toolchain=MACHINE) as store:
         for problem in (row.problem for row in rows):
-            fastest = sorted(TILES, key=lambda c: seconds_of(c, problem))
-            screens = [Trial(c, "ok", samples=(seconds_of(c, problem),), timer="sundial") for c in TILES]
+            fastest = sorted(tiles, key=lambda c: seconds_of(c, problem))
+            screens = [Trial(c, "ok", samples=(seconds_of(c, problem),), timer="sundial") for c in tiles]
             result = judge.race(problem, [Artifact(c, "") for c in fastest[:2]], "")
             record = make_record(problem, result, TARGET, options, frozenset(), "by eye")
             store.add_trials(problem, [*screens, *result.trials], record)
@@ -77,4 +86,4 @@ def test_the_configs_of_both_products_race_at_each(tmp_path: Path) -> None:
     sums = {c: sum(seconds_of(c, row.problem) for row in rows) for c in raced[0]}
     best = min(sums, key=sums.__getitem__)
     assert (table["16"]["BLOCK_SIZE_N"], table["16"]["num_stages"]) == (best.block_n, best.num_stages)
-    assert replace(best, num_stages=2) in TILES or best in limits.first
+    assert replace(best, num_stages=2) in tiles or best in limits.first

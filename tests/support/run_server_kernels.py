@@ -1,0 +1,58 @@
+"""Run a server's own kernels in Triton's interpreter, on a CPU, and compare with float64.
+
+usage: TRITON_INTERPRET=1 run_server_kernels.py BACKEND
+"""
+
+from __future__ import annotations
+
+import sys
+
+import triton.backends
+
+from tritongemm.core.config import Config
+from tritongemm.core.errors import UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.numerics.error_metric import deviation
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family, LibraryBackend
+
+FAMILY = registry.get(Family, "a8w8_blockscale")
+SIZES = ((1, (33, 200, 384)), (1, (5, 136, 200)), (4, (37, 192, 256)), (16, (3, 256, 136)))
+
+
+def main(name: str) -> int:
+    for vendor, found in triton.backends.backends.items():  # vLLM has no kernels where it sees no GPU
+        found.driver.is_active = staticmethod(lambda vendor=vendor: vendor == "nvidia")
+    backend = registry.get(LibraryBackend, name)
+    for groups, (m, n, k) in SIZES:
+        problem = FAMILY.problem(
+            m, n, k, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False, groups=groups, scales="block_rows"
+        )
+        template = "grouped_tile" if groups > 1 else "tile"
+        configs = [Config(template, 16, 64, 128, 1, num_warps=4, num_stages=3, backend=name)]
+        if groups == 1:
+            configs.append(Config(template, 32, 128, 64, 2, num_warps=4, num_stages=2, backend=name))
+        for config in configs:
+            try:
+                print(f"{problem.key} {config.short_name}: {_verdict(backend, problem, config)}")
+            except UnavailableError as error:
+                print(error)
+                return 1
+    return 0
+
+
+def _verdict(backend: LibraryBackend, problem: Problem, config: Config) -> str:
+    operands = FAMILY.make_inputs(problem, "cpu")
+    exact = FAMILY.reference(problem, operands)
+    operands["c"] = exact.new_full(exact.shape, float("nan")).bfloat16()
+    call = backend.operation(problem, operands, config)
+    if call is None:
+        return "refused"
+    operands["c"].fill_(float("nan"))
+    call()
+    error = deviation(operands["c"], exact)
+    return "right" if error < FAMILY.tolerance(problem) else f"wrong by {error}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

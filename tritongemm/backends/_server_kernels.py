@@ -1,0 +1,316 @@
+"""Kernels of a server's own, as the server launches them: what the backends of servers have in common.
+
+A server's package is looked for, and imported only when its kernels are to be run. Its Triton kernels are compiled by
+Triton when they are first called, in the process that measures.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tritongemm.backends._accepted import accepts
+from tritongemm.backends._scales import BLOCK, coverage, dense, factors
+from tritongemm.core import settings
+from tritongemm.core.config import AXES, Config
+from tritongemm.core.errors import UnavailableError
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import Problem
+from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.space import Space, TemplateSpace
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.core.target import Target
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import BuildInputs, Capabilities, Format, LibraryBackend, ServerFormat
+from tritongemm.runtime.machine import find_machine
+from tritongemm.search.cost_model import model as cost_model
+from tritongemm.search.pruning.prune import prune
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# What is tried of a row's fields: what the servers' own tuning scripts try, and smaller groups of rows of tiles.
+_TRIED: dict[str, tuple[int, ...]] = {
+    "block_m": (16, 32, 64, 128, 256), "block_n": (32, 64, 128, 256), "block_k": (64, 128),
+    "group_m": (1, 2, 4, 8, 16, 32, 64), "split_k": (1,), "num_warps": (4, 8), "num_stages": (2, 3, 4, 5),
+}  # fmt: skip
+_RESULTS = ("bf16", "fp16", "fp32")
+# The bounds of what is launched of a config from anywhere; numbers of programs, warps and elements are powers of two.
+_BOUNDS = {
+    "block_m": (16, 512), "block_n": (16, 512), "block_k": (16, BLOCK), "split_k": (1, 64), "num_warps": (1, 32),
+}  # fmt: skip
+_MOST = {"group_m": 1 << 20, "num_stages": 16}
+
+
+class ServerBackend(LibraryBackend, abstract=True):
+    """A server's own Triton kernels for fp8 in blocks of 128 x 128: of one product, and of experts.
+
+    A config has the fields of a row of the server's tables, under the name of the template of ours that has such tiles.
+
+    Attributes:
+        top: name of the server's package.
+        dtypes: of A and B.
+    """
+
+    named_only = True
+    capabilities = Capabilities(kinds=("one", "grouped"), scales=("mainloop",))
+    top: ClassVar[str]
+    dtypes: ClassVar[tuple[str, ...]]
+
+    def available(self) -> Support:
+        """Whether the server's package is there, which is not imported for that."""
+        found = find_spec(self.top)
+        there = found is not None and found.origin is not None  # a folder of that name is no package
+        return SUPPORTED if there else Support(f"the {self.top} package is not installed")
+
+    def version(self) -> str:
+        """Version of the package."""
+        return settings.version(self.top)
+
+    @abstractmethod
+    def _product(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
+        """A call of the server's kernel for one product.
+
+        Raises:
+            UnavailableError: the package does not load, or is not as we know it.
+        """
+
+    @abstractmethod
+    def _of_experts(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
+        """As `_product`, for the kernel of experts."""
+
+    def _fields(self, problem: Problem, target: Target) -> Mapping[str, tuple[int, ...]]:
+        """What else is tried of a row's fields, by the name of an axis or option."""
+        return {}
+
+    def _supports(self, problem: Problem, target: Target) -> Support:
+        if problem.dtype_a not in self.dtypes or problem.dtype_a != problem.dtype_b:
+            return Support(f"its kernels multiply {' or '.join(self.dtypes)}, not {problem.dtypes}")
+        if problem.dtype_c not in _RESULTS:
+            return Support(f"its kernels write {', '.join(_RESULTS)}, not {problem.dtype_c}")
+        if coverage(problem) != "block":
+            return Support("its kernels take scales for 1 x 128 of A and 128 x 128 of B")
+        if problem.bias != "none" or problem.layout != "TN":
+            return Support("its kernels read operands contiguous along K (TN) and add no bias")
+        if problem.room:
+            return Support("its kernel of experts reads rows that follow each other, not groups of equal room")
+        return SUPPORTED
+
+    def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(config, name)
+            if not least <= value <= most or value & (value - 1):
+                return Support(f"{name} must be a power of two from {least} to {most}, not {value}")
+        for name, most in _MOST.items():
+            if not 1 <= getattr(config, name) <= most:
+                return Support(f"{name} must be from 1 to {most}, not {getattr(config, name)}")
+        if config.template not in self._limits(problem, target).templates:
+            return Support(f"{config.template} stands for another of its kernels")
+        more = self._fields(problem, target)
+        if config.block_k not in self._depths(problem, target):
+            return Support(f"its kernel does not take {config.block_k} of K at once")
+        if config.split_k > 1 and "split_k" not in more:
+            return Support("its kernel does not split K")
+        unknown = [name for name, value in config.options if value not in more.get(name, (0,))]
+        return Support(f"its kernel has no {unknown[0]}") if unknown else SUPPORTED
+
+    def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
+        index = operands["a"].device.index
+        target = find_machine(None, None if index is None else str(index)).target
+        self._call(problem, operands, self._today(problem, target)[0])  # says what is missing
+        return self.contenders(problem, target)[: limit or None]
+
+    def contenders(self, problem: Problem, target: Target) -> list[Config]:
+        """The configs to try: what the server runs today, then those that are expected to be the fastest.
+
+        Configs that differ in the order of tiles alone follow when there is one of each other kind.
+        """
+        fields = _TRIED | {"block_k": self._depths(problem, target)} | dict(self._fields(problem, target))
+        names = [*AXES, *(name for name in fields if name not in AXES)]
+        (template,) = self._limits(problem, target).templates
+        space = Space(target, problem, (TemplateSpace(template, tuple((name, fields[name]) for name in names)),))
+        ranked = cost_model.rank(prune(space, problem, target).kept, problem, target).configs
+        seen = Counter[str]()
+        turns = dict[Config, int]()
+        for config in ranked:
+            turns[config] = seen[config.kernel_name]
+            seen[config.kernel_name] += 1
+        own = map(self._own, sorted(ranked, key=turns.__getitem__))
+        return list(dict.fromkeys([*self._today(problem, target), *own]))
+
+    def _own(self, config: Config) -> Config:
+        """The config of this backend with the fields of another's; options that are zero go unsaid."""
+        options = tuple((name, value) for name, value in config.options if value)
+        return replace(config, backend=self.name, options=options)
+
+    def operation(
+        self, problem: Problem, operands: Operands, config: Config | None = None
+    ) -> Callable[[], object] | None:
+        """A call that computes C, whose kernel is compiled; None where Triton can't compile or launch it.
+
+        Args:
+            problem: one that `supports` allows.
+            operands: on the device.
+            config: what the server's tables would tell; without one, what it runs today.
+
+        Raises:
+            UnavailableError: the package does not load, or is not as we know it.
+        """
+        if config is None:
+            config = self._today(problem, find_machine(None).target)[0]
+        call = self._call(problem, operands, config)
+        return call if _compiles(call) else None
+
+    def _call(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
+        make = self._of_experts if problem.kind == "grouped" else self._product
+        return make(problem, operands, config)
+
+    def _limits(self, problem: Problem, target: Target) -> SearchLimits:
+        return self._formats[problem.kind].limits(problem.family, target)
+
+    def _depths(self, problem: Problem, target: Target) -> tuple[int, ...]:
+        known = dict(self._limits(problem, target).axes).get("block_k", _TRIED["block_k"])
+        return tuple(depth for depth in known if depth <= BLOCK)
+
+    def _today(self, problem: Problem, target: Target) -> list[Config]:
+        """What the server runs without a table."""
+        return [self._own(config) for config in self._limits(problem, target).first]
+
+    @cached_property
+    def _formats(self) -> Mapping[str, ServerFormat]:
+        """The formats of the server's tables, by the kind of problem."""
+        every = (format_ for format_ in registry.every(Format) if isinstance(format_, ServerFormat))
+        return {format_.computes: format_ for format_ in every if format_.backend == self.name}
+
+
+def load(path: str) -> ModuleType:
+    """A module of a server.
+
+    Raises:
+        UnavailableError: it does not load on this machine.
+    """
+    try:
+        return importlib.import_module(path)
+    except Exception as error:  # what a server's modules meet when they are imported may be anything
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UnavailableError(f"{path} does not load: {why}") from error
+
+
+def find(path: str, name: str) -> Any:
+    """Something in a module of a server.
+
+    Raises:
+        UnavailableError: the module does not load, or has it not.
+    """
+    found = vars(load(path)).get(name)
+    if found is None:
+        raise UnavailableError(f"{path} of this version has no {name}")
+    return found
+
+
+def bound(function: Callable[..., object], given: Mapping[str, object]) -> dict[str, object]:
+    """The arguments, of those given, that a function takes.
+
+    Raises:
+        UnavailableError: it needs one that is not among them, so it is another function than we know.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.name not in given]
+    if needed:
+        raise UnavailableError(f"{function.__name__} of this version needs {needed[0]}, which is not known here")
+    return {p.name: given[p.name] for p in parameters if p.name in given}
+
+
+def row(config: Config) -> dict[str, int]:
+    """The row of a server's table that tells a config's tiles."""
+    return {
+        "BLOCK_SIZE_M": config.block_m, "BLOCK_SIZE_N": config.block_n, "BLOCK_SIZE_K": config.block_k,
+        "GROUP_SIZE_M": config.group_m, "num_warps": config.num_warps, "num_stages": config.num_stages,
+    }  # fmt: skip
+
+
+def tiles(problem: Problem, config: Config) -> int:
+    """Tiles of one product."""
+    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
+
+
+def product_arguments(problem: Problem, operands: Operands, out: Tensor | None = None) -> dict[str, object]:
+    """What both servers' kernels of one product take, by their parameters' names.
+
+    Args:
+        problem: one product with scales of blocks.
+        operands: of it, on the device.
+        out: written instead of C.
+    """
+    a, b, c = operands["a"], operands["b"].T, operands["c"]
+    of_a, of_b = (dense(factors(problem, operands, name)) for name in ("scale_a", "scale_b"))
+    return {
+        "A": a, "B": b, "C": c if out is None else out, "As": of_a, "Bs": of_b,
+        "M": problem.m, "N": problem.n, "K": problem.k, "group_n": BLOCK, "group_k": BLOCK,
+        "stride_am": a.stride(0), "stride_ak": a.stride(1), "stride_bk": b.stride(1), "stride_bn": b.stride(0),
+        "stride_cm": c.stride(0), "stride_cn": c.stride(1),
+        "stride_As_m": of_a.stride(0), "stride_As_k": of_a.stride(1),
+        "stride_Bs_k": of_b.stride(1), "stride_Bs_n": of_b.stride(0),
+    }  # fmt: skip
+
+
+def launcher(kernel: Any, grid: tuple[int, ...], given: Mapping[str, object], config: Config) -> Callable[[], object]:
+    """A launch of a server's Triton kernel.
+
+    Args:
+        kernel: decorated by ``triton.jit``.
+        grid: programs.
+        given: its arguments by name, tiles apart.
+        config: has the tiles, warps and stages.
+
+    Raises:
+        UnavailableError: the kernel has other parameters.
+    """
+    told = row(config)
+    arguments = bound(kernel.fn, {**given, **told})
+    settings_ = {name: told[name] for name in ("num_warps", "num_stages")}
+
+    def call() -> None:
+        kernel[grid](**arguments, **settings_)
+
+    return call
+
+
+def expert_arguments(problem: Problem, operands: Operands, config: Config) -> dict[str, object]:
+    """What both servers' functions that launch their kernel of experts take, by their parameters' names.
+
+    Each row is a token of its own, which goes to one expert.
+
+    Args:
+        problem: of groups of rows, with scales of blocks.
+        operands: of it, on the device.
+        config: is the row of the table.
+    """
+    import triton.language as tl
+
+    compute = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[problem.dtype_c]
+    return {
+        "A": operands["a"], "B": operands["b"].mT, "C": operands["c"].unsqueeze(1),
+        "A_scale": dense(factors(problem, operands, "scale_a")), "B_scale": operands["scale_b"].contiguous(),
+        "mul_routed_weight": False, "top_k": 1, "config": row(config), "compute_type": compute,
+        "use_fp8_w8a8": True, "use_int8_w8a8": False, "use_int8_w8a16": False, "use_int4_w4a16": False,
+        "per_channel_quant": False, "block_shape": [BLOCK, BLOCK],
+    }  # fmt: skip
+
+
+def _compiles(call: Callable[[], object]) -> bool:
+    """Whether a kernel can be compiled and launched, found out by doing so."""
+    from triton.runtime.errors import TritonError
+
+    try:
+        return accepts(call)
+    except (TritonError, AssertionError):
+        return False

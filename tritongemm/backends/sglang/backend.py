@@ -1,0 +1,89 @@
+"""Backend: SGLang's own Triton kernels for fp8 in blocks, which its tables of tiles set, where SGLang is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from tritongemm.backends import _expert_blocks
+from tritongemm.backends._server_kernels import (
+    ServerBackend,
+    bound,
+    expert_arguments,
+    find,
+    launcher,
+    product_arguments,
+    row,
+    tiles,
+)
+from tritongemm.core.config import Config
+from tritongemm.core.operands import Operands
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+
+_PRODUCTS = "sglang.kernels.ops.gemm.fp8_kernel"
+_CHOOSE, _HOPPERS, _ADD = (
+    "select_w8a8_block_fp8_matmul_kernel",
+    "_w8a8_block_fp8_matmul_hopper",
+    "_reduce_block_fp8_split_k",
+)
+_EXPERTS = ("sglang.kernels.ops.moe.fused_moe_triton_kernels", "invoke_fused_moe_kernel")
+_ADDED = 256  # elements of C that a program adds up
+_HOPPER = {"split_k": (1, 2, 4, 8), "swap_ab": (0, 1)}
+
+
+class SglangBackend(ServerBackend):
+    """SGLang's kernels of one product and of experts."""
+
+    summary = "SGLang's own Triton kernels of fp8 in blocks, where SGLang is installed; by its name and --for sglang"
+    top = "sglang"
+    dtypes = ("fp8e4m3fn",)
+
+    def _fields(self, problem: Problem, target: Target) -> Mapping[str, tuple[int, ...]]:
+        return _HOPPER if target.name == "sm90" and problem.kind == "one" else {}
+
+    def _product(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
+        masks = {"needs_masking": problem.k % config.block_k != 0}
+        if config.split_k == 1 and not config.option("swap_ab"):
+            kernel = find(_PRODUCTS, _CHOOSE)(problem.m, problem.n, row(config))
+            given = product_arguments(problem, operands) | masks
+            return launcher(kernel, (tiles(problem, config),), given, config)
+        return self._hoppers(problem, operands, config, masks)
+
+    def _hoppers(
+        self, problem: Problem, operands: Operands, config: Config, masks: Mapping[str, object]
+    ) -> Callable[[], object]:
+        """A call of the kernel that can swap operands and split K, and of that which adds up the splits' sums."""
+        import torch
+
+        kernel, split, c = find(_PRODUCTS, _HOPPERS), config.split_k, operands["c"]
+        sums = c if split == 1 else torch.empty((split, problem.m, problem.n), device=c.device, dtype=torch.float32)
+        given = {**product_arguments(problem, operands, sums), **masks}
+        given |= {"SWAP_AB": bool(config.option("swap_ab")), "SPLIT_K": split}
+        multiply = launcher(kernel, (tiles(problem, config), split), given, config)
+        if split == 1:
+            return multiply
+        add, count = find(_PRODUCTS, _ADD), problem.m * problem.n
+        arguments = bound(add.fn, {"Parts": sums, "Out": c, "ELEMENTS": count, "SPLITS": split, "BLOCK": _ADDED})
+
+        def call() -> None:
+            multiply()
+            add[(-(-count // _ADDED),)](**arguments)
+
+        return call
+
+    def _of_experts(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
+        import torch
+
+        launch, device = find(*_EXPERTS), operands["a"].device
+        blocks = _expert_blocks.aligned(operands["offsets"], problem.m, config.block_m)
+        given = expert_arguments(problem, operands, config) | {
+            "bias": None,
+            "B_zp": None,
+            "topk_weights": torch.ones((problem.m, 1), device=device),
+            "topk_ids": _expert_blocks.experts_of_rows(operands["offsets"], problem.m).unsqueeze(1),
+            "sorted_token_ids": blocks.rows,
+            "expert_ids": blocks.experts,
+            "num_tokens_post_padded": blocks.used,
+        }
+        return partial(launch, **bound(launch, given))

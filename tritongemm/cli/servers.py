@@ -1,0 +1,97 @@
+"""``--for``: whose kernels race for a server's tables, and what may be tried of them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tritongemm.core.config import DEFAULT_BACKEND
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import FormatRow
+from tritongemm.core.search_limits import SearchLimits
+from tritongemm.core.support import Support
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, Format, LibraryBackend, SearchedBackend, ServerFormat
+from tritongemm.runtime.machine import Machine
+
+
+def server_format(server: str, groups: int = 1) -> ServerFormat:
+    """The format that sets a server's kernels.
+
+    Args:
+        server: its name.
+        groups: of the products; of several the kernels are those of experts.
+
+    Raises:
+        InputError: there is none; lists those there are.
+    """
+    kind = "grouped" if groups > 1 else "one"
+    every = (f for f in registry.every(Format) if isinstance(f, ServerFormat) and f.computes == kind)
+    found = {f.server.lower(): f for f in every}
+    if server.lower() not in found:
+        raise InputError(f"no format is of the server {server!r}; there are: {', '.join(sorted(found))}")
+    return found[server.lower()]
+
+
+def limits(args: argparse.Namespace, machine: Machine, backends: Sequence[str]) -> SearchLimits:
+    """What may be tried: what the user, and the server whose kernel is raced, allow.
+
+    Args:
+        args: the command line.
+        machine: where it runs.
+        backends: those that race.
+    """
+    if args.server is None:
+        return SearchLimits(args.max_split)
+    server = server_format(args.server, args.groups)
+    found = server.limits(args.family, machine.target)
+    if server.backend not in backends:
+        return found
+    return replace(found, first=tuple(replace(config, backend=server.backend) for config in found.first))
+
+
+def may_race(backend: str, server: str) -> bool:
+    """Whether a backend's kernels can stand in a server's tables: the server's own, or those of templates of ours.
+
+    Args:
+        backend: as a user names it.
+        server: its name in small letters.
+    """
+    if backend not in registry.names(Backend):
+        return False
+    return backend == server or isinstance(registry.get(Backend, backend), SearchedBackend)
+
+
+def choose_kernels(
+    args: argparse.Namespace, rows: Sequence[FormatRow], machine: Machine, say: Callable[[str], None]
+) -> str:
+    """The backend that races for a server's tables, which is said: the server's own kernels, or ours in their places.
+
+    Args:
+        args: the command line, which names a server.
+        rows: what is to be tuned.
+        machine: where.
+        say: tells the user.
+    """
+    server = server_format(args.server, args.groups)
+    if args.libtype is not None:
+        return str(args.libtype)
+    own = _can_race(server.backend, rows, machine)
+    if own:
+        version = registry.get(LibraryBackend, server.backend).version()
+        say(f"{server.server} {version}: its own kernels race, set as its tables can set them")
+        return server.backend
+    say(f"templates of ours with the same tiles race in the places of {server.server}'s kernels, for {own}")
+    return DEFAULT_BACKEND
+
+
+def _can_race(backend: str, rows: Sequence[FormatRow], machine: Machine) -> Support:
+    """Whether a server's own kernels can be raced with all that is to be tuned."""
+    if backend not in registry.names(LibraryBackend):
+        return Support("its kernels are not known here")
+    if not machine.devices:
+        return Support("there is no GPU to run its kernels on")
+    own = registry.get(LibraryBackend, backend)
+    refusals = (own.supports(row.problem, machine.target) for row in rows)
+    return own.available() and next((refused for refused in refusals if not refused), own.available())

@@ -86,12 +86,16 @@ def test_an_instruction_behind_the_next_mark_is_not_taken() -> None:
         edit(text + "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];\n}\n")
 
 
-def test_a_tile_in_two_parts_keeps_its_group_in_step() -> None:
+def test_a_tile_in_two_parts_keeps_its_group_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config("ws_tma", 128, 256, 128, 4, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
-    with pytest.MonkeyPatch.context() as patch:
-        seen: list[str] = []
-        patch.setattr(assembly_edits, "edit", lambda text: (seen.append(text), edit(text))[1])
-        compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, scaled(), SM90))
+    seen: list[str] = []
+
+    def note(text: str) -> str:
+        seen.append(text)
+        return edit(text)
+
+    monkeypatch.setattr(assembly_edits, "edit", note)
+    compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, scaled(), SM90))
     assert "// tritongemm: arrive" in seen[0] and "// tritongemm: alone" not in seen[0]
 
 

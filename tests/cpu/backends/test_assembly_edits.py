@@ -69,6 +69,22 @@ def test_a_pair_shares_one_operand(assembly: dict[Config, tuple[str, str]]) -> N
     assert "barrier.cluster" not in assembly[ALONE][1] and "multicast" not in assembly[ALONE][1]
 
 
+def test_all_pieces_of_a_block_are_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 columns of bf16 side by side are two copies: the copy engine swizzles 128 bytes at a time."""
+    problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", True, True)
+    config = Config("ws_tma", 128, 128, 64, 4, num_warps=8, num_stages=4, options=(("pair", 1),))
+    seen: list[str] = []
+
+    def note(text: str) -> str:
+        seen.append(edit(text))
+        return seen[-1]
+
+    monkeypatch.setattr(assembly_edits, "edit", note)
+    compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, problem, SM90))
+    copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", seen[0])
+    assert ["multicast" in c for c in copies] == [False, False, True, True], "A by groups, B in two pieces"
+
+
 def test_a_text_without_marks_stays_as_it_is() -> None:
     text = ".visible .entry k(\n)\n{\n\tbar.sync \t0, 128;\n\tret;\n}\n"
     assert edit(text) == text
@@ -81,7 +97,7 @@ def test_what_is_not_there_is_told(what: str) -> None:
 
 
 def test_an_instruction_behind_the_next_mark_is_not_taken() -> None:
-    text = ".entry k(\n)\n{\n// tritongemm: arrive\n// tritongemm: fetch for both\n"
+    text = ".entry k(\n)\n{\n// tritongemm: arrive\n// tritongemm: fetched\n"
     with pytest.raises(UnknownAssemblyError):
         edit(text + "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];\n}\n")
 

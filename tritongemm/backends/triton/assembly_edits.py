@@ -5,7 +5,8 @@ A template whose facts say ``edited`` leaves marks, comments in the assembly jus
 - ``alone``: no thread waits for the others of its warp group before it waits or arrives at this barrier.
 - ``arrive``: each warp arrives, where Triton lets one thread of the group arrive for all.
 - ``arrive at both``: the same, at the barriers of both programs of a pair (a cluster of two).
-- ``fetch for both``: the copy engine writes the block into the shared memory of both programs, and tells both.
+- ``fetch for both``: up to ``fetched``, the copy engine writes what it copies, in one piece or several, into the shared
+  memory of both programs, and tells both.
 - ``meet``: no program of a pair goes on before the other one's barriers are there.
 
 The kernel is told by the constant EDITED that its marks count; without edits it is right too, and a little slower.
@@ -59,9 +60,14 @@ def _arrive_at_both(found: re.Match[str]) -> str:
     return f"{found['between']}{{ {_FIRST_LANE}{''.join(told)} }}"
 
 
-def _fetch_for_both(found: re.Match[str]) -> str:
+def _copy_for_both(found: re.Match[str]) -> str:
     copy = f"{found['when']} {_COPY} {found['operands']}, both;"
-    return f"{found['between']}{{ .reg .b16 both; mov.b16 both, 3; {copy} }}"
+    return f"{{ .reg .b16 both; mov.b16 both, 3; {copy} }}"
+
+
+def _fetch_for_both(found: re.Match[str]) -> str:
+    changed, copies = _FETCH.subn(_copy_for_both, found["between"])
+    return changed if copies else found[0]
 
 
 def _alone(found: re.Match[str]) -> str:
@@ -69,7 +75,7 @@ def _alone(found: re.Match[str]) -> str:
 
 
 _ARRIVE = r"@%p\d+ mbarrier\.arrive\.shared::cta\.b64 _, \[(?P<address>[^\],]*)\](?:, 1)?;"
-_FETCH = (
+_FETCH = re.compile(
     r"(?P<when>@%p\d+) cp\.async\.bulk\.tensor\.2d\.shared::(?:cta|cluster)\.global\.mbarrier::complete_tx::bytes"
     r" (?P<operands>\[[^\]]*\], \[[^\]]*\], \[[^\]]*\]);"
 )
@@ -78,7 +84,7 @@ _EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     (_behind("alone", r"(?P<instruction>mbarrier\.(?:try_wait|arrive))", other_marks=True), _alone),
     (_behind("arrive", _ARRIVE), _arrive),
     (_behind("arrive at both", _ARRIVE), _arrive_at_both),
-    (_behind("fetch for both", _FETCH), _fetch_for_both),
+    (_behind("fetch for both", f"{_MARK}fetched\n"), _fetch_for_both),
 )
 
 

@@ -65,6 +65,16 @@ class Trial:
         """Median of the samples in seconds; only a trial that is ok has samples."""
         return median(self.samples)
 
+    def seconds_beside(self, other: Trial) -> float:
+        """Median of the samples in seconds, or where `other` ran more rounds, what it would be of all of those.
+
+        That is the other's median by the two's median ratio in the rounds that both ran: the first rounds of a race
+        find the device in another state than the last.
+        """
+        if len(self.samples) >= len(other.samples):
+            return self.seconds
+        return other.seconds * median(a / b for a, b in zip(self.samples, other.samples, strict=False))
+
     @property
     def spread(self) -> float:
         """Half the distance between the quartiles, relative to the median."""

@@ -200,6 +200,9 @@ class Reporter:
     def backends(self, records: Sequence[Record], trials: Callable[[Problem], Iterable[Trial]]) -> None:
         """Print what the best of each backend took in the final race, where more than one raced beside the library.
 
+        Who left the race early ran on a GPU that was hotter, or cooler, than the others' average: its time is the
+        fastest one's by their ratio in the rounds that both ran.
+
         The lead is that of the winner over the next backend; the noise is half the distance between the quartiles of
         the winner's samples.
 
@@ -215,7 +218,7 @@ class Reporter:
         columns = [*libraries, *(n for n in names if n not in libraries)]
         rows = []
         for record, best in raced:
-            times = {name: t.seconds for name, t in best.items()}
+            times = dict(best)
             if record.library_seconds is not None:
                 times[record.library] = record.library_seconds
             first, *others = sorted(times.values()) or [0.0]
@@ -225,11 +228,14 @@ class Reporter:
         self.table("Best of each backend, us", ["size", *columns, "lead", "noise"], rows)
 
 
-def _fastest(trials: Iterable[Trial]) -> dict[str, Trial]:
-    """The best of each backend among those that were timed."""
-    best: dict[str, Trial] = {}
-    for trial in sorted((t for t in trials if t.status == "ok" and t.samples), key=lambda t: t.seconds):
-        best.setdefault(trial.config.backend, trial)
+def _fastest(trials: Iterable[Trial]) -> dict[str, float]:
+    """Seconds of the best of each backend among those that were timed, as if none had left the race early."""
+    timed = [t for t in trials if t.status == "ok" and t.samples]
+    first = min(timed, key=lambda t: (-len(t.samples), t.seconds), default=None)
+    best: dict[str, float] = {}
+    for trial in timed:
+        seconds = trial.seconds_beside(first or trial)
+        best[trial.config.backend] = min(seconds, best.get(trial.config.backend, seconds))
     return best
 
 

@@ -99,6 +99,14 @@ def test_a_long_size_is_whole(compare: bool) -> None:
     assert "".join(line[80:] for line in lines[2:]).split()[-1] == "+3"
 
 
+def test_who_left_a_race_early_is_told_at_the_others_heat() -> None:
+    """The first rounds ran on a hot GPU: there the algorithm took 1.1 of the kernel's time, not 1.3 of its median."""
+    kernel = Trial(OURS, "ok", samples=(12e-6, 12e-6, 10e-6, 10e-6, 10e-6), stage="final")
+    algorithm = Trial(ALGORITHM, "ok", samples=(13.2e-6, 13.2e-6), stage="final")
+    found = table([record(SIZE, OURS, 10.0, 12.0)], {SIZE: [algorithm, kernel]})
+    assert found[2][1:5] == ["12.00", "11.00", "10.00", "10.0%"]
+
+
 def test_two_clocks_have_a_column() -> None:
     other = dataclasses.replace(record(OTHER, OURS, 2.0), timer="model")
     title, head, *rows = printed([record(SIZE, OURS, 1.0), other], 120, False)

@@ -32,10 +32,9 @@ TEMPORARY = {
 # getattr and hasattr with a constant name that ask no plug-in, each with the reason.
 _OLDER = "the attribute is there in some of the supported versions of Triton alone"
 PROBES = {
-    "backends.triton.backend: getattr(kernel, 'is_gluon', bool)": _OLDER,
-    "backends.triton.backend: getattr(meta, 'global_scratch_size', 0)": _OLDER,
-    "backends.triton.backend: getattr(meta, 'num_ctas', 1)": _OLDER,
-    "backends.triton.backend: getattr(meta, 'tensordesc_meta', None)": _OLDER,
+    "backends.triton.compiling: getattr(kernel, 'is_gluon', bool)": _OLDER,
+    "backends.triton.compiling: getattr(meta, 'global_scratch_size', 0)": _OLDER,
+    "backends.triton.compiling: getattr(meta, 'tensordesc_meta', None)": _OLDER,
     "formats._yaml_values: getattr(error, 'problem', None)": "only some of PyYAML's errors say what is wrong",
     "formats._yaml_values: getattr(error, 'problem_mark', None)": "only some of PyYAML's errors know the line",
     "plugins.contracts: getattr(member, '__isabstractmethod__', False)": "abc marks abstract methods so, and no others",

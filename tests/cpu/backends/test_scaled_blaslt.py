@@ -98,6 +98,7 @@ def test_what_the_library_lacks_is_refused_by_name() -> None:
     assert "a batch" in asked(replace(row, batch=2))
     assert "no scales that cover" in asked(replace(block, scale_b=Scaling(rows=64, depth=128)))
     assert registry.get(Backend, "blaslt").supports(block, SM90)
+    assert "M must be a multiple of 4" in asked(replace(block, m=3))
 
 
 def test_shuffled_factors_of_fp4_are_read_as_they_are() -> None:

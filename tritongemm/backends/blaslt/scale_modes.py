@@ -28,6 +28,7 @@ _MODES = {
 }
 _SHUFFLED = {"e8m0_32x8": "blk32_ue8m0_swizzled"}  # orders of e8m0 factors that it reads
 _BLOCK_GROUPS = 4  # Groups along K are padded to a multiple of so many in factors of 128 x 128.
+_ALIGNED_FACTORS = 4  # factors of 1 x 128 of a group along K begin at multiples of so many (16 bytes)
 _LEAST_CUBLASLT = 120900  # The first version of cuBLASLt whose factors are not for the whole operand.
 _HOPPER = "sm90"  # Its kernels alone apply factors of 128 along K.
 
@@ -61,6 +62,10 @@ def supports(problem: Problem, target: Target, vendor: str | None, version: Call
         return Support("its factors are for all products of a batch, where each has its own")
     if target.vendor == "nvidia" and scales in ("block", "group") and target.name != _HOPPER:
         return Support(f"its kernels with scales for each {BLOCK} numbers along K are for {_HOPPER}, not {target.name}")
+    rows = {"M": problem.m} | ({"N": problem.n} if scales == "group" else {})
+    for name, extent in rows.items() if scales in ("block", "group") else ():
+        if extent % _ALIGNED_FACTORS:
+            return Support(f"its factors of a group along K begin at 16 bytes: {name} must be a multiple of 4")
     if vendor == "nvidia" and scales != "tensor" and (found := version()) < _LEAST_CUBLASLT:
         return Support(f"cuBLASLt {found} scales whole operands alone; {_LEAST_CUBLASLT} (CUDA 12.9) and later do more")
     return SUPPORTED

@@ -15,7 +15,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.formats import Defaults
 from tritongemm.report.page import time_to_quality, writing
-from tritongemm.report.page.report_data import MOST_RECORDS, Device, ReportData, device_of
+from tritongemm.report.page.report_data import MOST_RECORDS, MeasuredDevice, ReportData, device_of
 from tritongemm.results import history, journal
 from tritongemm.results.history import History
 from tritongemm.search_spaces import loader
@@ -25,7 +25,7 @@ _ADVICE = "choose another file with -o"
 
 
 @dataclass
-class _Found:
+class _ReadFiles:
     """What the files hold.
 
     Attributes:
@@ -35,7 +35,7 @@ class _Found:
         damaged: whether any of it could not.
     """
 
-    records: dict[tuple[Problem, Device], Record] = field(default_factory=dict)
+    records: dict[tuple[Problem, MeasuredDevice], Record] = field(default_factory=dict)
     histories: dict[str, History] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     damaged: bool = False
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(options.normalised(argv))
     output, paths = Path(args.output), [Path(path) for path in args.results]
     files.check_place(output, writing.is_page, "a report of tritongemm", _ADVICE)
-    found = _Found()
+    found = _ReadFiles()
     defaults = Defaults(family=args.family)
     for path in paths:
         _read(path, defaults, found)
@@ -85,7 +85,7 @@ def _parser() -> arguments.Parser:
     return p
 
 
-def _read(path: Path, defaults: Defaults, found: _Found) -> None:
+def _read(path: Path, defaults: Defaults, found: _ReadFiles) -> None:
     """Read results and the journal beside them, or a journal by itself."""
     if _is_journal(path):
         _add_history(path, found)
@@ -111,7 +111,7 @@ def _is_journal(path: Path) -> bool:
     return False
 
 
-def _add_history(path: Path, found: _Found) -> None:
+def _add_history(path: Path, found: _ReadFiles) -> None:
     told = history.read(path)
     found.histories[path.name if path.name not in found.histories else str(path)] = told
     known = {problem for problem, _ in found.records}
@@ -121,7 +121,7 @@ def _add_history(path: Path, found: _Found) -> None:
         found.notes.append(f"{path}: {told.unread} lines can't be read and are left out.")
 
 
-def _calls(workload: str | None, defaults: Defaults, found: _Found) -> dict[Problem, float]:
+def _calls(workload: str | None, defaults: Defaults, found: _ReadFiles) -> dict[Problem, float]:
     """How often each size of a workload is called, and a note on those without a result."""
     if not workload:
         return {}
@@ -139,7 +139,7 @@ def _calls(workload: str | None, defaults: Defaults, found: _Found) -> dict[Prob
     return calls
 
 
-def _gathered(found: _Found, sources: Sequence[str], calls: dict[Problem, float]) -> ReportData:
+def _gathered(found: _ReadFiles, sources: Sequence[str], calls: dict[Problem, float]) -> ReportData:
     """All of it; of too many results those that take most of the time."""
     records = tuple(found.records.values())
     if len(records) > MOST_RECORDS:
@@ -148,11 +148,14 @@ def _gathered(found: _Found, sources: Sequence[str], calls: dict[Problem, float]
             f"{len(records) - MOST_RECORDS} of {len(records)} results, those that take least time, are left out."
         )
         records = tuple(ordered[:MOST_RECORDS])
+    predicted = sum(record.predicted for record in records)
+    if predicted:
+        found.notes.append(f"The times of {predicted} of {len(records)} results are predicted, not measured.")
     targets = {device: target for device in dict.fromkeys(map(device_of, records)) if (target := _target(device))}
     return ReportData(records, found.histories, targets, calls, tuple(sources), tuple(found.notes))
 
 
-def _target(device: Device) -> Target | None:
+def _target(device: MeasuredDevice) -> Target | None:
     """Facts of a device; None for an architecture that is not known here."""
     units = {"compute_units": device.compute_units} if device.compute_units else {}
     with suppress(TargetError):

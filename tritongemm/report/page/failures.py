@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from tritongemm.core.printable import printable
 from tritongemm.core.trial import STATUSES
@@ -18,7 +18,8 @@ _NUMBER = re.compile(r"\d+")
 _FAILED = tuple(status for status in STATUSES if status != "ok")
 
 
-class Reason(NamedTuple):
+@dataclass(frozen=True)
+class FailureReason:
     """Why candidates failed, those with the same words and other numbers together.
 
     Attributes:
@@ -35,7 +36,7 @@ class Reason(NamedTuple):
     example: str
 
 
-def reasons_of(data: ReportData) -> tuple[Reason, ...]:
+def reasons_of(data: ReportData) -> tuple[FailureReason, ...]:
     """Why candidates failed, the most frequent reason first."""
     counts: Counter[tuple[str, str, str]] = Counter()
     first: dict[tuple[str, str, str], tuple[str, str]] = {}
@@ -48,7 +49,7 @@ def reasons_of(data: ReportData) -> tuple[Reason, ...]:
             kind = (trial.config.backend, trial.status, _NUMBER.sub("0", text))
             counts[kind] += 1
             first.setdefault(kind, (text, f"{tried.problem.key} {trial.config.short_name}"))
-    return tuple(Reason(count, kind[0], kind[1], *first[kind]) for kind, count in counts.most_common())
+    return tuple(FailureReason(count, kind[0], kind[1], *first[kind]) for kind, count in counts.most_common())
 
 
 def draw(data: ReportData) -> Figure:

@@ -12,7 +12,6 @@ from tritongemm.report.page.winners import served_by
 
 _TITLE = "Ranges of M and their winners"
 _ROW_PIXELS = 30
-_MOST_HEIGHT = 1600  # pixels
 
 
 def draw(data: ReportData) -> Figure:
@@ -20,8 +19,9 @@ def draw(data: ReportData) -> Figure:
     ranged = [record for record in data.records if record.m_from]
     if not ranged:
         return Figure("ranges", _TITLE, "Not drawn: no result is a row of a table over M (--m_range, --workload).")
-    spans = list(_spans(ranged, data))
-    tables = sorted({product for product, *_ in spans}, reverse=True)
+    tables = data.busiest(ranged)
+    left_out = len({data.name_product(record) for record in ranged}) - len(tables)
+    spans = [span for span in _spans(ranged, data) if span[0] in tables]
     kinds = colours(sorted({served_by(record) for _, _, _, record in spans}))
     traces = []
     for kind, colour in kinds.items():
@@ -37,17 +37,18 @@ def draw(data: ReportData) -> Figure:
                 "x": [last + 1 - first for _, first, last, _ in of_kind],
                 "text": [f"M {f} to {last}: {plain(r.config.short_name)}" for _, f, last, r in of_kind],
                 "textposition": "none",
-                "hovertemplate": "%{y}<br>%{text}<extra>" + plain(kind) + "</extra>",
+                "hovertemplate": "%{y}<br>%{text}<extra>%{fullData.name}</extra>",
             }
         )
     layout = {
         "barmode": "overlay",
         "xaxis": log_axis("M"),
         "yaxis": {"type": "category", "automargin": True, "categoryorder": "array",
-                  "categoryarray": [plain(product) for product in tables]},
+                  "categoryarray": [plain(product) for product in reversed(tables)]},
     }  # fmt: skip
-    caption = f"{len(tables)} tables of {len(ranged)} rows. A bar is a run of M that one config serves."
-    return Figure("ranges", _TITLE, caption, tuple(traces), layout, min(_MOST_HEIGHT, 170 + _ROW_PIXELS * len(tables)))
+    caption = f"{len(tables)} tables over M. A bar is a run of M that one config serves."
+    caption += f" {left_out} tables that take less time are left out." if left_out else ""
+    return Figure("ranges", _TITLE, caption, tuple(traces), layout, 170 + _ROW_PIXELS * len(tables))
 
 
 def _spans(records: Iterable[Record], data: ReportData) -> Iterable[tuple[str, int, int, Record]]:

@@ -22,6 +22,8 @@ function template() {
   };
 }
 
+const theme = () => document.documentElement.dataset.theme || (dark.matches ? "dark" : "light");
+
 async function draw() {
   const themed = template();
   for (const element of document.querySelectorAll("[data-figure]")) {
@@ -29,13 +31,11 @@ async function draw() {
     const options = { displaylogo: false, responsive: true };
     await Plotly.react(element, data, { ...layout, template: themed }, options);
   }
-  document.documentElement.dataset.drawn = document.querySelectorAll("[data-figure]").length;
+  document.documentElement.dataset.drawn = theme();
 }
 
 function turn() {
-  const root = document.documentElement;
-  const now = root.dataset.theme || (dark.matches ? "dark" : "light");
-  root.dataset.theme = now === "dark" ? "light" : "dark";
+  document.documentElement.dataset.theme = theme() === "dark" ? "light" : "dark";
   draw();
 }
 

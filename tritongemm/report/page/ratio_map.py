@@ -9,18 +9,18 @@ from tritongemm.report.page.report_data import ReportData
 
 _TITLE = "Ratio by M and N x K"
 _ROW_PIXELS = 24
-_MOST_HEIGHT = 1600  # pixels
 _LEAST_SPAN = 0.1  # of log2 of the ratio, to either side of 1
 
 
 def draw(data: ReportData) -> Figure:
     """The figure."""
-    cells = {(data.name_product(r), r.problem.m): r for r in data.raced}
-    if not cells:
+    if not data.raced:
         return Figure("ratios", _TITLE, "Not drawn: no result has a time of the library beside ours.")
-    products = sorted({product for product, _ in cells}, reverse=True)
-    sizes = sorted({m for _, m in cells})
-    ratios = {place: record.speedup or 1.0 for place, record in cells.items()}
+    products = data.busiest(data.raced)[::-1]
+    ratios = {(data.name_product(r), r.problem.m): r.speedup or 1.0 for r in data.raced}
+    ratios = {place: ratio for place, ratio in ratios.items() if place[0] in products}
+    sizes = sorted({m for _, m in ratios})
+    left_out = len({data.name_product(r) for r in data.raced}) - len(products)
     logs = {place: number(log2(ratio)) for place, ratio in ratios.items()}
     span = max(_LEAST_SPAN, *(abs(value) for value in logs.values() if value is not None))
     ticks = [-span, -span / 2, 0.0, span / 2, span]
@@ -46,8 +46,8 @@ def draw(data: ReportData) -> Figure:
     }
     caption = "The library's time over that of our best candidate: blue where ours is faster, orange where the library "
     caption += "is, and serves. Empty where nothing was raced."
-    height = min(_MOST_HEIGHT, 160 + _ROW_PIXELS * len(products))
-    return Figure("ratios", _TITLE, caption, (trace,), layout, height)
+    caption += f" {left_out} products that take less time are left out." if left_out else ""
+    return Figure("ratios", _TITLE, caption, (trace,), layout, 160 + _ROW_PIXELS * len(products))
 
 
 def _told(ratio: float | None) -> str:

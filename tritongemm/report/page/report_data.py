@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import exp, log
@@ -15,9 +15,10 @@ from tritongemm.results.history import History
 
 # More would make the page slow in a browser, and nobody reads so many rows.
 MOST_RECORDS = 5000
+_MOST_PRODUCTS = 60  # rows of a figure
 
 
-class Device(NamedTuple):
+class MeasuredDevice(NamedTuple):
     """What results were measured on.
 
     Attributes:
@@ -37,9 +38,9 @@ class Device(NamedTuple):
         return f"{self.product} ({self.arch})" if self.product else self.arch + units
 
 
-def device_of(record: Record) -> Device:
+def device_of(record: Record) -> MeasuredDevice:
     """What a result was measured on."""
-    return Device(record.target, record.compute_units, record.toolchain.get("device", ""))
+    return MeasuredDevice(record.target, record.compute_units, record.toolchain.get("device", ""))
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,13 @@ class ReportData:
 
     records: tuple[Record, ...]
     histories: Mapping[str, History] = field(default_factory=dict)
-    targets: Mapping[Device, Target] = field(default_factory=dict)
+    targets: Mapping[MeasuredDevice, Target] = field(default_factory=dict)
     calls: Mapping[Problem, float] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @cached_property
-    def devices(self) -> tuple[Device, ...]:
+    def devices(self) -> tuple[MeasuredDevice, ...]:
         """What was measured on, in the order of the results."""
         return tuple(dict.fromkeys(device_of(record) for record in self.records))
 
@@ -82,6 +83,14 @@ class ReportData:
 
     def _at(self, record: Record) -> str:
         return f" on {device_of(record).label}" if len(self.devices) > 1 else ""
+
+    def busiest(self, records: Iterable[Record]) -> tuple[str, ...]:
+        """Names of the products of some results that take most time, as many as a figure has room for, sorted."""
+        seconds: dict[str, float] = {}
+        for record in records:
+            name = self.name_product(record)
+            seconds[name] = seconds.get(name, 0.0) + self.weight(record) * record.served_seconds
+        return tuple(sorted(sorted(seconds, key=lambda name: -seconds[name])[:_MOST_PRODUCTS]))
 
     def floor_seconds(self, record: Record) -> float | None:
         """The longer of the data sheet's roofline and the shortest kernel seen on the device; None if not known."""

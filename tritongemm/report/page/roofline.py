@@ -15,7 +15,7 @@ _TITLE = "Every size under the roofline"
 def draw(data: ReportData) -> Figure:
     """The figure."""
     floors = [(record, data.floor_seconds(record)) for record in data.records]
-    series = [
+    series: list[tuple[str, str, str, list[tuple[Record, float | None]]]] = [
         ("what serves", OURS, "circle", [(r, r.served_seconds) for r in data.records]),
         ("library", LIBRARY, "diamond-open", [(r, r.library_seconds) for r in data.raced]),
         ("floor", FLOOR, "line-ew-open", floors),

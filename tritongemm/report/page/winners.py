@@ -39,7 +39,7 @@ def draw(data: ReportData) -> Figure:
             "x": [number(100 * count / total)],
             "text": [f"{count} of {total} sizes"],
             "textposition": "none",
-            "hovertemplate": "%{text}<br>%{x:.1f} %<extra>" + plain(kind) + "</extra>",
+            "hovertemplate": "%{text}<br>%{x:.1f} %<extra>%{fullData.name}</extra>",
         }
         for place, ((backend, kind), count) in enumerate(sorted(kept.items(), key=lambda item: -item[1]))
     ]

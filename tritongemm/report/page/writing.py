@@ -71,7 +71,7 @@ def compose(data: ReportData, title: str) -> str:
     plotly, script = _plotly(), (_HERE / "page.js").read_text(encoding="utf-8")
     loader = jinja2.FileSystemLoader(_HERE)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    drawn = {f.name: {"data": f.traces, "layout": {**f.layout, "height": f.height}} for f in figures if f.traces}
+    drawn = {f.name: {"data": f.traces, "layout": dict(f.layout, height=f.height)} for f in figures if f.traces}
     body = environment.get_template("page.html.j2").render(
         title=printable(title, _TITLE_CHARACTERS),
         version=version("tritongemm"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tritongemm.cli import arguments, door, options
@@ -142,17 +142,14 @@ def _calls(workload: str | None, defaults: Defaults, found: _ReadFiles) -> dict[
 def _gathered(found: _ReadFiles, sources: Sequence[str], calls: dict[Problem, float]) -> ReportData:
     """All of it; of too many results those that take most of the time."""
     records = tuple(found.records.values())
-    if len(records) > MOST_RECORDS:
-        ordered = sorted(records, key=lambda r: -calls.get(r.problem, 0.0 if calls else 1.0) * r.served_seconds)
-        found.notes.append(
-            f"{len(records) - MOST_RECORDS} of {len(records)} results, those that take least time, are left out."
-        )
-        records = tuple(ordered[:MOST_RECORDS])
+    targets = {device: target for device in dict.fromkeys(map(device_of, records)) if (target := _target(device))}
     predicted = sum(record.predicted for record in records)
     if predicted:
         found.notes.append(f"The times of {predicted} of {len(records)} results are predicted, not measured.")
-    targets = {device: target for device in dict.fromkeys(map(device_of, records)) if (target := _target(device))}
-    return ReportData(records, found.histories, targets, calls, tuple(sources), tuple(found.notes))
+    if len(records) > MOST_RECORDS:
+        found.notes.append(f"Of {len(records)} results the {MOST_RECORDS} that take most time are shown.")
+    data = ReportData(records, found.histories, targets, calls, tuple(sources), tuple(found.notes))
+    return data if len(records) <= MOST_RECORDS else replace(data, records=data.longest(MOST_RECORDS))
 
 
 def _target(device: MeasuredDevice) -> Target | None:

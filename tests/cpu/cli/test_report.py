@@ -56,6 +56,17 @@ def test_the_faster_of_two_results_is_shown(tmp_path: Path, capsys: pytest.Captu
     assert '<td class="number" data-order="1.0">1.00</td>' in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+def test_of_too_many_results_those_that_take_time_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "MOST_RECORDS", 2)
+    path = write_results(tmp_path / "out.yaml", [result(problem(m), m * 1e-6) for m in (1, 3, 2)])
+    assert report.main([str(path), "-o", str(tmp_path / "report.html")]) == 0
+    said = capsys.readouterr()
+    assert "Of 3 results the 2 that take most time are shown." in said.err and "2 results" in said.out
+    assert "<td>1x4096x4096_bf16_TN</td>" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_damaged_rows_and_lines_cost_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "out.yaml", table(512, 512), "too slow")
     lines = run.read_text(encoding="utf-8").splitlines(keepends=True)

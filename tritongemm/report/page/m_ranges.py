@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from tritongemm.core.record import Record
-from tritongemm.report.page.figure import Figure, colours, log_axis, plain
+from tritongemm.report.page.figure import Figure, log_axis, plain
 from tritongemm.report.page.report_data import ReportData
-from tritongemm.report.page.winners import served_by
+from tritongemm.report.page.winners import colours_of, served_by
 
 _TITLE = "Ranges of M and their winners"
 _ROW_PIXELS = 30
@@ -22,10 +22,11 @@ def draw(data: ReportData) -> Figure:
     tables = data.busiest(ranged)
     left_out = len({data.name_product(record) for record in ranged}) - len(tables)
     spans = [span for span in _spans(ranged, data) if span[0] in tables]
-    kinds = colours(sorted({served_by(record) for _, _, _, record in spans}))
     traces = []
-    for kind, colour in kinds.items():
+    for kind, colour in colours_of(data).items():
         of_kind = [span for span in spans if served_by(span[3]) == kind]
+        if not of_kind:
+            continue
         traces.append(
             {
                 "type": "bar",

@@ -9,7 +9,7 @@ from tritongemm.report.page.report_data import ReportData
 
 _TITLE = "Ratio by M and N x K"
 _ROW_PIXELS = 24
-_LEAST_SPAN = 0.1  # of log2 of the ratio, to either side of 1
+_LEAST_SPAN, _MOST_SPAN = 0.1, 1.0  # of log2 of the ratio, to either side of 1; beyond it colours are the same
 
 
 def draw(data: ReportData) -> Figure:
@@ -22,7 +22,7 @@ def draw(data: ReportData) -> Figure:
     sizes = sorted({m for _, m in ratios})
     left_out = len({data.name_product(r) for r in data.raced}) - len(products)
     logs = {place: number(log2(ratio)) for place, ratio in ratios.items()}
-    span = max(_LEAST_SPAN, *(abs(value) for value in logs.values() if value is not None))
+    span = min(_MOST_SPAN, max(_LEAST_SPAN, *(abs(value) for value in logs.values() if value is not None)))
     ticks = [-span, -span / 2, 0.0, span / 2, span]
     trace = {
         "type": "heatmap",
@@ -37,7 +37,7 @@ def draw(data: ReportData) -> Figure:
         "zmax": span,
         "xgap": 1,
         "ygap": 1,
-        "colorscale": [[0, LIBRARY], [0.5, "#d9dce0"], [1, OURS]],
+        "colorscale": [[0, LIBRARY], [0.5, "#b4bac1"], [1, OURS]],
         "colorbar": {"title": {"text": "ratio"}, "tickvals": ticks, "ticktext": [f"{2**t:.2f}" for t in ticks]},
     }
     layout = {

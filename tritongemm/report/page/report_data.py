@@ -85,12 +85,18 @@ class ReportData:
         return f" on {device_of(record).label}" if len(self.devices) > 1 else ""
 
     def busiest(self, records: Iterable[Record]) -> tuple[str, ...]:
-        """Names of the products of some results that take most time, as many as a figure has room for, sorted."""
-        seconds: dict[str, float] = {}
+        """Names of the products that take most time, as many as a figure has room for, in the order of N and K."""
+        seconds: dict[tuple[int, int, str], float] = {}
         for record in records:
-            name = self.name_product(record)
-            seconds[name] = seconds.get(name, 0.0) + self.weight(record) * record.served_seconds
-        return tuple(sorted(sorted(seconds, key=lambda name: -seconds[name])[:_MOST_PRODUCTS]))
+            product = (record.problem.n, record.problem.k, self.name_product(record))
+            seconds[product] = seconds.get(product, 0.0) + self.weight(record) * record.served_seconds
+        busiest = sorted(seconds, key=lambda product: -seconds[product])[:_MOST_PRODUCTS]
+        return tuple(name for _, _, name in sorted(busiest))
+
+    def longest(self, count: int) -> tuple[Record, ...]:
+        """The results whose calls take most time."""
+        ordered = sorted(self.records, key=lambda record: -self.weight(record) * record.served_seconds)
+        return tuple(ordered[:count])
 
     def floor_seconds(self, record: Record) -> float | None:
         """The longer of the data sheet's roofline and the shortest kernel seen on the device; None if not known."""

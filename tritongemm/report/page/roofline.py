@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tritongemm.core.record import Record
 from tritongemm.report.page.figure import FLOOR, LIBRARY, OURS, Figure, log_axis, number, plain
 from tritongemm.report.page.report_data import ReportData, device_of
 
-_TITLE = "Every size under the roofline"
+_TITLE = "Sizes under the roofline"
+_MOST_SIZES = 1500  # as browsers draw thousands of marks slowly
 
 
 def draw(data: ReportData) -> Figure:
     """The figure."""
-    floors = [(record, data.floor_seconds(record)) for record in data.records]
+    records = data.longest(_MOST_SIZES)
+    floors = [(record, data.floor_seconds(record)) for record in records]
     series: list[tuple[str, str, str, list[tuple[Record, float | None]]]] = [
-        ("what serves", OURS, "circle", [(r, r.served_seconds) for r in data.records]),
-        ("library", LIBRARY, "diamond-open", [(r, r.library_seconds) for r in data.raced]),
+        ("what serves", OURS, "circle", [(r, r.served_seconds) for r in records]),
+        ("library", LIBRARY, "diamond-open", [(r, r.library_seconds) for r in records]),
         ("floor", FLOOR, "line-ew-open", floors),
     ]
     traces = [
@@ -30,8 +32,10 @@ def draw(data: ReportData) -> Figure:
     if not any(seconds for _, seconds in floors):
         caption = "Rate over operations per byte that must pass through memory. No facts of these devices are known, "
         caption += "so there is neither floor nor roof."
+    if len(records) < len(data.records):
+        caption += f" Of {len(data.records)} sizes the {len(records)} that take most time are drawn."
     layout = {"xaxis": log_axis("operations per byte"), "yaxis": log_axis("TFLOPS"), "hovermode": "closest"}
-    drawn = tuple(trace for trace in (*_roofs(data), *traces) if trace["x"])
+    drawn = tuple(trace for trace in (*_roofs(data, records), *traces) if trace["x"])
     return Figure("roofline", _TITLE, caption, drawn, layout, 520)
 
 
@@ -56,11 +60,11 @@ def _intensity(record: Record) -> float:
     return record.problem.flops / record.problem.bytes
 
 
-def _roofs(data: ReportData) -> list[dict[str, Any]]:
+def _roofs(data: ReportData, records: Sequence[Record]) -> list[dict[str, Any]]:
     """A line for each rate of a device: slanted where memory bounds, level where the matrix units do."""
     lines: dict[str, dict[str, Any]] = {}
-    intensities = [_intensity(record) for record in data.records]
-    for record in data.records:
+    intensities = [_intensity(record) for record in records]
+    for record in records:
         device = device_of(record)
         target = data.targets.get(device)
         if target is None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from tritongemm.report.page.figure import FLOOR, OURS, WORSE, Figure, number, plain
 from tritongemm.report.page.report_data import ReportData, uplift_of
 
 _TITLE = "Weighted uplift"
 _MOST_STEPS = 16  # products with a step of their own
+_ROW_PIXELS = 26
 
 
 def draw(data: ReportData) -> Figure:
@@ -26,28 +29,31 @@ def draw(data: ReportData) -> Figure:
     if others:
         shown.append((f"{len(others)} others", sum(gain for _, gain in others)))
     ours = theirs + sum(gains.values())
+    names = ["library", *(plain(product) for product, _ in shown), "tuned"]
     trace = {
         "type": "waterfall",
-        "x": ["library", *(plain(product) for product, _ in shown), "tuned"],
-        "y": [number(theirs * 1e3), *(number(gain * 1e3) for _, gain in shown), number(ours * 1e3)],
+        "orientation": "h",
+        "y": names,
+        "x": [number(theirs * 1e3), *(number(gain * 1e3) for _, gain in shown), number(ours * 1e3)],
         "measure": ["absolute", *("relative" for _ in shown), "total"],
         "text": ["100 %", *(f"{gain / theirs:+.2%}" for _, gain in shown), f"{ours / theirs:.1%}"],
-        "hovertemplate": "%{x}<br>%{y:.4g} ms<br>%{text} of the library's time<extra></extra>",
+        "hovertemplate": "%{y}<br>%{x:.4g} ms<br>%{text} of the library's time<extra></extra>",
         "decreasing": {"marker": {"color": OURS}},
         "increasing": {"marker": {"color": WORSE}},
         "totals": {"marker": {"color": FLOOR}},
         "connector": {"line": {"width": 1, "color": "rgba(128,128,128,0.6)"}},
     }
-    low = min(theirs, ours) * 1e3
+    levels = list(accumulate((gain for _, gain in shown), initial=theirs))
     layout = {
-        "xaxis": {"type": "category", "automargin": True, "tickangle": -40},
-        "yaxis": {"title": {"text": "ms of all calls"}, "range": [number(low * 0.9), number(theirs * 1e3 * 1.02)]},
+        "xaxis": {"title": {"text": "ms of all calls"},
+                  "range": [number(min(levels) * 0.9e3), number(max(levels) * 1.02e3)]},
+        "yaxis": {"type": "category", "automargin": True, "autorange": "reversed", "showgrid": False},
         "showlegend": False,
-    }
+    }  # fmt: skip
     how = "weighed by the workload's calls" if data.calls else "each size called once, as no workload was named"
     caption = (
         f"Time of the library, what each product gains or loses, and the time of what serves; {how}. "
         f"{uplift.weighted:.2%} of the time is saved; the ratios less 1 are {uplift.average:.2%} on average and "
         f"{uplift.geometric:.2%} by the geometric mean. The axis does not begin at 0."
     )
-    return Figure("uplift", _TITLE, caption, (trace,), layout, 480)
+    return Figure("uplift", _TITLE, caption, (trace,), layout, 130 + _ROW_PIXELS * len(names))

@@ -73,8 +73,8 @@ def test_the_uplift_is_weighed_by_calls() -> None:
     uplift = uplift_of(data)
     assert uplift and uplift.weighted == pytest.approx(1 / 6) and uplift.average == pytest.approx(1 / 6)
     (steps,) = drawn(data)["uplift"].traces
-    assert steps["y"][0] == pytest.approx(6e-3) and steps["y"][-1] == pytest.approx(5e-3)
-    assert steps["y"][0] + sum(steps["y"][1:-1]) == pytest.approx(steps["y"][-1])
+    assert steps["x"][0] == pytest.approx(6e-3) and steps["x"][-1] == pytest.approx(5e-3)
+    assert steps["x"][0] + sum(steps["x"][1:-1]) == pytest.approx(steps["x"][-1])
     assert uplift_of(ReportData((fast,), calls={same.problem: 1.0})) is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from tests.support.stores import CONFIG, TOOLS
 from tritongemm.core.problem import Problem
@@ -23,13 +24,12 @@ def problem(m: int, n: int = 4096, k: int = 4096) -> Problem:
     return Problem(m, n, k, "bf16", "bf16", "bf16", row_major_b=False)
 
 
-def result(size: Problem, seconds: float, **other: object) -> Record:
+def result(size: Problem, seconds: float, **other: Any) -> Record:
     """A result on an H200 beside the library's time."""
-    facts = {"library": "torch", "library_seconds": seconds * 1.25, "toolchain": H200, "compute_units": 132, **other}
-    return Record(
-        size, **{"target": "sm90", "config": CONFIG, "winner": "triton", "seconds": seconds, "spread": 0.01,
-                 "timer": "graph-events", **facts},
-    )  # type: ignore[arg-type]  # fmt: skip
+    facts: dict[str, Any] = {"target": "sm90", "compute_units": 132, "toolchain": H200, "config": CONFIG}
+    facts |= {"winner": "triton", "library": "torch", "library_seconds": seconds * 1.25}
+    facts |= {"spread": 0.01, "timer": "graph-events"}
+    return Record(size, seconds=seconds, **{**facts, **other})
 
 
 def table(n: int, k: int) -> list[Record]:

@@ -39,7 +39,8 @@ def test_a_run_writes_when_it_knew(tmp_path: Path) -> None:
         store.add_trials(TWO, [trial(1), trial(2)], record(TWO))
         told = history.read(store.journal)  # while the run goes on
     first, second, third = (tried.seconds for tried in told.tried)
-    assert first is not None and second is not None and 0 <= first <= second == third < 60
+    assert first is not None and second is not None and third is not None
+    assert 0 <= first <= second == third < 60
     assert told.records == (record(TWO),)
     with take(tmp_path / "out.yaml") as store:
         assert store.trials(ONE) and store.record(TWO) == record(TWO)

@@ -18,6 +18,7 @@ from tritongemm.report.page import time_to_quality, writing
 from tritongemm.report.page.report_data import MOST_RECORDS, MeasuredDevice, ReportData, device_of
 from tritongemm.results import history, journal
 from tritongemm.results.history import History
+from tritongemm.results.run_files import RunFiles
 from tritongemm.search_spaces import loader
 from tritongemm.workloads import sizes
 
@@ -98,15 +99,15 @@ def _read(path: Path, defaults: Defaults, found: _ReadFiles) -> None:
     found.notes += [f"Left out: {row.reason}" for row in held.damaged]
     if held.newer:
         found.notes.append(f"{path}: {len(held.newer)} rows need a newer version of tritongemm and are left out.")
-    beside = path.with_name(path.name + ".journal")
+    beside = RunFiles(path).journal
     if beside.is_file():
         _add_history(beside, found)
 
 
 def _is_journal(path: Path) -> bool:
-    """Whether a file is a journal; what can't be opened so, such as a pipe, is none."""
+    """Whether a file is a journal; a pipe, which can be opened only once, is none."""
     with suppress(OSError):
-        start = files.read_regular(path.resolve(), len(journal.HEADER))
+        start = files.read_regular(path.resolve(), len(journal.HEADER)) if path.is_file() else b""
         return bool(start) and journal.is_journal(start)
     return False
 
@@ -131,8 +132,10 @@ def _calls(workload: str | None, defaults: Defaults, found: _ReadFiles) -> dict[
     known = {problem for problem, _ in found.records}
     absent = [problem for problem in calls if problem not in known]
     if absent:
+        share = sum(calls[p] * p.flops for p in absent) / sum(calls[p] * p.flops for p in calls)
         found.notes.append(
-            f"{workload}: {len(absent)} of {len(calls)} sizes have no result and are left out, such as {absent[0].key}."
+            f"{workload}: {len(absent)} of {len(calls)} sizes, {share:.1%} of the operations, have no result and are "
+            f"left out, such as {absent[0].key}."
         )
     if len(absent) == len(calls):
         raise InputError(f"{workload}: none of its sizes has a result in the files named")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,13 @@ from tests.support.reports import problem, result, table, write_results, write_r
 from tritongemm.cli import report
 from tritongemm.formats import results_format
 
-pytest.importorskip("plotly", reason="plotly is not installed: pip install 'tritongemm[report]'")
-
+drawn = pytest.mark.skipif(
+    find_spec("plotly") is None, reason="plotly is not installed: pip install 'tritongemm[report]'"
+)
 REAL = DATA / "h200_fp8_journal.jsonl"
 
 
+@drawn
 def test_results_and_the_journal_beside_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, output = write_run(tmp_path / "out.yaml", table(512, 512), "too slow"), tmp_path / "report.html"
     assert report.main([str(run), "-o", str(output)]) == 0
@@ -29,11 +33,13 @@ def test_results_and_the_journal_beside_them(tmp_path: Path, capsys: pytest.Capt
     assert "<h1>Again</h1>" in output.read_text(encoding="utf-8")
 
 
+@drawn
 def test_a_journal_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([str(REAL), "-o", str(tmp_path / "report.html")]) == 0
     assert "5 results" in capsys.readouterr().out
 
 
+@drawn
 def test_a_workload_weighs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = write_results(tmp_path / "out.yaml", [result(problem(16), 1e-6), result(problem(32), 1e-6)])
     workload = tmp_path / "calls.yaml"
@@ -41,13 +47,14 @@ def test_a_workload_weighs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     workload.write_text(row % (16, 7) + row % (48, 9), encoding="utf-8")
     output = tmp_path / "report.html"
     assert report.main([str(results), "-o", str(output), "--workload", str(workload)]) == 0
-    assert "1 of 2 sizes have no result and are left out, such as 48x4096x4096" in capsys.readouterr().err
+    assert "1 of 2 sizes, 79.4% of the operations, have no result" in capsys.readouterr().err
     assert "weighed by the workload&#39;s calls" in output.read_text(encoding="utf-8")
     workload.write_text(row % (48, 9), encoding="utf-8")
     assert report.main([str(results), "-o", str(output), "--workload", str(workload)]) == 2
     assert "none of its sizes has a result" in capsys.readouterr().err
 
 
+@drawn
 def test_the_faster_of_two_results_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = write_results(tmp_path / "one.yaml", [result(problem(16), 2e-6)])
     two = write_results(tmp_path / "two.yaml", [result(problem(16), 1e-6)])
@@ -56,6 +63,7 @@ def test_the_faster_of_two_results_is_shown(tmp_path: Path, capsys: pytest.Captu
     assert '<td class="number" data-order="1.0">1.00</td>' in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+@drawn
 def test_of_too_many_results_those_that_take_time_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +75,7 @@ def test_of_too_many_results_those_that_take_time_are_shown(
     assert "<td>1x4096x4096_bf16_TN</td>" not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+@drawn
 def test_damaged_rows_and_lines_cost_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "out.yaml", table(512, 512), "too slow")
     lines = run.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -95,6 +104,19 @@ def test_what_holds_no_results_is_refused(
     assert report.main([str(path), "-o", str(output)]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1 and words in said and not output.exists()
+
+
+@drawn
+def test_results_through_a_link_and_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, output = write_run(tmp_path / "out.yaml", table(512, 512), "too slow"), tmp_path / "report.html"
+    link, pipe = tmp_path / "link.yaml", tmp_path / "pipe"
+    link.symlink_to(run)
+    assert report.main([str(link), "-o", str(output)]) == 0
+    assert "of the final speed" in capsys.readouterr().out, "the journal of what the link leads to is read"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["sh", "-c", 'cat "$0" > "$1"', str(run), str(pipe)]):
+        assert report.main([str(pipe), "-o", str(output)]) == 0
+    assert "4 results" in capsys.readouterr().out
 
 
 def test_another_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

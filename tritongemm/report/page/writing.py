@@ -82,7 +82,7 @@ def compose(data: ReportData, title: str) -> str:
         environment=tables.tabulate_environment(data),
         sizes=tables.tabulate_sizes(data),
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
-        drawn=_embedded(drawn),
+        drawn=embed(drawn),
         plotly=plotly,
         script=script,
         hashes=" ".join(_hash(text) for text in (plotly, script)),
@@ -104,7 +104,7 @@ def _plotly() -> str:
     return script
 
 
-def _embedded(value: Any) -> str:
+def embed(value: Any) -> str:
     """Values as JSON within a page, where no text of theirs ends the element that holds it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

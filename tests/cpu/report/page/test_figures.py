@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support import DATA
 from tests.support.reports import H200, HOSTILE, problem, result, table, write_run
 from tests.support.stores import ONE, record
+from tritongemm.core.printable import printable
 from tritongemm.core.target import Target
 from tritongemm.report.page import tables, writing
 from tritongemm.report.page.figure import Figure, plain
@@ -133,6 +137,13 @@ def test_text_from_files_stays_text(tmp_path: Path) -> None:
     assert HOSTILE not in page and "<img" not in page.split('id="drawn">')[0]
 
 
-def test_labels_are_cut_and_escaped() -> None:
-    assert plain("<b>&\x1b") == "&lt;b&gt;&amp;\\x1b"
+@given(st.text())
+def test_any_text_is_embedded_and_read_back(text: str) -> None:
+    """A browser reads labels back as they are printed, and values as they were, and finds no end of an element."""
+    assert html.unescape(plain(text)) == printable(text, 120) and not {"<", ">"} & set(plain(text))
+    embedded = writing.embed({text: [text]})
+    assert json.loads(embedded) == {text: [text]} and not {"<", ">", "&"} & set(embedded)
+
+
+def test_long_labels_are_cut() -> None:
     assert len(plain("x" * 10**6)) <= 120

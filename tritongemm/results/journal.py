@@ -119,6 +119,11 @@ def read(path: Path) -> JournalLines:
         raise OutputError(f"{path} can't be read: {error.strerror}; choose another file with -o") from error
     if not is_journal(data):
         raise OutputError(f"{path} is not a journal of tritongemm; move it away, or choose another file with -o")
+    return parse(data)
+
+
+def parse(data: bytes) -> JournalLines:
+    """What the whole lines of a journal's bytes say."""
     size = data.rfind(b"\n") + 1
     found: dict[int, Line] = {}
     damaged: dict[int, str] = {}

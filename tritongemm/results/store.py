@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ class Store:
         self._order: dict[Problem, None] = {}  # problems in the order that merges were asked for
         self._unmerged = False
         self._lines: Journal | None = None
+        self._opened = time.monotonic()
 
     @classmethod
     def open(
@@ -212,8 +214,10 @@ class Store:
             OutputError: they are not, e.g. because the disk is full.
         """
         lines: list[dict[str, Any]] = [{"problem": problem.to_json(), "trial": t.to_json()} for t in trials]
+        lines += [{"record": record.to_json()}] if record else []
         with self._guard:
-            self._append([*lines, {"record": record.to_json()}] if record else lines)
+            elapsed = round(time.monotonic() - self._opened, 3)
+            self._append({**line, "elapsed": elapsed} for line in lines)
             self._known_trials(problem).update({(t.config.name, t.stage): t for t in trials})
             if record:
                 self._records[problem], self._unmerged = record, True

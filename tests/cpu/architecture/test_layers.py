@@ -65,7 +65,16 @@ ALLOWED = {
 }
 
 HEAVY = ("jinja2", "joblib", "scipy", "rich", "triton", "yaml")  # what serving a call does without
-DOORS = ("tune", "capture", "convert", "gradlib", "lookup", "export", "launch_plan")  # of `python -m tritongemm.…`
+DOORS = (
+    "tune",
+    "capture",
+    "convert",
+    "gradlib",
+    "lookup",
+    "export",
+    "launch_plan",
+    "report",
+)  # of `python -m tritongemm.…`
 
 
 def test_the_table_goes_down() -> None:

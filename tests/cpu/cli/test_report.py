@@ -1,0 +1,137 @@
+"""A report from the command line: what is read, what is refused, and what is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.support import DATA
+from tests.support.reports import problem, result, table, write_results, write_run
+from tritongemm.cli import report
+from tritongemm.formats import results_format
+
+drawn = pytest.mark.skipif(
+    find_spec("plotly") is None, reason="plotly is not installed: pip install 'tritongemm[report]'"
+)
+REAL = DATA / "h200_fp8_journal.jsonl"
+
+
+@drawn
+def test_results_and_the_journal_beside_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, output = write_run(tmp_path / "out.yaml", table(512, 512), "too slow"), tmp_path / "report.html"
+    assert report.main([str(run), "-o", str(output)]) == 0
+    said = capsys.readouterr()
+    assert "out.yaml.journal: 99% of the final speed after " in said.out and "4 results" in said.out and not said.err
+    page = output.read_text(encoding="utf-8")
+    assert "Not drawn" not in page.split('id="drawn"')[0] and "too slow" in page
+    assert report.main([str(run), "-o", str(output), "--title", "Again"]) == 0, "a report is replaced"
+    assert "<h1>Again</h1>" in output.read_text(encoding="utf-8")
+
+
+@drawn
+def test_a_journal_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(REAL), "-o", str(tmp_path / "report.html")]) == 0
+    assert "5 results" in capsys.readouterr().out
+
+
+@drawn
+def test_a_workload_weighs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = write_results(tmp_path / "out.yaml", [result(problem(16), 1e-6), result(problem(32), 1e-6)])
+    workload = tmp_path / "calls.yaml"
+    row = "- {M: %d, N: 4096, K: 4096, rowMajorB: N, dtype_a: bf16, dtype_b: bf16, dtype_c: bf16, count: %d}\n"
+    workload.write_text(row % (16, 7) + row % (48, 9), encoding="utf-8")
+    output = tmp_path / "report.html"
+    assert report.main([str(results), "-o", str(output), "--workload", str(workload)]) == 0
+    assert "1 of 2 sizes, 79.4% of the operations, have no result" in capsys.readouterr().err
+    assert "weighed by the workload&#39;s calls" in output.read_text(encoding="utf-8")
+    workload.write_text(row % (48, 9), encoding="utf-8")
+    assert report.main([str(results), "-o", str(output), "--workload", str(workload)]) == 2
+    assert "none of its sizes has a result" in capsys.readouterr().err
+
+
+@drawn
+def test_the_faster_of_two_results_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write_results(tmp_path / "one.yaml", [result(problem(16), 2e-6)])
+    two = write_results(tmp_path / "two.yaml", [result(problem(16), 1e-6)])
+    assert report.main([str(one), str(two), "-o", str(tmp_path / "report.html")]) == 0
+    assert "1 results" in capsys.readouterr().out
+    assert '<td class="number" data-order="1.0">1.00</td>' in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@drawn
+def test_of_too_many_results_those_that_take_time_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "MOST_RECORDS", 2)
+    path = write_results(tmp_path / "out.yaml", [result(problem(m), m * 1e-6) for m in (1, 3, 2)])
+    assert report.main([str(path), "-o", str(tmp_path / "report.html")]) == 0
+    said = capsys.readouterr()
+    assert "Of 3 results the 2 that take most time are shown." in said.err and "2 results" in said.out
+    assert "<td>1x4096x4096_bf16_TN</td>" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@drawn
+def test_damaged_rows_and_lines_cost_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "out.yaml", table(512, 512), "too slow")
+    lines = run.read_text(encoding="utf-8").splitlines(keepends=True)
+    run.write_text("".join([lines[0], lines[1].replace("'time(us)': ", "'time(us)': -"), *lines[2:]]), encoding="utf-8")
+    beside = tmp_path / "out.yaml.journal"
+    beside.write_bytes(beside.read_bytes().replace(b"too slow", b"too long", 1))
+    assert report.main([str(run), "-o", str(tmp_path / "report.html")]) == 1
+    said = capsys.readouterr().err
+    assert "Left out: " in said and "row 1" in said and "1 lines can't be read" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("hello", ""),
+        (results_format().write_results([]), ""),
+        ("- {M: 1, N: 1, K: 1}\n", "no result with a time"),
+    ],
+)
+def test_what_holds_no_results_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    path, output = tmp_path / "out.yaml", tmp_path / "report.html"
+    path.write_text(text, encoding="utf-8")
+    assert report.main([str(path), "-o", str(output)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and words in said and not output.exists()
+
+
+@drawn
+def test_results_through_a_link_and_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, output = write_run(tmp_path / "out.yaml", table(512, 512), "too slow"), tmp_path / "report.html"
+    link, pipe = tmp_path / "link.yaml", tmp_path / "pipe"
+    link.symlink_to(run)
+    assert report.main([str(link), "-o", str(output)]) == 0
+    assert "of the final speed" in capsys.readouterr().out, "the journal of what the link leads to is read"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["sh", "-c", 'cat "$0" > "$1"', str(run), str(pipe)]):
+        assert report.main([str(pipe), "-o", str(output)]) == 0
+    assert "4 results" in capsys.readouterr().out
+
+
+def test_another_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "report.html"
+    output.write_text("<!doctype html>\n<p>mine", encoding="utf-8")
+    assert report.main([str(REAL), "-o", str(output)]) == 2
+    assert "is not a report of tritongemm" in capsys.readouterr().err
+    assert output.read_text(encoding="utf-8") == "<!doctype html>\n<p>mine"
+    assert report.main([str(tmp_path / "absent.yaml"), "-o", str(tmp_path / "new.html")]) == 2
+    assert not (tmp_path / "new.html").exists()
+
+
+def test_without_plotly_it_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['plotly'] = None\nfrom tritongemm.cli import report\nsys.exit(report.main())"
+    command = [sys.executable, "-c", code, str(REAL), "-o", str(tmp_path / "report.html")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "pip install 'tritongemm[report]'" in done.stderr
+    assert not (tmp_path / "report.html").exists()

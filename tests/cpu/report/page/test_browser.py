@@ -1,0 +1,149 @@
+"""A report in a real browser: it is drawn, sorted and turned dark, without an error and without the network."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import DATA
+from tests.support.reports import HOSTILE, problem, result, table, write_results, write_run
+from tritongemm.cli import report
+
+pytest.importorskip("plotly", reason="plotly is not installed: pip install 'tritongemm[report]'")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = pytest.mark.heavy
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FIGURES = ("roofline", "ratios", "uplift", "winners", "ranges", "regret", "quality", "failures")
+# What plotly draws the traces of some figure as.
+MARKS = ".scatterlayer .trace, .heatmaplayer image, .barlayer .trace, .waterfalllayer .trace"
+WAIT_MS = 20_000
+GROUND = "getComputedStyle(document.body).backgroundColor"
+DRAWN_GROUND = "document.querySelector('[data-figure] .main-svg').style.background"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    installed = next(filter(None, map(shutil.which, BROWSERS)), None)
+    with playwright.sync_playwright() as driver:
+        try:
+            # Without its own sandbox it starts for root and in containers too; the page is ours.
+            opened = driver.chromium.launch(executable_path=installed, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"no Chromium starts here: {str(error).splitlines()[0]}")
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of which nothing is missing, with text from files that would run, were it not text."""
+    folder = tmp_path_factory.mktemp("report")
+    run = write_run(folder / "out.yaml", [*table(4096, 4096), *table(1024, 8192)], HOSTILE)
+    named = result(problem(16), 1e-6, winner=HOSTILE, error=1e-4, toolchain={"device": HOSTILE})
+    other, real = write_results(folder / "other.yaml", [named]), DATA / "h200_fp8_journal.jsonl"
+    output = folder / "report.html"
+    assert report.main([str(run), str(other), str(real), "-o", str(output), "--title", HOSTILE]) == 0
+    return output
+
+
+@pytest.fixture(scope="module")
+def page(browser: Any, whole: Path) -> Iterator[Any]:
+    """The report as a browser shows it; nothing may have gone wrong when all tests are over."""
+    shown, faults, asked = browser.new_page(viewport={"width": 1240, "height": 900}), list[str](), list[str]()
+    shown.set_default_timeout(WAIT_MS)
+    shown.on("console", lambda message: faults.append(message.text))
+    shown.on("pageerror", lambda error: faults.append(str(error)))
+    shown.on("request", lambda request: asked.append(request.url))
+    shown.goto(whole.as_uri())
+    shown.wait_for_selector("html[data-drawn=light]")
+    yield shown
+    assert faults == [] and asked == [whole.as_uri()]
+    assert shown.evaluate("window.broken") is None, "text from a file ran"
+
+
+def column(page: Any, name: str) -> int:
+    """The place of a column of the table of sizes, from 0."""
+    names: list[str] = page.locator("#sizes-table th").all_text_contents()
+    return names.index(name)
+
+
+def sort(page: Any, name: str) -> list[str]:
+    """Click on the name of a column; what it holds then, from above."""
+    page.locator("#sizes-table th button").nth(column(page, name)).click()
+    return cells(page, name)
+
+
+def cells(page: Any, name: str) -> list[str]:
+    """What a column of the table of sizes holds, from above, in the rows that are shown."""
+    place = column(page, name) + 1
+    found: list[str] = page.locator(f"#sizes-table tbody tr:not([hidden]) td:nth-child({place})").all_text_contents()
+    return found
+
+
+def test_every_figure_is_drawn(page: Any) -> None:
+    assert [f.get_attribute("data-figure") for f in page.locator("[data-figure]").all()] == list(FIGURES)
+    for name in FIGURES:
+        box = page.locator(f"[data-figure={name}] .main-svg").first.bounding_box()
+        assert box["width"] > 600 and box["height"] > 150, name
+        assert page.locator(f"[data-figure={name}]").locator(MARKS).count() > 0, name
+
+
+def test_text_from_files_is_shown_as_it_is(page: Any) -> None:
+    assert page.locator("h1").inner_text() == HOSTILE
+    assert HOSTILE in page.locator("[data-figure=winners] .ytick").all_text_contents()
+    assert HOSTILE in cells(page, "winner")
+    assert page.locator("img").count() == 0 and page.locator("main b").count() == page.locator(".tiles b").count()
+
+
+def test_a_click_sorts_and_another_one_turns_the_order(page: Any) -> None:
+    times = [float(text) for text in sort(page, "us")]
+    assert times == sorted(times) and len(set(times)) > 5
+    assert page.locator("#sizes-table th[aria-sort]").get_attribute("aria-sort") == "ascending"
+    assert [float(text) for text in sort(page, "us")] == sorted(times, reverse=True)
+    assert page.locator("#sizes-table th[aria-sort]").all_text_contents() == ["us"]
+
+
+def test_words_are_sorted_too_and_what_is_absent_stays_behind(page: Any) -> None:
+    winners = sort(page, "winner")
+    assert winners == sorted(winners, key=str.lower) and len(set(winners)) > 2
+    for _ in range(2):
+        errors = sort(page, "error")
+        assert errors[-1] == "-" != errors[0]
+
+
+def test_rows_are_searched(page: Any) -> None:
+    words = page.locator("input[data-filters=sizes-table]")
+    words.fill("1024x8192 torch")
+    assert cells(page, "size") == ["4096x1024x8192_bf16_TN"]
+    words.fill("")
+    assert len(cells(page, "size")) == 14
+
+
+def test_light_and_dark(page: Any) -> None:
+    """As the system says, until somebody says otherwise; the figures turn with the page."""
+    light = page.evaluate(GROUND)
+    assert page.evaluate(DRAWN_GROUND) == light == "rgb(255, 255, 255)"
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_selector("html[data-drawn=dark]")
+    assert page.evaluate(DRAWN_GROUND) == page.evaluate(GROUND) != light
+    page.locator("#theme").click()
+    page.wait_for_selector("html[data-drawn=light]")
+    assert page.evaluate(DRAWN_GROUND) == page.evaluate(GROUND) == light
+
+
+def test_the_policy_lets_nothing_else_run_or_load(browser: Any, whole: Path, tmp_path: Path) -> None:
+    """Were text of a file written as a script by mistake, the browser would not run it, nor load what it names."""
+    planted = tmp_path / "planted.html"
+    script = "<script>window.broken = 1</script><img src='https://example.invalid/x' onerror='window.broken = 1'>"
+    planted.write_text(whole.read_text(encoding="utf-8").replace("<main>", f"<main>{script}", 1), encoding="utf-8")
+    shown, refused, answered = browser.new_page(), list[str](), list[str]()
+    shown.on("console", lambda message: refused.append(message.text))
+    shown.on("response", lambda response: answered.append(response.url))
+    shown.goto(planted.as_uri(), wait_until="domcontentloaded")
+    assert shown.evaluate("window.broken") is None and answered == [planted.as_uri()]
+    assert len([text for text in refused if "Content Security Policy" in text]) >= 2

@@ -1,0 +1,73 @@
+"""What a journal tells of how its runs went."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support import DATA
+from tests.support.stores import ONE, TWO, append, journal_of, record, take, trial
+from tritongemm.core.errors import InputError
+from tritongemm.results import history, journal
+
+REAL = DATA / "h200_fp8_journal.jsonl"
+
+
+def test_an_older_journal_is_told_without_seconds() -> None:
+    told = history.read(REAL)
+    assert told.header["toolchain"]["device"] == "NVIDIA H200" and len(told.records) == 5 and not told.unread
+    assert {tried.seconds for tried in told.tried} == {None} and told.seconds is None
+    assert {tried.trial.status for tried in told.tried} == {"ok", "wrong", "out_of_resources"}
+
+
+def test_seconds_of_runs_that_go_on_are_added_up(tmp_path: Path) -> None:
+    """Each run counts from its own beginning."""
+    path = tmp_path / "out.yaml"
+    with take(path):
+        pass
+    for number, elapsed in enumerate((1.0, 2.5, 0.5, 4.0)):
+        append(path, {"problem": ONE.to_json(), "trial": trial(number).to_json(), "elapsed": elapsed})
+    told = history.read(journal_of(path))
+    assert [tried.seconds for tried in told.tried] == [1.0, 2.5, 3.0, 6.5] and told.seconds == 6.5
+
+
+def test_a_run_writes_when_it_knew(tmp_path: Path) -> None:
+    with take(tmp_path / "out.yaml") as store:
+        store.add_trials(ONE, [trial(0)])
+        store.add_trials(TWO, [trial(1), trial(2)], record(TWO))
+        told = history.read(store.journal)  # while the run goes on
+    first, second, third = (tried.seconds for tried in told.tried)
+    assert first is not None and second is not None and third is not None
+    assert 0 <= first <= second == third < 60
+    assert told.records == (record(TWO),)
+    with take(tmp_path / "out.yaml") as store:
+        assert store.trials(ONE) and store.record(TWO) == record(TWO)
+
+
+@pytest.mark.parametrize("elapsed", [-1, "1", True, None, [1], 1e999])
+def test_what_is_no_time_is_not_told(tmp_path: Path, elapsed: object) -> None:
+    with take(tmp_path / "out.yaml"):
+        pass
+    append(tmp_path / "out.yaml", {"problem": ONE.to_json(), "trial": trial(0).to_json(), "elapsed": elapsed})
+    (tried,) = history.read(journal_of(tmp_path / "out.yaml")).tried
+    assert tried.seconds is None and tried.trial == trial(0)
+
+
+def test_damaged_lines_are_counted(tmp_path: Path) -> None:
+    """And the line that is being written is none of them."""
+    wrong = {"problem": ONE.to_json(), "trial": {**trial(1).to_json(), "samples": [-1.0]}}
+    path = tmp_path / "journal"
+    header, *rest = REAL.read_bytes().splitlines(keepends=True)
+    path.write_bytes(header + rest[0].replace(b"ok", b"oh") + journal.encode(wrong) + rest[1] + rest[2][:40])
+    told = history.read(path)
+    assert len(told.tried) == 1 and told.unread == 2
+
+
+@pytest.mark.parametrize("text", ["", "M,N,K\n", json.dumps({"trial": 1})])
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "journal"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match="is not a journal of tritongemm"):
+        history.read(path)

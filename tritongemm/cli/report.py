@@ -1,0 +1,163 @@
+"""The command line of `python -m tritongemm.report`: results as one page to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tritongemm.cli import arguments, door, options
+from tritongemm.core import files
+from tritongemm.core.errors import InputError, TargetError
+from tritongemm.core.problem import DEFAULT_FAMILY, Problem
+from tritongemm.core.record import Record
+from tritongemm.core.target import Target
+from tritongemm.formats import Defaults
+from tritongemm.report.page import time_to_quality, writing
+from tritongemm.report.page.report_data import MOST_RECORDS, MeasuredDevice, ReportData, device_of
+from tritongemm.results import history, journal
+from tritongemm.results.history import History
+from tritongemm.results.run_files import RunFiles
+from tritongemm.search_spaces import loader
+from tritongemm.workloads import sizes
+
+_ADVICE = "choose another file with -o"
+
+
+@dataclass
+class _ReadFiles:
+    """What the files hold.
+
+    Attributes:
+        records: results, by problem and device; of several the fastest.
+        histories: how the runs went, by the name of the journal.
+        notes: what was left out, or could not be read.
+        damaged: whether any of it could not.
+    """
+
+    records: dict[tuple[Problem, MeasuredDevice], Record] = field(default_factory=dict)
+    histories: dict[str, History] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    damaged: bool = False
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Take results; of two of one problem on one device the faster is kept."""
+        for record in records:
+            known = self.records.get((record.problem, device_of(record)))
+            if known is None or record.seconds < known.seconds:
+                self.records[record.problem, device_of(record)] = record
+
+
+@door.command
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status is one of `cli.door`."""
+    args = _parser().parse_args(options.normalised(argv))
+    output, paths = Path(args.output), [Path(path) for path in args.results]
+    files.check_place(output, writing.is_page, "a report of tritongemm", _ADVICE)
+    found = _ReadFiles()
+    defaults = Defaults(family=args.family)
+    for path in paths:
+        _read(path, defaults, found)
+    if not found.records:
+        raise InputError(f"{', '.join(args.results)}: no result with a time; name results of python -m tritongemm.tune")
+    data = _gathered(found, args.results, _calls(args.workload, defaults, found))
+    text = writing.compose(data, args.title or f"GEMMs of {', '.join(d.label for d in data.devices)}")
+    files.atomic_write(output, text, f"make room and run the same command again, or {_ADVICE}")
+    for note in data.notes:
+        door.tell(note)
+    for name, curve in time_to_quality.curves_of(data).items():
+        print(f"{name}: {time_to_quality.tell(curve)}")
+    print(f"{output}: {len(data.records)} results, {len(text.encode()) / 2**20:.1f} MiB")
+    return door.WRONG if found.damaged else door.DONE
+
+
+def _parser() -> arguments.Parser:
+    p = arguments.Parser(prog="python -m tritongemm.report", description="Write results as one page to look at.")
+    p.add_argument("results", nargs="+", type=arguments.path, metavar="RESULTS",
+                   help="results, beside which the journals of their runs lie, or journals alone")  # fmt: skip
+    p.add_argument("-o", "--output", type=arguments.output, required=True, metavar="HTML",
+                   help="the page; one that an earlier run wrote there is replaced")  # fmt: skip
+    p.add_argument("--workload", type=arguments.path, metavar="FILE",
+                   help="sizes with counts, by which the uplift is weighed (default: each size once)")  # fmt: skip
+    p.add_argument("--title", default="", metavar="TEXT", help="heading of the page (default: the devices)")
+    p.add_argument("--family", default=DEFAULT_FAMILY, metavar="NAME",
+                   help="family of files that do not say it, such as AITER's with M, N and K alone")  # fmt: skip
+    return p
+
+
+def _read(path: Path, defaults: Defaults, found: _ReadFiles) -> None:
+    """Read results and the journal beside them, or a journal by itself."""
+    if _is_journal(path):
+        _add_history(path, found)
+        return
+    held = sizes.from_results(path, defaults)
+    if not held.rows:
+        held.require_undamaged()
+    found.add(row.record for row in held.rows if row.record is not None)
+    found.damaged |= bool(held.damaged)
+    found.notes += [f"Left out: {row.reason}" for row in held.damaged]
+    if held.newer:
+        found.notes.append(f"{path}: {len(held.newer)} rows need a newer version of tritongemm and are left out.")
+    beside = RunFiles(path).journal
+    if beside.is_file():
+        _add_history(beside, found)
+
+
+def _is_journal(path: Path) -> bool:
+    """Whether a file is a journal; a pipe, which can be opened only once, is none."""
+    with suppress(OSError):
+        start = files.read_regular(path.resolve(), len(journal.HEADER)) if path.is_file() else b""
+        return bool(start) and journal.is_journal(start)
+    return False
+
+
+def _add_history(path: Path, found: _ReadFiles) -> None:
+    told = history.read(path)
+    found.histories[path.name if path.name not in found.histories else str(path)] = told
+    known = {problem for problem, _ in found.records}
+    found.add(record for record in told.records if record.problem not in known)
+    if told.unread:
+        found.damaged = True
+        found.notes.append(f"{path}: {told.unread} lines can't be read and are left out.")
+
+
+def _calls(workload: str | None, defaults: Defaults, found: _ReadFiles) -> dict[Problem, float]:
+    """How often each size of a workload is called, and a note on those without a result."""
+    if not workload:
+        return {}
+    calls: dict[Problem, float] = {}
+    for row in sizes.from_file(Path(workload), defaults):
+        calls[row.problem] = calls.get(row.problem, 0.0) + row.count
+    known = {problem for problem, _ in found.records}
+    absent = [problem for problem in calls if problem not in known]
+    if absent:
+        share = sum(calls[p] * p.flops for p in absent) / sum(calls[p] * p.flops for p in calls)
+        found.notes.append(
+            f"{workload}: {len(absent)} of {len(calls)} sizes, {share:.1%} of the operations, have no result and are "
+            f"left out, such as {absent[0].key}."
+        )
+    if len(absent) == len(calls):
+        raise InputError(f"{workload}: none of its sizes has a result in the files named")
+    return calls
+
+
+def _gathered(found: _ReadFiles, sources: Sequence[str], calls: dict[Problem, float]) -> ReportData:
+    """All of it; of too many results those that take most of the time."""
+    records = tuple(found.records.values())
+    targets = {device: target for device in dict.fromkeys(map(device_of, records)) if (target := _target(device))}
+    predicted = sum(record.predicted for record in records)
+    if predicted:
+        found.notes.append(f"The times of {predicted} of {len(records)} results are predicted, not measured.")
+    if len(records) > MOST_RECORDS:
+        found.notes.append(f"Of {len(records)} results the {MOST_RECORDS} that take most time are shown.")
+    data = ReportData(records, found.histories, targets, calls, tuple(sources), tuple(found.notes))
+    return data if len(records) <= MOST_RECORDS else replace(data, records=data.longest(MOST_RECORDS))
+
+
+def _target(device: MeasuredDevice) -> Target | None:
+    """Facts of a device; None for an architecture that is not known here."""
+    units = {"compute_units": device.compute_units} if device.compute_units else {}
+    with suppress(TargetError):
+        return loader.load_target(device.arch, device.product, **units)
+    return None

@@ -1,0 +1,1 @@
+"""Results as one page that a browser shows, without a network: figures that plotly draws, and tables."""

@@ -1,0 +1,86 @@
+"""Figure and table: what became of candidates that have no time, and why."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from tritongemm.core.printable import printable
+from tritongemm.core.trial import STATUSES
+from tritongemm.report.page.figure import Figure, colours, plain
+from tritongemm.report.page.report_data import ReportData
+
+_TITLE = "What failed and why"
+MOST_REASONS = 40  # rows of the table
+_REASON_CHARACTERS = 400
+_NUMBER = re.compile(r"\d+")
+_FAILED = tuple(status for status in STATUSES if status != "ok")
+
+
+@dataclass(frozen=True)
+class FailureReason:
+    """Why candidates failed, those with the same words and other numbers together.
+
+    Attributes:
+        count: how many did.
+        backend, status: of all of them.
+        text: the words of the first.
+        example: its size and config.
+    """
+
+    count: int
+    backend: str
+    status: str
+    text: str
+    example: str
+
+
+def reasons_of(data: ReportData) -> tuple[FailureReason, ...]:
+    """Why candidates failed, the most frequent reason first."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    first: dict[tuple[str, str, str], tuple[str, str]] = {}
+    for history in data.histories.values():
+        for tried in history.tried:
+            trial = tried.trial
+            if trial.status == "ok":
+                continue
+            text = printable((trial.reason.splitlines() or [""])[0], _REASON_CHARACTERS)
+            kind = (trial.config.backend, trial.status, _NUMBER.sub("0", text))
+            counts[kind] += 1
+            first.setdefault(kind, (text, f"{tried.problem.key} {trial.config.short_name}"))
+    return tuple(FailureReason(count, kind[0], kind[1], *first[kind]) for kind, count in counts.most_common())
+
+
+def draw(data: ReportData) -> Figure:
+    """The figure."""
+    if not data.histories:
+        return Figure("failures", _TITLE, "Not drawn: no journal lies beside these results.")
+    trials = [tried.trial for history in data.histories.values() for tried in history.tried]
+    counts = Counter((trial.config.backend, trial.status) for trial in trials if trial.status != "ok")
+    total = f"{len(trials)} candidates were tried"
+    if not counts:
+        return Figure("failures", _TITLE, f"Not drawn: {total}, and none failed.")
+    backends = [name for name, _ in Counter(trial.config.backend for trial in trials).most_common()]
+    shades = colours(_FAILED)
+    traces = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": status,
+            "marker": {"color": shades[status]},
+            "y": [plain(backend) for backend in backends],
+            "x": [counts[backend, status] for backend in backends],
+            "hovertemplate": "%{y}: %{x} " + status + "<extra></extra>",
+        }
+        for status in _FAILED
+        if any(counts[backend, status] for backend in backends)
+    ]
+    layout = {
+        "barmode": "stack",
+        "showlegend": True,
+        "xaxis": {"title": {"text": "candidates without a time"}},
+        "yaxis": {"type": "category", "automargin": True},
+    }
+    caption = f"{total}; {sum(counts.values())} of them have no time that counts, each for its reason below."
+    return Figure("failures", _TITLE, caption, tuple(traces), layout, 180 + 40 * len(backends))

@@ -1,0 +1,42 @@
+"""Figure: how much slower rows of tables over M are than the best known, at M that had no part in choosing them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tritongemm.report.page.figure import WORSE, Figure, log_axis, number, plain
+from tritongemm.report.page.report_data import ReportData
+
+_TITLE = "Regret at held-out M"
+
+
+def draw(data: ReportData) -> Figure:
+    """The figure."""
+    seen = [
+        (int(m), float(regret), data.name_product(record))
+        for record in data.records
+        for m, (regret, _) in record.held_out.items()
+    ]
+    if not seen:
+        return Figure("regret", _TITLE, "Not drawn: no result tells of M that were held out.")
+    regrets = np.array([regret for _, regret, _ in seen])
+    caption = (
+        f"Time at {len(seen)} M that had no part in choosing the row that serves them, over the best known there, less "
+        f"1: {regrets.mean():.1%} on average, {np.percentile(regrets, 90):.1%} at the 90th percentile, "
+        f"{regrets.max():.1%} at worst."
+    )
+    trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "marker": {"color": WORSE, "size": 8, "opacity": 0.7},
+        "x": [m for m, _, _ in seen],
+        "y": [number(regret) for _, regret, _ in seen],
+        "text": [plain(product) for _, _, product in seen],
+        "hovertemplate": "M %{x}, %{text}<br>%{y:.2%}<extra></extra>",
+    }
+    layout = {
+        "xaxis": log_axis("M"),
+        "yaxis": {"title": {"text": "regret"}, "tickformat": ".1%", "rangemode": "tozero"},
+        "hovermode": "closest",
+    }
+    return Figure("regret", _TITLE, caption, (trace,), layout)

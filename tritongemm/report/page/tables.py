@@ -1,0 +1,134 @@
+"""The page's tables: every size, why candidates failed, and the environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite
+
+from tritongemm.core.printable import printable
+from tritongemm.core.record import Record
+from tritongemm.report.page.failures import MOST_REASONS, reasons_of
+from tritongemm.report.page.report_data import ReportData, device_of
+
+_CELL_CHARACTERS = 400
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        text: what is shown.
+        order: a number that it is sorted by; None for one that is sorted by its text.
+    """
+
+    text: str
+    order: float | None = None
+
+
+@dataclass(frozen=True)
+class HtmlTable:
+    """A table of the page.
+
+    Attributes:
+        name: its anchor.
+        title: its heading.
+        caption: a sentence above it; "" where there is none.
+        columns: their names.
+        rows: cells, one for each column.
+        sortable: whether a click on a column's name sorts it.
+    """
+
+    name: str
+    title: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    sortable: bool = False
+
+
+_SIZE_COLUMNS = (
+    "size", "M", "N", "K", "calls", "us", "library us", "ratio", "floor us", "of floor", "TFLOPS", "GB/s", "winner",
+    "tie", "error", "timer", "device", "config",
+)  # fmt: skip
+
+
+def tabulate_sizes(data: ReportData) -> HtmlTable:
+    """Every size with its times."""
+    rows = tuple(tuple(_size_cells(record, data)) for record in data.records)
+    caption = "A click on a column's name sorts by it, and another one turns the order."
+    return HtmlTable("sizes", "Every size", caption, _SIZE_COLUMNS, rows, sortable=True)
+
+
+def _size_cells(record: Record, data: ReportData) -> Iterable[Cell]:
+    problem, floor = record.problem, data.floor_seconds(record)
+    library = record.library_seconds
+    yield _word(problem.key)
+    yield from (_number(size, "d") for size in (problem.m, problem.n, problem.k))
+    yield _number(data.weight(record), ".6g")
+    yield _number(record.seconds * 1e6, ".2f")
+    yield _number(library and library * 1e6, ".2f")
+    yield _number(record.speedup, ".3f")
+    yield _number(floor and floor * 1e6, ".2f")
+    yield _number(floor and floor / record.served_seconds, ".2f")
+    yield _number(record.tflops, ".1f")
+    yield _number(record.gbps, ".0f")
+    yield _word(record.winner)
+    yield _word("tie" if record.tie and library is not None else "")
+    yield _number(record.error, ".1e")
+    yield _word(record.timer)
+    yield _word(device_of(record).label)
+    yield _word(record.config.short_name)
+
+
+def tabulate_reasons(data: ReportData) -> HtmlTable | None:
+    """Why candidates failed; None where none did, or nothing tells."""
+    reasons = reasons_of(data)
+    if not reasons:
+        return None
+    rows = tuple(
+        (_number(r.count, "d"), _word(r.backend), _word(r.status), _word(r.text), _word(r.example))
+        for r in reasons[:MOST_REASONS]
+    )
+    caption = "Reasons with the same words and other numbers count as one."
+    if len(reasons) > len(rows):
+        caption += f" {len(reasons) - len(rows)} rarer ones are left out."
+    columns = ("count", "backend", "status", "reason", "for example")
+    return HtmlTable("reasons", "Reasons", caption, columns, rows, sortable=True)
+
+
+def tabulate_environment(data: ReportData) -> HtmlTable:
+    """What the results were made with, and the files that they are from."""
+    told: dict[tuple[str, str], None] = {}
+    for record in data.records:
+        told["device", device_of(record).label] = None
+        told["architecture", _with_units(record.target, record.compute_units)] = None
+        told.update(dict.fromkeys((k, v) for k, v in record.toolchain.items() if k != "device"))
+        told["clock", record.timer] = None
+        told["operands", "cold: not in the last-level cache" if record.cold else "warm"] = None
+    for name, history in data.histories.items():
+        protocol = history.header.get("protocol")
+        if protocol:
+            told[f"protocol of {name}", json.dumps(protocol, ensure_ascii=False)] = None
+        if history.seconds is not None:
+            told[f"length of {name}", f"{history.seconds:.1f} s, {len(history.tried)} candidates"] = None
+    told.update(dict.fromkeys(("read", source) for source in data.sources))
+    rows = tuple((_word(name), _word(value)) for name, value in told)
+    return HtmlTable("environment", "Environment", "", ("what", "value"), rows)
+
+
+def _with_units(target: str, compute_units: int) -> str:
+    return f"{target}, {compute_units} compute units" if compute_units else target
+
+
+def _word(text: str) -> Cell:
+    return Cell(printable(text, _CELL_CHARACTERS))
+
+
+def _number(value: float | None, form: str) -> Cell:
+    """A number as it is shown; what is not there, or not finite, is sorted behind all others."""
+    if value is None or not isfinite(value):
+        return Cell("-" if value is None else str(value), float("inf"))
+    return Cell(format(value, form), value)

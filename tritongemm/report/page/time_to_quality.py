@@ -1,0 +1,65 @@
+"""Figure: how near the best so far was to the best at the end, over the seconds of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tritongemm.report.page.figure import COLOURS, Figure, number, plain
+from tritongemm.report.page.report_data import ReportData
+from tritongemm.report.quality import QualityCurve, quality_over_time
+
+GOAL = 0.99  # of the speed at the end, to which the time is told
+_TITLE = "Time to quality"
+
+
+def curves_of(data: ReportData) -> dict[str, QualityCurve]:
+    """The time to quality of each journal in which anything was timed."""
+    curves = {name: quality_over_time(history) for name, history in data.histories.items()}
+    return {name: curve for name, curve in curves.items() if curve.points}
+
+
+def tell(curve: QualityCurve) -> str:
+    """When a run reached the goal, in words."""
+    passed = curve.reached(GOAL)
+    if passed is None:
+        return f"{GOAL:.0%} of the final speed was not reached"
+    return f"{GOAL:.0%} of the final speed after " + (f"{passed:.1f} s" if curve.in_seconds else f"{passed:.0f} trials")
+
+
+def draw(data: ReportData) -> Figure:
+    """The figure."""
+    if not data.histories:
+        return Figure("quality", _TITLE, "Not drawn: no journal lies beside these results.")
+    curves = curves_of(data)
+    if not curves:
+        return Figure("quality", _TITLE, "Not drawn: nothing was timed in these journals.")
+    timed = {name: curve for name, curve in curves.items() if curve.in_seconds}
+    others = [name for name in curves if name not in timed]
+    drawn = timed or curves
+    caption = "Geometric mean over all sizes of the speed of the best candidate so far, the library's until there is "
+    caption += "one, over that of the best at the end. " + "; ".join(f"{n}: {tell(c)}" for n, c in drawn.items()) + "."
+    if timed and others:
+        caption += f" Not drawn, as these older journals do not say when: {', '.join(others)}."
+    axis = "seconds since the run began" if timed else "candidates tried (these older journals do not say when)"
+    layout = {
+        "xaxis": {"title": {"text": axis}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": "share of the final speed"}, "tickformat": ".0%"},
+        "showlegend": True,
+        "shapes": [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": GOAL, "y1": GOAL,
+                    "line": {"color": "rgba(128,128,128,0.7)", "width": 1, "dash": "dot"}}],
+    }  # fmt: skip
+    return Figure("quality", _TITLE, caption, tuple(_lines(drawn.items())), layout)
+
+
+def _lines(curves: Iterable[tuple[str, QualityCurve]]) -> Iterable[Mapping[str, Any]]:
+    for place, (name, curve) in enumerate(curves):
+        yield {
+            "type": "scatter",
+            "mode": "lines",
+            "name": plain(name),
+            "line": {"shape": "hv", "color": COLOURS[place % len(COLOURS)], "width": 2},
+            "x": [number(passed) for passed, _ in curve.points],
+            "y": [number(quality) for _, quality in curve.points],
+            "hovertemplate": "%{y:.2%} after %{x:.4g}" + (" s" if curve.in_seconds else " trials"),
+        }

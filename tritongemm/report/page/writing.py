@@ -1,0 +1,137 @@
+"""The page's text: figures as JSON, tables as HTML, and plotly's script, in one file that needs nothing else.
+
+The page says in a policy which scripts may run, by their hashes, and that nothing may be loaded: a browser runs
+nothing that a file of results brought along, wherever in the page it would stand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from tritongemm.core.errors import UnavailableError
+from tritongemm.core.printable import printable
+from tritongemm.report.page import (
+    failures,
+    held_out,
+    m_ranges,
+    ratio_map,
+    roofline,
+    tables,
+    time_to_quality,
+    uplift,
+    winners,
+)
+from tritongemm.report.page.figure import Figure
+from tritongemm.report.page.report_data import ReportData, uplift_of
+
+START = "<!doctype html>\n<!-- a report of tritongemm -->\n"  # how every page begins
+_HERE = Path(__file__).parent
+_TITLE_CHARACTERS = 200
+_DRAWN: tuple[Callable[[ReportData], Figure], ...] = (
+    roofline.draw,
+    ratio_map.draw,
+    uplift.draw,
+    winners.draw,
+    m_ranges.draw,
+    held_out.draw,
+    time_to_quality.draw,
+    failures.draw,
+)
+
+
+def is_page(start: bytes) -> bool:
+    """Whether a file that begins so is empty, or such a page."""
+    return not start or start.startswith(START.encode())
+
+
+def draw_all(data: ReportData) -> tuple[Figure, ...]:
+    """Every figure, in the order of the page."""
+    return tuple(draw(data) for draw in _DRAWN)
+
+
+def compose(data: ReportData, title: str) -> str:
+    """The page.
+
+    Args:
+        data: what it tells.
+        title: its heading.
+
+    Raises:
+        UnavailableError: plotly is not installed.
+    """
+    figures = draw_all(data)
+    plotly, script = _plotly(), (_HERE / "page.js").read_text(encoding="utf-8")
+    loader = jinja2.FileSystemLoader(_HERE)
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    drawn = {f.name: {"data": f.traces, "layout": dict(f.layout, height=f.height)} for f in figures if f.traces}
+    body = environment.get_template("page.html.j2").render(
+        title=printable(title, _TITLE_CHARACTERS),
+        version=version("tritongemm"),
+        tiles=list(_tiles(data)),
+        notes=[printable(note) for note in data.notes],
+        figures=figures,
+        reasons=tables.tabulate_reasons(data),
+        environment=tables.tabulate_environment(data),
+        sizes=tables.tabulate_sizes(data),
+        style=(_HERE / "page.css").read_text(encoding="utf-8"),
+        drawn=embed(drawn),
+        plotly=plotly,
+        script=script,
+        hashes=" ".join(_hash(text) for text in (plotly, script)),
+    )
+    return START + body
+
+
+def _plotly() -> str:
+    """The script of plotly.
+
+    Raises:
+        UnavailableError: it is not installed.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise UnavailableError("a report is drawn with plotly: pip install 'tritongemm[report]'") from error
+    script: str = get_plotlyjs()
+    return script
+
+
+def embed(value: Any) -> str:
+    """Values as JSON within a page, where no text of theirs ends the element that holds it."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _hash(script: str) -> str:
+    """What a policy calls a script that may run."""
+    return f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _tiles(data: ReportData) -> Iterable[tuple[str, str]]:
+    """What the page says first: a few numbers, each with its words."""
+    yield str(len(data.records)), "sizes"
+    uplift_found = uplift_of(data)
+    if data.raced:
+        ties = sum(record.tie for record in data.raced)
+        lost = sum(not record.tie and record.winner == record.library for record in data.raced)
+        yield str(len(data.raced) - ties - lost), "won from the library"
+        yield str(ties), "ties"
+        yield str(lost), "lost to it"
+    if uplift_found is not None:
+        yield f"{uplift_found.geometric + 1:.3f}", "geometric mean of the ratios"
+        yield f"{uplift_found.weighted:.1%}", "of the library's time saved"
+    shares = [(data.floor_seconds(r) or 0.0) / r.served_seconds for r in data.records]
+    if shares and all(shares):
+        yield f"{sum(shares) / len(shares):.2f}", "of the floor on average"
+    for curve in time_to_quality.curves_of(data).values():
+        passed = curve.reached(time_to_quality.GOAL)
+        if curve.in_seconds and passed is not None:
+            yield f"{passed:.1f} s", f"to {time_to_quality.GOAL:.0%} of the final speed"

@@ -1,0 +1,74 @@
+"""How near the best candidates known so far were to the best at the end, while runs were under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import exp, log
+
+from tritongemm.core.problem import Problem
+from tritongemm.results.history import History
+
+_LEAST_STEP = 2e-4  # of quality between two points of a curve, which is drawn
+
+
+@dataclass(frozen=True)
+class QualityCurve:
+    """Time to quality of the runs of one journal.
+
+    Attributes:
+        points: what had passed, and the quality from then on: the geometric mean over all sizes of the best time at
+            the end over the best time so far, by screening's times. Until a size has a candidate the library serves
+            it; one without a library's time counts from its first candidate on.
+        in_seconds: what had passed is told in seconds; otherwise in candidates that were tried.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    in_seconds: bool
+
+    def reached(self, quality: float) -> float | None:
+        """What had passed when a quality was reached for good; None where it never was."""
+        found = None
+        for passed, value in reversed(self.points):
+            if value < quality:
+                break
+            found = passed
+        return found
+
+
+def quality_over_time(history: History) -> QualityCurve:
+    """The time to quality of the runs of a journal; without points where no candidate was timed."""
+    in_seconds = any(tried.seconds is not None for tried in history.tried)
+    timed = list(_timed(history, in_seconds))
+    problems = {problem for problem, _, _ in timed}
+    library = {record.problem: record.library_seconds for record in history.records}
+    served = {p: seconds for p, seconds in library.items() if seconds is not None and p in problems}
+    best = dict(served)
+    for problem, seconds, _ in timed:
+        best[problem] = min(seconds, best.get(problem, seconds))
+    lost = sum(log(served[problem] / best[problem]) for problem in served)
+    points = [(0.0, exp(-lost / len(served)))] if served else []
+    for problem, seconds, passed in timed:
+        before = served.get(problem)
+        if before is not None and before <= seconds:
+            continue
+        served[problem] = seconds
+        lost += log(seconds / before) if before is not None else log(seconds / best[problem])
+        quality = exp(-max(lost, 0.0) / len(served))
+        if not points or abs(quality - points[-1][1]) >= _LEAST_STEP:
+            points.append((passed, quality))
+    if timed:
+        points.append((timed[-1][2], exp(-max(lost, 0.0) / len(served))))
+    return QualityCurve(tuple(points), in_seconds)
+
+
+def _timed(history: History, in_seconds: bool) -> Iterator[tuple[Problem, float, float]]:
+    """Problem and seconds of each candidate that was timed and not found wrong later, and what had passed."""
+    refuted = {(tried.problem, tried.trial.config) for tried in history.tried if tried.trial.status != "ok"}
+    passed = 0.0
+    for number, tried in enumerate(history.tried, start=1):
+        told = tried.seconds if in_seconds else float(number)
+        passed = passed if told is None else told
+        trial = tried.trial
+        if trial.samples and trial.stage == "screen" and (tried.problem, trial.config) not in refuted:
+            yield tried.problem, trial.seconds, passed

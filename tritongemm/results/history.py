@@ -1,0 +1,119 @@
+"""What a journal tells of how its runs went: candidates in the order in which they were tried, and when.
+
+Nothing is written and nothing is held: the run whose journal it is may go on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tritongemm.core import reading
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.trial import Trial
+from tritongemm.core.values import FINITE
+from tritongemm.results import journal
+from tritongemm.results.schema import Line, UnreadTrial, read_trial
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A candidate that was tried.
+
+    Attributes:
+        problem: of what size.
+        trial: what became of it.
+        seconds: since the first run of the journal began, without the time between runs; None where the journal does
+            not say, as older ones do not.
+    """
+
+    problem: Problem
+    trial: Trial
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class History:
+    """How the runs of one journal went.
+
+    Attributes:
+        header: what the first line says of target, toolchain and protocol.
+        tried: candidates in the order of the lines.
+        records: the last result of each problem.
+        seconds: what the runs took up to their last line; None where the journal does not say.
+        unread: how many lines can't be read, or only by a newer version.
+    """
+
+    header: Mapping[str, Any]
+    tried: tuple[Tried, ...]
+    records: tuple[Record, ...]
+    seconds: float | None
+    unread: int
+
+
+def read(path: Path) -> History:
+    """How the runs of a journal went.
+
+    Args:
+        path: the journal; the line that is being written now is passed over.
+
+    Raises:
+        InputError: there is none, it can't be read, is too large, or is another program's file.
+    """
+    data = reading.read_bytes(path)
+    if not data or not journal.is_journal(data):
+        raise InputError(f"{path} is not a journal of tritongemm")
+    found = journal.parse(data)
+    unread = len(found.damaged)
+    header: Mapping[str, Any] = {}
+    records: dict[Problem, Record] = {}
+    tried = []
+    clock = _Clock()
+    for line in found.lines.values():
+        if line.kind == "header":
+            header = line.value
+        elif line.kind == "record":
+            records[line.value.problem] = line.value
+        elif line.kind == "trial":
+            try:
+                tried.append(_tried(line, clock))
+            except (InputError, KeyError, TypeError, ValueError):
+                unread += 1
+        unread += line.kind == "newer"
+    return History(header, tuple(tried), tuple(records.values()), clock.seconds, unread)
+
+
+class _Clock:
+    """Seconds of several runs in one journal, each of which counts from its own beginning."""
+
+    def __init__(self) -> None:
+        self._earlier, self._last = 0.0, 0.0
+        self.seconds: float | None = None
+
+    def tell(self, elapsed: float) -> float:
+        """The seconds since the first run began, from those of the run that wrote a line."""
+        if elapsed < self._last:
+            self._earlier += self._last
+        self._last = elapsed
+        self.seconds = self._earlier + elapsed
+        return self.seconds
+
+
+def _tried(line: Line, clock: _Clock) -> Tried:
+    """The candidate of a line.
+
+    Raises:
+        InputError, KeyError, TypeError, ValueError: it can't be read.
+    """
+    problem, trial = line.value
+    if not isinstance(trial, UnreadTrial):
+        return Tried(problem, trial, None)
+    entry = json.loads(trial.line)
+    elapsed = entry.get("elapsed")
+    seconds = clock.tell(float(elapsed)) if FINITE.holds(elapsed) else None
+    return Tried(problem, read_trial(entry["trial"]), seconds)

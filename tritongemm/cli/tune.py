@@ -59,9 +59,11 @@ def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
             reporter.say(f"left out: {row.reason}")
         if not (args.compare_wo_tuning or args.benchmark):  # there a row that can't be computed costs itself alone
             rows = _computable(rows, machine, args, reporter)
-        reporter.say(machine.why)
-        libtype = args.libtype if args.server is None else servers.choose_kernels(args, rows, machine, reporter.say)
+        remarks = [machine.why]
+        libtype = args.libtype if args.server is None else servers.choose_kernels(args, rows, machine, remarks.append)
         roster = choose_roster(libtype, bool(machine.devices), args.compile_only)
+        for remark in remarks:
+            reporter.say(remark)
         for name, reason in roster.left_out.items() if args.verbose or args.libtype == "all" else ():
             reporter.say(f"{name} does not race: {reason}")
         suffix = f"_{args.server}" if args.server else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,9 @@ def test_a_capture_sees_the_products_of_served_experts_and_fp8_layers(tmp_path: 
         weight = torch.randn(300, 256).to(torch.float8_e4m3fn)
         tritongemm.linear_fp8(torch.randn(2, 3, 256, dtype=torch.bfloat16), weight, torch.rand(3, 2))
         tritongemm.linear_fp8(torch.randn(3, 256, dtype=torch.bfloat16), weight, torch.rand(300))
-    found = {row.problem for row in sizes.from_file(tmp_path / "sizes.yaml", Defaults())}
+    captured = [row.problem for row in sizes.from_file(tmp_path / "sizes.yaml", Defaults())]
+    assert all(sum(p.counts) == p.m for p in captured if p.groups > 1), "how rows are spread is told with them"
+    found = {replace(p, spread=Problem(1, 1, 1).spread, counts=()) for p in captured}
     layers = {
         registry.get(Family, family).problem(m, 300, 256, OCP, OCP, "bf16", row_major_b=False)
         for family, m in (("a8w8_blockscale", 6), ("a8w8", 3))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tritongemm.campaigns.column_major import as_call, as_problem
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.logged_call import LogContents, LoggedCall, LoggedRow
+from tritongemm.core.printable import printable
 from tritongemm.core.problem import Problem
 from tritongemm.core.reading import read_bytes
 from tritongemm.core.support import Support
@@ -151,19 +153,19 @@ def _tell_faults(path: Path, every: Iterable[LogContents]) -> Iterator[str]:
 
 
 def _tell_others(path: Path, every: Iterable[LogContents]) -> Iterator[str]:
-    others: Mapping[str, int] = {name: count for contents in every for name, count in contents.others.items()}
+    others = sum((contents.others for contents in every), Counter[str]())
     if others:
-        names = sorted(others, key=lambda name: -others[name])[:_MOST_TOLD]
-        yield f"{path}: {sum(others.values())} calls are of no GEMM and not counted: {', '.join(names)}"
+        names = ", ".join(printable(name, 60) for name, _ in others.most_common(_MOST_TOLD))
+        yield f"{path}: {others.total()} calls of other functions are not counted, nor is their time: {names}"
 
 
 def _tell_architectures(path: Path, text: str, target: Target) -> Iterator[str]:
     """Which other architectures a log names, as programs print them between its lines."""
     named = re.compile(rf"\b(?:{'|'.join(target_files.target_names())})\b")
-    lines: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        for match in named.finditer(line):
-            lines.setdefault(match[0], number)
-    for name, number in lines.items():
+    first: dict[str, int] = {}
+    for match in named.finditer(text):
+        first.setdefault(match[0], match.start())
+    for name, place in first.items():
         if name != target.name:
+            number = text.count("\n", 0, place) + 1
             yield f"{path}: line {number} names {name}, and this campaign tunes for {target.name}"

@@ -40,7 +40,7 @@ class BenchCommands(CallLog):
         """A call for each command of a GEMM."""
         contents = LogContents()
         for number, line in enumerate(text.splitlines(keepends=True), start=1):
-            places = list(_COMMAND.finditer(line))
+            places = list(_COMMAND.finditer(line)) if "-bench" in line else []
             for index, place in enumerate(places):
                 last = index + 1 == len(places)
                 end = len(line) if last else places[index + 1].start()

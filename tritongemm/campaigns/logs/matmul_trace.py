@@ -55,7 +55,7 @@ class MatmulTrace(CallLog):
         """A call for each line that traces a product."""
         contents = LogContents()
         for number, line in enumerate(text.splitlines(keepends=True), start=1):
-            for head in _HEAD.finditer(line):
+            for head in _HEAD.finditer(line) if "Trace" in line else ():
                 other = _ANY_HEAD.search(line, head.end())
                 told = line[head.end() : other.start() if other else len(line)]
                 if "stream=" not in told or (other is None and not told.endswith(("\n", "\r"))):

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.dtypes import DTYPES, DType
 from tritongemm.core.errors import InputError
 from tritongemm.core.logged_call import SCALES, LoggedCall
 from tritongemm.core.problem import Problem
@@ -39,7 +39,7 @@ def as_problem(call: LoggedCall) -> Problem | Support:
         "dtype_a": _OURS[call.types[1]],
         "dtype_b": _OURS[call.types[0]],
         "dtype_c": _OURS[call.types[3]],
-        "row_major_a": call.transposes[1] == "N",
+        "row_major_a": call.transposes[1] == "N",  # to conjugate real numbers changes nothing
         "row_major_b": call.transposes[0] == "N",
         "bias": "n" if call.bias else "none",
         "batch": call.batch,
@@ -62,8 +62,6 @@ def _differences(call: LoggedCall) -> Iterator[str]:
     unknown = [kind for kind in (*call.types[:2], call.types[3]) if kind not in _TYPES]
     if unknown:
         yield f"its type {unknown[0]} is not computed here"
-    if "C" in call.transposes:
-        yield "it conjugates an operand"
     for name, factor, wanted in (("alpha", call.alpha, 1.0), ("beta", call.beta, 0.0)):
         if math.isnan(factor):
             yield f"its {name} lies on the device"
@@ -174,6 +172,11 @@ def config_letters(call: LoggedCall) -> str:
 
 def _letters(kind: str) -> str:
     return "".join(c for c in kind.upper() if c.isascii() and c.isalnum())[:8]
+
+
+def operand_dtype(call: LoggedCall) -> DType:
+    """The type of A as far as it is known here, fp16 elsewhere: whose rate a data sheet has."""
+    return DTYPES[_OURS.get(call.types[0], "fp16")]
 
 
 def least_bytes(call: LoggedCall) -> int:

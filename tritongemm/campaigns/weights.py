@@ -10,10 +10,9 @@ from statistics import median
 
 from tritongemm.campaigns.baseline_times import BaselineTimes
 from tritongemm.campaigns.campaign import Campaign
-from tritongemm.campaigns.column_major import least_bytes
+from tritongemm.campaigns.column_major import least_bytes, operand_dtype
 from tritongemm.campaigns.workload import LoggedProduct
 from tritongemm.core.config import Config
-from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import OutputError, TritonGemmError
 from tritongemm.core.logged_call import LoggedCall
 from tritongemm.core.problem import Problem
@@ -92,7 +91,7 @@ def predict_seconds(problem: Problem, target: Target) -> float:
 
 
 def _roofline_seconds(call: LoggedCall, target: Target) -> float:
-    return target.roofline_seconds(call.flops, least_bytes(call), DTYPES["fp16"])
+    return target.roofline_seconds(call.flops, least_bytes(call), operand_dtype(call))
 
 
 def _slowness(products: Sequence[LoggedProduct], times: Mapping[Problem, tuple[float, str]], target: Target) -> float:

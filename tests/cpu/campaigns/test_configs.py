@@ -156,6 +156,7 @@ def test_the_script_runs_the_config_alone(rig: Rig, tmp_path: Path) -> None:
 def test_what_can_t_be_computed_is_told_with_its_share(measuring: Rig) -> None:
     configs.run(measuring.campaign(example() + size(A, count=10, beta="1.0") + size(B, activation="gelu")))
     told = [line for line in measuring.said if line.startswith("not computed here")]
+    assert told.pop().startswith("not computed here: 2 GEMMs, about ")
     assert len(told) == 2 and "line 5: bf16_r to bf16_r TN 64 x 1024 x 64: about" in told[0]
     assert told[0].endswith("its beta is 1; here it is 0") and told[1].endswith("it applies gelu")
     left = [row for row in rows(measuring.folder, "summary.csv") if row["baseline"] == "roofline"]
@@ -164,6 +165,13 @@ def test_what_can_t_be_computed_is_told_with_its_share(measuring: Rig) -> None:
     assert sum(float(row["% of total"]) for row in rows(measuring.folder, "summary.csv")) == pytest.approx(
         100, abs=0.01
     )
+
+
+def test_of_many_that_can_t_be_computed_the_largest_are_told(rig: Rig) -> None:
+    configs.run(rig.campaign(size(A) + "".join(size(m, beta="1.0") for m in range(1, 41))))
+    told = [line for line in rig.said if line.startswith("not computed here")]
+    assert len(told) == 22 and told[-2] == "not computed here: 20 others; summary.csv has their reasons"
+    assert sum(row["note"].startswith("its beta is 1") for row in rows(rig.folder, "summary.csv")) == 40
 
 
 def test_without_a_gpu_the_table_says_so(rig: Rig) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from tests.support.call_logs import extended, line, trace
 from tritongemm.campaigns.workload import JobWorkload, read_workload
@@ -146,6 +148,22 @@ def test_what_is_no_log(log: Path, text: str) -> None:
         read(log, text)
     with pytest.raises(InputError, match="there is no such file"):
         read_workload(log.with_name("absent"), GFX950)
+
+
+@hypothesis.given(data=st.data())
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=150)
+def test_whatever_a_log_holds_is_told_in_a_line(log: Path, data: st.DataObject) -> None:
+    """Damage anywhere gives an error of ours, or calls and remarks."""
+    text = line() + line("bench", batch=2) + line("rocblas") + trace()
+    place = data.draw(st.integers(0, len(text)))
+    damage = data.draw(st.text("{}:,=-[]'\"0159 TNmnabf\n\x00\u20ac", max_size=6))
+    log.write_text(text[:place] + damage + text[place + data.draw(st.integers(0, 12)) :])
+    try:
+        found = read_workload(log, GFX950)
+    except InputError as error:
+        assert str(log) in str(error)
+    else:
+        assert all(one.count > 0 and (one.problem is None) == bool(one.reason) for one in found.products)
 
 
 def test_bytes_that_are_no_text_are_passed_over(log: Path) -> None:

@@ -19,6 +19,7 @@ from tritongemm.core.format_row import FormatRow
 from tritongemm.formats import results_format
 
 _ADVICE = "make room and run the same command again, or choose another -o"
+_MOST_TOLD = 20  # Products that can't be computed here which are told one by one.
 _SCRIPT = """#!/bin/sh
 # {about}
 # Tunes this GEMM alone; --only merge takes the result in. Options are those of python -m tritongemm.tune.
@@ -78,12 +79,19 @@ def _tell(campaign: Campaign, products: Sequence[WeighedProduct], configs: dict[
     share, lost = (sum(products[place].share for place in configs), sum(one.share for one in cut))
     campaign.say(f"to tune: {len(configs)} GEMMs, {share:.2f} % of the time")
     campaign.say(f"below {campaign.threshold:g} %: {len(cut)} GEMMs, {lost:.2f} % of the time together")
-    for one in products:
-        if one.product.problem is None:
-            campaign.say(
-                f"not computed here: {campaign.log}: line {one.product.line}: {one.product.call.words}: about "
-                f"{one.share:.2f} % of the time: {one.product.reason}"
-            )
+    _tell_others(campaign, [one for one in products if one.product.problem is None])
+
+
+def _tell_others(campaign: Campaign, others: Sequence[WeighedProduct]) -> None:
+    """Say what can't be computed here and why, the largest one by one; `SUMMARY` has all."""
+    for one in others[:_MOST_TOLD]:
+        where = f"{campaign.log}: line {one.product.line}: {one.product.call.words}"
+        campaign.say(f"not computed here: {where}: about {one.share:.2f} % of the time: {one.product.reason}")
+    share = sum(one.share for one in others)
+    if len(others) > _MOST_TOLD:
+        campaign.say(f"not computed here: {len(others) - _MOST_TOLD} others; {tables.SUMMARY} has their reasons")
+    if others:
+        campaign.say(f"not computed here: {len(others)} GEMMs, about {share:.2f} % of the time together")
 
 
 def _nothing(campaign: Campaign, products: Sequence[WeighedProduct]) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import Trial
@@ -69,10 +69,10 @@ class CountedEvaluator(Evaluator):
         """How a result is verified."""
         return self._evaluator.describe(problem, config)
 
-    def time_quantization(self, problem: Problem, launch: Launch) -> float | None:
-        """Seconds of the kernel that quantises A."""
+    def time_quantization(self, problem: Problem, launches: Any) -> float | None:
+        """Seconds of what quantises A."""
         with self._counting():
-            return self._evaluator.time_quantization(problem, launch)
+            return self._evaluator.time_quantization(problem, launches)
 
     def close(self) -> None:
         """Give the device back."""

@@ -7,7 +7,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -49,8 +49,9 @@ def main(argv: Sequence[str]) -> int:
         except KeyboardInterrupt:
             door.tell("stopped; the same command goes on from here")
             raise
-        if args.log_summary:
-            _print_summary(campaign, reporter)
+        finally:
+            if args.log_summary:
+                _print_summary(campaign, reporter)
     return door.WRONG if campaign.failures else door.DONE
 
 
@@ -109,6 +110,7 @@ def _campaign(args: argparse.Namespace, machine: Machine, reporter: Reporter) ->
     protocol = session.make_protocol(tune_args, machine)
     found = CampaignState.read(Path(args.output))
     threshold = THRESHOLD if found is None else found.threshold
+    backends = choose_roster(tune_args.libtype, bool(machine.devices), False).backends
     measured_with = {k: str(v) for k, v in asdict(protocol).items()} | toolchain(machine)
     return Campaign(
         folder=Path(args.output),
@@ -118,10 +120,23 @@ def _campaign(args: argparse.Namespace, machine: Machine, reporter: Reporter) ->
         devices=machine.devices,
         tell=reporter.say,
         open_evaluators=partial(_open_evaluators, tune_args, machine, protocol),
-        open_run=partial(_open_run, tune_args, args.population or 0, machine, protocol, reporter),
+        open_run=partial(_open_run, tune_args, _Search(backends, args.population or 0), machine, protocol, reporter),
         measured_with=measured_with | {"compute_units": str(machine.target.compute_units)},
         tune_options=tuple(words),
     )
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What a tuning run tries beside what tritongemm.tune's own options say.
+
+    Attributes:
+        backends: those that take part.
+        population: configs of a generation; 0 for the strategy's own.
+    """
+
+    backends: tuple[str, ...]
+    population: int
 
 
 def _tune_words(args: argparse.Namespace) -> list[str]:
@@ -147,7 +162,7 @@ def _open_evaluators(
 @contextmanager
 def _open_run(
     args: argparse.Namespace,
-    population: int,
+    search: _Search,
     machine: Machine,
     protocol: MeasureProtocol,
     reporter: Reporter,
@@ -157,9 +172,8 @@ def _open_run(
     """A tuning run into a results file; when it is done, winners that lack a module get one, and its tools are shut."""
     with ExitStack() as stack:
         tools = stack.enter_context(session.open_session(args, machine, protocol))
-        roster = choose_roster(args.libtype, bool(machine.devices), False)
-        plan = session.make_options(args, machine, roster.backends, protocol, output)
-        plan = replace(plan, population=population)
+        plan = session.make_options(args, machine, search.backends, protocol, output)
+        plan = replace(plan, population=search.population)
         store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, problems))
         stack.enter_context(holding_module_folder(plan.folder, output))
         run = TuningRun([CountedEvaluator(one) for one in tools.evaluators], tools.pool, store, plan, reporter)
@@ -170,7 +184,10 @@ def _open_run(
 
 
 def _print_summary(campaign: Campaign, reporter: Reporter) -> None:
-    """Print what takes the job's time, as the campaign's table has it."""
+    """Print what takes the job's time, as the campaign's table has it; nothing before its stage is done."""
+    state = CampaignState.read(campaign.folder)
+    if state is None or STAGES[0] not in state.done:
+        return
     text = read_bytes(campaign.folder / tables.SUMMARY).decode("utf-8", "replace")
     rows = [[row.get(name) or "" for name in _SUMMARY_COLUMNS] for row in csv.DictReader(io.StringIO(text))]
     reporter.table("What takes the time", _SUMMARY_COLUMNS, rows)

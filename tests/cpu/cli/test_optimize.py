@@ -98,6 +98,12 @@ def test_logs_that_can_t_be(tmp_path: Path, text: str, complaint: str, capsys: p
     assert not list(tmp_path.glob("tunings/*.csv"))
 
 
+def test_a_backend_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Told before anything is measured."""
+    assert run(tmp_path, log_in(tmp_path), "--libtype", "abacus", "--log_summary") == door.REFUSED
+    assert "abacus" in capsys.readouterr().err and not (tmp_path / "tunings").exists()
+
+
 def test_devices_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, log_in(tmp_path), "--devices", "0,3") == door.REFUSED
     assert "need a GPU" in capsys.readouterr().err and TargetError.__doc__

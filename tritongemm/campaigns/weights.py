@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import SimpleQueue
 from statistics import median
 
+from tritongemm.campaigns.baseline_measuring import measure_baselines
 from tritongemm.campaigns.baseline_times import BaselineTimes
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.column_major import least_bytes, operand_dtype
 from tritongemm.campaigns.workload import LoggedProduct
 from tritongemm.core.config import Config
-from tritongemm.core.errors import OutputError, TritonGemmError
 from tritongemm.core.logged_call import LoggedCall
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.core.trial import BASELINE_ENTRY
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Evaluator
 from tritongemm.search.cost_model import model as cost_model
 
 MEASURED, PREDICTED, GUESSED = "measured", "model", "roofline"
@@ -60,6 +55,7 @@ def weigh(campaign: Campaign, products: Sequence[LoggedProduct]) -> list[Weighed
 
     Raises:
         OutputError: what was measured can't be kept.
+        TargetError: no device measures anything.
     """
     problems = [one.problem for one in products if one.problem is not None]
     measured = _measure(campaign, problems)
@@ -113,34 +109,5 @@ def _measure(campaign: Campaign, problems: Sequence[Problem]) -> dict[Problem, f
         if wanted:
             campaign.say(f"measuring the baseline of {len(wanted)} GEMMs on {len(campaign.devices)} devices")
             with campaign.open_evaluators() as evaluators:
-                _measure_on(campaign, evaluators, wanted, known)
+                measure_baselines(evaluators, wanted, known, campaign.say)
         return {p: seconds for p in problems if (seconds := known.get(p.key)) is not None}
-
-
-def _measure_on(
-    campaign: Campaign, evaluators: Sequence[Evaluator], problems: Sequence[Problem], known: BaselineTimes
-) -> None:
-    """Measure problems on whichever device is free."""
-    free: SimpleQueue[Evaluator] = SimpleQueue()
-    for evaluator in evaluators:
-        free.put(evaluator)
-    baseline = registry.baseline().name
-
-    def measure(problem: Problem) -> str:
-        evaluator = free.get()
-        try:
-            samples = evaluator.race(problem, [], baseline).samples.get(BASELINE_ENTRY)
-        except OutputError:
-            raise
-        except TritonGemmError as error:
-            return f"{problem.key}: the baseline can't be measured: {error}"
-        finally:
-            free.put(evaluator)
-        if not samples:
-            return f"{problem.key}: {baseline} does not compute it; the cost model says what it takes"
-        known.add(problem.key, median(samples))
-        return ""
-
-    with ThreadPoolExecutor(len(evaluators)) as threads:
-        for complaint in filter(None, threads.map(measure, problems)):
-            campaign.say(complaint)

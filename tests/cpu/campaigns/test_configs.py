@@ -19,7 +19,7 @@ from tritongemm.campaigns.baseline_times import BaselineTimes
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.stages import configs
 from tritongemm.core.artifact import Artifact
-from tritongemm.core.errors import InputError, OutputError, TritonGemmError
+from tritongemm.core.errors import InputError, OutputError, TargetError, TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.trial import BASELINE_ENTRY
@@ -41,9 +41,9 @@ def example() -> str:
 
 
 class Timed(FakeEvaluator):
-    """Times the baseline by M; counts how often it did, and may fail for one M."""
+    """Times the baseline by M; counts how often it did, and may fail for some M."""
 
-    def __init__(self, seconds: dict[int, float], fails: int = 0) -> None:
+    def __init__(self, seconds: dict[int, float], fails: Sequence[int] = ()) -> None:
         super().__init__()
         self.by_m, self.fails = seconds, fails
         self.timed: list[int] = []
@@ -52,7 +52,7 @@ class Timed(FakeEvaluator):
         """A race of the baseline alone."""
         assert not artifacts and baseline == "torch"
         self.timed.append(problem.m)
-        if problem.m == self.fails:
+        if problem.m in self.fails:
             raise TritonGemmError("out of memory")
         seconds = self.by_m.get(problem.m)
         return RaceResult((), {BASELINE_ENTRY: (seconds, seconds, seconds)} if seconds else {}, True)
@@ -177,7 +177,7 @@ def test_of_many_that_can_t_be_computed_the_largest_are_told(rig: Rig) -> None:
 def test_without_a_gpu_the_table_says_so(rig: Rig) -> None:
     configs.run(rig.campaign(example()))
     assert {row["baseline"] for row in rows(rig.folder, "summary.csv")} == {"model"}
-    assert any(line.endswith("ms, predicted by the cost model") for line in rig.said)
+    assert any(line.endswith("ms, predicted") for line in rig.said)
     assert not (rig.folder / "tunings" / "baseline.jsonl").exists()
 
 
@@ -192,12 +192,31 @@ def test_devices_share_the_measuring_and_none_is_measured_twice(measuring: Rig) 
 
 
 def test_a_baseline_that_fails_costs_itself(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, [Timed(EXAMPLE, fails=B)])
+    rig = Rig(tmp_path, [Timed(EXAMPLE, fails=[B])])
     configs.run(rig.campaign(example()))
     assert {row["call_count"]: row["baseline"] for row in rows(tmp_path, "summary.csv")} == {
         "10": "measured", "50": "model", "1": "measured",
     }  # fmt: skip
-    assert any("the baseline can't be measured: out of memory" in line for line in rig.said)
+    assert any("its baseline can't be measured, and the cost model says" in line for line in rig.said)
+    assert any(line.endswith("ms, 2 of them measured") for line in rig.said)
+
+
+def test_a_gpu_that_vanishes_is_given_up(tmp_path: Path) -> None:
+    """The others measure what it failed at."""
+    many = {m: 1e-6 * m for m in range(1, 21)}
+    lost, good = Timed({}, fails=list(many)), Timed(many)
+    rig = Rig(tmp_path, [lost, good])
+    configs.run(rig.campaign("".join(size(m) for m in many)))
+    assert {row["baseline"] for row in rows(tmp_path, "summary.csv")} == {"measured"}
+    assert len(lost.timed) == 2 and sorted(good.timed) == list(many)
+    assert "the device at place 0 of those named is given up: out of memory" in rig.said
+
+
+def test_when_nothing_can_be_measured_nothing_is_written(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, [Timed({}, fails=[A, B, C]), Timed({}, fails=[A, B, C])])
+    with pytest.raises(TargetError, match="no baseline could be measured; the first: out of memory"):
+        configs.run(rig.campaign(example()))
+    assert not (tmp_path / "tunings" / "summary.csv").exists()
 
 
 def test_nothing_above_the_threshold(rig: Rig) -> None:

@@ -45,7 +45,7 @@ def test_from_a_log_to_merged_results(
     folder = tmp_path / "tunings"
     assert run(tmp_path, log_in(tmp_path), "--only", "configs", "--log_summary") == door.DONE
     printed = str(capsys.readouterr())
-    assert "What takes the time" in printed and "BBS_TN_2" in printed and "predicted by the cost model" in printed
+    assert "What takes the time" in printed and "BBS_TN_2" in printed and "ms, predicted" in printed
     assert run(tmp_path, "--only", "tune") == door.DONE
     assert run(tmp_path, "--only", "merge") == door.DONE
     rows = sizes.from_file(folder / "merged.yaml", Defaults())

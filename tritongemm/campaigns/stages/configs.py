@@ -70,7 +70,8 @@ def _tell(campaign: Campaign, products: Sequence[WeighedProduct], configs: dict[
     """Say what is tuned, what the threshold cut off, and what can't be computed, each with its share of the time."""
     whole = sum(one.total_seconds for one in products)
     computed = [one for one in products if one.product.problem is not None]
-    how = "measured" if any(one.how == MEASURED for one in computed) else "predicted by the cost model"
+    measured = sum(one.how == MEASURED for one in computed)
+    how = "measured" if measured == len(computed) else f"{measured} of them measured" if measured else "predicted"
     campaign.say(
         f"{campaign.log}: {len(products)} GEMMs in {sum(one.product.count for one in products):.15g} calls take "
         f"{whole * 1e3:.4g} ms, {how}"

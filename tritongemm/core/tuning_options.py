@@ -20,6 +20,7 @@ class TuningOptions:
         folder: where generated modules go.
         strategy: plug-in of strategies/.
         budget: most configs tried for one problem; 0 for no limit.
+        population: configs of a generation, of a strategy that has generations; 0 for its own number.
         budgets: the same of problems that have one of their own.
         seconds: after so long no strategy is asked for more, and what there is is raced; 0 for no limit.
         finalists: candidates verified and raced.
@@ -35,6 +36,7 @@ class TuningOptions:
     folder: Path
     strategy: str = "exhaustive"
     budget: int = 0
+    population: int = 0
     budgets: Mapping[Problem, int] = field(default_factory=dict, hash=False)
     seconds: float = 0.0
     finalists: int = 12

@@ -71,7 +71,6 @@ _AFTER_SIZES = tuple(f.name for f in fields(Problem))[3:]
 _HELD = ("dtype_a", "dtype_b", "dtype_c", "bias", "batch", "family")  # of a problem, in the order of a written row
 _REMARK = re.compile(r"#.*?\bTFLOPS:\s*(?P<tflops>\d[\d.]*)(?:.*?\btime\(us\):\s*(?P<us>\d[\d.]*))?")
 
-
 _SCHEMA = re.compile(r"# Tuned by tritongemm(?:, schema (?P<number>\d{1,9}))?:")
 # A key of ours, in a map of flow style or at the beginning of a line.
 _OUR_KEY = re.compile(rf"""(?m)(?:^[ \t-]*|[{{,]\s*)['"]?(?:{"|".join(OUR_KEYS)})['"]?\s*:(?:\s|$)""")
@@ -308,22 +307,15 @@ def make_row(record: Record) -> dict[str, Any]:
         InputError: the record's scales are not those of its family, which is all that a row tells of them.
     """
     problem, config = record.problem, record.config
-    if (problem.scale_a or problem.scale_b) and problem != _told(problem):
-        raise InputError(f"{problem.key} has scales that family {problem.family} does not have; a row can't tell them")
+    _require_tellable(problem)
     options = dict(config.options)
-    row: dict[str, Any] = {"M": problem.m, "N": problem.n, "K": problem.k}
-    row |= {"rowMajorA": problem.layout[0], "rowMajorB": problem.layout[1]}
+    row = _size_row(problem)
     row |= {key: getattr(config, name) for key, name in (*_BLOCKS.items(), *_COUNTS.items())}
     row |= {key: options.pop(name) for key, name in _OPTIONS.items() if name in options}
     if "NUM_SMS" in row and config.split_k == 1:
         del row["SPLIT_K"]  # tune_streamk's rows have the one instead of the other
     row |= {"TFLOPS": float(f"{record.tflops:.5g}"), "time(us)": _microseconds(record.seconds)}
-    row |= {key: getattr(problem, key) for key in _HELD}
-    row |= {"order_b": problem.order_b} if problem.order_b != PLAIN else {}
-    row |= {"scales": problem.scales} if problem.scales else {}
-    row |= {"groups": problem.groups} if problem.groups != 1 else {}
-    row |= {"shared": problem.shared} if problem.shared else {}
-    row |= groups_row(problem)
+    row |= _kind_row(problem)
     row |= {"template": config.template, "backend": config.backend, "options": options or None}
     row |= {"target": record.target, "compute_units": record.compute_units or None}
     row |= {"M_from": record.m_from or None, "held_out": dict(record.held_out) or None}
@@ -334,6 +326,31 @@ def make_row(record: Record) -> dict[str, Any]:
     row |= {"tie": record.tie, "verified": record.verified, "cold": record.cold}
     row |= {"toolchain": dict(sorted(record.toolchain.items()))}
     return {key: value for key, value in row.items() if value is not None} | dict(record.extra)
+
+
+def make_size(row: FormatRow) -> dict[str, Any]:
+    """What the line of a size holds, in the order of its keys; raises as `make_row`."""
+    _require_tellable(row.problem)
+    return _size_row(row.problem) | _kind_row(row.problem) | {"count": row.count}
+
+
+def _require_tellable(problem: Problem) -> None:
+    if (problem.scale_a or problem.scale_b) and problem != _told(problem):
+        raise InputError(f"{problem.key} has scales that family {problem.family} does not have; a row can't tell them")
+
+
+def _size_row(problem: Problem) -> dict[str, Any]:
+    row: dict[str, Any] = {"M": problem.m, "N": problem.n, "K": problem.k}
+    return row | {"rowMajorA": problem.layout[0], "rowMajorB": problem.layout[1]}
+
+
+def _kind_row(problem: Problem) -> dict[str, Any]:
+    """What a row tells of a problem beside its sizes and layouts."""
+    row: dict[str, Any] = {key: getattr(problem, key) for key in _HELD}
+    row |= {"order_b": problem.order_b} if problem.order_b != PLAIN else {}
+    row |= {"scales": problem.scales} if problem.scales else {}
+    row |= {"groups": problem.groups} if problem.groups != 1 else {}
+    return row | ({"shared": problem.shared} if problem.shared else {}) | groups_row(problem)
 
 
 def _told(problem: Problem) -> Problem:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tritongemm.core.errors import InputError, NewerVersionWarning
 from tritongemm.core.format_row import Defaults, FormatRow, NewerRow, ResultsFile
 from tritongemm.core.record import SCHEMA, Record
-from tritongemm.formats._gemm_rows import has_our_keys, make_row, read_rows
+from tritongemm.formats._gemm_rows import has_our_keys, make_row, make_size, read_rows
 from tritongemm.formats._yaml_rows import flow, is_row_list
 from tritongemm.plugins.contracts import ResultsFormat
 
@@ -68,3 +68,7 @@ class NativeYaml(ResultsFormat):
         for row in sorted(newer, key=lambda r: r.index):
             lines.insert(row.index, row.text + "\n")
         return _HEAD.format(max(schema, SCHEMA)) + "".join(lines)
+
+    def write_sizes(self, rows: Iterable[FormatRow]) -> str:
+        """Sizes, one line each, in the order given."""
+        return "".join(f"- {flow(make_size(row))}\n" for row in rows)

@@ -17,6 +17,7 @@ Plugin
 ├── Strategy                a search
 ├── Format                  a file format
 │   └── ResultsFormat           that in which our own results are kept
+├── CallLog                 lines of a library's log that tell what it was asked for
 └── KernelSource            who may serve a call at run time
 Evaluator                   what times and verifies candidates: a GPU, or what stands in for one
 """
@@ -36,6 +37,7 @@ from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import Defaults, FormatRow, Merged, NamedKernel, NewerRow, ResultsFile, Translation
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.core.logged_call import LogContents
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.protocol import RaceResult
@@ -794,19 +796,27 @@ class SearchPlan:
         expected: kept configs with their predictions, the best first; at least one.
         seeds: winners of similar problems, to be tried first.
         compiled: names of kernels that other problems of the run ask for, which cost no compile.
+        population: configs of a generation, for a strategy that has generations; 0 for its own number.
     """
 
     space: Space
     expected: Predictions
     seeds: tuple[Config, ...] = ()
     compiled: Collection[str] = field(default=frozenset())
+    population: int = 0
 
 
 class Strategy(Plugin, abstract=True):
-    """A search: which of a problem's configs are tried, in which order."""
+    """A search: which of a problem's configs are tried, in which order.
+
+    Attributes:
+        population: configs of a generation, where the search has generations and a plan does not say; 0 where it has
+            none.
+    """
 
     package = "tritongemm.search.strategies"
     kind = "strategy"
+    population: ClassVar[int] = 0
 
     @abstractmethod
     def search(self, plan: SearchPlan, budget: int) -> Search:
@@ -1028,6 +1038,41 @@ class ResultsFormat(Format, abstract=True):
 
         Raises:
             InputError: a record that a row can't tell.
+        """
+
+    @abstractmethod
+    def write_sizes(self, rows: Iterable[FormatRow]) -> str:
+        """Sizes as a file's text, with how often each is called; `read` gives equal problems back.
+
+        Args:
+            rows: in the order of their lines.
+
+        Raises:
+            InputError: a problem that a row can't tell.
+        """
+
+
+class CallLog(Plugin, abstract=True):
+    """Lines of a library's log that tell which products it was asked for.
+
+    One file may hold lines of several kinds, among those of other programs; each plug-in finds its own.
+
+    Attributes:
+        title: what writes them, and how it is asked to, for messages.
+    """
+
+    package = "tritongemm.campaigns.logs"
+    kind = "call log"
+    title: ClassVar[str]
+
+    @abstractmethod
+    def read(self, text: str) -> LogContents:
+        """What the lines of this kind tell, in their order; nothing where a text has none.
+
+        A line that is cut is a fault, never a call that the library was not asked for.
+
+        Args:
+            text: of the whole log, with lines of other kinds, of several processes and of other programs.
         """
 
 

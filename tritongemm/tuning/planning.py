@@ -64,5 +64,6 @@ def _begin_search(
         planned.order,
         (*options.limits.first, *warm_start.winners(task.problem, backend)),
         warm_start.compiled_kernels(task.problem),
+        options.population,
     )
     return registry.get(Strategy, options.strategy).search(plan, options.budgets.get(task.problem, options.budget))

@@ -259,3 +259,17 @@ def test_a_file_is_a_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, h
     monkeypatch.delitem(sys.modules, "tritongemm.search.strategies.last_first", raising=False)
     assert "last_first" in registry.names(Strategy) and "_candidates" not in registry.names(Strategy)
     assert flat(play("last_first", hopper, separable, budget=2)) == [hopper.order[-1], hopper.order[-2]]
+
+
+def test_a_population_is_taken_where_a_search_has_one(hopper: Case) -> None:
+    """The first generation is as large as the user says, and the budget pays for so many of them."""
+    genetic = registry.get(Strategy, "genetic")
+    assert genetic.population and not registry.get(Strategy, "guided").population
+    search = genetic.search(SearchPlan(hopper.space, hopper.expected, population=10), 25)
+    batches, answer = [next(search)], True
+    while answer:
+        try:
+            batches.append(search.send([Trial(c, "ok", samples=(1.0 / (1 + len(batches)),)) for c in batches[-1]]))
+        except StopIteration:
+            answer = False
+    assert [len(batch) for batch in batches] == [10, 10, 5]

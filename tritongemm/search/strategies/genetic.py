@@ -34,12 +34,14 @@ SEED = 0
 class Genetic(Strategy):
     """Generations bred from the fastest; the same trials give the same generations."""
 
+    population = POPULATION
+
     def search(self, plan: SearchPlan, budget: int) -> Search:
-        """The first generation is half the best predicted, half drawn at random; 0 tries 8 generations of 32."""
+        """The first generation is half the best predicted, half drawn at random; 0 tries 8 generations."""
         rng, kept = random.Random(SEED), CandidateSet(plan.expected.configs)
         axes = {a.template: a for a in plan.space.axes}
-        budget = min(len(kept.order), budget or POPULATION * GENERATIONS)
-        size = max(1, min(POPULATION, -(-budget // 4)))
+        budget = min(len(kept.order), budget or (plan.population or POPULATION) * GENERATIONS)
+        size = min(plan.population, budget) or max(1, min(POPULATION, -(-budget // 4)))
         first = dict.fromkeys([*kept.seeds(plan.seeds), *kept.spread(size // 2 + 1)][:size])
         strangers = [c for c in kept.order if c not in first]
         batch = [*first, *rng.sample(strangers, min(len(strangers), size - len(first)))]

@@ -1,0 +1,265 @@
+"""The stages of a campaign in their order: done once, resumed, refused where they do not belong together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.call_logs import line
+from tests.support.evaluators import FakeEvaluator
+from tests.support.stores import TOOLS, record, take
+from tritongemm.campaigns import driver, stages, state
+from tritongemm.campaigns.campaign import Campaign
+from tritongemm.campaigns.device_load import CountedEvaluator, tell_loads
+from tritongemm.campaigns.driver import STAGES, run_campaign
+from tritongemm.core.errors import InputError, OutputError, UnavailableError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import Defaults, results_format
+from tritongemm.results.store import Store
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.workloads import sizes
+
+TARGET = target_files.load_target("gfx942")
+
+
+class Run:
+    """Stands in for a tuning run: every problem takes a microsecond."""
+
+    def __init__(self, store: Store, rig: Rig) -> None:
+        self.store, self.rig = store, rig
+        self.evaluators = [CountedEvaluator(FakeEvaluator()), CountedEvaluator(FakeEvaluator())]
+
+    def tune(self, problems: Sequence[Problem]) -> dict[Problem, str]:
+        """Tune all that is not known; the rig says who fails, and after how many it is killed."""
+        failures = {}
+        for problem in problems:
+            if self.store.record(problem) is not None:
+                continue
+            if self.rig.killed_after == len(self.rig.tuned):
+                raise KeyboardInterrupt
+            if problem.m in self.rig.fails:
+                failures[problem] = "nothing compiles"
+                continue
+            self.rig.tuned.append(problem.m)
+            self.store.add_record(result(problem))
+        return failures
+
+
+def result(problem: Problem) -> Record:
+    return record(problem, toolchain=TOOLS)
+
+
+@dataclass
+class Rig:
+    """A campaign whose tuning is a stand-in."""
+
+    place: Path
+    tuned: list[int] = field(default_factory=list)
+    fails: tuple[int, ...] = ()
+    killed_after: int = -1
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        return self.place / "tunings"
+
+    def campaign(self, text: str | None = None, threshold: float = 0.1) -> Campaign:
+        """Of the log that is there, or of none where there is none."""
+        log = self.place / "job.log"
+        if text is not None:
+            log.write_text(text)
+
+        @contextmanager
+        def open_run(problems: Sequence[Problem], output: Path) -> Iterator[Run]:
+            with take(output, problems=problems) as store:
+                yield Run(store, self)
+
+        return Campaign(
+            self.folder, log if log.exists() else None, threshold, TARGET, (), self.said.append,
+            lambda: nullcontext(()), open_run,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def done(self) -> list[str]:
+        return list(json.loads((self.folder / state.NAME).read_text())["done"])
+
+
+LOG = line(count=2) + line(n=113) + line(n=128)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+@pytest.fixture
+def last_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Stand-ins for the last two stages, whatever there is."""
+    folder = tmp_path / "more_stages"
+    folder.mkdir()
+    for name in STAGES[3:]:
+        (folder / f"{name}.py").write_text("def run(campaign):\n    campaign.say(f'{__name__} runs')\n")
+    monkeypatch.setattr(stages, "__path__", [str(folder), *stages.__path__])
+    for name in STAGES[3:]:
+        monkeypatch.delitem(__import__("sys").modules, f"{stages.__name__}.{name}", raising=False)
+
+
+@pytest.mark.usefixtures("last_stages")
+def test_all_stages_are_done_once(rig: Rig) -> None:
+    run_campaign(rig.campaign(LOG))
+    assert rig.done() == list(STAGES) and sorted(rig.tuned) == [109, 113, 128]
+    rows = sizes.from_file(rig.folder / "merged.yaml", Defaults())
+    assert [row.problem.m for row in rows] == [109, 113, 128]
+    before = {path.name: path.read_bytes() for path in rig.folder.iterdir() if path.is_file()}
+    rig.said.clear()
+    run_campaign(rig.campaign())
+    assert [line.split(":")[0] for line in rig.said] == list(STAGES) and "done already" in rig.said[0]
+    assert {path.name: path.read_bytes() for path in rig.folder.iterdir() if path.is_file()} == before
+
+
+def test_a_stage_that_is_missing_is_told_and_what_is_done_stays(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "STAGES", ("configs", "tune", "merge", "polish"))
+    with pytest.raises(UnavailableError, match=r"the stage polish is not part of this installation; .*tunings"):
+        run_campaign(rig.campaign(LOG))
+    assert rig.done() == ["configs", "tune", "merge"]
+
+
+def test_a_campaign_that_is_stopped_goes_on(rig: Rig) -> None:
+    rig.killed_after = 1
+    with pytest.raises(KeyboardInterrupt):
+        run_campaign(rig.campaign(LOG), "configs")
+        run_campaign(rig.campaign(), "tune")
+    assert rig.done() == ["configs"] and len(rig.tuned) == 1
+    assert len(sizes.from_file(rig.folder / "tuned.yaml", Defaults())) == 1, "what was done is merged"
+    rig.killed_after = -1
+    run_campaign(rig.campaign(), "tune")
+    assert sorted(rig.tuned) == [109, 113, 128], "nothing is tuned twice"
+    assert any("1 of 3 GEMMs are in" in line for line in rig.said)
+
+
+def test_a_gemm_that_fails_costs_itself(rig: Rig) -> None:
+    rig.fails = (113,)
+    campaign = rig.campaign(LOG)
+    for stage in STAGES[:3]:
+        run_campaign(campaign, stage)
+    assert campaign.failures == ["failed: 113x16032x16384_bf16_TN: nothing compiles"]
+    assert "no result: 113x16032x16384_bf16_TN" in rig.said
+    rig.fails = (109, 113, 128)
+    (rig.folder / "tuned.yaml").unlink()
+    (rig.folder / "tuned.yaml.journal").unlink()
+    with pytest.raises(InputError, match="no GEMM could be tuned; the first: nothing compiles"):
+        run_campaign(rig.campaign(), "tune")
+
+
+def test_stages_need_those_before(rig: Rig) -> None:
+    for stage in STAGES[1:]:
+        with pytest.raises(InputError, match=f"the stage {stage} needs configs"):
+            run_campaign(rig.campaign(LOG), stage)
+    run_campaign(rig.campaign(), "configs")
+    with pytest.raises(InputError, match="the stage merge needs tune"):
+        run_campaign(rig.campaign(), "merge")
+
+
+def test_doing_a_stage_again_undoes_those_behind(rig: Rig) -> None:
+    for stage in STAGES[:3]:
+        run_campaign(rig.campaign(LOG), stage)
+    run_campaign(rig.campaign(), "tune")
+    assert rig.done() == ["configs", "tune"] and len(rig.tuned) == 3
+
+
+def test_a_folder_is_of_one_log_and_one_target(rig: Rig) -> None:
+    run_campaign(rig.campaign(LOG), "configs")
+    with pytest.raises(OutputError, match=r"has the campaign of another log, .*job.log: choose another folder"):
+        run_campaign(rig.campaign(LOG + line()), "configs")
+    other = replace(rig.campaign(LOG), target=target_files.load_target("gfx950"))
+    with pytest.raises(OutputError, match="has the campaign of another target, gfx942"):
+        run_campaign(other, "configs")
+
+
+def test_another_threshold_begins_anew_and_keeps_what_was_tuned(rig: Rig) -> None:
+    for stage in STAGES[:2]:
+        run_campaign(rig.campaign(LOG), stage)
+    run_campaign(rig.campaign(LOG, threshold=40), "configs")
+    assert "the threshold was 0.1 % and is 40 %: all stages are done again" in rig.said and rig.done() == ["configs"]
+    run_campaign(rig.campaign(threshold=40), "tune")
+    assert len(rig.tuned) == 3 and "tuned: 1 of 1 GEMMs" in rig.said[-1]
+
+
+def test_a_folder_without_a_campaign(rig: Rig) -> None:
+    with pytest.raises(InputError, match="has no campaign: name the LOG"):
+        run_campaign(rig.campaign())
+    with pytest.raises(InputError, match="there is no such file"):
+        run_campaign(replace(rig.campaign(), log=rig.place / "absent.log"))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', "null", "[" * 100000])
+def test_a_damaged_state_is_told(rig: Rig, text: str) -> None:
+    run_campaign(rig.campaign(LOG), "configs")
+    (rig.folder / state.NAME).write_text(text)
+    with pytest.raises(InputError, match=r"campaign.json is damaged .*delete it"):
+        run_campaign(rig.campaign())
+
+
+def test_a_newer_state_is_told(rig: Rig) -> None:
+    run_campaign(rig.campaign(LOG), "configs")
+    path = rig.folder / state.NAME
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 2'))
+    with pytest.raises(InputError, match="schema must be 1, as a newer version writes others"):
+        run_campaign(rig.campaign())
+
+
+def test_two_campaigns_in_one_folder(rig: Rig) -> None:
+    with state.holding(rig.folder), pytest.raises(OutputError, match="another campaign runs in"):
+        run_campaign(rig.campaign(LOG))
+    run_campaign(rig.campaign(), "configs")
+
+
+def test_a_config_that_was_deleted_is_left_out(rig: Rig) -> None:
+    run_campaign(rig.campaign(LOG), "configs")
+    (rig.folder / "BBS_TN_1.yaml").unlink()
+    run_campaign(rig.campaign(), "tune")
+    assert len(rig.tuned) == 2 and f"left out: {rig.folder / 'BBS_TN_1.yaml'} is not there" in rig.said
+    for path in rig.folder.glob("BBS_*.yaml"):
+        path.unlink()
+    with pytest.raises(InputError, match="has none of the configs"):
+        run_campaign(rig.campaign(), "tune")
+
+
+def test_merge_keeps_the_better_result(rig: Rig) -> None:
+    """A measured one before a predicted one, the faster before the slower; others' results are left out."""
+    for stage in STAGES[:2]:
+        run_campaign(rig.campaign(LOG), stage)
+    tuned = {row.problem.m: row.record for row in sizes.from_file(rig.folder / "tuned.yaml", Defaults())}
+    ours = tuned[109]
+    assert ours is not None
+    faster, predicted = replace(ours, seconds=ours.seconds / 2), replace(ours, seconds=1e-9, timer="model")
+    others = [result(Problem(7, 7, 7)), replace(ours, target="gfx950")]
+    (rig.folder / "alone").mkdir()
+    for name, records in (("BBS_TN_0", [faster, *others]), ("BBS_TN_1", [predicted]), ("BBS_TN_7", [predicted])):
+        (rig.folder / "alone" / f"{name}.yaml").write_text(results_format().write_results(records))
+    rig.said.clear()
+    run_campaign(rig.campaign(), "merge")
+    merged = {row.problem.m: row.record for row in sizes.from_file(rig.folder / "merged.yaml", Defaults())}
+    assert merged.keys() == {109, 113, 128}
+    kept = merged[109]
+    assert kept is not None and kept.seconds == pytest.approx(faster.seconds)
+    assert sum("has two results" in line for line in rig.said) == 2
+    assert sum("is not of this campaign" in line for line in rig.said) == 2
+
+
+def test_loads_are_told_for_each_device() -> None:
+    first, second = CountedEvaluator(FakeEvaluator(baseline_seconds=1e-6)), CountedEvaluator(FakeEvaluator())
+    first.race(Problem(16, 16, 16), [], "torch")
+    first.busy_seconds = 7.5
+    assert tell_loads((2, 5), [first, second], 10.0) == [
+        "device 2: busy 7.5 of 10.0 s (75 %), 1 final races",
+        "device 5: busy 0.0 of 10.0 s (0 %), 0 final races",
+    ]
+    assert tell_loads((), [first], 10.0) == []

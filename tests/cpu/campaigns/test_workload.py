@@ -1,0 +1,171 @@
+"""What a log says a job called: counts, kinds of lines, faults, other architectures, and captured workloads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tests.support.call_logs import extended, line, trace
+from tritongemm.campaigns.workload import JobWorkload, read_workload
+from tritongemm.core.errors import InputError
+from tritongemm.search_spaces import loader as target_files
+
+GFX950, GFX942, SM90 = (target_files.load_target(name) for name in ("gfx950", "gfx942", "sm90"))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "hipblaslt.log"
+
+
+def read(log: Path, text: str) -> JobWorkload:
+    log.write_text(text)
+    return read_workload(log, GFX950)
+
+
+def counts(workload: JobWorkload) -> dict[str, float]:
+    return {p.problem.key if p.problem else p.reason: p.count for p in workload.products}
+
+
+def test_processes_and_runs_add_up(log: Path) -> None:
+    """Rows of several processes, mixed with other output, and two logs one after the other."""
+    text = f"loading\n(rank 1) {line(count=3)}{line(n=113)}[rank0]: {line(count=4)}"
+    whole = read(log, text)
+    assert counts(whole) == {"109x16032x16384_bf16_TN": 7, "113x16032x16384_bf16_TN": 1}
+    assert whole.remarks == () and whole.products[0].line == 2
+    assert counts(read(log, text + text)) == {"109x16032x16384_bf16_TN": 14, "113x16032x16384_bf16_TN": 2}
+
+
+def test_rows_that_differ_in_what_changes_nothing_are_one(log: Path) -> None:
+    found = read(log, line(count=2) + line(count=3, lda=16384, n=109, d="bf16_r") + line(n=1, ldb=4) + line(n=1))
+    assert counts(found) == {"109x16032x16384_bf16_TN": 5, "1x16032x16384_bf16_TN": 2}
+
+
+def test_two_kinds_of_lines_tell_a_call_once(log: Path) -> None:
+    """With masks 32 and 64 together the library tells each call twice."""
+    found = read(log, line("bench") * 5 + line(count=5) + extended(count=5, n=113) + line("rocblas_bench", n=7))
+    assert counts(found) == {
+        "109x16032x16384_bf16_TN": 5, "113x16032x16384_bf16_TN": 5, "7x16032x16384_bf16_TN": 1,
+    }  # fmt: skip
+    (remark,) = found.remarks
+    assert "hipblaslt-bench and hipBLASLt's profile tell the same calls" in remark
+
+
+def test_cut_lines_are_named(log: Path) -> None:
+    tail = line()[200:]
+    found = read(log, line() + line(n=113)[:250] + "\n" + tail + line("bench")[:150])
+    assert counts(found) == {"109x16032x16384_bf16_TN": 1}
+    assert [remark.split(": ")[1] for remark in found.remarks] == ["line 2", "line 3", "line 4"]
+    assert f"{log}: line 2: the row is cut" in found.remarks[0]
+
+
+def test_many_faults_are_counted(log: Path) -> None:
+    found = read(log, line() + (line()[:100] + "\n") * 20)
+    assert len(found.remarks) == 6 and "15 other lines are not counted, the last of them line 21" in found.remarks[-1]
+
+
+def test_wrong_values_are_named(log: Path) -> None:
+    found = read(
+        log, line() + line().replace("K: 16384", "K: 1e9") + line(trans_a="Q") + line(batch=0) + line(count="x")
+    )
+    assert [remark.split(f"{log}: ")[1][:40] for remark in found.remarks] == [
+        "line 2: K must be a whole number of at l",
+        "line 3: transA must be N, T or C, not 'Q",
+        "line 4: batch_count must be a whole numb",
+        "line 5: call_count must be a whole numbe",
+    ]
+
+
+def test_functions_that_are_no_gemm_are_counted(log: Path) -> None:
+    gemv = "- { rocblas_function: \"rocblas_dgemv\", transA: 'T', M: 4, N: 4, lda: 4, call_count: 12 }\n"
+    found = read(log, gemv + line("rocblas", count=3) + "./rocblas-bench -f axpy -n 5 --incx 1\n")
+    assert counts(found) == {"109x16032x16384_bf16_TN": 3}
+    assert found.remarks == (
+        f"{log}: 13 calls of other functions are not counted, nor is their time: rocblas_dgemv, axpy",
+    )
+    with pytest.raises(InputError, match=r"holds no product that can be read; .*12 calls of other functions"):
+        read(log, gemv)
+
+
+def test_another_architecture_is_told(log: Path) -> None:
+    log.write_text("Device ID 0 : AMD Instinct MI350X gfx950:sramecc+:xnack-\n" + line() + line(a="f8_r", scale=1))
+    here, there = read_workload(log, GFX950), read_workload(log, GFX942)
+    assert here.remarks == () and len(counts(here)) == 2
+    assert there.remarks == (f"{log}: line 1 names gfx950, and this campaign tunes for gfx942",)
+    assert "gfx942 has no matrix instruction for fp8e4m3fn" in there.products[1].reason
+    assert there.products[1].problem is None and there.products[1].call.types[0] == "f8_r"
+
+
+def test_cublaslt_s_trace(log: Path) -> None:
+    scaled = "transa=OP_T aScalePointer=0x32ee30200 bScalePointer=0x32ee30000 dScalePointer=0x7f "
+    texts = [
+        trace(),
+        trace(compute="", a="rows=16032 cols=16384 ld=16032"),
+        trace(compute="transa=OP_T epilogue=EPILOGUE_BIAS biasPointer=0x7fb506003280 "),
+        trace(type="R_8F_E4M3", compute=scaled),
+        trace(compute="transa=OP_T epilogue=EPILOGUE_GELU_BIAS biasPointer=0x1 "),
+        trace(type="R_8F_E4M3", compute=scaled + "aScaleMode=VEC32_UE8M0 bScaleMode=VEC32_UE8M0 "),
+        trace(a="rows=16384 cols=16032 ld=16384 order=ORDER_ROW"),
+        trace().replace("beta=0", "beta=?"),
+        trace(compute="transa=OP_T newField=4 "),
+    ]
+    log.write_text("".join(texts))
+    found = read_workload(log, SM90)
+    assert [p.problem.key if p.problem else p.reason for p in found.products] == [
+        "109x16032x16384_bf16_TN",
+        "109x16032x16384_bf16_TT",
+        "109x16032x16384_bf16_TN_biasn",
+        "109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_tensor",
+        "it applies gelu_bias",
+        "it scales by block, and does not say how the factors lie",
+        "it asks for A: order=ORDER_ROW",
+        "its beta lies on the device",
+        "it asks for newField=4",
+    ]
+    assert not found.remarks
+
+
+def test_a_captured_workload(tmp_path: Path) -> None:
+    path = tmp_path / "shapes.yaml"
+    path.write_text(
+        "# Captured\n"
+        '- {"M": 16, "N": 64, "K": 128, "rowMajorA": "T", "rowMajorB": "N", "dtype_a": "bf16", "count": 7}\n'
+        '- {"M": 16, "N": 64, "K": 128, "rowMajorA": "T", "rowMajorB": "N", "dtype_a": "fp8e4m3fn", "count": 2}\n'
+    )
+    found = read_workload(path, GFX942)
+    assert [(p.count, p.call.transposes, p.call.m, p.call.n) for p in found.products] == [
+        (7, "TN", 64, 16), (2, "TN", 64, 16),
+    ]  # fmt: skip
+    assert found.products[0].problem is not None and found.products[1].problem is None
+
+
+@pytest.mark.parametrize("text", ["", "nothing here\n", "{}"])
+def test_what_is_no_log(log: Path, text: str) -> None:
+    with pytest.raises(InputError, match=r"is empty|in no known format.*HIPBLASLT_LOG_MASK"):
+        read(log, text)
+    with pytest.raises(InputError, match="there is no such file"):
+        read_workload(log.with_name("absent"), GFX950)
+
+
+@hypothesis.given(data=st.data())
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=150)
+def test_whatever_a_log_holds_is_told_in_a_line(log: Path, data: st.DataObject) -> None:
+    """Damage anywhere gives an error of ours, or calls and remarks."""
+    text = line() + line("bench", batch=2) + line("rocblas") + trace()
+    place = data.draw(st.integers(0, len(text)))
+    damage = data.draw(st.text("{}:,=-[]'\"0159 TNmnabf\n\x00\u20ac", max_size=6))
+    log.write_text(text[:place] + damage + text[place + data.draw(st.integers(0, 12)) :])
+    try:
+        found = read_workload(log, GFX950)
+    except InputError as error:
+        assert str(log) in str(error)
+    else:
+        assert all(one.count > 0 and (one.problem is None) == bool(one.reason) for one in found.products)
+
+
+def test_bytes_that_are_no_text_are_passed_over(log: Path) -> None:
+    log.write_bytes(b"\xff\xfe\x00garbage\n" + line().encode() + b"\x80\n")
+    assert counts(read_workload(log, GFX950)) == {"109x16032x16384_bf16_TN": 1}

@@ -1,0 +1,139 @@
+"""`python -m tritongemm.optimize` from end to end on a machine without a GPU, and what it survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.call_logs import line
+from tests.support.evaluators import passed
+from tritongemm.cli import door, optimize
+from tritongemm.core.errors import TargetError
+from tritongemm.formats import Defaults
+from tritongemm.measure.offline_evaluator import OfflineEvaluator
+from tritongemm.workloads import sizes
+
+pytestmark = pytest.mark.usefixtures("without_gpu")
+
+# Small sizes, and the target with the smallest space, so that planning takes no time.
+LOG = "".join(line(m=16, n=n, k=16, count=n) for n in (16, 8, 5))
+SEARCH = ("-a", "gfx1100", "--population", "3", "--generations", "1", "--num_threads", "2")
+MAIN = "import sys; from tritongemm.optimize import main; sys.exit(main())"
+
+
+def log_in(folder: Path) -> str:
+    path = folder / "job.log"
+    path.write_text(LOG)
+    return str(path)
+
+
+def run(folder: Path, *words: str) -> int:
+    return optimize.main([*words, "-o", str(folder / "tunings"), *SEARCH])
+
+
+def test_from_a_log_to_merged_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
+    folder = tmp_path / "tunings"
+    assert run(tmp_path, log_in(tmp_path), "--only", "configs", "--log_summary") == door.DONE
+    printed = str(capsys.readouterr())
+    assert "What takes the time" in printed and "BBS_TN_2" in printed and "ms, predicted" in printed
+    assert run(tmp_path, "--only", "tune") == door.DONE
+    assert run(tmp_path, "--only", "merge") == door.DONE
+    rows = sizes.from_file(folder / "merged.yaml", Defaults())
+    assert {row.problem.key for row in rows} == {f"{m}x16x16_bf16_TN" for m in (16, 8, 5)}
+    assert all(row.record and row.record.target == "gfx1100" and row.record.timer == "model" for row in rows)
+    modules = {path.name for path in (folder / "tuned_kernels").glob("*.py")}
+    assert modules == {f"gemm_{m}_16_16_bf16_TN.py" for m in (16, 8, 5)}, "modules of candidates are not kept"
+    trials = [json.loads(text) for text in (folder / "tuned.yaml.journal").read_text().splitlines()]
+    screened = [entry["trial"]["config"] for entry in trials if entry.get("trial", {}).get("stage") == "screen"]
+    assert len(screened) == 9, "three of a generation of three products"
+    assert run(tmp_path, "--only", "tune") == door.DONE
+    assert "3 of 3 GEMMs are in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--population", "8", "--strategy", "guided"), "guided has none"),
+        (("--generations", "8", "--budget", "5"), "--generations and --budget exclude each other"),
+        (("--population", "0"), "not a whole number"),
+        (("--thr", "101"), "at most 100"),
+        (("--only", "polish"), "invalid choice"),
+        (("--devices", "0;1"), "not a list of numbers"),
+    ],
+)
+def test_options_that_can_t_be(
+    tmp_path: Path, words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        optimize.main([log_in(tmp_path), "-o", str(tmp_path / "tunings"), *words])
+    assert ended.value.code == door.REFUSED and complaint in capsys.readouterr().err
+    assert not (tmp_path / "tunings").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "job.log is empty"),
+        (LOG[:90], "line 1: the row is cut"),
+        ("- {M: 1}\n", "in no known format|has no N, K"),
+        (line(m=16, n=16, k=16, beta="1.0"), "none of its 1 GEMMs can be computed"),
+    ],
+)
+def test_logs_that_can_t_be(tmp_path: Path, text: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.log"
+    path.write_text(text)
+    assert run(tmp_path, str(path)) == door.REFUSED
+    told = capsys.readouterr().err
+    assert told.count("error: ") == 1 and any(one in told for one in complaint.split("|")), told
+    assert not list(tmp_path.glob("tunings/*.csv"))
+
+
+def test_a_backend_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Told before anything is measured."""
+    assert run(tmp_path, log_in(tmp_path), "--libtype", "abacus", "--log_summary") == door.REFUSED
+    assert "abacus" in capsys.readouterr().err and not (tmp_path / "tunings").exists()
+
+
+def test_devices_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, log_in(tmp_path), "--devices", "0,3") == door.REFUSED
+    assert "need a GPU" in capsys.readouterr().err and TargetError.__doc__
+
+
+def test_kill_nine_and_go_on(tmp_path: Path, session_cache: Path) -> None:
+    """Killed while it tunes; the same command goes on from the journal, and tries nothing twice."""
+    log, journal = log_in(tmp_path), tmp_path / "tunings" / "tuned.yaml.journal"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-c", MAIN, log, "-o", str(tmp_path / "tunings"), *SEARCH]
+
+    def start() -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe, cwd=tmp_path)
+
+    def trials() -> list[tuple[str, str, str]]:
+        text = journal.read_text() if journal.exists() else ""
+        entries = [json.loads(one) for one in text[: text.rfind("\n") + 1].splitlines()]
+        found = [(json.dumps(e["problem"]), e["trial"]) for e in entries if "trial" in e]
+        return [(problem, trial["config"], trial["stage"]) for problem, trial in found]
+
+    killed = start()
+    limit = time.monotonic() + 60
+    while killed.poll() is None and len(trials()) < 2 and time.monotonic() < limit:
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=60)
+    state = json.loads((tmp_path / "tunings" / "campaign.json").read_text())
+    assert state["done"] in (["configs"], ["configs", "tune"], ["configs", "tune", "merge"])
+    out, err = start().communicate(timeout=90)
+    assert "configs: done already" in out + err
+    assert len(trials()) == len(set(trials())) == 12, "nine screened and three verified"
+    assert len(sizes.from_file(tmp_path / "tunings" / "merged.yaml", Defaults())) == 3

@@ -1,0 +1,82 @@
+"""What every reader of logs must do: each plug-in of campaigns/logs, and the toy that docs/plugins shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tests.support.call_logs import extended, line, trace
+from tests.support.plugins import dropped
+from tritongemm.core.logged_call import LogContents, LoggedCall
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import CallLog
+
+TOY = "call_log_toy"
+# A line of each kind as its library writes it.
+SAMPLES = {
+    "hipblaslt_profile": [line(), line(n=113, count=7, bias="true"), extended(n=113, count=3)],
+    "rocblas_profile": [line("rocblas", count=136), line("rocblas", trans_a="N", a="f16_r", d="f32_r")],
+    "bench_commands": [line("bench"), line("bench", batch=3, activation="gelu"), line("rocblas_bench", trans_a="N")],
+    "matmul_trace": [trace(), trace(compute="transa=OP_T epilogue=EPILOGUE_BIAS biasPointer=0x7f ")],
+    TOY: ["toy 16 32 64 x 5;\n", "toy 1 2 3 x 45;\n"],
+}
+NOISE = "2026-05-04 INFO {loaded: 3} shards, memory - 12 GB\n"
+
+
+@pytest.fixture(params=[*registry.names(CallLog), TOY])
+def log(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CallLog]:
+    with dropped(CallLog, TOY, tmp_path, monkeypatch):
+        yield registry.get(CallLog, request.param)
+
+
+def counted(contents: LogContents) -> Counter[LoggedCall]:
+    found: Counter[LoggedCall] = Counter()
+    for row in contents.rows:
+        found[row.call] += int(row.count)
+    return found
+
+
+def test_it_reads_its_own_lines_among_others(log: CallLog) -> None:
+    own = SAMPLES[log.name]
+    others = [text for name, texts in SAMPLES.items() if name != log.name for text in texts]
+    contents = log.read(NOISE.join([*own, *others]))
+    assert [row.line for row in contents.rows] == [1 + 2 * place for place in range(len(own))]
+    assert not contents.faults and not contents.others and log.title
+    assert not log.read(NOISE.join(others)).rows
+
+
+def test_lines_of_one_call_are_one_call(log: CallLog) -> None:
+    first = SAMPLES[log.name][0]
+    contents = log.read(first + first)
+    assert len(contents.rows) == 2 and len({row.call for row in contents.rows}) == 1
+
+
+@hypothesis.given(share=st.floats(0, 1))
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=60)
+def test_a_cut_line_is_never_another_call(log: CallLog, share: float) -> None:
+    """A file that ends anywhere tells no call that the whole one does not, and says which line is cut."""
+    text = "".join(SAMPLES[log.name])
+    whole = counted(log.read(text))
+    cut = text[: round(share * len(text))]
+    contents = log.read(cut)
+    assert counted(contents) <= whole
+    told = len(contents.rows) + len(contents.faults)
+    assert cut.count("\n") <= told <= cut.count("\n") + 1
+
+
+@hypothesis.given(share=st.floats(0, 1))
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=60)
+def test_a_line_in_another_one_is_read(log: CallLog, share: float) -> None:
+    """Two processes that write into one file cut each other's lines."""
+    if log.name == TOY:
+        return
+    first, second = SAMPLES[log.name][:2]
+    place = round(share * (len(first) - 1))
+    contents = log.read(first[:place] + second + first[place:])
+    assert counted(contents) <= counted(log.read(first + second))
+    assert counted(log.read(second)) <= counted(contents) or contents.faults

@@ -1,0 +1,73 @@
+"""The noun `Campaign`: a folder, the log it is of, and what the stages work with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.plugins.contracts import Evaluator
+from tritongemm.tuning.run import TuningRun
+
+OpenEvaluators: TypeAlias = "Callable[[], AbstractContextManager[Sequence[Evaluator]]]"
+# Takes the problems and the results file.
+OpenRun: TypeAlias = "Callable[[Sequence[Problem], Path], AbstractContextManager[TuningRun]]"
+
+
+@dataclass
+class Campaign:
+    """From a log of what a job called to kernels that measurably gained.
+
+    Attributes:
+        folder: where all its files lie.
+        log: what the job called; None where the folder has been made already.
+        threshold: least share of the log's time, in percent, that a product must take to be tuned.
+        target: for which it tunes.
+        devices: ordinals of the GPUs; none where nothing can be measured.
+        tell: prints a line.
+        open_evaluators: what times products on each device, or stands in for that.
+        open_run: a tuning run of some problems into a results file.
+        measured_with: what times depend on, such as versions and the clock.
+        tune_options: options with which `python -m tritongemm.tune` tunes one config as this campaign does.
+        failures: what went wrong so far and did not end the campaign; it makes the exit status 1.
+    """
+
+    folder: Path
+    log: Path | None
+    threshold: float
+    target: Target
+    devices: tuple[int, ...]
+    tell: Callable[[str], None]
+    open_evaluators: OpenEvaluators
+    open_run: OpenRun
+    measured_with: Mapping[str, str] = field(default_factory=dict)
+    tune_options: tuple[str, ...] = ()
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def tuned(self) -> Path:
+        """The results file of the stage `tune`, beside which its journal lies."""
+        return self.folder / "tuned.yaml"
+
+    @property
+    def alone(self) -> Path:
+        """The folder of results that the configs' own scripts write."""
+        return self.folder / "alone"
+
+    @property
+    def merged(self) -> Path:
+        """The results file of the stage `merge`."""
+        return self.folder / "merged.yaml"
+
+    def say(self, text: str) -> None:
+        """Tell the user."""
+        self.tell(text)
+
+    def fail(self, text: str) -> None:
+        """Tell the user what went wrong, and go on."""
+        self.failures.append(text)
+        self.tell(text)

@@ -1,0 +1,186 @@
+"""Calls as libraries tell them, column-major ↔ problems, row-major.
+
+A column-major D[m, n] = op(A) @ op(B) is, read by rows, C[n, m] = op(B)^T @ op(A)^T: our M is their n, our A their
+B. An operand that the library takes as it lies (N) is row-major to us, one that it transposes (T) column-major. So the
+library's TN is our TN, its NN our TT, its NT our NT and its TT our NN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from tritongemm.core.dtypes import DTYPES, DType
+from tritongemm.core.errors import InputError
+from tritongemm.core.logged_call import SCALES, LoggedCall
+from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import granularity
+from tritongemm.core.support import Support
+from tritongemm.formats import Defaults, make_problem
+
+# Our name of a type, and the letters that TuningDriver writes for it in the names of its configs.
+_TYPES = {
+    "bf16_r": ("bf16", "B"), "f16_r": ("fp16", "H"), "f32_r": ("fp32", "S"), "i8_r": ("int8", "I8"),
+    "i32_r": ("int32", "I"), "f8_r": ("fp8e4m3fn", "F8"), "f8_fnuz_r": ("fp8e4m3fnuz", "F8N"),
+    "bf8_r": ("fp8e5m2", "B8"), "bf8_fnuz_r": ("fp8e5m2fnuz", "B8N"), "f4_r": ("fp4e2m1", "F4"),
+}  # fmt: skip
+_SUMS = {"f32_r": "S", "xf32_r": "X", "f16_r": "H", "i32_r": "I", "f64_r": "D"}
+_SCALED_FAMILY = "a8w8"  # products of 8 bits with a factor an operand, or one a row and a column
+_OURS = {theirs: ours for theirs, (ours, _) in _TYPES.items()}
+_THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
+
+
+def as_problem(call: LoggedCall) -> Problem | Support:
+    """The problem that a call is of, or why we have none that is the same."""
+    if why := next(_differences(call), ""):
+        return Support(why)
+    given: dict[str, Any] = {
+        "dtype_a": _OURS[call.types[1]],
+        "dtype_b": _OURS[call.types[0]],
+        "dtype_c": _OURS[call.types[3]],
+        "row_major_a": call.transposes[1] == "N",  # to conjugate real numbers changes nothing
+        "row_major_b": call.transposes[0] == "N",
+        "bias": "n" if call.bias else "none",
+        "batch": call.batch,
+        "shared": _shared(call),
+    }
+    if call.scales[0] != SCALES[0]:
+        given |= {"family": _SCALED_FAMILY, "scales": "tensor" if call.scales[0] == "tensor" else ""}
+    try:
+        problem = make_problem(Defaults(), call.n, call.m, call.k, given)
+    except InputError as error:
+        return Support(str(error))
+    if call.bias and _OURS.get(call.bias) != problem.bias_dtype.name:
+        return Support(f"its bias is {call.bias}; here one of {problem.dtype_c} results is {problem.bias_dtype.name}")
+    return problem
+
+
+def _differences(call: LoggedCall) -> Iterator[str]:
+    """What a call asks for that no problem of ours does."""
+    yield from (f"it asks for {what}" for what in call.others)
+    unknown = [kind for kind in (*call.types[:2], call.types[3]) if kind not in _TYPES]
+    if unknown:
+        yield f"its type {unknown[0]} is not computed here"
+    for name, factor, wanted in (("alpha", call.alpha, 1.0), ("beta", call.beta, 0.0)):
+        if math.isnan(factor):
+            yield f"its {name} lies on the device"
+        elif factor != wanted:
+            yield f"its {name} is {factor:g}; here it is {wanted:g}"
+    if call.activation != "none":
+        yield f"it applies {call.activation}"
+    if call.compute == "f32_r" and "f32_r" in call.types[:2]:
+        yield "it multiplies whole float32; here their products are of tf32"
+    if call.compute not in _SUMS or call.compute == "f64_r":
+        yield f"it computes in {call.compute}"
+    yield from _scale_differences(call)
+    yield from _layout_differences(call)
+
+
+def _scale_differences(call: LoggedCall) -> Iterator[str]:
+    a, b, c, d = call.scales
+    if a != b:
+        yield f"it scales A by {a} and B by {b}"
+    elif a not in SCALES[:3]:
+        yield f"it scales by {a}, and does not say how the factors lie"
+    for name, scale in (("C", c), ("D", d)):
+        if scale != SCALES[0]:
+            yield f"it scales {name}"
+
+
+def _layout_differences(call: LoggedCall) -> Iterator[str]:
+    """Operands that are parts of larger ones; where there is one column only, nobody steps to the next."""
+    strides = [call.strides[0], call.strides[1], call.strides[3]]
+    for index, (name, rows, columns, lead) in enumerate(_matrices(call)):
+        if lead not in (0, rows) and columns > 1:
+            yield f"the columns of {name} are {lead} elements apart, of which it has {rows}"
+        elif call.batch > 1 and strides[index] not in (0, rows * columns):
+            yield f"the products of {name} are {strides[index]} elements apart, of which one has {rows * columns}"
+    if call.batch > 1 and strides[2] == 0:
+        yield "all products of the batch have one D"
+    if call.batch > 1 and strides[:2] == [0, 0]:
+        yield "all products of the batch are one"
+
+
+def _matrices(call: LoggedCall) -> Iterator[tuple[str, int, int, int]]:
+    """Name, rows, columns and step of A, B and D in memory."""
+    a = (call.m, call.k) if call.transposes[0] == "N" else (call.k, call.m)
+    b = (call.k, call.n) if call.transposes[1] == "N" else (call.n, call.k)
+    yield "A", *a, call.leads[0]
+    yield "B", *b, call.leads[1]
+    yield "D", call.m, call.n, call.leads[3]
+
+
+def _shared(call: LoggedCall) -> str:
+    """The operand of ours that a batch has once."""
+    if call.batch == 1:
+        return ""
+    return "b" if call.strides[0] == 0 else "a" if call.strides[1] == 0 else ""
+
+
+def as_call(problem: Problem) -> LoggedCall:
+    """The call that a library would be asked for; what no library has a word for is among its `others`."""
+    p = problem
+    transposes = ("N" if p.row_major_b else "T") + ("N" if p.row_major_a else "T")
+    kinds = [_THEIRS.get(kind, kind) for kind in (p.dtype_b, p.dtype_a, p.dtype_c)]
+    call = LoggedCall(
+        p.n, p.m, p.k, transposes, (kinds[0], kinds[1], kinds[2], kinds[2]), _sums(p), batch=p.batch,
+        bias=_THEIRS.get(p.bias_dtype.name, p.bias_dtype.name) if p.bias != "none" else "",
+        scales=_scales_of(p), others=tuple(_unsaid(p)),
+    )  # fmt: skip
+    a, b, d = _matrices(call)
+    strides = [0 if p.batch == 1 else rows * columns for _, rows, columns, _ in (a, b, d)]
+    strides = [0 if p.shared == "b" else strides[0], 0 if p.shared == "a" else strides[1], strides[2]]
+    return LoggedCall(
+        call.m, call.n, call.k, call.transposes, call.types, call.compute, (a[1], b[1], d[1], d[1]), call.batch,
+        (strides[0], strides[1], strides[2], strides[2]), bias=call.bias, scales=call.scales, others=call.others,
+    )  # fmt: skip
+
+
+def _sums(problem: Problem) -> str:
+    if problem.a.is_integer:
+        return "i32_r"
+    return "xf32_r" if "fp32" in (problem.dtype_a, problem.dtype_b) else "f32_r"
+
+
+def _scales_of(problem: Problem) -> tuple[str, str, str, str]:
+    """The granularity by our own name where a library has no word for it."""
+    if problem.scale_a is None and problem.scale_b is None:
+        return ("none", "none", "none", "none")
+    name = granularity((problem.scale_a, problem.scale_b)) or "block"
+    return (name, name, "none", "none")
+
+
+def _unsaid(problem: Problem) -> Iterator[str]:
+    if problem.groups > 1:
+        yield f"{problem.groups} groups"
+    if problem.order_b != Problem(1, 1, 1).order_b:
+        yield f"B in the order {problem.order_b}"
+    if problem.bias == "m":
+        yield "a bias a row"
+
+
+def config_letters(call: LoggedCall) -> str:
+    """What TuningDriver calls the configs of such calls, such as ``BBS_TN``: inputs, output, sums, transposes.
+
+    Inputs of two types have the letters of both.
+    """
+    letters = [_TYPES.get(kind, ("", _letters(kind)))[1] for kind in (*call.types[:2], call.types[3])]
+    inputs = letters[0] if letters[0] == letters[1] else letters[0] + letters[1]
+    return f"{inputs}{letters[2]}{_SUMS.get(call.compute, 'S')}_{call.transposes}"
+
+
+def _letters(kind: str) -> str:
+    return "".join(c for c in kind.upper() if c.isascii() and c.isalnum())[:8]
+
+
+def operand_dtype(call: LoggedCall) -> DType:
+    """The type of A as far as it is known here, fp16 elsewhere: whose rate a data sheet has."""
+    return DTYPES[_OURS.get(call.types[0], "fp16")]
+
+
+def least_bytes(call: LoggedCall) -> int:
+    """Bytes that a call reads and writes at least; of types that are not known here, two for each element."""
+    width = [DTYPES[_OURS[kind]].width if kind in _OURS else 2.0 for kind in (*call.types[:2], call.types[3])]
+    sizes = [rows * columns for _, rows, columns, _ in _matrices(call)]
+    return round(call.batch * sum(w * size for w, size in zip(width, sizes, strict=True)))

@@ -1,0 +1,188 @@
+"""What the lines of several logs have in common: the fields of a call by the names that hipBLASLt and rocBLAS use."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.logged_call import SCALES, LogContents, LogFault, LoggedCall, LoggedRow
+from tritongemm.core.printable import printable
+
+_NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
+_WIDE = re.compile(r"[0-9]{1,19}", re.ASCII)
+_REAL = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?[0-9]{1,4})?", re.ASCII)
+_TRANSPOSE = ("N", "T", "C")
+_TYPE = re.compile(r"[a-z]+[0-9]*\w*_r", re.ASCII)
+_COMPLEX_TYPE = re.compile(r"[a-z0-9]+_c", re.ASCII)
+_COMPUTE = re.compile(r"(c_)?[a-z]+[0-9]+(_\w+)?_[rc]", re.ASCII)
+_OFF = ("", "0", "false", "none")
+OTHERS = "others"  # A reader's own field: what a line asks for in words that no field has.
+# What a call may ask for beside what a `LoggedCall` has fields for; each makes it another product.
+_MORE = ("gradient", "use_e", "swizzleA", "swizzleB", "scaleAlpha_vector", "grouped_gemm")
+
+
+class Fields(Mapping[str, str]):
+    """The values of one line, as text.
+
+    Args:
+        values: by name.
+    """
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def whole(self, name: str, default: int | None = None, least: int = 0) -> int:
+        """A whole number.
+
+        Raises:
+            InputError: it is none, is too small, or is not there and has no default.
+        """
+        text = self._required(name, default)
+        if text is None:
+            assert default is not None
+            return default
+        kind = _NUMBER if least else _WIDE
+        if not kind.fullmatch(text) or int(text) < least:
+            raise InputError(f"{name} must be a whole number of at least {least}, not {printable(text, 60)!r}")
+        return int(text)
+
+    def real(self, name: str, default: float) -> float:
+        """A number; NaN where the log could not read it, as it lies on the device.
+
+        Raises:
+            InputError: it is none.
+        """
+        text = self.get(name)
+        if text is None:
+            return default
+        if text in ("?", "nan", "-nan"):
+            return math.nan
+        if not _REAL.fullmatch(text):
+            raise InputError(f"{name} must be a number, not {printable(text, 60)!r}")
+        return float(text)
+
+    def word(self, name: str, is_one: Callable[[str], object], what: str) -> str:
+        """A text of a kind.
+
+        Raises:
+            InputError: it is not of the kind, or not there.
+        """
+        text = self._required(name, None)
+        if text is None or not is_one(text):
+            raise InputError(f"{name} must be {what}, not {printable(text or '', 60)!r}")
+        return text
+
+    def is_on(self, name: str) -> bool:
+        """Whether something is asked for."""
+        return self.get(name, "").lower() not in _OFF
+
+    def _required(self, name: str, default: object) -> str | None:
+        if name in self:
+            return self[name]
+        if default is None:
+            raise InputError(f"it has no {name}")
+        return None
+
+
+def is_type(text: str) -> bool:
+    """Whether a text is the name of a type of numbers, known here or not."""
+    return bool(_TYPE.fullmatch(text) or _COMPLEX_TYPE.fullmatch(text))
+
+
+def read_call(fields: Fields) -> LoggedCall:
+    """The call whose fields have the names of hipBLASLt's profile.
+
+    Raises:
+        InputError: a field lacks, or can't be.
+    """
+    c, d = fields.get("c_type"), fields.get("d_type")
+    types = [
+        fields.word(name, is_type, "the name of a type")
+        for name in ("a_type", "b_type", "c_type" if c else "d_type", "d_type" if d else "c_type")
+    ]
+    batch = fields.whole("batch_count", 1, least=1)
+    return LoggedCall(
+        m=fields.whole("M", least=1),
+        n=fields.whole("N", least=1),
+        k=fields.whole("K", least=1),
+        transposes="".join(fields.word(name, _TRANSPOSE.__contains__, "N, T or C") for name in ("transA", "transB")),
+        types=(types[0], types[1], types[2], types[3]),
+        compute=fields.word("compute_type", _COMPUTE.fullmatch, "the name of a type of sums").removeprefix("c_"),
+        leads=_four(fields.whole(f"ld{which}", 0) for which in "abcd"),
+        batch=batch,
+        strides=_four((fields.whole(f"stride_{which}", 0) if batch > 1 else 0) for which in "abcd"),
+        alpha=fields.real("alpha", 1.0),
+        beta=fields.real("beta", 0.0),
+        bias=_bias(fields),
+        scales=_scales(fields),
+        activation=_activation(fields),
+        others=tuple(_list_others(fields)),
+    )
+
+
+def _list_others(fields: Fields) -> Iterator[str]:
+    yield from (f"{name} {printable(fields[name], 40)}" for name in _MORE if fields.is_on(name))
+    if OTHERS in fields:
+        yield printable(fields[OTHERS], 200)
+
+
+def _four(values: Iterable[int]) -> tuple[int, int, int, int]:
+    a, b, c, d = values
+    return a, b, c, d
+
+
+def _bias(fields: Fields) -> str:
+    """The type of the bias; "" where there is none. One that is summed up from an operand's gradient is another."""
+    if not fields.is_on("bias_vector"):
+        return ""
+    return fields.get("bias_type", "") or fields.get("d_type", "")
+
+
+def _scales(fields: Fields) -> tuple[str, str, str, str]:
+    """How each operand is scaled; older versions tell a single factor as true."""
+    a, b, c, d = (_scale(name, fields.get(name, "0").lower()) for name in ("scaleA", "scaleB", "scaleC", "scaleD"))
+    return a, b, c, d
+
+
+def _scale(name: str, text: str) -> str:
+    if text in _OFF:
+        return SCALES[0]
+    if text in ("true", "s"):
+        return SCALES[1]
+    if text == "v":
+        return SCALES[2]
+    if text not in map(str, range(len(SCALES))):
+        return f"{name} {printable(text, 20)}"
+    return SCALES[int(text)]
+
+
+def _activation(fields: Fields) -> str:
+    text = fields.get("activation_type", "none")
+    return "none" if text.lower() in _OFF else printable(text, 40)
+
+
+@lru_cache(maxsize=1 << 14)
+def _known_call(items: tuple[tuple[str, str], ...]) -> LoggedCall:
+    """As `read_call`; of a log with a line for each call most lines are equal, and checking one takes 0.2 ms."""
+    return read_call(Fields(dict(items)))
+
+
+def add_row(contents: LogContents, fields: Fields, line: int, kind: str, count: float = 1.0) -> None:
+    """Add what a line tells: a call, or a fault where it can't be one."""
+    try:
+        call = _known_call(tuple(fields.items()))
+        contents.rows.append(LoggedRow(call, count, line, kind))
+    except InputError as error:
+        contents.faults.append(LogFault(line, str(error)))

@@ -1,0 +1,54 @@
+"""Lines that hold a map in braces, as the profiles of rocBLAS and hipBLASLt write them: close to YAML, and not YAML.
+
+Some versions leave a key or a value out (``scaleB: 0, : , : , scaleAlpha_vector: false``), which no YAML reader takes.
+Lines of several processes may be mixed, so that a map begins in the middle of a line, or another one's beginning stands
+where its end should be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from tritongemm.campaigns.logs._fields import Fields
+
+_PIECE = re.compile(r"\s*['\"]?(?P<key>[A-Za-z_]\w*)['\"]?\s*:(?![:])\s*(?P<value>.*?)\s*", re.ASCII | re.DOTALL)
+_END = re.compile(r"call_count\s*:\s*[0-9]+\s*\}", re.ASCII)
+
+
+def read_maps(text: str, first_key: str) -> Iterator[tuple[int, Fields | str]]:
+    """The maps that begin with a key, each with the number of its line; in place of one that can't be read, why.
+
+    Args:
+        text: of a log.
+        first_key: the key that such a map begins with.
+    """
+    start = re.compile(rf"\{{\s*['\"]?{first_key}['\"]?\s*:")
+    for number, line in enumerate(text.splitlines(), start=1):
+        if "{" not in line and "}" not in line:
+            continue
+        places = [match.start() for match in start.finditer(line)]
+        for place, following in pairwise([*places, len(line)]):
+            yield number, _read(line[place + 1 : following])
+        if not places and "{" not in line and _END.search(line):
+            yield number, "it is the end of a row whose beginning is not there"
+
+
+def _read(text: str) -> Fields | str:
+    """The fields of a map, from behind its brace."""
+    inside, brace, _ = text.partition("}")
+    if not brace:
+        return "the row is cut: its closing brace is not there"
+    values: dict[str, str] = {}
+    last = ""
+    for piece in inside.split(","):
+        match = _PIECE.fullmatch(piece)
+        if match:
+            last = match["key"]
+            if last in values:
+                return f"the row has two values of {last}"
+            values[last] = match["value"].strip("'\"")
+        elif piece.strip(" :\t") and last:  # names of kernels may hold commas
+            values[last] += "," + piece
+    return Fields(values)

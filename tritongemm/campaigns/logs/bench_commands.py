@@ -1,0 +1,95 @@
+"""Log: a command line for each call, of hipblaslt-bench (HIPBLASLT_LOG_MASK=32) or rocblas-bench (ROCBLAS_LAYER=2).
+
+    hipblaslt-bench --api_method c -m 1024 -n 512 -k 1024 --lda 1024 … --compute_type f32_r --activation_type none
+    ./rocblas-bench -f gemm_ex --transposeA T --transposeB N -m 17408 -n 2048 -k 5120 --alpha 1 --a_type f16_r …
+
+What a command leaves out is at its default, so one that is cut could be taken for another call: a command counts only
+where its line has an end, and where no word in it stands without an option.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from tritongemm.campaigns.logs._fields import OTHERS, Fields, add_row
+from tritongemm.core.logged_call import LogContents, LogFault
+from tritongemm.core.printable import printable
+from tritongemm.plugins.contracts import CallLog
+
+_COMMAND = re.compile(r"(?P<program>hipblaslt|rocblas)?-bench(?=\s+-)")
+_VALUE = re.compile(r"[^-\s]\S*|-[0-9.]\S*")
+_NAMES = {
+    "m": "M", "n": "N", "k": "K", "sizem": "M", "sizen": "N", "sizek": "K",
+    "transposeA": "transA", "transposeB": "transB", "precision": "r", "function": "f",
+}  # fmt: skip
+_FUNCTION = re.compile(r"gemm(?P<by_pointers>_batched)?(?:_strided_batched)?(?:_ex\d?)?(?:_64)?")
+_LETTERS = {
+    "h": "f16_r", "s": "f32_r", "d": "f64_r", "c": "f32_c", "z": "f64_c", "i8": "i8_r",
+    "f16": "f16_r", "bf16": "bf16_r", "f32": "f32_r", "f64": "f64_r",
+}  # fmt: skip
+_TYPES = ("a_type", "b_type", "c_type", "d_type", "compute_type")
+
+
+class BenchCommands(CallLog):
+    """Command lines of the libraries' own benchmarks."""
+
+    title: ClassVar[str] = "command lines of hipblaslt-bench (HIPBLASLT_LOG_MASK=32) or rocblas-bench (ROCBLAS_LAYER=2)"
+
+    def read(self, text: str) -> LogContents:
+        """A call for each command of a GEMM."""
+        contents = LogContents()
+        for number, line in enumerate(text.splitlines(keepends=True), start=1):
+            places = list(_COMMAND.finditer(line)) if "-bench" in line else []
+            for index, place in enumerate(places):
+                last = index + 1 == len(places)
+                end = len(line) if last else places[index + 1].start()
+                if not (last and line.endswith(("\n", "\r"))):
+                    contents.faults.append(LogFault(number, "the command is cut: its line does not end"))
+                    continue
+                if place["program"] is None:
+                    contents.faults.append(LogFault(number, "the command is cut: its beginning is not there"))
+                    continue
+                self._add(contents, place["program"], line[place.end() : end].split(), number)
+        return contents
+
+    def _add(self, contents: LogContents, program: str, words: list[str], line: int) -> None:
+        values = _read_words(words)
+        if isinstance(values, str):
+            contents.faults.append(LogFault(line, values))
+            return
+        function = values.get("f", "gemm" if program == "rocblas" else "matmul")
+        known = _FUNCTION.fullmatch(function)
+        if program == "rocblas" and known is None:
+            contents.others[function] += 1
+            return
+        if known is not None and known["by_pointers"]:
+            values[OTHERS] = "a batch by pointers"
+        own = _LETTERS.get(values.get("r", ""), values.get("r", ""))
+        if own:
+            values = dict.fromkeys(_TYPES, own) | values
+        values |= {name: _LETTERS.get(values[name], values[name]) for name in _TYPES if name in values}
+        if "ldd" not in values and "ldc" in values:
+            values["ldd"] = values["ldc"]
+        if program == "rocblas":
+            values = {"transA": "N", "transB": "N"} | values
+        add_row(contents, Fields(values), line, f"{program}-bench")
+
+
+def _read_words(words: list[str]) -> dict[str, str] | str:
+    """The values of options by the names of the profile's fields, or what is wrong."""
+    values: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if not _VALUE.fullmatch(word):
+            name = word.lstrip("-")
+            name = _NAMES.get(name, name)
+            if name in values:
+                return f"the command names {printable(word, 40)} twice"
+            values[name] = "true"
+        elif name and values[name] == "true":
+            values[name] = word
+            name = ""
+        else:
+            return f"the command holds {printable(word, 60)!r}, which belongs to no option"
+    return values

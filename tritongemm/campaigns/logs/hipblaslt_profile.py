@@ -1,0 +1,43 @@
+"""Log: hipBLASLt's profile (HIPBLASLT_LOG_MASK=64) and extended profile (128): maps with how often each was called.
+
+    - {function: matmul, M: 16032, N: 109, K: 16384, lda: 16384, …, activation_type: none, call_count: 1}
+
+The extended one names the solution and the kernel as well. With both bits set the library writes both.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tritongemm.campaigns.logs._fields import add_row
+from tritongemm.campaigns.logs._maps import read_maps
+from tritongemm.core.errors import InputError
+from tritongemm.core.logged_call import LogContents, LogFault
+from tritongemm.plugins.contracts import CallLog
+
+_KERNEL_KEYS = {"kernel_name", "solution_name", "solution_Name"}
+
+
+class HipblasltProfile(CallLog):
+    """Rows of hipBLASLt's profile."""
+
+    title: ClassVar[str] = "hipBLASLt's profile (HIPBLASLT_LOG_MASK=64 or 128)"
+
+    def read(self, text: str) -> LogContents:
+        """A call for each row, with its count."""
+        contents = LogContents()
+        for line, fields in read_maps(text, "function"):
+            if isinstance(fields, str):
+                contents.faults.append(LogFault(line, fields))
+                continue
+            try:
+                count = fields.whole("call_count", 1)
+            except InputError as error:
+                contents.faults.append(LogFault(line, str(error)))
+                continue
+            if fields["function"] != "matmul":
+                contents.others[fields["function"]] += count
+            elif count:
+                kind = "extended profile" if _KERNEL_KEYS & fields.keys() else "profile"
+                add_row(contents, fields, line, f"hipBLASLt's {kind}", count)
+        return contents

@@ -1,0 +1,58 @@
+"""Log: rocBLAS's profile (ROCBLAS_LAYER=4), maps with how often each function was called.
+
+- { rocblas_function: "rocblas_gemm_ex", a_type: "bf16_r", …, transA: 'T', M: 12288, …, call_count: 136 }
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from tritongemm.campaigns.logs._fields import OTHERS, Fields, add_row
+from tritongemm.campaigns.logs._maps import read_maps
+from tritongemm.core.errors import InputError
+from tritongemm.core.logged_call import LogContents, LogFault
+from tritongemm.plugins.contracts import CallLog
+
+_FUNCTION = re.compile(
+    r"rocblas_(?P<type>[hsdcz]?)gemm(?P<by_pointers>_batched)?(?:_strided_batched)?(?:_ex\d?)?(?:_64)?"
+)
+_TYPES = {"h": "f16_r", "s": "f32_r", "d": "f64_r", "c": "f32_c", "z": "f64_c"}
+
+
+class RocblasProfile(CallLog):
+    """Rows of rocBLAS's profile."""
+
+    title: ClassVar[str] = "rocBLAS's profile (ROCBLAS_LAYER=4)"
+
+    def read(self, text: str) -> LogContents:
+        """A call for each row of a GEMM, with its count."""
+        contents = LogContents()
+        for line, fields in read_maps(text, "rocblas_function"):
+            if isinstance(fields, str):
+                contents.faults.append(LogFault(line, fields))
+                continue
+            try:
+                count = fields.whole("call_count", 1)
+            except InputError as error:
+                contents.faults.append(LogFault(line, str(error)))
+                continue
+            name = fields["rocblas_function"]
+            function = _FUNCTION.fullmatch(name)
+            if function is None:
+                contents.others[name] += count
+            elif count:
+                add_row(contents, _typed(fields, function), line, "rocBLAS's profile", count)
+        return contents
+
+
+def _typed(fields: Fields, function: re.Match[str]) -> Fields:
+    """The fields with the types that the function's name tells."""
+    values = dict(fields)
+    if function["type"]:
+        own = _TYPES[function["type"]]
+        values = {name: own for name in ("a_type", "b_type", "c_type", "d_type", "compute_type")} | values
+    values.setdefault("ldd", values.get("ldc", "0"))  # functions without a D write into C
+    if function["by_pointers"]:
+        values[OTHERS] = "a batch by pointers"
+    return Fields(values)

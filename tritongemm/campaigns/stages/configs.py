@@ -1,0 +1,134 @@
+"""Stage: a log → what takes most of its time: `summary.csv`, `gemms.csv`, a config a GEMM and a script to run it."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tritongemm.campaigns import tables
+from tritongemm.campaigns.campaign import Campaign
+from tritongemm.campaigns.column_major import config_letters
+from tritongemm.campaigns.weights import MEASURED, WeighedProduct, weigh
+from tritongemm.campaigns.workload import read_workload
+from tritongemm.core import files
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import FormatRow
+from tritongemm.formats import results_format
+
+_ADVICE = "make room and run the same command again, or choose another -o"
+_MOST_TOLD = 20  # Products that can't be computed here which are told one by one.
+_SCRIPT = """#!/bin/sh
+# {about}
+# Tunes this GEMM alone; --only merge takes the result in. Options are those of python -m tritongemm.tune.
+cd "$(dirname "$0")" && exec "${{PYTHON:-python3}}" -m tritongemm.tune \\
+  --gemm_size_file {name}.yaml -o alone/{name}.yaml {options} "$@"
+"""
+
+
+def run(campaign: Campaign) -> None:
+    """Write what the log asks for.
+
+    Raises:
+        InputError: there is no log, it can't be read, or nothing in it takes enough time.
+        OutputError: a file can't be written.
+    """
+    if campaign.log is None:
+        raise InputError("name the LOG that the configs are made of")
+    workload = read_workload(campaign.log, campaign.target)
+    for remark in workload.remarks:
+        campaign.say(remark)
+    products = weigh(campaign, workload.products)
+    configs = _name(products, campaign.threshold)
+    _tell(campaign, products, configs)
+    if not configs:
+        raise InputError(_nothing(campaign, products))
+    _sweep(campaign.folder)
+    chosen = {name: products[place] for place, name in configs.items()}
+    for name, one in chosen.items():
+        _write_config(campaign, name, one)
+    _write(campaign.folder / tables.SUMMARY, tables.write_summary(products, configs, campaign.threshold))
+    _write(campaign.folder / tables.GEMMS, tables.write_gemms(chosen))
+    campaign.say(f"configs: {len(chosen)} in {campaign.folder}, {tables.GEMMS} lists them")
+
+
+def _name(products: Sequence[WeighedProduct], threshold: float) -> dict[int, str]:
+    """A name for each product that is tuned, by its place."""
+    numbers: Counter[str] = Counter()
+    names = {}
+    for place, one in enumerate(products):
+        if one.product.problem is not None and one.share >= threshold:
+            letters = config_letters(one.product.call)
+            names[place] = f"{letters}_{numbers[letters]}"
+            numbers[letters] += 1
+    return names
+
+
+def _tell(campaign: Campaign, products: Sequence[WeighedProduct], configs: dict[int, str]) -> None:
+    """Say what is tuned, what the threshold cut off, and what can't be computed, each with its share of the time."""
+    whole = sum(one.total_seconds for one in products)
+    computed = [one for one in products if one.product.problem is not None]
+    measured = sum(one.how == MEASURED for one in computed)
+    how = "measured" if measured == len(computed) else f"{measured} of them measured" if measured else "predicted"
+    campaign.say(
+        f"{campaign.log}: {len(products)} GEMMs in {sum(one.product.count for one in products):.15g} calls take "
+        f"{whole * 1e3:.4g} ms, {how}"
+    )
+    cut = [one for place, one in enumerate(products) if place not in configs and one.product.problem is not None]
+    share, lost = (sum(products[place].share for place in configs), sum(one.share for one in cut))
+    campaign.say(f"to tune: {len(configs)} GEMMs, {share:.2f} % of the time")
+    campaign.say(f"below {campaign.threshold:g} %: {len(cut)} GEMMs, {lost:.2f} % of the time together")
+    _tell_others(campaign, [one for one in products if one.product.problem is None])
+
+
+def _tell_others(campaign: Campaign, others: Sequence[WeighedProduct]) -> None:
+    """Say what can't be computed here and why, the largest one by one; `SUMMARY` has all."""
+    for one in others[:_MOST_TOLD]:
+        where = f"{campaign.log}: line {one.product.line}: {one.product.call.words}"
+        campaign.say(f"not computed here: {where}: about {one.share:.2f} % of the time: {one.product.reason}")
+    share = sum(one.share for one in others)
+    if len(others) > _MOST_TOLD:
+        campaign.say(f"not computed here: {len(others) - _MOST_TOLD} others; {tables.SUMMARY} has their reasons")
+    if others:
+        campaign.say(f"not computed here: {len(others)} GEMMs, about {share:.2f} % of the time together")
+
+
+def _nothing(campaign: Campaign, products: Sequence[WeighedProduct]) -> str:
+    """Why there is nothing to tune."""
+    computed = [one for one in products if one.product.problem is not None]
+    if not computed:
+        first = products[0].product
+        return (
+            f"{campaign.log}: none of its {len(products)} GEMMs can be computed for {campaign.target.name}; the first "
+            f"(line {first.line}): {first.reason}"
+        )
+    return (
+        f"{campaign.log}: no GEMM takes {campaign.threshold:g} % of the time; the largest (line "
+        f"{computed[0].product.line}) takes {computed[0].share:.4g} %: lower --thr"
+    )
+
+
+def _write_config(campaign: Campaign, name: str, one: WeighedProduct) -> None:
+    """Write a GEMM as a file of sizes, and the script that tunes it alone."""
+    problem, count = one.product.problem, one.product.count
+    assert problem is not None, "what is tuned can be computed"
+    about = f"{name}: {problem.key}, {one.share:.2f} % of the time of the log"
+    row = FormatRow(problem, count=int(count) if count.is_integer() else count)
+    _write(campaign.folder / f"{name}.yaml", f"# {about}\n{results_format().write_sizes([row])}")
+    script = campaign.folder / f"{name}.sh"
+    _write(script, _SCRIPT.format(about=about, name=name, options=shlex.join(campaign.tune_options)))
+    script.chmod(0o755)
+
+
+def _sweep(folder: Path) -> None:
+    """Delete the configs that an earlier run of this stage wrote, as its table lists them."""
+    with suppress(InputError):
+        for gemm in tables.read_gemms(folder):
+            for suffix in (".yaml", ".sh"):
+                (folder / f"{gemm.config}{suffix}").unlink(missing_ok=True)
+
+
+def _write(path: Path, text: str) -> None:
+    files.atomic_write(path, text, _ADVICE)

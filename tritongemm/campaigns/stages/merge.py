@@ -1,0 +1,67 @@
+"""Stage: results of the campaign, and of configs that were tuned alone → one results file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tritongemm.campaigns import tables
+from tritongemm.campaigns.campaign import Campaign
+from tritongemm.core import files
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults
+from tritongemm.core.record import Record
+from tritongemm.core.trial import PREDICTED
+from tritongemm.formats import results_format
+from tritongemm.workloads import sizes
+
+_ADVICE = "make room and run the same command again"
+
+
+def run(campaign: Campaign) -> None:
+    """Write one results file with the best result of each GEMM for the campaign's target.
+
+    Of two results of one GEMM on one kind of device a measured one goes before a predicted one, and the faster before
+    the slower; which lost is said.
+
+    Raises:
+        InputError: a file of results can't be read, or there are none.
+        OutputError: the results can't be written.
+    """
+    order = {gemm.problem: place for place, gemm in enumerate(tables.read_gemms(campaign.folder))}
+    best: dict[tuple[str, int], Record] = {}
+    for path, record in _records(campaign):
+        if record.target != campaign.target.name or record.problem.key not in order:
+            campaign.say(f"left out: {path}: {record.problem.key} on {record.target} is not of this campaign")
+            continue
+        key = record.problem.key, record.compute_units
+        known = best.setdefault(key, record)
+        if known is not record:
+            best[key] = min(known, record, key=_rank)
+            lost = max(known, record, key=_rank)
+            campaign.say(
+                f"{path}: {record.problem.key} has two results: {best[key].seconds * 1e6:.4g} us is kept, "
+                f"{lost.seconds * 1e6:.4g} us is not"
+            )
+    if not best:
+        raise InputError(f"{campaign.folder} has no results; run --only tune first")
+    kept = sorted(best.values(), key=lambda record: (order[record.problem.key], record.compute_units))
+    files.atomic_write(campaign.merged, results_format().write_results(kept), _ADVICE)
+    campaign.say(f"merged: {len(kept)} results in {campaign.merged}")
+    missing = order.keys() - {record.problem.key for record in kept}
+    for problem in sorted(missing, key=order.__getitem__):
+        campaign.say(f"no result: {problem}")
+
+
+def _rank(record: Record) -> tuple[bool, float]:
+    return record.timer == PREDICTED, record.seconds
+
+
+def _records(campaign: Campaign) -> Iterator[tuple[Path, Record]]:
+    """The results of the stage before, and those that the configs' own scripts wrote."""
+    alone = [campaign.alone / f"{gemm.config}.yaml" for gemm in tables.read_gemms(campaign.folder)]
+    for path in (campaign.tuned, *alone):
+        if path.exists():
+            for row in sizes.from_file(path, Defaults(fp8_encoding=campaign.target.fp8)):
+                if row.record is not None:
+                    yield path, row.record

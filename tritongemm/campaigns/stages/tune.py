@@ -1,0 +1,65 @@
+"""Stage: the configs → tuned results, on all devices at once; each draws the next work of any GEMM when it is free."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from tritongemm.campaigns import tables
+from tritongemm.campaigns.campaign import Campaign
+from tritongemm.campaigns.device_load import tell_loads
+from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.format_row import Defaults
+from tritongemm.core.problem import Problem
+from tritongemm.tuning.run import TuningRun
+from tritongemm.workloads import sizes
+
+
+def run(campaign: Campaign) -> None:
+    """Tune every config that is in the folder; what the journal has is not measured again.
+
+    Raises:
+        InputError: a config can't be read, or there is none.
+        OutputError: results can't be written.
+    """
+    problems = _read_configs(campaign)
+    started = time.perf_counter()
+    with campaign.open_run(problems, campaign.tuned) as tuning:
+        known = sum(tuning.store.record(problem) is not None for problem in problems)
+        if known:
+            campaign.say(f"{known} of {len(problems)} GEMMs are in {campaign.tuned} already")
+        failures = _tune(tuning, problems)
+        for line in tell_loads(campaign.devices, tuning.evaluators, time.perf_counter() - started):
+            campaign.say(line)
+    for problem, reason in failures.items():
+        campaign.fail(f"failed: {problem.key}: {reason}")
+    campaign.say(f"tuned: {len(problems) - len(failures)} of {len(problems)} GEMMs in {campaign.tuned}")
+    if len(failures) == len(problems):
+        raise InputError(f"{campaign.tuned}: no GEMM could be tuned; the first: {next(iter(failures.values()))}")
+
+
+def _read_configs(campaign: Campaign) -> list[Problem]:
+    """The problems of the configs; one whose file was deleted is left out."""
+    found: dict[Problem, None] = {}
+    for gemm in tables.read_gemms(campaign.folder):
+        path = campaign.folder / f"{gemm.config}.yaml"
+        if not path.exists():
+            campaign.say(f"left out: {path} is not there")
+            continue
+        found |= dict.fromkeys(row.problem for row in sizes.from_file(path, Defaults(fp8_encoding=campaign.target.fp8)))
+    if not found:
+        raise InputError(f"{campaign.folder} has none of the configs that {tables.GEMMS} lists; run --only configs")
+    return list(found)
+
+
+def _tune(tuning: TuningRun, problems: Sequence[Problem]) -> dict[Problem, str]:
+    """Tune, and merge what is done whatever happens; the journal keeps it where even that fails."""
+    try:
+        failures = tuning.tune(problems)
+    except BaseException:
+        with suppress(TritonGemmError):  # the first fault is the one to tell
+            tuning.store.merge(problems)
+        raise
+    tuning.store.merge(problems)
+    return failures

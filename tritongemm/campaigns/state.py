@@ -1,0 +1,118 @@
+"""The file that says of which log a folder is the campaign, and which of its stages are done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from tritongemm.core import files
+from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.reading import read_bytes
+from tritongemm.core.values import FINITE, TEXT, FieldKind, require
+
+NAME = "campaign.json"
+_SCHEMA = 1
+_ADVICE = "choose another folder with -o"
+_KINDS = {
+    "schema": FieldKind(f"{_SCHEMA}, as a newer version writes others", lambda value: value == _SCHEMA),
+    "log": TEXT,
+    "digest": TEXT,
+    "target": TEXT,
+    "threshold": FINITE,
+    "done": FieldKind("a list of text", lambda value: isinstance(value, list) and all(map(TEXT.holds, value))),
+}
+
+
+@dataclass(frozen=True)
+class CampaignState:
+    """What a folder is the campaign of.
+
+    Attributes:
+        log: name of the log.
+        digest: SHA-256 of its contents.
+        target: name of the target.
+        threshold: of the configs, in percent.
+        done: stages that are done, in their order.
+    """
+
+    log: str
+    digest: str
+    target: str
+    threshold: float
+    done: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, log: Path, target: str, threshold: float) -> CampaignState:
+        """That of a campaign that begins.
+
+        Raises:
+            InputError: the log can't be read.
+        """
+        return cls(str(log), hashlib.sha256(read_bytes(log)).hexdigest(), target, threshold)
+
+    @classmethod
+    def read(cls, folder: Path) -> CampaignState | None:
+        """What a folder says; None where it has no campaign.
+
+        Raises:
+            InputError: its file is damaged.
+        """
+        path = folder / NAME
+        if not path.exists():
+            return None
+        try:
+            values = json.loads(read_bytes(path))
+            if not isinstance(values, dict) or values.keys() != _KINDS.keys():
+                raise InputError(f"it must be a map of {', '.join(_KINDS)}")
+            require(values, _KINDS)
+        except (ValueError, RecursionError, InputError) as error:
+            raise InputError(
+                f"{path} is damaged ({error}): delete it, and the same command goes through all stages again; what was "
+                "measured is kept"
+            ) from None
+        del values["schema"]
+        return cls(**values | {"done": tuple(values["done"])})
+
+    def write(self, folder: Path) -> None:
+        """Replace a folder's file.
+
+        Raises:
+            OutputError: it can't be written.
+        """
+        text = json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1)
+        files.atomic_write(folder / NAME, text + "\n", _ADVICE)
+
+    def without(self, stages: Sequence[str]) -> CampaignState:
+        """This with some stages not done."""
+        return replace(self, done=tuple(stage for stage in self.done if stage not in stages))
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Keep other campaigns out of a folder, which is made where it is missing.
+
+    Raises:
+        OutputError: another campaign runs there, or it can't be written.
+    """
+    path = folder / ".campaign.lock"
+    files.check_place(path, lambda start: not start, "a lock of tritongemm", _ADVICE)
+    lock = FileLock(path, thread_local=False)
+    try:
+        os.close(files.open_regular(path, os.O_RDWR | os.O_CREAT))
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise OutputError(f"another campaign runs in {folder}; wait for it, or {_ADVICE}") from None
+    except OSError as error:
+        raise OutputError(f"{path} can't be written: {error.strerror}; {_ADVICE}") from error
+    try:
+        files.sweep(folder)
+        yield
+    finally:
+        lock.release()

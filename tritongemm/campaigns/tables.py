@@ -1,0 +1,128 @@
+"""The tables of a campaign: `summary.csv` of all that a job called, `gemms.csv` of what is tuned, and their reader."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tritongemm.campaigns.weights import WeighedProduct
+from tritongemm.core.errors import InputError
+from tritongemm.core.logged_call import LoggedCall
+from tritongemm.core.reading import read_bytes
+from tritongemm.formats import plain_text
+
+SUMMARY, GEMMS = "summary.csv", "gemms.csv"
+_CONFIG = re.compile(r"[A-Z0-9]{1,40}_[NTC]{2}_[0-9]{1,6}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class CampaignGemm:
+    """A GEMM that is tuned.
+
+    Attributes:
+        config: name of its config, such as ``BBS_TN_0``.
+        problem: its key.
+    """
+
+    config: str
+    problem: str
+
+
+def write_summary(products: Iterable[WeighedProduct], configs: Mapping[int, str], threshold: float) -> str:
+    """The text of `SUMMARY`.
+
+    Args:
+        products: all that the job called, those that take most first.
+        configs: name of each that is tuned, by its place among the products.
+        threshold: in percent, below which the others are.
+    """
+    rows = []
+    for place, one in enumerate(products):
+        note = one.product.reason or ("" if place in configs else f"below {threshold:g} %")
+        rows.append(
+            {"config": configs.get(place, ""), "problem": one.product.problem.key if one.product.problem else ""}
+            | _call_columns(one.product.call)
+            | _more_columns(one.product.call)
+            | _weight_columns(one)
+            | {"line": one.product.line, "note": note}
+        )
+    return _write(rows)
+
+
+def write_gemms(products: Mapping[str, WeighedProduct]) -> str:
+    """The text of `GEMMS`: those columns that TuningDriver's has, then ours.
+
+    Args:
+        products: those that are tuned, by the names of their configs.
+    """
+    rows = []
+    for name, one in products.items():
+        assert one.product.problem is not None, "what is tuned can be computed"
+        ours = {"config": name, "problem": one.product.problem.key}
+        rows.append(_call_columns(one.product.call) | ours | _weight_columns(one))
+    return _write(rows)
+
+
+def _call_columns(call: LoggedCall) -> dict[str, object]:
+    """What TuningDriver tells of a GEMM, in the library's terms."""
+    return {
+        "transA": call.transposes[0], "transB": call.transposes[1], "batch_count": call.batch, "m": call.m,
+        "n": call.n, "k": call.k, "a_type": call.types[0], "b_type": call.types[1], "c_type": call.types[2],
+        "d_type": call.types[3], "compute_type": f"c_{call.compute}",
+    }  # fmt: skip
+
+
+def _more_columns(call: LoggedCall) -> dict[str, object]:
+    """What else tells a call from another."""
+    leads = dict(zip(("lda", "ldb", "ldc", "ldd"), call.leads, strict=True))
+    strides = dict(zip(("stride_a", "stride_b", "stride_c", "stride_d"), call.strides, strict=True))
+    scales = dict(zip(("scaleA", "scaleB", "scaleC", "scaleD"), call.scales, strict=True))
+    factors = {"alpha": call.alpha, "beta": call.beta, "bias_type": call.bias, "activation_type": call.activation}
+    return {**leads, **strides, **factors, **scales, "others": "; ".join(call.others)}
+
+
+def _weight_columns(one: WeighedProduct) -> dict[str, object]:
+    count = int(one.product.count) if one.product.count.is_integer() else one.product.count
+    return {
+        "us": f"{one.seconds * 1e6:.6g}", "baseline": one.how, "call_count": count,
+        "total (us)": f"{one.total_seconds * 1e6:.6g}", "% of total": f"{one.share:.4f}",
+    }  # fmt: skip
+
+
+def _write(rows: list[dict[str, object]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def read_gemms(folder: Path) -> list[CampaignGemm]:
+    """The GEMMs that a campaign tunes.
+
+    Raises:
+        InputError: there is no such table, or it is damaged; names row and column.
+    """
+    path = folder / GEMMS
+    if not path.exists():
+        raise InputError(f"{path}: there is no such file; the stage configs writes it: name the LOG")
+    reader = csv.DictReader(io.StringIO(plain_text(read_bytes(path).decode("utf-8", "replace"))))
+    found = []
+    try:
+        for row in reader:
+            config, problem = row.get("config") or "", row.get("problem") or ""
+            if not _CONFIG.fullmatch(config) or not problem:
+                raise InputError(
+                    f"{path}: line {reader.line_num}: config {config[:60]!r} is no name of a config such as BBS_TN_0; "
+                    "run --only configs again"
+                )
+            found.append(CampaignGemm(config, problem))
+    except csv.Error as error:
+        raise InputError(f"{path}: line {reader.line_num}: {error}; run --only configs again") from None
+    if not found:
+        raise InputError(f"{path} holds no GEMM; run --only configs again")
+    return found

@@ -1,0 +1,113 @@
+"""Stage: products with counts → what each takes of a job's time, measured where there is a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tritongemm.campaigns.baseline_measuring import measure_baselines
+from tritongemm.campaigns.baseline_times import BaselineTimes
+from tritongemm.campaigns.campaign import Campaign
+from tritongemm.campaigns.column_major import least_bytes, operand_dtype
+from tritongemm.campaigns.workload import LoggedProduct
+from tritongemm.core.config import Config
+from tritongemm.core.logged_call import LoggedCall
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.search.cost_model import model as cost_model
+
+MEASURED, PREDICTED, GUESSED = "measured", "model", "roofline"
+# Tiles whose best predicted time stands for a product's where nothing can be measured.
+_TILES = tuple(
+    Config("tile", m, n, 64, split_k=split, num_warps=8 if m * n >= 128 * 128 else 4, num_stages=2)
+    for m in (16, 64, 128, 256)
+    for n in (32, 64, 128, 256)
+    for split in (1, 4)
+)
+
+
+@dataclass(frozen=True)
+class WeighedProduct:
+    """A product and what it takes.
+
+    Attributes:
+        product: what was called, how often.
+        seconds: of one call.
+        how: `MEASURED` by the baseline, `PREDICTED` by the cost model, or `GUESSED`: what can't be computed here is
+            taken to be as far from the data sheet's rates as the middle one of the others.
+        share: of the job's time, in percent.
+    """
+
+    product: LoggedProduct
+    seconds: float
+    how: str
+    share: float
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds of all calls."""
+        return self.seconds * self.product.count
+
+
+def weigh(campaign: Campaign, products: Sequence[LoggedProduct]) -> list[WeighedProduct]:
+    """The products with what each takes of the job's time, those that take most first.
+
+    Raises:
+        OutputError: what was measured can't be kept.
+        TargetError: no device measures anything.
+    """
+    problems = [one.problem for one in products if one.problem is not None]
+    measured = _measure(campaign, problems)
+    times: dict[Problem, tuple[float, str]] = {
+        p: (measured[p], MEASURED) if p in measured else (predict_seconds(p, campaign.target), PREDICTED)
+        for p in problems
+    }
+    slowness = _slowness(products, times, campaign.target)
+    found = []
+    for one in products:
+        seconds, how = (
+            (slowness * _roofline_seconds(one.call, campaign.target), GUESSED)
+            if one.problem is None
+            else times[one.problem]
+        )
+        found.append(WeighedProduct(one, seconds, how, 0.0))
+    return _shared_out(found)
+
+
+def _shared_out(found: Sequence[WeighedProduct]) -> list[WeighedProduct]:
+    whole = sum(one.total_seconds for one in found)
+    shares = [WeighedProduct(one.product, one.seconds, one.how, 100 * one.total_seconds / whole) for one in found]
+    return sorted(shares, key=lambda one: -one.share)
+
+
+def predict_seconds(problem: Problem, target: Target) -> float:
+    """Predicted seconds of one launch of the best of a few usual tiles."""
+    return float(cost_model.rank(_TILES, problem, target).seconds[0])
+
+
+def _roofline_seconds(call: LoggedCall, target: Target) -> float:
+    return target.roofline_seconds(call.flops, least_bytes(call), operand_dtype(call))
+
+
+def _slowness(products: Sequence[LoggedProduct], times: Mapping[Problem, tuple[float, str]], target: Target) -> float:
+    """How many times the data sheet's time the middle product takes; 1 where none is known."""
+    ratios = [times[p.problem][0] / _roofline_seconds(p.call, target) for p in products if p.problem is not None]
+    return median(ratios) if ratios else 1.0
+
+
+def _measure(campaign: Campaign, problems: Sequence[Problem]) -> dict[Problem, float]:
+    """Seconds of the baseline's own choice for each problem that it computes; none without a GPU.
+
+    Each time is on disk when it is known, so that a run that is killed goes on from there.
+    """
+    if not campaign.devices:
+        return {}
+    path = campaign.folder / "baseline.jsonl"
+    with BaselineTimes(path, campaign.measured_with) as known:
+        wanted = [p for p in dict.fromkeys(problems) if p.key not in known]
+        if wanted:
+            campaign.say(f"measuring the baseline of {len(wanted)} GEMMs on {len(campaign.devices)} devices")
+            with campaign.open_evaluators() as evaluators:
+                measure_baselines(evaluators, wanted, known, campaign.say)
+        return {p: seconds for p in problems if (seconds := known.get(p.key)) is not None}

@@ -1,0 +1,193 @@
+"""The command line of `python -m tritongemm.optimize`: from a log of what a job called to kernels that gained."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from tritongemm.campaigns import tables
+from tritongemm.campaigns.campaign import Campaign
+from tritongemm.campaigns.device_load import CountedEvaluator
+from tritongemm.campaigns.driver import STAGES, run_campaign
+from tritongemm.campaigns.state import CampaignState
+from tritongemm.cli import arguments, door, options, session
+from tritongemm.codegen.modules import candidates_path
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.reading import read_bytes
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import CallLog, Evaluator, Strategy
+from tritongemm.report.console import Reporter
+from tritongemm.results.run_files import holding_module_folder
+from tritongemm.runtime.machine import Machine, count_devices, find_machine, toolchain
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.tuning.roster import choose_roster
+from tritongemm.tuning.run import TuningRun
+
+STRATEGY = "genetic"  # as TuningDriver's
+THRESHOLD = 0.1  # Percent of the time that a product must take, where the folder does not say.
+_SUMMARY_COLUMNS = ("config", "problem", "call_count", "us", "baseline", "total (us)", "% of total", "note")
+
+
+@door.command
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status is one of `cli.door`."""
+    args = _parse(argv)
+    with Reporter(args.verbose) as reporter:
+        devices = args.devices or None
+        machine = find_machine(args.architecture, devices, 0 if devices else count_devices())
+        reporter.say(machine.why)
+        campaign = _campaign(args, machine, reporter)
+        try:
+            run_campaign(campaign, args.only or "")
+        except KeyboardInterrupt:
+            door.tell("stopped; the same command goes on from here")
+            raise
+        finally:
+            if args.log_summary:
+                _print_summary(campaign, reporter)
+    return door.WRONG if campaign.failures else door.DONE
+
+
+def _parser() -> arguments.Parser:
+    p = arguments.Parser(
+        prog="python -m tritongemm.optimize",
+        description="Tune what takes most of a job's time: from a log of what it called to kernels that gained.",
+        epilog="logs: " + "; ".join(log.title for log in registry.every(CallLog)) + "; or a captured workload",
+    )
+    known = ", ".join(target_files.target_names())
+    p.add_argument("log", nargs="?", type=arguments.path, metavar="LOG",
+                   help="what the job called; not needed where the folder has been made already")  # fmt: skip
+    p.add_argument("-o", "--output-dir", dest="output", type=arguments.output, default="tunings", metavar="DIR",
+                   help="the campaign's folder (default %(default)s)")  # fmt: skip
+    p.add_argument("-a", "--architecture", metavar="ARCH",
+                   help=f"architecture (default: that of this machine's GPUs): {known}")  # fmt: skip
+    p.add_argument("--thr", type=arguments.number(0, 100), metavar="PERCENT",
+                   help=f"tune what takes at least so much of the time (default {THRESHOLD})")  # fmt: skip
+    p.add_argument("-d", "--devices", "--gpu-ids", type=arguments.devices, metavar="I,J,…",
+                   help="numbers of the GPUs to use (default: all)")  # fmt: skip
+    p.add_argument("--only", choices=STAGES, help="do this stage, also where it is done")
+    p.add_argument("--log-summary", action="store_true", help="print what takes the job's time")
+    strategies = registry.names(Strategy)
+    p.add_argument("--strategy", choices=strategies, default=STRATEGY, help="the search (default %(default)s)")
+    p.add_argument("--population", type=arguments.whole(1, 1_000_000), metavar="N",
+                   help="configs of a generation, of a strategy that has generations")  # fmt: skip
+    p.add_argument("--generations", type=arguments.whole(1, 1_000_000), metavar="N", help="most of them")
+    p.add_argument("--budget", type=arguments.budget, metavar="N|Ss", help="as of tritongemm.tune")
+    p.add_argument("--libtype", metavar="B,…", help="as of tritongemm.tune")
+    p.add_argument("--num-threads", type=arguments.processes, default=0, metavar="N", help="as of tritongemm.tune")
+    p.add_argument("--timeout", type=arguments.seconds, default=60.0, metavar="S", help="as of tritongemm.tune")
+    p.add_argument("--verbose", action="store_true", help="say what became of each candidate")
+    return p
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parsed options, with the budget that a population and its generations make."""
+    parser = _parser()
+    args = parser.parse_args(options.normalised(argv))
+    if args.population is None and args.generations is None:
+        return args
+    own = registry.get(Strategy, args.strategy).population
+    if not own:
+        parser.error(f"--population and --generations are of strategies with generations; {args.strategy} has none")
+    if args.budget is not None and args.generations is not None:
+        parser.error("--generations and --budget exclude each other: both say how many configs are tried")
+    args.population = args.population or own
+    if args.generations is not None:
+        args.budget = (args.population * args.generations, 0.0)
+    return args
+
+
+def _campaign(args: argparse.Namespace, machine: Machine, reporter: Reporter) -> Campaign:
+    words = _tune_words(args)
+    tune_args = options.parse(["--gemm-size-file", "configs", *words])
+    protocol = session.make_protocol(tune_args, machine)
+    found = CampaignState.read(Path(args.output))
+    threshold = THRESHOLD if found is None else found.threshold
+    backends = choose_roster(tune_args.libtype, bool(machine.devices), False).backends
+    measured_with = {k: str(v) for k, v in asdict(protocol).items()} | toolchain(machine)
+    return Campaign(
+        folder=Path(args.output),
+        log=None if args.log is None else Path(args.log),
+        threshold=threshold if args.thr is None else args.thr,
+        target=machine.target,
+        devices=machine.devices,
+        tell=reporter.say,
+        open_evaluators=partial(_open_evaluators, tune_args, machine, protocol),
+        open_run=partial(_open_run, tune_args, _Search(backends, args.population or 0), machine, protocol, reporter),
+        measured_with=measured_with | {"compute_units": str(machine.target.compute_units)},
+        tune_options=tuple(words),
+    )
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What a tuning run tries beside what tritongemm.tune's own options say.
+
+    Attributes:
+        backends: those that take part.
+        population: configs of a generation; 0 for the strategy's own.
+    """
+
+    backends: tuple[str, ...]
+    population: int
+
+
+def _tune_words(args: argparse.Namespace) -> list[str]:
+    """The options of tritongemm.tune that tune as this command does."""
+    words = ["--strategy", args.strategy]
+    words += ["--target", args.architecture] if args.architecture else []
+    words += ["--libtype", args.libtype] if args.libtype else []
+    if args.budget is not None:
+        configs, seconds = args.budget
+        words += ["--budget", f"{seconds:g}s" if seconds else str(configs)]
+    words += ["--num-threads", str(args.num_threads)] if args.num_threads else []
+    return [*words, "--timeout", f"{args.timeout:g}"]
+
+
+@contextmanager
+def _open_evaluators(
+    args: argparse.Namespace, machine: Machine, protocol: MeasureProtocol
+) -> Iterator[Sequence[Evaluator]]:
+    with session.open_session(args, machine, protocol) as tools:
+        yield tools.evaluators
+
+
+@contextmanager
+def _open_run(
+    args: argparse.Namespace,
+    search: _Search,
+    machine: Machine,
+    protocol: MeasureProtocol,
+    reporter: Reporter,
+    problems: Sequence[Problem],
+    output: Path,
+) -> Iterator[TuningRun]:
+    """A tuning run into a results file; when it is done, winners that lack a module get one, and its tools are shut."""
+    with ExitStack() as stack:
+        tools = stack.enter_context(session.open_session(args, machine, protocol))
+        plan = session.make_options(args, machine, search.backends, protocol, output)
+        plan = replace(plan, population=search.population)
+        store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, problems))
+        stack.enter_context(holding_module_folder(plan.folder, output))
+        run = TuningRun([CountedEvaluator(one) for one in tools.evaluators], tools.pool, store, plan, reporter)
+        yield run
+        session.write_missing_winners(problems, run)
+        for problem in problems:
+            candidates_path(problem, plan.folder).unlink(missing_ok=True)
+
+
+def _print_summary(campaign: Campaign, reporter: Reporter) -> None:
+    """Print what takes the job's time, as the campaign's table has it; nothing before its stage is done."""
+    state = CampaignState.read(campaign.folder)
+    if state is None or STAGES[0] not in state.done:
+        return
+    text = read_bytes(campaign.folder / tables.SUMMARY).decode("utf-8", "replace")
+    rows = [[row.get(name) or "" for name in _SUMMARY_COLUMNS] for row in csv.DictReader(io.StringIO(text))]
+    reporter.table("What takes the time", _SUMMARY_COLUMNS, rows)

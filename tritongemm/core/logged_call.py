@@ -1,0 +1,105 @@
+"""The nouns of libraries' logs: `LoggedCall`, `LoggedRow`, `LogFault` and `LogContents`, what one kind of line tells.
+
+They are in the libraries' own terms, column-major: D[m, n] = alpha * op(A) @ op(B) + beta * C. What a call does beside
+that is kept, whether we can compute it or not: it is part of what tells two calls apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+SCALES = ("none", "tensor", "row", "block")  # how factors lie over an operand, in the order of hipBLASLt's numbers
+
+
+@dataclass(frozen=True)
+class LoggedCall:
+    """A product that a library was asked for, in its column-major terms.
+
+    Attributes:
+        m, n, k: sizes.
+        transposes: of A and B: N, T, or C for the conjugate.
+        types: of A, B, C and D, as rocBLAS names them, such as ``bf16_r``.
+        compute: type of the sums, such as ``f32_r``; ``xf32_r`` for products of float32 that are rounded to tf32.
+        leads: elements between the columns of A, B, C and D; 0 where they are dense.
+        batch: products that lie one after the other.
+        strides: elements between the products of a batch, for A, B, C and D; 0 where the batch is 1, or shares one.
+        alpha, beta: factors; NaN where they lie on the device.
+        bias: type of the vector that is added to each column of D; "" without one.
+        scales: one of `SCALES` for each of A, B, C and D.
+        activation: what is applied to D, or ``none``.
+        others: what else is asked for, in words of the log.
+    """
+
+    m: int
+    n: int
+    k: int
+    transposes: str
+    types: tuple[str, str, str, str]
+    compute: str
+    leads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    batch: int = 1
+    strides: tuple[int, int, int, int] = (0, 0, 0, 0)
+    alpha: float = 1.0
+    beta: float = 0.0
+    bias: str = ""
+    scales: tuple[str, str, str, str] = ("none", "none", "none", "none")
+    activation: str = "none"
+    others: tuple[str, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """Multiplications plus additions."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def words(self) -> str:
+        """The call in a few words, such as ``bf16_r TN 16032 x 109 x 16384``."""
+        types = self.types[0] if self.types[0] == self.types[1] else "*".join(self.types[:2])
+        batch = f" x {self.batch} products" if self.batch != 1 else ""
+        return f"{types} to {self.types[3]} {self.transposes} {self.m} x {self.n} x {self.k}{batch}"
+
+
+@dataclass(frozen=True)
+class LoggedRow:
+    """What one line of a log tells.
+
+    Attributes:
+        call: the product.
+        count: how often it was asked for.
+        line: where it stands, from 1.
+        kind: of line; a call that lines of several kinds tell was made once.
+    """
+
+    call: LoggedCall
+    count: float
+    line: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class LogFault:
+    """A line that begins as one of a log's and can't be read to its end.
+
+    Attributes:
+        line: its number, from 1.
+        reason: what is wrong.
+    """
+
+    line: int
+    reason: str
+
+
+@dataclass
+class LogContents:
+    """What the lines of one kind of log tell.
+
+    Attributes:
+        rows: products that were asked for.
+        faults: lines that can't be read.
+        others: calls of functions that compute no such product, by name.
+    """
+
+    rows: list[LoggedRow] = field(default_factory=list)
+    faults: list[LogFault] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)

@@ -31,8 +31,9 @@ LEVELS = {
     "serving": 7,
     "capturing": 7,
     "report": 7,
+    "campaigns": 8,
     "integrations": 8,
-    "cli": 8,
+    "cli": 9,
 }
 
 ALLOWED = {
@@ -60,6 +61,10 @@ ALLOWED = {
     "serving": {"core", "plugins", "hip_ext", "runtime", "numerics", "search_spaces", "build", "formats", "workloads"},
     "capturing": {"core"},
     "report": {"core", "results"},
+    "campaigns": {
+        *("core", "plugins", "workers", "runtime", "search", "build", "measure", "results", "workloads", "formats"),
+        *("export", "tuning"),
+    },
     "integrations": {"core", "serving"},
     "cli": set(LEVELS) - {"cli", "integrations"},
 }
@@ -79,7 +84,7 @@ DOORS = (
 
 def test_the_table_goes_down() -> None:
     assert LEVELS.keys() == ALLOWED.keys()
-    assert len(set(LEVELS.values())) <= 9
+    assert len(set(LEVELS.values())) <= 10
     assert not {(a, b) for a, others in ALLOWED.items() for b in others if LEVELS[a] <= LEVELS[b]}
 
 

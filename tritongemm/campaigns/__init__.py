@@ -1,0 +1,1 @@
+"""Campaigns: from a log of what a job called to kernels that measurably gained."""

@@ -4,38 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
-from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns import raw_results
 from tritongemm.campaigns.comparison import (
     Comparison,
     Contest,
-    OpenEvaluator,
     TrialLog,
     describe_run,
     own_choice,
     served_config,
 )
+from tritongemm.campaigns.measuring import MeasuringTools, open_tools
 from tritongemm.campaigns.uplift import LEAST_RATIO, ComparedProduct, Uplift, drop_reason, summarise
-from tritongemm.core import files, settings
-from tritongemm.core.errors import InputError, TargetError
+from tritongemm.core import files
+from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
-from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.results.run_files import RunFiles
-from tritongemm.runtime.machine import Machine, count_devices, find_machine, toolchain
+from tritongemm.runtime.machine import Machine, toolchain
 from tritongemm.tuning.revalidate import compile_rows
 from tritongemm.workloads import sizes
 
 TUNED, PRODUCTS, SUMMARY = "merged.yaml", "gemms.csv", "summary.csv"  # what the stages before leave in the folder
 FINAL = "final.yaml"  # the results that are kept
 RAW, KEPT, DROPPED = "results/raw_results.csv", "results/final_results.csv", "results/dropped_results.csv"
-_TIMEOUT_SECONDS = 60.0  # One candidate may take so long.
 
 
 def run_benchmark(
@@ -54,46 +49,21 @@ def run_benchmark(
         InputError: a file of the campaign is wrong.
         OutputError: the results can't be written, or another benchmark holds them.
     """
-    if not devices or not count_devices():
-        raise TargetError(
-            "the benchmark measures, and no GPU driver with a device was found here; copy the folder to a machine that "
-            "has the GPU, and run --only benchmark there"
-        )
-    machine, how = find_machine(None, ",".join(map(str, devices))), protocol or MeasureProtocol()
-    openers = [
-        partial(GpuEvaluator, machine.target, machine.vendor, device, how, _TIMEOUT_SECONDS)
-        for device in machine.devices
-    ]
-    with closing(BuildPool(ArtifactCache(settings.cache_folder()), timeout=_TIMEOUT_SECONDS)) as pool:
-        return measure(folder, machine, openers, pool, say, how)
+    with open_tools(devices, "the benchmark", protocol) as tools:
+        return measure(folder, tools, say)
 
 
-def measure(
-    folder: Path,
-    machine: Machine,
-    openers: Sequence[OpenEvaluator],
-    pool: BuildPool,
-    say: Callable[[str], None],
-    protocol: MeasureProtocol,
-) -> list[ComparedProduct]:
-    """As `run_benchmark`, with what opens an evaluator in a fresh process on each device.
-
-    Args:
-        folder: the campaign's.
-        machine: where it runs.
-        openers: one for each device.
-        pool: compiles the tuned kernels, where the cache lacks them.
-        say: told what is done.
-        protocol: how times are taken.
-    """
+def measure(folder: Path, tools: MeasuringTools, say: Callable[[str], None]) -> list[ComparedProduct]:
+    """As `run_benchmark`, with what measures."""
+    machine = tools.machine
     records = _records(folder, machine)
-    contests = _contests(folder, records, machine, pool)
+    contests = _contests(folder, records, tools)
     run_files = RunFiles(folder / RAW.replace(".csv", ".yaml"))  # no results of ours: its journal and its lock
     run_files.hold()
     try:
-        header = describe_run(contests, machine.target, toolchain(machine), protocol, len(openers))
+        header = describe_run(contests, machine.target, toolchain(machine), tools.protocol, len(tools.openers))
         with closing(TrialLog(run_files.journal, header)) as log:
-            products = Comparison(log, openers, say).run(contests, machine.target)
+            products = Comparison(log, tools.openers, say).run(contests, machine.target)
         raw_results.write_products(folder / RAW, products, read_rest(folder, products))
     finally:
         run_files.release()
@@ -136,16 +106,16 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
-def _contests(folder: Path, records: Iterable[Record], machine: Machine, pool: BuildPool) -> list[Contest]:
+def _contests(folder: Path, records: Iterable[Record], tools: MeasuringTools) -> list[Contest]:
     """What is to be measured of each result, compiled where the cache lacks it."""
-    counts, choice, target = _counts(folder), own_choice(), machine.target
+    counts, choice = _counts(folder), own_choice()
     rows: list[FormatRow] = []
     for record in records:
         rows.append(FormatRow(record.problem, choice))
         if (config := served_config(record)) is not None:
             rows.append(FormatRow(record.problem, config, target=record.target))
     contests: dict[str, Contest] = {}
-    for row, artifact in compile_rows(rows, target, pool):
+    for row, artifact in compile_rows(rows, tools.machine.target, tools.pool):
         key, known = row.problem.key, contests.get(row.problem.key)
         count, columns = counts.get(key, (1.0, ()))
         reference = artifact if known is None else known.reference

@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from tritongemm.build.prepare import or_refusal
+from tritongemm.campaigns.measuring import OpenEvaluator
 from tritongemm.campaigns.uplift import ComparedProduct
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
@@ -35,8 +36,6 @@ from tritongemm.results.schema import UnreadTrial
 from tritongemm.tuning.task import longest_first
 
 TURNS = 3  # processes that measure each side
-
-OpenEvaluator: TypeAlias = "Callable[[], Evaluator]"  # starts a fresh process on one device
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns import benchmark, raw_results
 from tritongemm.campaigns.benchmark import DROPPED, FINAL, KEPT, PRODUCTS, RAW, SUMMARY, TUNED
 from tritongemm.campaigns.comparison import TURNS, own_choice
+from tritongemm.campaigns.measuring import MeasuringTools
 from tritongemm.campaigns.uplift import ComparedProduct, drop_reason, percent_of_total, summarise
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact
@@ -171,7 +172,7 @@ def measured(
     pool = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)
     try:
         openers = [lambda device=device: opener(device) for device in range(devices)]
-        return benchmark.measure(folder, MACHINE, openers, pool, say, MeasureProtocol())
+        return benchmark.measure(folder, MeasuringTools(MACHINE, openers, pool, MeasureProtocol()), say)
     finally:
         pool.close()
 

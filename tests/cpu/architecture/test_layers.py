@@ -62,8 +62,8 @@ ALLOWED = {
     "capturing": {"core"},
     "report": {"core", "results"},
     "campaigns": {
-        *("core", "plugins", "workers", "runtime", "search", "build", "measure", "results", "workloads", "formats"),
-        *("export", "tuning"),
+        *("core", "plugins", "workers", "runtime", "search", "search_spaces", "build", "measure", "results"),
+        *("workloads", "formats", "export", "tuning"),
     },
     "integrations": {"core", "serving"},
     "cli": set(LEVELS) - {"cli", "integrations"},

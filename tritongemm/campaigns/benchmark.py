@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from tritongemm.campaigns import raw_results
@@ -29,6 +31,7 @@ from tritongemm.tuning.revalidate import compile_rows
 from tritongemm.workloads import sizes
 
 TUNED, PRODUCTS, SUMMARY = "merged.yaml", "gemms.csv", "summary.csv"  # what the stages before leave in the folder
+_MEASURED = "measured"  # the summary's word for a time that is no estimate
 FINAL = "final.yaml"  # the results that are kept
 RAW, KEPT, DROPPED = "results/raw_results.csv", "results/final_results.csv", "results/dropped_results.csv"
 
@@ -64,7 +67,7 @@ def measure(folder: Path, tools: MeasuringTools, say: Callable[[str], None]) -> 
         header = describe_run(contests, machine.target, toolchain(machine), tools.protocol, len(tools.openers))
         with closing(TrialLog(run_files.journal, header)) as log:
             products = Comparison(log, tools.openers, say).run(contests, machine.target)
-        raw_results.write_products(folder / RAW, products, read_rest(folder, products))
+        raw_results.write_products(folder / RAW, products, read_rest(folder, products).seconds)
     finally:
         run_files.release()
     failed = sum(bool(product.failure) for product in products)
@@ -140,18 +143,35 @@ def _counts(folder: Path) -> dict[str, tuple[float, tuple[tuple[str, str], ...]]
     return counts
 
 
-def read_rest(folder: Path, products: Iterable[ComparedProduct]) -> float:
-    """Seconds that products of the log take which were not compared, as its summary says; 0 without a summary.
+@dataclass(frozen=True)
+class Rest:
+    """Time of the log's products that were not compared, such as what a threshold cut off.
+
+    Attributes:
+        seconds: of all their calls.
+        estimated_seconds: the part of it that nobody measured.
+    """
+
+    seconds: float = 0.0
+    estimated_seconds: float = 0.0
+
+
+def read_rest(folder: Path, products: Iterable[ComparedProduct]) -> Rest:
+    """What was not compared, as the campaign's summary says; nothing without a summary.
 
     Raises:
         InputError: the summary is wrong.
     """
     path, compared = folder / SUMMARY, {product.problem for product in products}
     if not path.exists():
-        return 0.0
+        return Rest()
     rows = raw_results.read_rows(path, ("problem", "total (us)"))
     others = [(where, row) for where, row in rows if row["problem"] not in compared]
-    return 1e-6 * sum(raw_results.read_number(where, row, "total (us)") or 0.0 for where, row in others)
+    times = [1e-6 * (raw_results.read_number(where, row, "total (us)") or 0.0) for where, row in others]
+    guessed = [
+        time for time, (_, row) in zip(times, others, strict=True) if row.get("baseline", _MEASURED) != _MEASURED
+    ]
+    return Rest(math.fsum(times), math.fsum(guessed))
 
 
 def run_filter(folder: Path, say: Callable[[str], None], least_ratio: float = LEAST_RATIO) -> Uplift:
@@ -183,10 +203,16 @@ def run_filter(folder: Path, say: Callable[[str], None], least_ratio: float = LE
         files.atomic_write(folder / FINAL, text, "make room and run the same command again")
     else:
         (folder / FINAL).unlink(missing_ok=True)  # what an earlier filter kept
-    raw_results.write_products(folder / DROPPED, dropped, rest, reasons, products)
-    raw_results.write_products(folder / KEPT, kept, rest, None, products)
-    uplift = summarise(kept, products, rest)
+    raw_results.write_products(folder / DROPPED, dropped, rest.seconds, reasons, products)
+    raw_results.write_products(folder / KEPT, kept, rest.seconds, None, products)
+    uplift = summarise(kept, products, rest.seconds)
     say(uplift.tell())
+    if rest.estimated_seconds:
+        whole = rest.seconds + math.fsum(product.total_seconds for product in products)
+        say(
+            f"{rest.estimated_seconds / whole:.1%} of the GEMM time was not compared and is an estimate, so the "
+            f"time-weighted uplift is one too: {folder / SUMMARY} was made without a GPU, or can't be computed here"
+        )
     final = f"; {folder / FINAL} has what is kept" if kept else ""
     say(f"{folder / KEPT}: {len(kept)} rows; {folder / DROPPED}: {len(dropped)}{final}")
     return uplift

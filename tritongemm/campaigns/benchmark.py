@@ -18,7 +18,7 @@ from tritongemm.campaigns.comparison import (
     served_config,
 )
 from tritongemm.campaigns.measuring import MeasuringTools, open_tools
-from tritongemm.campaigns.uplift import LEAST_RATIO, ComparedProduct, Uplift, drop_reason, summarise
+from tritongemm.campaigns.uplift import LEAST_RATIO, ComparedProduct, CampaignUplift, drop_reason, summarise
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
@@ -174,7 +174,7 @@ def read_rest(folder: Path, products: Iterable[ComparedProduct]) -> Rest:
     return Rest(math.fsum(times), math.fsum(guessed))
 
 
-def run_filter(folder: Path, say: Callable[[str], None], least_ratio: float = LEAST_RATIO) -> Uplift:
+def run_filter(folder: Path, say: Callable[[str], None], least_ratio: float = LEAST_RATIO) -> CampaignUplift:
     """Keep what truly gained: `KEPT`, `DROPPED` with a reason for each, and the kept results as `FINAL`.
 
     Args:
@@ -211,7 +211,7 @@ def run_filter(folder: Path, say: Callable[[str], None], least_ratio: float = LE
         whole = rest.seconds + math.fsum(product.total_seconds for product in products)
         say(
             f"{rest.estimated_seconds / whole:.1%} of the GEMM time was not compared and is an estimate, so the "
-            f"time-weighted uplift is one too: {folder / SUMMARY} was made without a GPU, or can't be computed here"
+            "time-weighted uplift is one too; a summary that a GPU made has fewer of them"
         )
     final = f"; {folder / FINAL} has what is kept" if kept else ""
     say(f"{folder / KEPT}: {len(kept)} rows; {folder / DROPPED}: {len(dropped)}{final}")

@@ -100,7 +100,7 @@ def drop_reason(product: ComparedProduct, least_ratio: float = LEAST_RATIO) -> s
 
 
 @dataclass(frozen=True)
-class Uplift:
+class CampaignUplift:
     """What the kept kernels gain, as fractions.
 
     Attributes:
@@ -128,7 +128,9 @@ class Uplift:
         )
 
 
-def summarise(kept: Sequence[ComparedProduct], every: Sequence[ComparedProduct], rest_seconds: float = 0.0) -> Uplift:
+def summarise(
+    kept: Sequence[ComparedProduct], every: Sequence[ComparedProduct], rest_seconds: float = 0.0
+) -> CampaignUplift:
     """The uplift of the kept products.
 
     The weighted uplift is hipBLASLt's TuningDriver's: the sum over the kept of ``share * (1 - 1 / ratio)``, where the
@@ -142,8 +144,8 @@ def summarise(kept: Sequence[ComparedProduct], every: Sequence[ComparedProduct],
     ratios = [product.ratio for product in kept if product.ratio is not None]
     whole = rest_seconds + math.fsum(product.total_seconds for product in every)
     if not ratios:
-        return Uplift(0, len(every))
-    return Uplift(
+        return CampaignUplift(0, len(every))
+    return CampaignUplift(
         len(kept),
         len(every),
         fmean(ratio - 1 for ratio in ratios),

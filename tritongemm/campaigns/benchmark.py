@@ -18,7 +18,7 @@ from tritongemm.campaigns.comparison import (
     served_config,
 )
 from tritongemm.campaigns.measuring import MeasuringTools, open_tools
-from tritongemm.campaigns.uplift import LEAST_RATIO, ComparedProduct, CampaignUplift, drop_reason, summarise
+from tritongemm.campaigns.uplift import LEAST_RATIO, CampaignUplift, ComparedProduct, drop_reason, summarise
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,8 @@ from tritongemm.campaigns import benchmark, raw_results
 from tritongemm.campaigns.benchmark import DROPPED, FINAL, KEPT, PRODUCTS, RAW, SUMMARY, TUNED
 from tritongemm.campaigns.comparison import TURNS, own_choice
 from tritongemm.campaigns.measuring import MeasuringTools
+from tritongemm.campaigns.stages import benchmark as benchmark_stage
+from tritongemm.campaigns.stages import filter as filter_stage
 from tritongemm.campaigns.uplift import ComparedProduct, drop_reason, percent_of_total, summarise
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact
@@ -301,3 +303,27 @@ def test_results_of_another_device_and_no_gpu(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="no GPU driver with a device was found here"):
         benchmark.run_benchmark(folder, (0,), print)
     assert not (folder / "results").exists(), "nothing is written"
+
+
+@dataclass
+class Told:
+    """What the stages need of a campaign."""
+
+    folder: Path
+    devices: tuple[int, ...] = (0,)
+    said: list[str] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        """Keep it."""
+        self.said.append(text)
+
+
+def test_the_stages(tmp_path: Path) -> None:
+    told = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
+    with pytest.raises(TargetError, match="the benchmark measures"):
+        benchmark_stage.run(told)
+    with pytest.raises(InputError, match=r"raw_results.csv: there is no such file"):
+        filter_stage.run(told)
+    measured(told.folder, lambda device: Device([], device))
+    filter_stage.run(told)
+    assert "1 of 1 GEMMs kept" in told.said[0] and "average uplift 100.00%" in told.said[0]

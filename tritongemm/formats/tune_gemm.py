@@ -10,6 +10,7 @@ from pathlib import Path
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile
 from tritongemm.formats._gemm_rows import has_our_keys, read_rows
+from tritongemm.formats._tensile_text import begins_logic
 from tritongemm.formats._yaml_rows import is_row_list
 from tritongemm.plugins.contracts import Format
 
@@ -22,7 +23,7 @@ class TuneGemmYaml(Format):
 
     def recognises(self, path: Path, text: str) -> bool:
         """Whether a file is a YAML list by its name or its first character, and not ours."""
-        return is_row_list(path, text) and not has_our_keys(text)
+        return is_row_list(path, text) and not has_our_keys(text) and not begins_logic(text)
 
     def read(self, path: Path, text: str, defaults: Defaults) -> list[FormatRow]:
         """The rows of a file, in its order; the keys that a user may add to a row are known here too."""

@@ -13,6 +13,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.support import Support
+from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.plugins.contracts import Evaluator, Watcher
 from tritongemm.plugins.validity import check_config
@@ -31,6 +32,45 @@ def require_results(rows: Sequence[FormatRow], path: str) -> Sequence[FormatRow]
     return rows
 
 
+def compile_rows(
+    rows: Sequence[FormatRow], target: Target, pool: BuildPool, watcher: Watcher | None = None
+) -> Iterator[tuple[FormatRow, Artifact]]:
+    """Each row with its config's artifact, which says why where there is nothing to run.
+
+    Args:
+        rows: results; every one has a config.
+        target: facts of the device.
+        pool: compiles their kernels.
+        watcher: told of the progress.
+    """
+    configs = [(row.problem, row.config) for row in rows if row.config is not None]
+    jobs = [_job(row, config, target) for row, (_, config) in zip(rows, configs, strict=True)]
+    wanted = [job for job in jobs if isinstance(job, CompileJob)]
+    if watcher is not None:
+        watcher.stage("compile", len({job.digest for job in wanted}))
+    by_digest: dict[str, Artifact] = {}
+    for artifact in pool.stream(wanted):
+        by_digest[artifact.digest] = artifact
+        if watcher is not None:
+            watcher.step("compile")
+    for row, (_, config), job in zip(rows, configs, jobs, strict=True):
+        artifact = by_digest[job.digest] if isinstance(job, CompileJob) else job
+        yield row, replace(artifact, config=config)
+
+
+def _job(row: FormatRow, config: Config, target: Target) -> CompileJob | Artifact:
+    """What to compile for a row, or an artifact where there is nothing to compile or the row is refused."""
+    possible = check_config(config, row.problem, target, row.target)
+    if not possible:
+        return Artifact(config, "", status="refused", reason=possible.reason)
+    if not brings_kernels(config):
+        return Artifact(config, "")
+    job = compile_job(row.problem, config, target)
+    if isinstance(job, Support):  # e.g. a compiler or library is missing
+        return Artifact(config, "", status="compile_failed", reason=job.reason)
+    return job
+
+
 class Revalidation:
     """Runs stored results again.
 
@@ -47,7 +87,7 @@ class Revalidation:
         """Check every result; one that can't be run costs itself."""
         self.watcher.stage("verify", len(rows))
         results = []
-        for row, artifact in self._compiled(rows):
+        for row, artifact in compile_rows(rows, self.evaluator.target, self.pool, self.watcher):
             trial = self._verified(row, artifact)
             checked = trial.error is not None
             how = self.evaluator.describe(row.problem, artifact.config) if checked else ""
@@ -59,36 +99,10 @@ class Revalidation:
         """Time every result beside a baseline backend; one that can't be run costs itself."""
         self.watcher.stage("time", len(rows))
         results = []
-        for row, artifact in self._compiled(rows):
+        for row, artifact in compile_rows(rows, self.evaluator.target, self.pool, self.watcher):
             results.append(self._retimed(row, artifact, baseline))
             self.watcher.step("time")
         return results
-
-    def _compiled(self, rows: Sequence[FormatRow]) -> Iterator[tuple[FormatRow, Artifact]]:
-        """Each row with its config's artifact."""
-        configs = [(row.problem, row.config) for row in rows if row.config is not None]
-        jobs = [self._job(row, config) for row, (_, config) in zip(rows, configs, strict=True)]
-        wanted = [job for job in jobs if isinstance(job, CompileJob)]
-        self.watcher.stage("compile", len({job.digest for job in wanted}))
-        by_digest: dict[str, Artifact] = {}
-        for artifact in self.pool.stream(wanted):
-            by_digest[artifact.digest] = artifact
-            self.watcher.step("compile")
-        for row, (_, config), job in zip(rows, configs, jobs, strict=True):
-            artifact = by_digest[job.digest] if isinstance(job, CompileJob) else job
-            yield row, replace(artifact, config=config)
-
-    def _job(self, row: FormatRow, config: Config) -> CompileJob | Artifact:
-        """What to compile for a row, or an artifact where there is nothing to compile or the row is refused."""
-        possible = check_config(config, row.problem, self.evaluator.target, row.target)
-        if not possible:
-            return Artifact(config, "", status="refused", reason=possible.reason)
-        if not brings_kernels(config):
-            return Artifact(config, "")
-        job = compile_job(row.problem, config, self.evaluator.target)
-        if isinstance(job, Support):  # e.g. a compiler or library is missing
-            return Artifact(config, "", status="compile_failed", reason=job.reason)
-        return job
 
     def _verified(self, row: FormatRow, artifact: Artifact) -> Trial:
         if artifact.status != "ok":

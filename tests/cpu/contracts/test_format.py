@@ -28,14 +28,25 @@ _LOOKUP = (
     '{"((torch.bfloat16, [1, 3], [3, 1]), (torch.bfloat16, [3, 2], [1, 3]))+mm": [],\n'
     '"((torch.int8, [4, 6], [6, 1]), (torch.int8, [6, 5], [1, 6]))+mm": []}'
 )
+_SOLUTION = "  - DepthU: 64\n    SolutionIndex: 0\n    SolutionNameMin: Cijk_Alik_Bljk_HHS_BH_MT64x64x64\n"
+_LOGIC = (
+    "- {MinimumRequiredVersion: 4.33.0}\n- aquavanjaram\n- gfx942\n- [Device 74a1]\n"
+    "- DataType: 4\n  DestDataType: 4\n  TransposeA: true\n  TransposeB: false\n"
+    f"- {_SOLUTION[2:]}- [2, 3, 0, 1]\n- - - [2, 1, 1, 3]\n    - [0, 0.0]\n  - - [5, 4, 1, 6]\n    - [0, 0.0]\n"
+    "- null\n- null\n- DeviceEfficiency\n- Equality\n"
+)
+_HEAD = "transA,transB,batch_count,m,n,k,a_type,b_type,c_type,compute_type,solution_index"
+_OVERRIDE = "".join(f"    {_HEAD}\n    T,N,1,{sizes},f16_r,f16_r,f16_r,f32_r,7\n" for sizes in ("2,1,3", "5,4,6"))
 # A file of each format as its tool or its user writes it, and one with a wrong row and what names it.
 SAMPLES = {
+    "hipblaslt_override": ("tuning.txt", f"Git Version: bf2c3184\n{_OVERRIDE}"),
     "inductor_lookup": ("table.json", _LOOKUP),
     "moe_json": ("E=8,N=64,device_name=NVIDIA_H200.json", _TABLES),
     "aiter": ("a8w8_untuned_gemm.csv", "M,N,K\n1,2,3\n4,5,6\n"),
     "native_yaml": ("sizes.yaml", "# of mine\n- {M: 1, N: 2, K: 3, dtype_a: bf16}\n- {M: 4, N: 5, K: 6}\n"),
     "sglang_dense_json": (f"{_DEVICE},block_shape=[128, 128].json", _TABLES),
     "sglang_moe_json": (f"{_EXPERTS},block_shape=[128, 128].json", _TABLES),
+    "tensile_logic": ("aquavanjaram_Cijk_Alik_Bljk_HHS_BH.yaml", _LOGIC),
     "tune_gemm": ("sizes.yaml", "- {'M': 1, 'N': 2, 'K': 3}\n- {'M': 4, 'N': 5, 'K': 6}\n"),
     "tunableop_csv": ("untuned.csv", "GemmTunableOp_Half_TN,tn_2_1_3\nGemmTunableOp_Half_TN,tn_5_4_6\n"),
     "vllm_dense_json": (f"{_DEVICE},block_shape=[128,128].json", _TABLES),
@@ -46,8 +57,13 @@ SAMPLES = {
 # caller's defaults.
 SIZELESS = ("moe_json", "sglang_moe_json", "vllm_moe_json")
 NAMED = ("sglang_dense_json", "vllm_dense_json", *SIZELESS)
-WHOLE = ("inductor_lookup", "sglang_dense_json", "tunableop_csv", "vllm_dense_json")
+WHOLE = (
+    *("hipblaslt_override", "inductor_lookup", "sglang_dense_json", "tensile_logic", "tunableop_csv"),
+    "vllm_dense_json",
+)
 WRONG = {
+    "hipblaslt_override": (_OVERRIDE.replace("5,4,6", "5,x,6"), r"row 2 \(line 4\) n must be a whole number"),
+    "tensile_logic": (_LOGIC.replace("[5, 4, 1, 6]", "[5, 4, 1, 0]"), r"row 2 \(line 15\) K must"),
     "inductor_lookup": (_LOOKUP.replace("[]}", "[0]}"), r"row 2 \(line 2\) .* must be a list"),
     "moe_json": (_TABLES[:-1], r"line 2, column \d+: the file ends too early"),
     "aiter": ("M,N,K\n1, 2, 3\n\n4,x,6\n", r"row 2 \(line 4\) N must"),

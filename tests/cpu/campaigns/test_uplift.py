@@ -1,0 +1,329 @@
+"""What a campaign gained: the arithmetic, the files, and the measuring in fresh processes."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.evaluators import FakeEvaluator
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.campaigns import benchmark, raw_results
+from tritongemm.campaigns.benchmark import DROPPED, FINAL, KEPT, PRODUCTS, RAW, SUMMARY, TUNED
+from tritongemm.campaigns.comparison import TURNS, own_choice
+from tritongemm.campaigns.measuring import MeasuringTools
+from tritongemm.campaigns.stages import benchmark as benchmark_stage
+from tritongemm.campaigns.stages import filter as filter_stage
+from tritongemm.campaigns.uplift import ComparedProduct, drop_reason, percent_of_total, summarise
+from tritongemm.core import settings
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, TargetError, TritonGemmError
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol, RaceResult
+from tritongemm.core.record import Record
+from tritongemm.core.trial import Trial
+from tritongemm.formats import results_format
+from tritongemm.plugins.contracts import Evaluator
+from tritongemm.runtime.machine import Machine
+from tritongemm.search_spaces import loader
+
+pytestmark = pytest.mark.usefixtures("without_gpu")
+
+
+def compared(name: str, count: float, us: float, ratio: float = 1.0, **other: object) -> ComparedProduct:
+    facts = {"error_reference": 0.0, "error_tuned": 1e-4, "tolerance": 1e-3, "kernel_tuned": "found", **other}
+    times = ((us * 1e-6,),), ((us * 1e-6 / ratio,),)
+    own = ComparedProduct(name, count, "own", "found", *times)
+    return replace(own, **facts)  # type: ignore[arg-type]
+
+
+def test_the_guides_example() -> None:
+    """A: 100 us ten times; B: 10 us in two rows of 25, summed; C: 1 us once, which the threshold cut off."""
+    percents = percent_of_total([10 * 100.0, 2 * 25 * 10.0, 1.0])
+    assert [round(percent, 3) for percent in percents] == [66.622, 33.311, 0.067]
+    a, b = compared("a", 10, 100, 1.25), compared("b", 50, 10, 1.02)
+    reasons = {p.problem: drop_reason(p) for p in (a, b)}
+    assert reasons == {"a": "", "b": "ratio 1.020 is less than 1.03"}
+    uplift = summarise([a], [a, b], rest_seconds=1e-6)
+    assert round(100 * uplift.average, 2) == round(100 * uplift.geometric, 2) == 25
+    assert round(100 * uplift.weighted, 2) == 13.32 and round(100 * uplift.share, 2) == 66.62
+    assert "1 of 2 GEMMs kept" in uplift.tell() and "13.32%" in uplift.tell() and "1.154" in uplift.tell()
+
+
+@pytest.mark.parametrize(
+    ("product", "reason"),
+    [
+        (compared("a", 1, 10, 1.03), ""),
+        (compared("a", 1, 10, 2.0, kernel_tuned="own"), "the kernel did not change"),
+        (compared("a", 1, 10, 2.0, error_tuned=2e-3), "error 0.002 is more than the 0.001"),
+        (compared("a", 1, 10, 2.0, error_tuned=float("inf")), "error inf is more"),
+        (compared("a", 1, 10, 2.0, error_tuned=None), "not verified"),
+        (compared("a", 1, 10, 2.0, samples_tuned=()), "not measured"),
+        (compared("a", 1, 10, 2.0, failure="the tuned kernel: wrong"), "the tuned kernel: wrong"),
+    ],
+)
+def test_why_a_kernel_is_not_kept(product: ComparedProduct, reason: str) -> None:
+    found = drop_reason(product)
+    assert bool(found) == bool(reason) and reason in found
+
+
+RATIOS = st.lists(st.tuples(st.floats(1, 1e6), st.floats(0.1, 1e4), st.floats(1.03, 50)), min_size=1, max_size=8)
+
+
+@given(RATIOS, st.floats(0, 1))
+def test_the_weighted_uplift_is_the_time_that_is_saved(given_: list[tuple[float, float, float]], rest: float) -> None:
+    products = [compared(str(i), *values) for i, values in enumerate(given_)]
+    uplift = summarise(products, products, rest)
+    before = rest + sum(count * us * 1e-6 for count, us, _ in given_)
+    after = rest + sum(count * us * 1e-6 / ratio for count, us, ratio in given_)
+    assert uplift.weighted == pytest.approx(1 - after / before) and 0 < uplift.weighted < 1
+    assert uplift.geometric <= uplift.average * (1 + 1e-9)
+    assert summarise([], products, rest).weighted == 0
+
+
+def test_every_sample_is_written_and_read_back(tmp_path: Path) -> None:
+    samples = ((1.25e-5, 1.5e-5), (1.125e-5,))
+    product = compared("16x16x32_fp16_TT", 7, 10, samples_reference=samples, failure='a "crash",\nsuddenly')
+    product = replace(product, columns=(("m", "16"), ("transA", "T"), ("problem", "other")))
+    raw_results.write_products(tmp_path / "raw.csv", [product, compared("b", 1, 5)], rest_seconds=1e-5)
+    (row, _) = csv.DictReader((tmp_path / "raw.csv").open(encoding="utf-8"))
+    assert row["samples_us_reference"] == "12.5 15;11.25" and row["m"] == "16" and row["call_count"] == "7"
+    assert row["problem"] == product.problem and row["us_reference"] == "12.5"
+    back, _ = raw_results.read_products(tmp_path / "raw.csv")
+    assert back.samples_reference == samples and back.columns == (("m", "16"), ("transA", "T"))
+    assert back.ratio == pytest.approx(product.ratio) and back.failure.startswith('a "crash"')
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("problem,", "size,", "line 1 has no column problem"),
+        ("call_count", "calls", "line 1 has no column call_count"),
+        (",found", "", r"row 1 \(line 2\) has \d+ cells, the head \d+; it may be cut"),
+        ("0.0001", "nan", r"row 1 \(line 2\) error_tuned must be a number from 0 on, not 'nan'"),
+        (",10,", ",0,", "must hold times above 0"),
+        ("\na,", '\n"a,', "unexpected end of data"),
+    ],
+)
+def test_a_damaged_file_is_named(old: str, new: str, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "raw.csv"
+    raw_results.write_products(path, [compared("a", 1, 10)])
+    text = path.read_text(encoding="utf-8")
+    head, row = text.split("\n", 1)
+    changed = text.replace(old, new) if old in head else head + "\n" + ("\n" + row).replace(old, new)[1:]
+    if new == ",0,":
+        changed = head + "\n" + row.replace("10,10\n", "0,0\n")
+    path.write_text(changed, encoding="utf-8")
+    with pytest.raises(InputError, match=complaint):
+        raw_results.read_products(path)
+
+
+# --- Measuring
+
+MACHINE = Machine(loader.load_target("gfx942"), "amd", (0, 1), "AMD Instinct MI300X", "")
+PROBLEMS = [Problem(16 * (i + 1), 64, 128, "bf16", "bf16", "bf16", row_major_b=False) for i in range(5)]
+
+
+def algorithm(index: int) -> Config:
+    return Config(f"Cijk_{index}", 0, 0, 0, options=(("index", index), ("version", 7)), backend="blaslt")
+
+
+def stored(problem: Problem, index: int, **other: object) -> Record:
+    facts = {"spread": 0.0, "timer": "graph-events", "winner": "blaslt", "library": "torch", "library_seconds": 1e-5}
+    record = Record(problem, "gfx942", algorithm(index), seconds=5e-6, compute_units=304, **facts)  # type: ignore[arg-type]
+    return replace(record, **other)  # type: ignore[arg-type]
+
+
+class Device(FakeEvaluator):
+    """A GPU on which algorithm `n` takes `10 - n` us and the library 10 us, which notes what its processes did."""
+
+    def __init__(self, log: list[tuple[int, list[str]]], device: int, wrong: Sequence[str] = ()) -> None:
+        super().__init__(seconds=lambda config: (10 - config.option("index")) * 1e-6)
+        self.wrong, self.names = wrong, list[str]()
+        log.append((device, self.names))
+
+    def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
+        assert not baseline and len(artifacts) == 1, "a side by itself"
+        result = super().race(problem, artifacts, baseline, brief)
+        name = artifacts[0].config.template
+        self.names.append(f"{problem.m}:{name}")
+        if name in self.wrong:
+            trial = Trial(artifacts[0].config, "wrong", "error 1 > 0.1", stage="final", error=1.0, tolerance=0.1)
+            return RaceResult((trial,), {}, True)
+        return result
+
+
+def campaign(folder: Path, records: Sequence[Record], calls: Callable[[int], int] = lambda i: i + 1) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / TUNED).write_text(results_format().write(records), encoding="utf-8")
+    rows = [f"T,N,{r.problem.n},{r.problem.m},{r.problem.key},{calls(i)}" for i, r in enumerate(records)]
+    (folder / PRODUCTS).write_text("\n".join(["transA,transB,m,n,problem,call_count", *rows, ""]), encoding="utf-8")
+    return folder
+
+
+def measured(
+    folder: Path, opener: Callable[[int], Evaluator], devices: int = 2, say: Callable[[str], None] = lambda text: None
+) -> list[ComparedProduct]:
+    pool = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)
+    try:
+        openers = [lambda device=device: opener(device) for device in range(devices)]
+        return benchmark.measure(folder, MeasuringTools(MACHINE, openers, pool, MeasureProtocol()), say)
+    finally:
+        pool.close()
+
+
+def test_sides_take_turns_in_fresh_processes(tmp_path: Path) -> None:
+    """Each process measures one side; a library's win is measured by its reference alone."""
+    records = [stored(problem, i) for i, problem in enumerate(PROBLEMS[:4])]
+    records.append(stored(PROBLEMS[4], 9, winner="torch"))
+    folder, log = campaign(tmp_path / "tunings", records), list[tuple[int, list[str]]]()
+    products = measured(folder, lambda device: Device(log, device))
+    for device in (0, 1):
+        sides = [{name.split(":")[1] == "default" for name in names} for number, names in log if number == device]
+        assert sides == [{True}, {False}] * TURNS, "reference, tuned, reference, …"
+    assert sum(len(names) for _, names in log) == TURNS * (5 + 4)
+    assert [p.ratio for p in products] == [pytest.approx(10 / (10 - i)) for i in range(4)] + [1.0]
+    assert not products[4].kernel_changed and products[4].kernel_tuned == own_choice().name
+    rows = list(csv.DictReader((folder / RAW).open(encoding="utf-8")))
+    assert [row["call_count"] for row in rows] == list("12345") and rows[0]["transA"] == "T" and rows[0]["n"] == "16"
+    assert rows[1]["samples_us_reference"] == ";".join(["10"] * TURNS)
+
+
+def test_what_gained_is_kept_and_the_uplift_told(tmp_path: Path) -> None:
+    records = [stored(problem, i) for i, problem in enumerate(PROBLEMS)]
+    folder, said = campaign(tmp_path / "tunings", records), list[str]()
+    summary = [f"{r.problem.key},{10 * (i + 1)},model" for i, r in enumerate(records)]
+    lines = ["problem,total (us),baseline", *summary, "1x2x3,50,measured", ",30,roofline", ""]
+    (folder / SUMMARY).write_text("\n".join(lines), encoding="utf-8")
+    measured(folder, lambda device: Device([], device, wrong=["Cijk_3"]))
+    uplift = benchmark.run_filter(folder, said.append)
+    kept = [row["problem"] for row in csv.DictReader((folder / KEPT).open(encoding="utf-8"))]
+    dropped = {r["problem"]: r["dropped"] for r in csv.DictReader((folder / DROPPED).open(encoding="utf-8"))}
+    assert kept == [PROBLEMS[i].key for i in (1, 2, 4)]
+    assert dropped == {
+        PROBLEMS[0].key: "ratio 1.000 is less than 1.03",
+        PROBLEMS[3].key: "the tuned kernel: wrong: error 1 > 0.1",
+    }
+    # Each call takes 10 us untuned; calls are 1 to 5, and 80 us of the log were not compared.
+    assert uplift.weighted == pytest.approx((2 * 1 + 3 * 2 + 5 * 4) / (150 + 80))
+    shares = [float(row["pct_of_total"]) for row in csv.DictReader((folder / KEPT).open(encoding="utf-8"))]
+    assert shares == [pytest.approx(100 * count * 10 / 230, abs=1e-4) for count in (2, 3, 5)]
+    assert [r.problem for r in benchmark.read_records(folder / FINAL)] == [PROBLEMS[i] for i in (1, 2, 4)]
+    assert "3 of 5 GEMMs kept" in said[0] and "12.17%" in said[0]
+    assert said[1].startswith("13.0% of the GEMM time was not compared and is an estimate")
+    assert benchmark.run_filter(folder, said.append, least_ratio=100).kept == 0 and not (folder / FINAL).exists()
+
+
+def test_a_killed_benchmark_goes_on(tmp_path: Path) -> None:
+    """Nothing that is in the journal is measured again; another kernel begins anew."""
+
+    class KilledError(BaseException):
+        pass
+
+    class Dying(Device):
+        left = 11
+
+        def race(self, *args: object, **more: object) -> RaceResult:
+            Dying.left -= 1
+            if Dying.left < 0:
+                raise KilledError
+            return super().race(*args, **more)  # type: ignore[arg-type]
+
+    records, log = [stored(problem, i + 1) for i, problem in enumerate(PROBLEMS)], list[tuple[int, list[str]]]()
+    folder = campaign(tmp_path / "tunings", records)
+    with pytest.raises(KilledError):
+        measured(folder, lambda device: Dying(log, device), devices=1)
+    assert not (folder / RAW).exists()
+    journal = folder / "results" / "raw_results.yaml.journal"
+    with journal.open("ab") as torn:
+        torn.write(b'{"problem": {"m": 16, "n"')
+    again = list[tuple[int, list[str]]]()
+    products = measured(folder, lambda device: Device(again, device), devices=1)
+    assert sum(len(names) for _, names in again) == TURNS * 10 - 11
+    assert all(len(p.samples_reference) == len(p.samples_tuned) == TURNS for p in products)
+    third = list[tuple[int, list[str]]]()
+    measured(folder, lambda device: Device(third, device), devices=1)
+    assert not third, "all is there"
+    campaign(folder, [replace(records[0], config=algorithm(7)), *records[1:]])
+    with pytest.raises(InputError, match=r"another kernel of 16x64x128_bf16_TN than .*run --only benchmark again"):
+        benchmark.run_filter(folder, print)
+    measured(folder, lambda device: Device(third, device), devices=1)
+    assert sum(len(names) for _, names in third) == TURNS * 10 and journal.with_name(journal.name + ".old").exists()
+
+
+def test_a_gpu_that_vanishes_costs_what_it_ran(tmp_path: Path) -> None:
+    """Its products are named, and measured by the next run."""
+
+    class Vanished(Device):
+        def race(self, *args: object, **more: object) -> RaceResult:
+            raise TritonGemmError("cuInit failed: CUDA_ERROR_NO_DEVICE (100)")
+
+    records = [stored(problem, i + 1) for i, problem in enumerate(PROBLEMS)]
+    folder = campaign(tmp_path / "tunings", records)
+    products = measured(folder, lambda device: (Vanished if device else Device)([], device))
+    lost = [p for p in products if p.failure]
+    assert len(lost) == 2 and all("the reference: cuInit failed" in p.failure for p in lost)
+    again = measured(folder, lambda device: Device([], device))
+    assert not any(p.failure for p in again)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        (PRODUCTS, "problem,call_count\n{key},0\n", r"gemms.csv: row 1 \(line 2\) call_count must be above 0"),
+        (PRODUCTS, "problem,call_count\n{key},2\n{key},3\n", r"row 2 \(line 3\) is of .* equal GEMMs are one row"),
+        (PRODUCTS, "m,n,k\n1,2,3\n", "line 1 has no column problem, call_count"),
+        (PRODUCTS, None, "gemms.csv: there is no such file"),
+        (TUNED, "- {M: 16, N: 64, K: 128, dtype_a: bf16}\n", "has no results, only sizes"),
+        (TUNED, None, "merged.yaml: there is no such file"),
+    ],
+)
+def test_wrong_files_of_a_campaign(name: str, text: str | None, complaint: str, tmp_path: Path) -> None:
+    folder = campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 1)])
+    if text is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(text.replace("{key}", PROBLEMS[0].key), encoding="utf-8")
+    with pytest.raises(InputError, match=complaint):
+        measured(folder, lambda device: Device([], device))
+    assert not (folder / RAW).exists()
+
+
+def test_results_of_another_device_and_no_gpu(tmp_path: Path) -> None:
+    folder = campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 1, compute_units=80)])
+    with pytest.raises(InputError, match="no result for gfx942 of 304 compute units; it has some for gfx942 of 80"):
+        measured(folder, lambda device: Device([], device))
+    with pytest.raises(TargetError, match="no GPU driver with a device was found here"):
+        benchmark.run_benchmark(folder, (0,), print)
+    assert not (folder / "results").exists(), "nothing is written"
+
+
+@dataclass
+class Told:
+    """What the stages need of a campaign."""
+
+    folder: Path
+    devices: tuple[int, ...] = (0,)
+    said: list[str] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        """Keep it."""
+        self.said.append(text)
+
+
+def test_the_stages(tmp_path: Path) -> None:
+    told = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
+    with pytest.raises(TargetError, match="the benchmark measures"):
+        benchmark_stage.run(told)
+    with pytest.raises(InputError, match=r"raw_results.csv: there is no such file"):
+        filter_stage.run(told)
+    measured(told.folder, lambda device: Device([], device))
+    filter_stage.run(told)
+    assert "1 of 1 GEMMs kept" in told.said[0] and "average uplift 100.00%" in told.said[0]

@@ -1,0 +1,185 @@
+"""Two campaigns' results as one file: who disagrees races again, else the recorded times decide."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.evaluators import FakeEvaluator
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.campaigns import merging
+from tritongemm.campaigns.benchmark import TUNED, read_records
+from tritongemm.campaigns.measuring import MeasuringTools
+from tritongemm.campaigns.merging import Conflict, merge_results, race_again
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+from tritongemm.formats import results_format
+from tritongemm.results.run_files import RunFiles
+from tritongemm.runtime.machine import Machine
+from tritongemm.search_spaces import loader
+
+pytestmark = pytest.mark.usefixtures("without_gpu")
+
+PROBLEMS = [Problem(16 * (i + 1), 64, 128, "bf16", "bf16", "bf16", row_major_b=False) for i in range(4)]
+
+
+def algorithm(index: int) -> Config:
+    return Config(
+        f"Cijk_{index}",
+        0,
+        0,
+        0,
+        num_warps=0,
+        num_stages=0,
+        options=(("index", index), ("version", 7)),
+        backend="blaslt",
+    )
+
+
+def stored(problem: Problem, index: int, us: float, **other: object) -> Record:
+    facts = {"spread": 0.0, "timer": "graph-events", "winner": "blaslt", "library": "torch", "library_seconds": 9e-6}
+    facts |= {"compute_units": 304, "toolchain": {"triton": "3.6.0"}}
+    record = Record(problem, "gfx942", algorithm(index), seconds=us * 1e-6, **facts)  # type: ignore[arg-type]
+    return replace(record, **other)  # type: ignore[arg-type]
+
+
+def write(path: Path, *records: Record) -> Path:
+    path.write_text(results_format().write(records), encoding="utf-8")
+    return path
+
+
+def indices(path: Path) -> dict[int, int]:
+    return {r.problem.m: r.config.option("index") for r in read_records(path)}
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> tuple[Path, Path]:
+    """Of 16 both have one kernel, of 32 mine is faster, of 48 theirs is, and 64 is theirs alone."""
+    mine = write(
+        tmp_path / "mine.yaml", stored(PROBLEMS[1], 1, 5), stored(PROBLEMS[0], 1, 5), stored(PROBLEMS[2], 1, 5)
+    )
+    also = [stored(PROBLEMS[0], 1, 4), stored(PROBLEMS[1], 2, 6), stored(PROBLEMS[2], 2, 4), stored(PROBLEMS[3], 2, 4)]
+    return mine, write(tmp_path / "theirs.yaml", *also)
+
+
+def test_recorded_times_decide_without_a_gpu(sources: tuple[Path, Path], tmp_path: Path) -> None:
+    texts = [path.read_bytes() for path in sources]
+    merged = merge_results(*sources, tmp_path / "out.yaml")
+    assert indices(tmp_path / "out.yaml") == {32: 1, 16: 1, 48: 2, 64: 2}
+    assert [r.problem.m for r in merged.records] == [32, 16, 48, 64], "mine first, in their order"
+    kept, replaced = merged.notes
+    assert "blaslt.Cijk_1 +2 5 us in " in kept and "blaslt.Cijk_1 +2 is kept, by the recorded times" in kept
+    assert "blaslt.Cijk_2 +2 is kept" in replaced and "nothing here can measure them" in replaced
+    assert [path.read_bytes() for path in sources] == texts, "the sources stay"
+    again = merge_results(tmp_path / "out.yaml", sources[1], tmp_path / "out.yaml")
+    assert indices(tmp_path / "out.yaml") == {32: 1, 16: 1, 48: 2, 64: 2} and len(again.notes) == 1
+
+
+def test_a_measured_result_goes_before_a_predicted_one(tmp_path: Path) -> None:
+    mine = write(tmp_path / "a.yaml", stored(PROBLEMS[0], 1, 1, timer="model"), stored(PROBLEMS[1], 1, 9))
+    theirs = write(tmp_path / "b.yaml", stored(PROBLEMS[0], 1, 5), stored(PROBLEMS[1], 1, 1, compute_units=80))
+    merged = merge_results(mine, theirs, mine)
+    assert [r.timer for r in merged.records] == ["graph-events"] * 3, "another device's result is another row"
+
+
+def tools(evaluator: FakeEvaluator, pool: BuildPool) -> MeasuringTools:
+    machine = Machine(loader.load_target("gfx942"), "amd", (0,), "AMD Instinct MI300X", "")
+    return MeasuringTools(machine, [lambda: evaluator], pool, MeasureProtocol())
+
+
+def raced(conflicts: Sequence[Conflict], evaluator: FakeEvaluator) -> list[Record | Support]:
+    pool = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)
+    try:
+        return race_again(tools(evaluator, pool), conflicts)
+    finally:
+        pool.close()
+
+
+def test_who_disagrees_races_again(sources: tuple[Path, Path], tmp_path: Path) -> None:
+    """On this machine algorithm 2 is the faster, whatever was recorded; one product does not fit here."""
+    gpu = FakeEvaluator(
+        seconds=lambda config: (9 - config.option("index")) * 1e-6, fits=lambda problem: problem.m != 48
+    )
+    asked = list[Conflict]()
+
+    def remeasure(conflicts: Sequence[Conflict]) -> Sequence[Record | Support]:
+        asked.extend(conflicts)
+        return raced(conflicts, gpu)
+
+    merged = merge_results(*sources, tmp_path / "out.yaml", remeasure)
+    assert [c.mine.problem.m for c in asked] == [32, 48], "who agrees does not race"
+    assert indices(tmp_path / "out.yaml") == {32: 2, 16: 1, 48: 2, 64: 2}
+    new = merged.records[0]
+    assert new.seconds == 7e-6 and new.timer == "sundial" and new.toolchain["device"] == "AMD Instinct MI300X"
+    assert "blaslt.Cijk_2 +2 is kept, raced again: blaslt.Cijk_2 +2 7 us" in merged.notes[0]
+    assert "by the recorded times (out of memory)" in merged.notes[1]
+
+
+def test_what_a_race_does_not_tell_stays() -> None:
+    mine = stored(PROBLEMS[0], 1, 5, m_from=3, extra={"of_mine": 1})
+    elsewhere = replace(Conflict(mine, stored(PROBLEMS[0], 2, 5)), mine=replace(mine, compute_units=80))
+    gpu = FakeEvaluator(seconds=lambda config: config.option("index") * 1e-6)
+    found, refused = raced([Conflict(mine, stored(PROBLEMS[0], 2, 5)), elsewhere], gpu)
+    assert isinstance(found, Record) and (found.m_from, found.extra) == (3, {"of_mine": 1})
+    assert isinstance(refused, Support) and "this GPU is a gfx942 of 304 compute units" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "there is no such file"),
+        ("- {M: 16, N: 64, K: 128, dtype_a: bf16}\n", "has no results, only sizes"),
+        ("- {M: 16, N: 64, K: 0, time(us): 3}\n", r"row 1 \(line 1\) K must"),
+    ],
+)
+def test_what_can_not_be_read_changes_nothing(text: str | None, complaint: str, tmp_path: Path) -> None:
+    mine, theirs = write(tmp_path / "mine.yaml", stored(PROBLEMS[0], 1, 5)), tmp_path / "theirs.yaml"
+    if text is not None:
+        theirs.write_text(text, encoding="utf-8")
+    before = mine.read_bytes()
+    with pytest.raises(InputError, match=complaint):
+        merge_results(mine, theirs, mine)
+    assert mine.read_bytes() == before
+    assert merge_results(mine, write(theirs, stored(PROBLEMS[1], 1, 5)), mine).records, "nothing holds it"
+
+
+def _hold(path: Path, held: object, done: object) -> None:
+    files = RunFiles(path)
+    files.hold()
+    held.set()  # type: ignore[attr-defined]
+    done.wait(20)  # type: ignore[attr-defined]
+    files.release()
+
+
+def test_two_merges_at_once(sources: tuple[Path, Path], tmp_path: Path) -> None:
+    """The second is told who holds the file, and nothing is written."""
+    spawn = multiprocessing.get_context("fork")
+    held, done = spawn.Event(), spawn.Event()
+    other = spawn.Process(target=_hold, args=(tmp_path / "out.yaml", held, done))
+    other.start()
+    try:
+        assert held.wait(20)
+        with pytest.raises(OutputError, match="is held by another run"):
+            merge_results(*sources, tmp_path / "out.yaml")
+        assert not (tmp_path / "out.yaml").exists()
+    finally:
+        done.set()
+        other.join()
+
+
+def test_a_campaign_takes_over_another_ones_results(sources: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, said = tmp_path / "tunings", list[str]()
+    folder.mkdir()
+    sources[0].rename(folder / TUNED)
+    merged = merging.merge_campaign(folder, sources[1], (), said.append)
+    assert len(merged.records) == 4 and said[-1].endswith("2 conflicts") and indices(folder / TUNED)[64] == 2

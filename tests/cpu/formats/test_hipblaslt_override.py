@@ -1,0 +1,154 @@
+"""hipBLASLt's override file: column-major rows, what a result tells there, and what stays byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tritongemm.cli import convert
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, NewerVersionWarning
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import Defaults, results_format
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Format
+
+FORMAT = registry.get(Format, "hipblaslt_override")
+PATH = Path("tuning.txt")
+KEY = "transA,transB,batch_count,m,n,k,a_type,b_type,c_type,compute_type"
+HEAD = f"    {KEY},solution_index"
+# As hipblaslt-bench writes it: more columns, and an older word for the last.
+BENCH = (
+    "    transA,transB,grouped_gemm,batch_count,m,n,k,alpha,lda,beta,a_type,b_type,c_type,d_type,compute_type,us,"
+    "soulution_index\n    T,N,0,1,6144,16,4096,1,4096,0,bf16_r,bf16_r,bf16_r,bf16_r,f32_r,9.28735,49257\n"
+)
+TUNED = f"Git Version: bf2c3184\n{BENCH}{HEAD}\n    N,T,8,64,128,32,f16_r,f16_r,f32_r,f32_r,7\n"
+REVISION = (100100 << 32) + 0xBF2C3184
+
+
+def product(m: int = 16, n: int = 6144, k: int = 4096, dtype: str = "bf16", **more: Any) -> Problem:
+    return Problem(m, n, k, dtype, dtype, **{"dtype_c": dtype, "row_major_b": False, **more})
+
+
+def algorithm(index: int = 44, version: int = REVISION) -> Config:
+    name = "Cijk_Alik_Bljk_BBS_BH_MT64x64x64_SN"
+    return Config(name, 0, 0, 0, options=(("index", index), ("version", version)), backend="blaslt")
+
+
+def result(problem: Problem, config: Config | None = None, **more: Any) -> Record:
+    facts = {
+        "seconds": 2e-5,
+        "spread": 0.0,
+        "timer": "events",
+        "target": "gfx942",
+        "winner": "blaslt",
+        "library": "torch",
+    }
+    return Record(problem, config=config or algorithm(), **{**facts, **more})
+
+
+def test_rows_of_the_library_are_sizes_of_ours() -> None:
+    first, second = FORMAT.read(PATH, TUNED, Defaults("int8", bias="m"))
+    assert first.problem == product() and (first.line, first.number) == (3, 1) and first.config is None
+    other = Problem(128, 64, 32, "fp16", "fp16", "fp32", row_major_a=False, row_major_b=True, batch=8)
+    assert second.problem == other
+    named = f"{HEAD},solution_name\n    T,N,1,6144,16,4096,bf16_r,bf16_r,bf16_r,c_f32_r,7,Cijk_Alik_Bljk_MT64x32x64_x\n"
+    (row,) = FORMAT.read(PATH, named, Defaults())
+    assert row.config is not None and row.config.template == "Cijk_Alik_Bljk_MT64x32x64_x"
+    assert row.config.tile == (32, 64, 64) and row.config.option("index") == 7
+
+
+def test_what_won_goes_before_and_the_rest_stays() -> None:
+    told = FORMAT.translate([result(product()), result(product(37))], {"": TUNED})
+    assert told.told == 2 and not told.untold
+    lines = told.files[""].split("\n")
+    assert lines[:3] == ["Git Version: bf2c3184", *TUNED.split("\n")[3:5]], "the other product as it was"
+    assert lines[3:] == [
+        HEAD, "    T,N,1,6144,16,4096,bf16_r,bf16_r,bf16_r,f32_r,44",
+        HEAD, "    T,N,1,6144,37,4096,bf16_r,bf16_r,bf16_r,f32_r,44", "",
+    ]  # fmt: skip
+    assert FORMAT.translate([result(product()), result(product(37))], {"": told.files[""]}).files == told.files
+    assert {r.problem.m for r in FORMAT.read(PATH, told.files[""], Defaults())} == {16, 37, 128}
+
+
+def test_a_new_file_names_the_build() -> None:
+    told = FORMAT.translate([result(product(), algorithm(version=(1 << 32) + 0xABC))], {})
+    assert told.files[""].startswith(f"Git Version: 00000abc\n{HEAD}\n    T,N,1,6144,16,")
+
+
+@pytest.mark.parametrize(
+    ("record", "before", "why"),
+    [
+        (result(product(), timer="model"), TUNED, "a prediction"),
+        (result(product(), winner="torch"), TUNED, "hipBLASLt's own choice stays"),
+        (result(product(), Config("tile", 16, 64, 64), winner="triton"), TUNED, "which is no solution of hipBLASLt"),
+        (result(product(), algorithm(version=REVISION + 1)), TUNED, "is of build bf2c3184 of hipBLASLt, the result of"),
+        (result(product(), algorithm(version=0)), TUNED, "no number of a known build"),
+        (result(product(), algorithm(index=0)), TUNED, "no number of a known build"),
+        (result(product()), BENCH, "does not begin with 'Git Version: '"),
+        (result(product(dtype="fp32")), TUNED, "how hipBLASLt computes fp32"),
+        (result(Problem(64, 64, 64, groups=4)), TUNED, "single products and batches"),
+    ],
+)
+def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str) -> None:
+    told = FORMAT.translate([record], {"": before})
+    assert not told.files and not told.told
+    ((same, reason),) = told.untold
+    assert same is record and why in reason
+
+
+def test_a_row_tells_no_bias() -> None:
+    told = FORMAT.translate([result(product()), result(product(bias="n"), algorithm(45))], {})
+    assert told.told == 1 and told.files[""].count(",44") == 1 and "45" not in told.files[""]
+    assert "neither bias nor scales" in told.untold[0][1]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("    T,N,1,6144,16", "has 5 values for 11 columns; it may be cut"),
+        ("    X,N,1,6144,16,4096,bf16_r,bf16_r,bf16_r,f32_r,7", "transA must be N or T, not 'X'"),
+        ("    T,N,1,6144,-1,4096,bf16_r,bf16_r,bf16_r,f32_r,7", "n must be a whole number, not '-1'"),
+        ("    T,N,1,6144,0,4096,bf16_r,bf16_r,bf16_r,f32_r,7", "M must be between 1 and"),
+        ("    T,N,1,6144,1,4096,bf16_r,bf16_r,bf16_r,f32_r,x", "solution_index must be a whole number"),
+        ("    N,T,8,64,128,32,f16_r,f16_r,f32_r,f32_r,9", "repeats row 2"),
+    ],
+)
+def test_a_damaged_row_costs_itself_alone(line: str, complaint: str) -> None:
+    found = FORMAT.read_usable(PATH, f"{TUNED}{HEAD}\n{line}\n", Defaults())
+    assert len(found.rows) == 2 and [d.row for d in found.damaged] == [3]
+    assert found.damaged[0].reason.startswith(f"{PATH}: row 3 (line 7) {complaint}")
+    with pytest.raises(InputError, match="no line of columns before it"):
+        FORMAT.read(PATH, "Git Version: 1\n    T,N,1,1,1,1\n", Defaults())
+
+
+def test_types_that_are_none_of_ours_are_kept() -> None:
+    text = f"{HEAD}\n    T,N,1,64,16,64,f64_r,f64_r,f64_r,f64_r,9\n"
+    with pytest.warns(NewerVersionWarning, match="types f64_r, f64_r, f64_r, f64_r are none"):
+        assert not FORMAT.read(PATH, text, Defaults())
+
+
+@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.NewerVersionWarning")
+@given(st.integers(0, len(TUNED)), st.integers(0, 60), st.text(max_size=6))
+def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
+    text = TUNED[:at] + put + TUNED[at + cut :]
+    found = FORMAT.read_usable(PATH, text, Defaults())
+    assert all(str(PATH) in d.reason for d in found.damaged)
+    try:
+        told = FORMAT.translate([result(product(37))], {"": text})
+    except InputError:
+        return
+    assert bool(told.told) == ("37" in "".join(told.files.values()).replace(text, ""))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "final.yaml").write_text(results_format().write([result(product())]), encoding="utf-8")
+    argv = [str(tmp_path / "final.yaml"), "-o", str(tmp_path / "tuning.txt")]
+    assert convert.main(argv) == 0
+    assert "1 of 1 results told as hipBLASLt's override file" in capsys.readouterr().out
+    assert (tmp_path / "tuning.txt").read_text(encoding="utf-8").endswith(",44\n")

@@ -1,0 +1,232 @@
+"""Tensile's library logic: sizes read, results told, files merged; all that is not changed stays byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tritongemm.cli import convert
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, NewerVersionWarning
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import Defaults, results_format
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Format
+
+FORMAT = registry.get(Format, "tensile_logic")
+KIND: dict[str, Any] = {
+    "Batched": True, "DataType": 7, "DataTypeA": 7, "DataTypeB": 7, "DestDataType": 7, "IndexAssignmentsA": [3, 0, 2],
+    "TransposeA": True, "TransposeB": False, "UseScaleAB": "",
+}  # fmt: skip
+
+
+def solution(index: int, tile: str, **other: Any) -> dict[str, Any]:
+    name = f"Cijk_Alik_Bljk_BBS_BH_UserArgs_MT{tile}_MI16x16x1_SN_GRVWB8_GSU1"
+    facts = {
+        "1LDSBuffer": 1,
+        "CustomKernelName": "",
+        "ISA": [9, 4, 2],
+        "InternalSupportParams": {"UseUniversalArgs": True},
+    }
+    return {
+        **facts,
+        "ProblemType": KIND,
+        "SolutionIndex": index,
+        "SolutionNameMin": name,
+        "WorkGroup": [16, 16, 1],
+        **other,
+    }
+
+
+def logic(
+    table: Mapping[Sequence[int], tuple[int, float]], tiles: Sequence[str] = ("64x64x64", "128x64x64"), **change: Any
+) -> str:
+    """A file as Tensile's own writer makes it."""
+    elements: dict[str, Any] = {
+        "version": {"MinimumRequiredVersion": "4.33.0"}, "schedule": "aquavanjaram",
+        "target": {"Architecture": "gfx942", "CUCount": 304}, "devices": ["Device 74a1", "Device 74a0"], "kind": KIND,
+        "solutions": [solution(i, tile) for i, tile in enumerate(tiles)], "order": [2, 3, 0, 1],
+        "sizes": [[list(size), list(found)] for size, found in table.items()], "range": None, "more": None,
+        "metric": "DeviceEfficiency", "type": "Equality",
+    }  # fmt: skip
+    text = yaml.dump(
+        list({**elements, **change}.values()),
+        Dumper=type("Plain", (yaml.SafeDumper,), {"ignore_aliases": lambda *_: True}),
+        default_flow_style=None, explicit_start=True, explicit_end=True, sort_keys=False,
+    )  # fmt: skip
+    return str(text)
+
+
+A, B, C = (6144, 16, 1, 4096), (64, 8, 1, 32), (64, 8, 4, 32)
+APART = (64, 8, 1, 32, 64, 64, 48, 48)
+BASE = logic({A: (0, 0.0), B: (1, 120.5), APART: (0, 0.0)})
+PATH = Path("aquavanjaram_Cijk_Alik_Bljk_BBS_BH_UserArgs.yaml")
+
+
+def problem(m: int = 16, n: int = 6144, k: int = 4096, **more: Any) -> Problem:
+    return Problem(m, n, k, "bf16", "bf16", "bf16", **{"row_major_b": False, **more})
+
+
+def result(of: Problem, tile: str = "128x64x64", **more: Any) -> Record:
+    name = solution(0, tile)["SolutionNameMin"]
+    config = Config(name, 0, 0, 0, options=(("index", 5), ("version", 9)), backend="blaslt")
+    facts = {
+        "seconds": 2e-5,
+        "spread": 0.0,
+        "timer": "events",
+        "target": "gfx942",
+        "winner": "blaslt",
+        "compute_units": 304,
+    }
+    return Record(of, config=config, **{**facts, **more})
+
+
+def test_sizes_and_their_solutions() -> None:
+    with pytest.warns(NewerVersionWarning, match="lie apart"):
+        first, second = FORMAT.read(PATH, BASE, Defaults("int8"))
+    assert first.problem == problem() and (first.target, first.compute_units) == ("gfx942", 304)
+    assert second.problem == problem(8, 64, 32) and second.config is not None
+    assert second.config.template == solution(1, "128x64x64")["SolutionNameMin"] and second.config.tile == (64, 128, 64)
+    assert "[64, 8, 1, 32]" in BASE.splitlines()[(second.line or 0) - 1]
+
+
+def test_a_result_is_told_where_its_solution_is() -> None:
+    told = FORMAT.translate([result(problem()), result(problem(32, 128, 64))], {"": BASE})
+    assert told.told == 2 and not told.untold
+    expected = BASE.replace("[6144, 16, 1, 4096]\n    - [0, 0.0]", "[6144, 16, 1, 4096]\n    - [1, 0.0]")
+    start, end = expected.split("- null\n", 1)
+    assert told.files[""] == f"{start}  - - [128, 32, 1, 64]\n    - [1, 0.0]\n- null\n{end}"
+    assert FORMAT.translate([result(problem(8, 64, 32))], {"": BASE}).files[""] == BASE, "it is there already"
+    folder = {"a.yaml": logic({}, ("32x32x32",)), "b.yaml": BASE}
+    both = FORMAT.translate([result(problem())], folder)
+    assert both.files["a.yaml"] == folder["a.yaml"] and both.files["b.yaml"] != BASE
+
+
+@pytest.mark.parametrize(
+    ("record", "before", "why"),
+    [
+        (result(problem(), "256x64x64"), BASE, "the file has no solution Cijk_"),
+        (result(problem(), compute_units=80), BASE, "no solution"),
+        (result(problem(), target="gfx950"), BASE, "no solution"),
+        (result(problem(row_major_b=True)), BASE, "no solution"),
+        (result(problem()), "", "a copy of the logic file that has its solution"),
+        (result(problem(), winner="torch"), BASE, "own choice stays"),
+    ],
+)
+def test_what_can_not_be_told_has_a_reason(record: Record, before: str, why: str) -> None:
+    told = FORMAT.translate([record], {"": before})
+    assert told.files.get("", "") == before and not told.told and why in told.untold[0][1]
+
+
+def test_files_are_merged() -> None:
+    """A new size brings its solution; sizes whose rows lie apart are other sizes."""
+    tuned = logic({C: (2, 0.0), A: (1, 0.0), APART[:4]: (0, 200.0)}, ("128x64x64", "256x64x64", "32x32x32"))
+    merged = FORMAT.merge([(PATH, BASE), (Path("tuned.yaml"), tuned)])
+    assert merged is not None
+    found = yaml.safe_load(merged.text)
+    names = [one["SolutionNameMin"].split("_MT")[1].split("_")[0] for one in found[5]]
+    assert names == ["64x64x64", "128x64x64", "32x32x32", "256x64x64"]
+    assert [one["SolutionIndex"] for one in found[5]] == [0, 1, 2, 3]
+    assert found[7] == [[list(A), [3, 0.0]], [list(B), [1, 120.5]], [list(APART), [0, 0.0]], [list(C), [2, 0.0]]]
+    assert found[5][2] == {**yaml.safe_load(tuned)[5][2], "SolutionIndex": 2}
+    assert merged.notes == ("tuned.yaml: 1 sizes ([6144, 16, 1, 4096]) replace those of the file before",)
+    kept = BASE[: BASE.index("- [2, 3, 0, 1]")]
+    assert merged.text.startswith(kept), "what was there is there byte for byte"
+    again = FORMAT.merge([(PATH, merged.text), (Path("tuned.yaml"), tuned)])
+    assert again is not None and again.text == merged.text
+
+
+def test_the_more_efficient_stays() -> None:
+    slower, faster = (logic({B: (0, efficiency)}) for efficiency in (119.0, 121.0))
+    stays = FORMAT.merge([(PATH, BASE), (Path("x.yaml"), slower)])
+    assert stays is not None and stays.text == BASE and "1 sizes ([64, 8, 1, 32]) stay as in" in stays.notes[0]
+    moved = FORMAT.merge([(PATH, BASE), (Path("x.yaml"), faster)])
+    assert moved is not None and "- [0, 121.0]" in moved.text
+    assert any("1 solutions are those of no size any more" in note for note in moved.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (logic({A: (0, 0.0)}, kind={**KIND, "DataTypeA": 4}), "is of another problem type than"),
+        (logic({A: (0, 0.0)}, target="gfx950"), "is of another architecture than"),
+        (logic({A: (0, 0.0)}, version={"MinimumRequiredVersion": "4.40.0"}), "is of another version of Tensile"),
+        (logic({A: (0, 0.0)}, solutions=[solution(0, "64x64x64", DepthU=32)]), "has other parameters than in the file"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        FORMAT.merge([(PATH, logic({A: (1, 0.0)})), (Path("other.yaml"), text)])
+
+
+TWICE = [solution(0, "1x1x1"), solution(0, "2x1x1")]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (logic({A: (0, 0.0)}, type="GridBased"), "of kind GridBased; only exact sizes"),
+        (logic({A: (7, 0.0)}), "names solution 7, which is not there"),
+        (logic({A: (0, 0.0)}, solutions=TWICE), "has number 0, as an earlier one does"),
+        (logic({}, sizes=[[list(A), [0, 0.0]], [list(A), [1, 0.0]]]), "is there already; keep one of them"),
+        (logic({}, sizes=[[[1, 2, 3], [0, 0.0]]]), "must have M, N, batch and K"),
+        (logic({}, sizes=[[[1, 2, 3, 4], [0]]]), r"must be \[\[M, N, batch, K\], \[solution, efficiency\]\]"),
+        (logic({}, sizes={}), "must be the table of sizes"),
+        (logic({A: (0, 0.0)}).replace("CustomKernelName: ''", "CustomKernelName: *x"), "an anchor or an alias"),
+        (BASE[: len(BASE) // 2], "of the 12 elements of a logic file; it may be cut"),
+        ("---\nMinimumRequiredVersion: 5\nSolutions: []\n", "a logic file that is a map"),
+        (BASE.replace("    SolutionNameMin", "    SolutionName"), "must have a SolutionIndex and a SolutionNameMin"),
+        (BASE.replace("- Equality", "- " + "[" * 5000), "element 12 is no YAML"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(text: str, complaint: str) -> None:
+    with pytest.raises(InputError, match=rf"^{PATH}.*{complaint}"):
+        FORMAT.read(PATH, text, Defaults())
+
+
+@pytest.mark.filterwarnings("ignore::tritongemm.core.errors.NewerVersionWarning")
+@given(st.integers(0, len(BASE)), st.integers(0, 200), st.text(max_size=6))
+def test_damage_is_named_or_read(at: int, cut: int, put: str) -> None:
+    text = BASE[:at] + put + BASE[at + cut :]
+    try:
+        merged = FORMAT.merge([(PATH, text), (Path("more.yaml"), logic({C: (1, 0.0)}))])
+    except InputError as error:
+        assert str(PATH) in str(error) or "more.yaml" in str(error) or "solution " in str(error)
+        return
+    assert merged is not None and "[64, 8, 4, 32]" in merged.text
+
+
+def test_the_command_writes_a_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, tuned, out = (tmp_path / name for name in ("base_Cijk_x.yaml", "tuned_Cijk_x.yaml", "new_Cijk_x.yaml"))
+    base.write_text(BASE, encoding="utf-8")
+    tuned.write_text(logic({C: (0, 0.0)}, ("32x32x32",)), encoding="utf-8")
+    assert convert.main([str(base), str(tuned), "-o", str(out)]) == 0
+    assert "2 files merged" in capsys.readouterr().out and "[64, 8, 4, 32]" in out.read_text(encoding="utf-8")
+    assert base.read_text(encoding="utf-8") == BASE
+    (tmp_path / "final.yaml").write_text(results_format().write([result(problem())]), encoding="utf-8")
+    assert convert.main([str(tmp_path / "final.yaml"), "-o", str(out), "--to", "tensile_logic"]) == 0
+    assert yaml.safe_load(out.read_text(encoding="utf-8"))[7][0] == [list(A), [1, 0.0]]
+    before = out.read_bytes()
+    tuned.write_text(logic({C: (9, 0.0)}), encoding="utf-8")
+    assert convert.main([str(tuned), "-o", str(out)]) == 2 and out.read_bytes() == before
+    assert "names solution 9" in capsys.readouterr().err
+
+
+def test_the_command_tells_a_folder(tmp_path: Path) -> None:
+    """Of the files of a folder the one that has the solution is written, others and their neighbours are not."""
+    copy = tmp_path / "mine"
+    copy.mkdir()
+    texts = {"a_Cijk_x.yaml": logic({}, ("32x32x32",)), "b_Cijk_x.yaml": BASE, "README.md": "of mine"}
+    for name, text in texts.items():
+        (copy / name).write_text(text, encoding="utf-8")
+    (tmp_path / "final.yaml").write_text(results_format().write([result(problem())]), encoding="utf-8")
+    assert convert.main([str(tmp_path / "final.yaml"), "-o", str(copy), "--to", "tensile_logic"]) == 0
+    changed = {name for name, text in texts.items() if (copy / name).read_text(encoding="utf-8") != text}
+    assert changed == {"b_Cijk_x.yaml"} and sorted(path.name for path in copy.iterdir()) == sorted(texts)

@@ -1,0 +1,224 @@
+"""Results of two campaigns as one file: where they disagree, both kernels race again, or the recorded times decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from tritongemm.build.prepare import or_refusal
+from tritongemm.campaigns.benchmark import TUNED
+from tritongemm.campaigns.comparison import served_config
+from tritongemm.campaigns.measuring import MeasuringTools, open_tools
+from tritongemm.core import files
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults, FormatRow
+from tritongemm.core.printable import printable
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import RaceResult
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+from tritongemm.core.trial import BASELINE_ENTRY
+from tritongemm.core.tuning_options import TuningOptions
+from tritongemm.formats import read_text, results_format
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Evaluator
+from tritongemm.results.run_files import RunFiles
+from tritongemm.runtime.machine import count_devices, toolchain
+from tritongemm.tuning.revalidate import compile_rows
+from tritongemm.tuning.roster import is_library
+from tritongemm.tuning.task import make_record
+
+_Key: TypeAlias = "tuple[Problem, str, int]"
+_ADVICE = "make room and run the same command again"
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two results of one problem on one kind of device, that serve different kernels.
+
+    Attributes:
+        mine: of the first file.
+        theirs: of the second.
+    """
+
+    mine: Record
+    theirs: Record
+
+    def by_record(self) -> Record:
+        """The better one by what was recorded: measured before predicted, then the faster; on ties the first file's."""
+        return min(self.mine, self.theirs, key=lambda r: (r.predicted, r.served_seconds))
+
+
+# Answers each conflict with a new result, or the reason why there is none.
+Remeasure: TypeAlias = "Callable[[Sequence[Conflict]], Sequence[Record | Support]]"
+
+
+@dataclass(frozen=True)
+class MergedResults:
+    """What came of a merge.
+
+    Attributes:
+        records: those of the file.
+        notes: a line for each conflict: what was kept, and why.
+    """
+
+    records: tuple[Record, ...]
+    notes: tuple[str, ...]
+
+
+def merge_campaign(folder: Path, theirs: Path, devices: Sequence[int], say: Callable[[str], None]) -> MergedResults:
+    """Merge another campaign's results into those of a folder; measured again where a GPU is here.
+
+    Args:
+        folder: the campaign's.
+        theirs: results of another one.
+        devices: ordinals; none where nothing can be measured.
+        say: told of each conflict.
+
+    Raises:
+        InputError: a file can't be read.
+        OutputError: the results can't be written, or something else holds them.
+    """
+    mine = folder / TUNED
+    with _remeasuring(devices) as remeasure:
+        merged = merge_results(mine, theirs, mine, remeasure)
+    for note in merged.notes:
+        say(note)
+    say(f"merged: {len(merged.records)} results in {mine}; {len(merged.notes)} conflicts")
+    return merged
+
+
+@contextmanager
+def _remeasuring(devices: Sequence[int]) -> Iterator[Remeasure | None]:
+    if not devices or not count_devices():
+        yield None
+        return
+    with open_tools(devices, "the merge") as tools:
+        yield partial(race_again, tools)
+
+
+def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | None = None) -> MergedResults:
+    """Two files of results as one, with the better row of each problem and kind of device.
+
+    Args:
+        mine: results; their order is kept.
+        theirs: further ones, which follow where they are new.
+        out: what is written, whole or not at all; it may be one of the two.
+        remeasure: races both kernels of each conflict; None to go by the recorded times.
+
+    Raises:
+        InputError: a file can't be read, has a damaged row, or one that only a newer version can use.
+        OutputError: the results can't be written, or something else holds them.
+    """
+    run_files = RunFiles(out)
+    run_files.hold()
+    try:
+        first, second = _records(mine), _records(theirs)
+        disputed = {
+            key: Conflict(first[key], r) for key, r in second.items() if key in first and _differ(first[key], r)
+        }
+        found = list(remeasure([*disputed.values()]) if remeasure and disputed else [])
+        answers = dict(zip(disputed, found, strict=True)) if found else {}
+        merged, notes = {**second, **first}, []
+        for key, conflict in disputed.items():
+            answer = answers.get(key, Support("nothing here can measure them"))
+            merged[key] = conflict.by_record() if isinstance(answer, Support) else answer
+            notes.append(_tell(conflict, answer, merged[key], mine, theirs))
+        records = tuple(merged[key] for key in dict.fromkeys([*first, *second]))
+        files.atomic_write(run_files.results, results_format().write_results(records), _ADVICE)
+    finally:
+        run_files.release()
+    return MergedResults(records, tuple(notes))
+
+
+def _records(path: Path) -> dict[_Key, Record]:
+    """The results of a file by what they are of.
+
+    Raises:
+        InputError: it has none, or rows that can't be kept.
+    """
+    text = read_text(path)
+    results = results_format().read_results(path, text, Defaults()).require_undamaged()
+    if results.newer:
+        raise InputError(
+            f"{path}: a newer version of tritongemm wrote line {results.newer[0].line}; merge with that one"
+        )
+    records = [row.record for row in results.rows if row.record is not None]
+    if not records:
+        raise InputError(f"{path} has no results, only sizes")
+    return {(r.problem, r.target, r.compute_units): r for r in records}
+
+
+def _differ(mine: Record, theirs: Record) -> bool:
+    """Whether two results serve different kernels, or one of them was never measured."""
+    return served_config(mine) != served_config(theirs) or mine.predicted != theirs.predicted
+
+
+def _tell(conflict: Conflict, answer: Record | Support, kept: Record, mine: Path, theirs: Path) -> str:
+    """What was decided of a conflict, in a line."""
+    times = f"{_described(conflict.mine)} in {mine}, {_described(conflict.theirs)} in {theirs}"
+    how = f"by the recorded times ({answer})" if isinstance(answer, Support) else f"raced again: {_described(kept)}"
+    return printable(f"{kept.problem.key}: {times}; {_name(kept)} is kept, {how}")
+
+
+def _described(record: Record) -> str:
+    return f"{_name(record)} {record.served_seconds * 1e6:.4g} us"
+
+
+def _name(record: Record) -> str:
+    config = served_config(record)
+    return record.winner if config is None else config.short_name
+
+
+def race_again(tools: MeasuringTools, conflicts: Sequence[Conflict]) -> list[Record | Support]:
+    """Race the kernels of each conflict and the baseline on the first device.
+
+    Args:
+        tools: what measures.
+        conflicts: of this machine's target; others are answered with the reason why they can't race.
+    """
+    rows = [FormatRow(r.problem, r.config, target=r.target) for c in conflicts for r in (c.mine, c.theirs)]
+    compiled = [artifact for _, artifact in compile_rows(rows, tools.machine.target, tools.pool)]
+    evaluator = tools.openers[0]()
+    try:
+        pairs = zip(conflicts, compiled[::2], compiled[1::2], strict=True)
+        return [_raced(conflict, (a, b), evaluator, tools) for conflict, a, b in pairs]
+    finally:
+        evaluator.close()
+
+
+def _raced(
+    conflict: Conflict, artifacts: Sequence[Artifact], evaluator: Evaluator, tools: MeasuringTools
+) -> Record | Support:
+    """The result of a race of a conflict's kernels, or why there is none."""
+    target, units = tools.machine.target, conflict.mine.compute_units
+    if conflict.mine.target != target.name or units not in (0, target.compute_units):
+        return Support(f"this GPU is a {target.name} of {target.compute_units} compute units")
+    able = list({one.config: one for one in artifacts if one.status == "ok"}.values())
+    if not able:
+        return Support("; ".join(f"{one.status}: {one.reason}" for one in artifacts))
+    problem, baseline = conflict.mine.problem, registry.baseline().name
+    race: RaceResult | Support = or_refusal(partial(evaluator.race, problem, able, baseline))
+    if isinstance(race, Support):
+        return race
+    if not race.samples.keys() - {BASELINE_ENTRY}:
+        return Support("; ".join(f"{trial.status}: {trial.reason}" for trial in race.trials))
+    options = TuningOptions(Path(), library=baseline, toolchain=toolchain(tools.machine))
+    libraries = frozenset(filter(is_library, {one.config.backend for one in able}))
+    winner = next(trial.config for trial in race.trials if trial.samples)
+    made = make_record(problem, race, target, options, libraries, evaluator.describe(problem, winner))
+    # What a race does not tell, such as the range of M, is that of the result which the kernel is from.
+    source = conflict.mine if conflict.mine.config == made.config else conflict.theirs
+    return replace(
+        made,
+        compute_units=source.compute_units,
+        m_from=source.m_from,
+        held_out=source.held_out,
+        quantize_seconds=source.quantize_seconds,
+        extra=source.extra,
+    )

@@ -1,0 +1,200 @@
+"""The CSV files of a campaign's benchmark: what was measured, what is kept, and what was dropped with its reason.
+
+A row is of one product: the columns that the list of products has, then what was measured. Times are in microseconds;
+samples of one process have a blank between them, and those of different processes a semicolon.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tritongemm.campaigns.uplift import ComparedProduct, percent_of_total
+from tritongemm.core import files
+from tritongemm.core.errors import InputError
+from tritongemm.core.printable import printable
+from tritongemm.core.reading import read_bytes
+from tritongemm.formats import plain_text
+
+_ADVICE = "make room and run the same command again"
+_MEASURED = (
+    "problem", "call_count", "us_reference", "us_tuned", "ratio", "uplift_pct", "us_saved", "pct_of_total",
+    "weighted_uplift_contribution_pct", "kernel_reference", "kernel_tuned", "kernel_changed", "error_reference",
+    "error_tuned", "tolerance", "verified", "failure", "samples_us_reference", "samples_us_tuned",
+)  # fmt: skip
+_READ = (
+    "problem", "call_count", "kernel_reference", "kernel_tuned", "error_reference", "error_tuned", "tolerance",
+    "failure", "samples_us_reference", "samples_us_tuned",
+)  # fmt: skip
+REASON = "dropped"  # the column of why a row was not kept
+
+
+def write_products(
+    path: Path,
+    products: Sequence[ComparedProduct],
+    rest_seconds: float = 0.0,
+    reasons: Mapping[str, str] | None = None,
+    every: Sequence[ComparedProduct] | None = None,
+) -> None:
+    """Replace a file with a row for each product.
+
+    Args:
+        path: the CSV.
+        products: its rows.
+        rest_seconds: time of what was not compared, which counts in percentages of the whole.
+        reasons: why each was dropped, by its key; None for a file without that column.
+        every: all products that were compared, where the rows are some of them.
+
+    Raises:
+        OutputError: it can't be written; what was there is safe.
+    """
+    own = list(dict.fromkeys(name for p in products for name, _ in p.columns if name not in (*_MEASURED, REASON)))
+    out = io.StringIO()
+    columns = [*own, *_MEASURED, *([] if reasons is None else [REASON])]
+    writer = csv.DictWriter(out, columns, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    whole = products if every is None else every
+    shares = dict(
+        zip(
+            (p.problem for p in whole),
+            percent_of_total([*(p.total_seconds for p in whole), rest_seconds]),
+            strict=False,
+        )
+    )
+    for product in products:
+        reason = {} if reasons is None else {REASON: printable(reasons[product.problem])}
+        writer.writerow({**dict(product.columns), **_cells(product, shares[product.problem]), **reason})
+    files.atomic_write(path, out.getvalue(), _ADVICE)
+
+
+def _cells(product: ComparedProduct, share: float) -> dict[str, str]:
+    """What was measured of a product, by column."""
+    reference, tuned, ratio = product.reference_seconds, product.tuned_seconds, product.ratio
+    cells = {
+        "problem": product.problem,
+        "call_count": f"{product.count:g}",
+        "us_reference": _us(reference),
+        "us_tuned": _us(tuned),
+        "pct_of_total": f"{share:.4f}",
+        "kernel_reference": product.kernel_reference,
+        "kernel_tuned": product.kernel_tuned,
+        "kernel_changed": str(product.kernel_changed),
+        "error_reference": _number(product.error_reference),
+        "error_tuned": _number(product.error_tuned),
+        "tolerance": _number(product.tolerance),
+        "verified": str(product.error_tuned is not None),
+        "failure": printable(product.failure),
+        "samples_us_reference": _samples(product.samples_reference),
+        "samples_us_tuned": _samples(product.samples_tuned),
+    }
+    if ratio is None or reference is None or tuned is None:
+        return cells
+    return cells | {
+        "ratio": f"{ratio:.4f}",
+        "uplift_pct": f"{100 * (ratio - 1):.2f}",
+        "us_saved": f"{1e6 * (reference - tuned):.6g}",
+        "weighted_uplift_contribution_pct": f"{share * (1 - 1 / ratio):.4f}",
+    }
+
+
+def _us(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e6:.6g}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _samples(samples: Iterable[Iterable[float]]) -> str:
+    return ";".join(" ".join(f"{seconds * 1e6:.7g}" for seconds in taken) for taken in samples)
+
+
+def read_products(path: Path) -> list[ComparedProduct]:
+    """What `write_products` wrote.
+
+    Raises:
+        InputError: the file is missing or wrong; names row, line and column.
+    """
+    products = []
+    for where, row in read_rows(path, _READ):
+        columns = tuple((name, value) for name, value in row.items() if name not in (*_MEASURED, REASON))
+        products.append(
+            ComparedProduct(
+                row["problem"],
+                read_number(where, row, "call_count") or 0.0,
+                row["kernel_reference"],
+                row["kernel_tuned"],
+                _read_samples(where, row, "samples_us_reference"),
+                _read_samples(where, row, "samples_us_tuned"),
+                read_number(where, row, "error_reference", most=math.inf),
+                read_number(where, row, "error_tuned", most=math.inf),
+                read_number(where, row, "tolerance"),
+                row["failure"],
+                columns,
+            )
+        )
+    return products
+
+
+def read_rows(path: Path, wanted: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
+    """The rows of a CSV by column, each with its place for messages.
+
+    Args:
+        path: the file.
+        wanted: columns that it must have.
+
+    Raises:
+        InputError: it can't be read, lacks a column, or a row has more or fewer cells than the head.
+    """
+    try:
+        text = plain_text(read_bytes(path).decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text: byte {error.start} is not UTF-8") from None
+    lines = csv.reader(io.StringIO(text), strict=True)
+    rows = []
+    try:
+        head = next(lines, [])
+        missing = [name for name in wanted if name not in head]
+        if missing:
+            raise InputError(
+                f"{path}: line 1 has no column {', '.join(missing)}; the stage that writes it must run first"
+            )
+        for number, cells in enumerate(filter(None, lines), start=1):
+            where = f"{path}: row {number} (line {lines.line_num})"
+            if len(cells) != len(head):
+                raise InputError(f"{where} has {len(cells)} cells, the head {len(head)}; it may be cut")
+            rows.append((where, dict(zip(head, cells, strict=True))))
+    except csv.Error as error:
+        raise InputError(f"{path}: line {lines.line_num}: {error}") from None
+    return rows
+
+
+def read_number(where: str, row: Mapping[str, str], column: str, most: float = 1e300) -> float | None:
+    """A number from 0 on; None where the cell is empty.
+
+    Raises:
+        InputError: it is none.
+    """
+    text = row[column].strip()
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= most:
+        raise InputError(f"{where} {column} must be a number from 0 on, not {printable(repr(text), 40)}")
+    return value
+
+
+def _read_samples(where: str, row: Mapping[str, str], column: str) -> tuple[tuple[float, ...], ...]:
+    taken = []
+    for part in filter(None, row[column].split(";")):
+        numbers = [read_number(where, {column: text}, column) for text in part.split()]
+        if not all(numbers):
+            raise InputError(f"{where} {column} must hold times above 0")
+        taken.append(tuple(number / 1e6 for number in numbers if number))
+    return tuple(taken)

@@ -1,0 +1,11 @@
+"""Stage: measured times → what truly gained, and by how much."""
+
+from __future__ import annotations
+
+from tritongemm.campaigns.benchmark import run_filter
+from tritongemm.campaigns.stages.benchmark import MeasuredCampaign
+
+
+def run(campaign: MeasuredCampaign) -> None:
+    """Keep what gained, and print the uplift."""
+    run_filter(campaign.folder, campaign.say)

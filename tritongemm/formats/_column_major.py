@@ -1,0 +1,82 @@
+"""A product as hipBLASLt's files have it: column-major, so that the first size is our N and its A is our B."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults, NamedKernel
+from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+from tritongemm.formats._rivals import baseline_won
+from tritongemm.formats._rows import make_problem
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend
+
+LIBRARY = "hipblaslt"  # as the backend that calls it names its kernels
+
+
+@dataclass(frozen=True)
+class ColumnMajor:
+    """A product D[m, n] = op(A) op(B) of column-major matrices.
+
+    Attributes:
+        transposes: of A and B, N or T each.
+        m, n, batch, k: sizes.
+        a, b, c: our dtypes of A, B and D.
+    """
+
+    transposes: str
+    m: int
+    n: int
+    batch: int
+    k: int
+    a: str
+    b: str
+    c: str
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """M, N, batch and K, in the order that Tensile has them."""
+        return self.m, self.n, self.batch, self.k
+
+    def problem(self, more: Mapping[str, Any]) -> Problem:
+        """The product as a problem of ours, dense but for what `more` says.
+
+        Raises:
+            InputError: a size is out of range.
+        """
+        dense: dict[str, Any] = {
+            "dtype_a": self.b, "dtype_b": self.a, "dtype_c": self.c, "row_major_a": self.transposes[1] == "N",
+            "row_major_b": self.transposes[0] == "N", "bias": "none", "batch": self.batch, "family": DEFAULT_FAMILY,
+            "order_b": PLAIN,
+        }  # fmt: skip
+        return make_problem(Defaults(), self.n, self.m, self.k, dense | dict(more))
+
+
+def column_major(problem: Problem) -> ColumnMajor | Support:
+    """A problem as hipBLASLt sees it, or why it has no such product."""
+    if problem.groups > 1 or problem.order_b != PLAIN or problem.shared:
+        return Support("a row tells single products and batches of dense operands alone")
+    transposes = ("N" if problem.row_major_b else "T") + ("N" if problem.row_major_a else "T")
+    types = problem.dtype_b, problem.dtype_a, problem.dtype_c
+    return ColumnMajor(transposes, problem.n, problem.m, problem.batch, problem.k, *types)
+
+
+def winning_solution(record: Record) -> NamedKernel | Support:
+    """The solution of hipBLASLt that won, or why there is none to tell."""
+    if record.predicted:
+        return Support("its time is a prediction, which no timer measured")
+    if baseline_won(record):
+        return Support("hipBLASLt's own choice stays, as no other was faster")
+    config = record.config
+    try:
+        kernel = registry.get(Backend, config.backend).named_kernel(config)
+    except InputError:  # a backend that is not here
+        kernel = None
+    if record.winner != config.backend or kernel is None or kernel.library != LIBRARY:
+        return Support(f"{config.short_name} won, which is no solution of hipBLASLt")
+    return kernel

@@ -14,6 +14,7 @@ from tritongemm.serving import winners
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.source_row import SourceRow
+from tritongemm.serving.stored_kernels import StoredKernel
 from tritongemm.serving.torch_kernels import TorchKernels
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class DeviceKernels:
         if call.precision == "fp32" and problem in self.tf32:
             reason = "tuned in tf32, while PyTorch multiplies float32 in full (torch.backends.cuda.matmul.allow_tf32)"
             return Support(f"{where}: {reason}")
-        if problem.m == call.problem.m:
+        if problem.m == call.problem.m and not isinstance(kernel, StoredKernel):
             return kernel
         binder = self.binders.get((problem, record.m_from))
         bound = binder(call.problem.m) if binder else Support("it serves its own M")

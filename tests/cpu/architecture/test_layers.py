@@ -70,7 +70,7 @@ ALLOWED = {
 
 HEAVY = ("jinja2", "joblib", "scipy", "rich", "triton", "yaml")  # what serving a call does without
 # Of `python -m tritongemm.…`.
-DOORS = ("tune", "capture", "convert", "gradlib", "lookup", "export", "library", "launch_plan")
+DOORS = ("tune", "capture", "convert", "gradlib", "lookup", "export", "library", "check", "launch_plan")
 
 
 def test_the_table_goes_down() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 REFUSED = ("triton", "jinja2", "joblib", "yaml", "rich", "scipy", "filelock")
 
 
-class _Refusing(MetaPathFinder):
+class RefusingFinder(MetaPathFinder):
     """Finds no package that only tuning needs."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> None:
@@ -99,7 +99,7 @@ def stand_in(patch: Any) -> HostDriver:
 
 def main(path: str) -> None:
     """Serve, and print what became of it."""
-    sys.meta_path.insert(0, _Refusing())
+    sys.meta_path.insert(0, RefusingFinder())
     import pytest
     import torch
 

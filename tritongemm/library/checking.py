@@ -88,14 +88,12 @@ def check(claims: Sequence[Claim], here: Machine, pool: BuildPool) -> list[Check
     found: list[Checked | None] = []
     waiting: dict[int, tuple[CompileJob, Target]] = {}
     for number, claim in enumerate(claims):
-        job = prepare.or_refusal(partial(_begin, claim, here, pool))
-        if isinstance(job, Support):
-            found.append(Checked(claim, FAILS, job.reason))
-        elif isinstance(job, Checked):
-            found.append(job)
-        else:
+        begun = prepare.or_refusal(partial(_begin, claim, here, pool))
+        if isinstance(begun, tuple):
             found.append(None)
-            waiting[number] = job
+            waiting[number] = begun
+        else:
+            found.append(Checked(claim, FAILS, begun.reason) if isinstance(begun, Support) else begun)
     by_digest = {artifact.digest: artifact for artifact in pool.stream(job for job, _ in waiting.values())}
     for number, (job, target) in waiting.items():
         found[number] = _compare(claims[number], by_digest[job.digest], target)

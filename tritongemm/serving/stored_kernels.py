@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.build.prepare import or_refusal
+from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel, PatchedLaunch
 from tritongemm.core.support import SUPPORTED, Support
@@ -73,7 +74,7 @@ class StoredKernel:
                 return Support("its code is loaded by the first call, and not while a graph is captured")
             with self._loaded.lock:
                 if self._answer is None:
-                    self._answer = self._load()
+                    self._answer = or_refusal(self._load)
                     if isinstance(self._answer, Support):
                         _LOG.warning("PyTorch computes %s: %s", self._record.problem.key, self._answer)
         return self._answer
@@ -81,15 +82,12 @@ class StoredKernel:
     def _load(self) -> driver.Function | Support:
         kernel, device = self._code.kernel, self._device
         key = kernel.sha256, kernel.launches.launch.symbol
-        try:
-            if key not in self._loaded.functions:
-                with torch.cuda.device(device.index), device.driver_device.relaxed():
-                    function = device.driver_device.load(self._code.read()).function(key[1])
-                    _ = function.attributes  # The driver may load code late, which must not be during a capture.
-                    self._loaded.functions[key] = function
-            checked = self._check(self._loaded.functions[key])
-        except TritonGemmError as error:
-            return Support(str(error))
+        if key not in self._loaded.functions:
+            with torch.cuda.device(device.index), device.driver_device.relaxed():
+                function = device.driver_device.load(self._code.read()).function(key[1])
+                _ = function.attributes  # The driver may load code late, which must not be during a capture.
+                self._loaded.functions[key] = function
+        checked = self._check(self._loaded.functions[key])
         return self._loaded.functions[key] if checked else checked
 
     def _check(self, function: driver.Function) -> Support:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support import libraries
 from tests.support.libraries import linear, tuned
@@ -152,3 +155,31 @@ def test_an_entry_of_another_kind_costs_itself_alone(tmp_path: Path, entry: obje
     _in_folder(tmp_path / "library", add)
     library = open_library(tmp_path / "library")
     assert len(library.entries) == 1 and [d.name for d in library.damaged] == ["entry 2"]
+
+
+@given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_an_archive_with_any_bit_turned_gives_out_nothing_else(
+    archive: tuple[bytes, dict[str, str]], at: float, bit: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content, known = archive
+    turned = bytearray(content)
+    turned[int(at * len(turned))] ^= 1 << bit
+    path = tmp_path_factory.getbasetemp() / "turned.zip"
+    path.write_bytes(turned)
+    try:
+        library = open_library(path)
+    except InputError:
+        return
+    for entry in library.entries:
+        told = json.dumps(entry.to_json())
+        assert known[entry.name] == told, "an entry is as it was written, or is refused"
+        if entry.kernel is not None and entry.name not in library.faults():
+            assert hashlib.sha256(library.read_code(entry.kernel)).hexdigest() == entry.kernel.sha256
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, str]]:
+    """An archive, and its entries by name."""
+    path = tmp_path_factory.mktemp("archive") / "library.zip"
+    libraries.write(path, *RECORDS[:2])
+    return path.read_bytes(), {e.name: json.dumps(e.to_json()) for e in open_library(path).entries}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support.evaluators import FakeEvaluator
-from tritongemm.core.artifact import Artifact
+from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -46,11 +46,8 @@ def test_neighbours_are_near_and_of_the_same_kind() -> None:
 def test_the_fastest_takes_the_place_of_a_stale_result(monkeypatch: Any) -> None:
     """Of a range only what is one binary all over it races."""
 
-    def job(problem: Problem, config: Config, target: object) -> Any:
-        digest = config.name if config != FAR else f"{config.name} {problem.m}"
-        made = object.__new__(repair.CompileJob)
-        made.__dict__.update(config=config, identity={"of": digest}, payload={})
-        return made
+    def job(problem: Problem, config: Config, target: object) -> CompileJob:
+        return CompileJob(config, {"of": config.name, "m": problem.m if config == FAR else 0})
 
     monkeypatch.setattr(repair, "compile_job", job)
     built = lambda jobs: (

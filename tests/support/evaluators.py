@@ -32,6 +32,7 @@ class FakeEvaluator(Evaluator):
         baseline_seconds: of the baseline in a race; None where it does not take part.
         fits: whether a problem's operands fit the device; a race of one that does not fit is refused.
         on_trial: is given each trial of a screen after it was taken.
+        rounds: of a race.
 
     Attributes:
         screened, raced: configs, in the order they were given; `raced` is of the last race.
@@ -45,10 +46,11 @@ class FakeEvaluator(Evaluator):
         baseline_seconds: float | None = None,
         fits: Callable[[Problem], bool] = lambda problem: True,
         on_trial: Callable[[Trial], None] = lambda trial: None,
+        rounds: int = 1,
     ) -> None:
         self.target = target_files.load_target(arch)
         self.seconds, self.timer, self.baseline_seconds = seconds, timer, baseline_seconds
-        self.fits, self.on_trial = fits, on_trial
+        self.fits, self.on_trial, self.rounds = fits, on_trial, rounds
         self.screened: list[Config] = []
         self.raced: list[Config] = []
 
@@ -73,10 +75,11 @@ class FakeEvaluator(Evaluator):
         if not self.fits(problem):
             raise TritonGemmError("out of memory")
         self.raced = [a.config for a in artifacts]
-        trials = [Trial(c, "ok", "", (self.seconds(c),), self.timer, "final", 0.0, 0.1) for c in self.raced]
+        rounds = self.rounds
+        trials = [Trial(c, "ok", "", (self.seconds(c),) * rounds, self.timer, "final", 0.0, 0.1) for c in self.raced]
         samples = {t.config.name: t.samples for t in trials}
         if baseline and self.baseline_seconds is not None:
-            samples[BASELINE_ENTRY] = (self.baseline_seconds,)
+            samples[BASELINE_ENTRY] = (self.baseline_seconds,) * rounds
         return RaceResult(tuple(trials), samples, True)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:

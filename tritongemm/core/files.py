@@ -115,12 +115,12 @@ def check_place(path: Path, is_ours: Callable[[bytes], bool], what: str, advice:
         raise OutputError(f"{path} {fault}; {advice}")
 
 
-def atomic_write(path: Path, text: str, advice: str = ADVICE) -> None:
+def atomic_write(path: Path, text: str | bytes, advice: str = ADVICE) -> None:
     """Replace a file's text at once and wait until the disk has it; the file's mode is kept.
 
     Args:
         path: the file; its folder is made where it is missing.
-        text: written as UTF-8.
+        text: written as UTF-8, or bytes as they are.
         advice: what an error tells the user to do.
 
     Raises:
@@ -133,8 +133,8 @@ def atomic_write(path: Path, text: str, advice: str = ADVICE) -> None:
         mode = _mode(path)
         if mode is not None and (fault := _fault(mode)):
             raise OutputError(f"{path} {fault}; {advice}")
-        with os.fdopen(_create(fresh), "w", encoding="utf-8") as out:
-            out.write(text)
+        with os.fdopen(_create(fresh), "wb") as out:
+            out.write(text.encode() if isinstance(text, str) else text)
             out.flush()
             os.fsync(out.fileno())
         if mode is not None:

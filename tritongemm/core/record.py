@@ -48,11 +48,12 @@ _FIELD_KINDS = {
     "m_from": WHOLE,
     "held_out": HELD_OUT,
     "quantize_seconds": POSITIVE_OR_NONE,
+    "code": TEXT,
     "extra": MAP,
 }
 
 # Fields that are not written where they say nothing.
-_LEFT_OUT = ("compute_units", "m_from", "held_out", "quantize_seconds")
+_LEFT_OUT = ("compute_units", "m_from", "held_out", "quantize_seconds", "code")
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Record:
             over the best known there, less 1, and the library's time over it.
         quantize_seconds: median time in which A is quantised from bf16, with its scale factors in the problem's layout,
             as `tritongemm.quantize` does; None where that was not measured, or the problem's A has no scale factors.
+        code: SHA-256 of the code object of ``config`` that was measured; "" where that is not known, or it has none.
         extra: keys that a newer version wrote and this one does not know, as JSON values; they are written back, and
             do not count when records are compared.
 
@@ -108,6 +110,7 @@ class Record:
     m_from: int = 0
     held_out: Mapping[str, Any] = field(default_factory=dict)
     quantize_seconds: float | None = None
+    code: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:

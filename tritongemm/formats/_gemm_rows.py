@@ -59,7 +59,7 @@ _OUR_WORKLOAD = ("count", "operation", "callers", *SHARE_KEYS)  # of sizes, as a
 _OUR_RESULT = (
     *("target", "compute_units", "winner", "timer", "spread", "error", "tolerance"),
     *("library", "library_us", "tie", "verified", "cold", "toolchain", "M_from", "held_out"),
-    "quantize_us",
+    *("quantize_us", "code"),
 )
 
 THEIR_KEYS = (*_SIZES, *_LAYOUTS, *_THEIR_CONFIG, *_TIMES)  # those of tune_gemm and tune_streamk
@@ -292,6 +292,7 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
         "m_from": entry.whole("M_from", 0, 0),
         "held_out": entry.plain("held_out") or {},
         "quantize_seconds": entry.shifted("quantize_us", -6),
+        "code": entry.text("code"),
         "extra": entry.unknown_values(),
     }
     try:
@@ -324,7 +325,7 @@ def make_row(record: Record) -> dict[str, Any]:
     row |= {"library_us": None if record.library_seconds is None else _microseconds(record.library_seconds)}
     row |= {"quantize_us": None if record.quantize_seconds is None else _microseconds(record.quantize_seconds)}
     row |= {"tie": record.tie, "verified": record.verified, "cold": record.cold}
-    row |= {"toolchain": dict(sorted(record.toolchain.items()))}
+    row |= {"toolchain": dict(sorted(record.toolchain.items())), "code": record.code or None}
     return {key: value for key, value in row.items() if value is not None} | dict(record.extra)
 
 

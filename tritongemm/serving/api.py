@@ -89,12 +89,14 @@ def load(source: str | os.PathLike[str] | Iterable[Record]) -> int:
     """Add tuned records to those that `mm` uses, and load the current GPU's kernels; later records win.
 
     Kernels that the cache lacks are compiled, all are loaded, and those made by another Triton than the one installed
-    are checked against float64. Called before the first `mm`, it takes the place of TRITONGEMM_CONFIG. A server that
+    are checked against float64. Of a kernel library nothing is compiled; a kernel's code is loaded by its first call.
+    Called before the first `mm`, it takes the place of TRITONGEMM_CONFIG. A server that
     forks calls it in its workers: it starts CUDA or HIP.
 
     Args:
-        source: a results file of `python -m tritongemm.tune` or another known format, or records. A record that can't
-            be served, whatever is wrong with it, costs its own size alone: a warning says why, and PyTorch computes it.
+        source: a results file of `python -m tritongemm.tune` or another known format, a library of
+            `python -m tritongemm.library`, or records. A record that can't be served, whatever is wrong with it, costs
+            its own size alone: a warning says why, and PyTorch computes it.
 
     Returns:
         How many of the records are of a kind that `mm` asks for, whatever their target.

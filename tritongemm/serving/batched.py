@@ -241,10 +241,10 @@ def _moved(kernel: LoadedKernel, record: Record, product: BatchProduct) -> Loade
     strides: dict[str, Strides] = product.moved(problem)
     if not strides:
         return kernel
-    from tritongemm.plugins import registry
-    from tritongemm.plugins.contracts import Backend, KernelBackend
+    from tritongemm.plugins.contracts import KernelBackend
+    from tritongemm.serving import winners
 
-    backend = registry.get(Backend, record.config.backend)
+    backend = winners.find_winner(record)  # which a machine that serves a library may lack
     if not isinstance(kernel, TunedKernel) or not isinstance(backend, KernelBackend):
         return Support(f"{record.winner} reads dense operands alone; {', '.join(strides)} lie otherwise")
     launch = backend.with_strides(kernel.launch, record.config, problem, strides)

@@ -18,6 +18,7 @@ from tritongemm.serving.other_m import serves_other_m
 from tritongemm.serving.record_table import RecordTable, rows_of
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.source_row import SourceRow
+from tritongemm.serving.stored_kernels import StoredKernel
 from tritongemm.serving.torch_kernels import TorchKernels
 
 if TYPE_CHECKING:
@@ -97,7 +98,9 @@ class DeviceKernels:
         kernel = self.loaded_for(record)
         if kernel is None:
             return winners.is_launchable(record)
-        if isinstance(kernel, Support) or m == rows_of(record.problem):
+        if isinstance(kernel, Support):
+            return kernel
+        if m == rows_of(record.problem) and not isinstance(kernel, StoredKernel):
             return kernel
         binder = self.binders.get((record.problem, record.m_from))
         bound = binder(m) if binder else Support("it serves its own M")

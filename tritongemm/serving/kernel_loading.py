@@ -26,6 +26,8 @@ from tritongemm.serving import load_check, winners
 from tritongemm.serving.device_kernels import Binder, DeviceKernels
 from tritongemm.serving.record_table import RecordTable, rows_of
 from tritongemm.serving.serving_device import ServingDevice, open_device
+from tritongemm.serving.source_row import SourceRow
+from tritongemm.serving.stored_kernels import LoadedCode, StoredKernel
 from tritongemm.serving.torch_fallback import float32_precision
 from tritongemm.serving.torch_kernels import TorchKernels
 
@@ -48,7 +50,7 @@ def load_device(index: int, records: RecordTable, former: DeviceKernels | None =
 
             found.online = online.open_tuner(device)
         rows = records.list_rows(device.arch, device.compute_units)
-        tuned = [row.record for row in rows]
+        tuned = [row.record for row in rows if row.code is None]
         launchable = [record for record in tuned if winners.is_launchable(record)]
         padded = frozenset(row.record.problem for row in rows if row.padded)
         found.loaded, own = load_kernels(device, [record for record in launchable if not record.m_from], padded)
@@ -57,9 +59,25 @@ def load_device(index: int, records: RecordTable, former: DeviceKernels | None =
         least = {record.problem: record.m_from for record in launchable if record.m_from}
         found.binders |= {(problem, least[problem]): binder for problem, binder in ranges.items()}
         found.tf32 = frozenset(record.problem for record in launchable if winners.rounds_to_tf32(record))
+        _add_stored(found, rows)
         for problem in (record.problem for record in tuned if winners.baseline_won(record)):
             found.torch_kernels.find(problem, float32_precision() if problem.dtype_a == "fp32" else "fp32")
     return found
+
+
+def _add_stored(found: DeviceKernels, rows: Sequence[SourceRow]) -> None:
+    """Add the kernels that libraries hold for a GPU to what it can launch, with workspaces for them."""
+    loaded = LoadedCode()
+    for row in rows:
+        if row.code is None:
+            continue
+        record, kernel = row.record, StoredKernel(found.device, row.record, row.code, loaded)
+        (found.loaded_ranges if record.m_from else found.loaded)[record.problem] = kernel
+        found.binders[record.problem, record.m_from] = kernel.at
+        if row.code.kernel.tf32:
+            found.tf32 |= {record.problem}
+    for kernels in (found.loaded, found.loaded_ranges):
+        _reserve_workspaces(found.device, kernels)
 
 
 def load_kernels(

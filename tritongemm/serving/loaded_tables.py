@@ -16,8 +16,10 @@ from tritongemm.core import settings
 from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
+from tritongemm.library import storage
 from tritongemm.serving import rank_agreement
 from tritongemm.serving.calls import ExpertWeights, expert_weights, is_layer, is_scaled, is_served
+from tritongemm.serving.library_rows import read_library
 from tritongemm.serving.record_source import read_source
 from tritongemm.serving.source_row import SourceRow
 
@@ -34,7 +36,7 @@ class LoadedTable:
 
     Attributes:
         name: the file's path, or ``records``.
-        digest: the first digits of the file's SHA-256, in hexadecimal.
+        digest: the first digits of the SHA-256 of the file, or of a library's manifest, in hexadecimal.
         rows: those of linear layers, with or without scales, of batches and of groups, which calls can ask for.
     """
 
@@ -67,7 +69,7 @@ class LoadedTable:
 
 
 def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = "") -> LoadedTable:
-    """The records of a results file, or those given, with what tells them from others.
+    """The records of a results file or a library, or those given, with what tells them from others.
 
     Args:
         source: a path, or records.
@@ -77,6 +79,9 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = 
         InputError: the file can't be read, or holds no tuned result.
         TypeError: the source is neither a path nor records.
     """
+    if isinstance(source, str | Path) and storage.is_library(Path(source)):
+        library, rows = read_library(Path(source))
+        return LoadedTable(os.fspath(source), library.digest[:_DIGEST_DIGITS], _served(rows))
     rows = read_source(source, family)
     if isinstance(source, str | os.PathLike):
         name, content = os.fspath(source), b""
@@ -84,7 +89,11 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = 
             content = Path(source).read_bytes()
     else:
         name, content = "records", repr([row.record for row in rows]).encode()
-    return LoadedTable(name, _digest(content), tuple(row for row in rows if is_served(row.record.problem)))
+    return LoadedTable(name, _digest(content), _served(rows))
+
+
+def _served(rows: Iterable[SourceRow]) -> tuple[SourceRow, ...]:
+    return tuple(row for row in rows if is_served(row.record.problem))
 
 
 def combined_digest(tables: Sequence[LoadedTable]) -> str:
@@ -108,15 +117,16 @@ def announce(tables: Sequence[LoadedTable], device: DeviceKernels, generation: i
 
 def describe(tables: Sequence[LoadedTable], device: DeviceKernels) -> str:
     """Which files were loaded, their hashes, how many of their rows a GPU can use, and why it can't use the others."""
-    here, records = device.device, [record for table in tables for record in table.records]
+    here, rows = device.device, [row for table in tables for row in table.rows]
     files = ", ".join(f"{printable(table.name)} (sha256 {table.digest})" for table in tables)
-    reasons = [_why_stale(record, device) for record in records]
+    reasons = [_why_stale(row.record, device) for row in rows]
     stale = Counter(reason for reason in reasons if reason)
     others = "".join(f"; {count} {reason}" for reason, count in stale.most_common())
     installed = settings.version("triton")
-    checked = sum(not why and r.toolchain.get("triton") != installed for r, why in zip(records, reasons, strict=True))
+    compiled = [row.record for row, why in zip(rows, reasons, strict=True) if not why and row.code is None]
+    checked = sum(record.toolchain.get("triton") != installed for record in compiled)
     again = f"; {checked} of those that serve were made by another Triton than {installed}" if checked else ""
-    usable = f"{len(records) - stale.total()} of {len(records)} rows serve"
+    usable = f"{len(rows) - stale.total()} of {len(rows)} rows serve"
     return f"{files}: {usable} {here.torch_device} ({here.arch}, {here.compute_units} compute units){others}{again}"
 
 

@@ -31,12 +31,16 @@ class ServingDevice:
     workspaces: WorkspacePool | None = None
 
     def reserve_workspaces(self, workspace_bytes: int, counter_bytes: int) -> None:
-        """Have a pool that holds so many bytes of each. Calls that were prepared before keep theirs.
+        """Have a pool that holds so many bytes of each, and what it held before. Calls prepared before keep theirs.
 
         Raises:
             WorkspaceError: there is no memory for it.
         """
-        if self.workspaces is None or not self.workspaces.holds(workspace_bytes, counter_bytes):
+        held = self.workspaces
+        if held is None or not held.holds(workspace_bytes, counter_bytes):
+            if held is not None:  # kernels that are not called yet rely on it
+                workspace_bytes = max(workspace_bytes, held.workspace_bytes)
+                counter_bytes = max(counter_bytes, held.counter_bytes)
             self.workspaces = WorkspacePool(self.driver_device, workspace_bytes, counter_bytes)
 
 

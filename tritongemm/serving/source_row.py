@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tritongemm.core.record import Record
+from tritongemm.library.storage import StoredCode
 
 _STEPS = ((256, 16), (1024, 32), (4096, 64))  # up to this M, multiples of that
 _STEP_ABOVE = 128
@@ -21,12 +22,14 @@ class SourceRow:
         file: the file's path; "" for a record that was given.
         where: the file, the row and the line, for messages.
         padded: whether calls of other M find it at AITER's padded M, as in the files that AITER itself reads.
+        code: its kernel in a library; None where it is compiled, or where no kernel of ours won.
     """
 
     record: Record
     file: str = ""
     where: str = "a record that was given"
     padded: bool = False
+    code: StoredCode | None = None
 
 
 def kind_of(record: Record, m: int) -> str:

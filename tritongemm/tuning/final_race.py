@@ -92,7 +92,8 @@ def decide(task: Task, outcome: RaceOutcome, target: Target, options: TuningOpti
         task.fail(outcome.failure or _why_nobody_passed(task, outcome.lost, target, options))
         return None
     libraries = frozenset(n for n in options.backends if roster.is_library(n))
-    return make_record(task.problem, outcome.result, target, options, libraries, outcome.verified)
+    built = task.artifacts.values()
+    return make_record(task.problem, outcome.result, target, options, libraries, outcome.verified, built)
 
 
 def write_best_kernel(record: Record, trials: Sequence[Trial], target: Target, options: TuningOptions) -> None:

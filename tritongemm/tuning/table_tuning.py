@@ -150,7 +150,7 @@ class TableTuning:
         winner = min(result.samples.keys() - {BASELINE_ENTRY}, key=lambda name: median(result.samples[name]))
         config = next(t.config for t in result.trials if t.config.name == winner)
         verified = evaluator.describe(problem, config)
-        record = _preferring_kernels(make_record(problem, result, target, options, libraries, verified))
+        record = _preferring_kernels(make_record(problem, result, target, options, libraries, verified, artifacts))
         kept = [trial for trial in result.trials if not trial.try_again]
         answered = {trial.config for trial in result.trials}
         kept += [Trial(c, "pruned", "it did not race at this M", stage="final") for c in wanted if c not in answered]

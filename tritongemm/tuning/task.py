@@ -124,7 +124,13 @@ class Task:
 
 
 def make_record(
-    problem: Problem, race: RaceResult, target: Target, options: TuningOptions, libraries: frozenset[str], verified: str
+    problem: Problem,
+    race: RaceResult,
+    target: Target,
+    options: TuningOptions,
+    libraries: frozenset[str],
+    verified: str,
+    built: Iterable[Artifact] = (),
 ) -> Record:
     """The result of a final race.
 
@@ -135,6 +141,7 @@ def make_record(
         options: names the baseline, the margin and the toolchain.
         libraries: backends whose kernels are a library's own.
         verified: how results are verified, in words.
+        built: what raced, as far as it was compiled.
     """
     library_entries = frozenset(t.config.name for t in race.trials if t.config.backend in libraries)
     choice = choose.choose(race.samples, options.margin, library_entries)
@@ -159,6 +166,7 @@ def make_record(
         cold=race.cold,
         compute_units=target.compute_units,
         quantize_seconds=race.quantize_seconds,
+        code=next((artifact.sha256 for artifact in built if artifact.config == best.config), ""),
     )
 
 

@@ -27,6 +27,7 @@ LEVELS = {
     "workloads": 6,
     "results": 6,
     "export": 6,
+    "library": 6,
     "tuning": 7,
     "serving": 7,
     "capturing": 7,
@@ -54,11 +55,15 @@ ALLOWED = {
     "workloads": {"core", "plugins", "formats"},
     "results": {"core", "plugins", "formats"},
     "export": {"core", "plugins", "workers", "hip_ext", "runtime", "numerics", "codegen", "search", "build"},
+    "library": {"core", "plugins", "hip_ext", "runtime", "search_spaces", "build"},
     "tuning": {
         *("core", "plugins", "workers", "numerics", "codegen", "search", "build", "measure", "results", "workloads"),
         "formats",
     },
-    "serving": {"core", "plugins", "hip_ext", "runtime", "numerics", "search_spaces", "build", "formats", "workloads"},
+    "serving": {
+        *("core", "plugins", "hip_ext", "runtime", "numerics", "search_spaces", "build", "formats", "workloads"),
+        "library",
+    },
     "capturing": {"core"},
     "report": {"core", "results"},
     "campaigns": {
@@ -71,7 +76,10 @@ ALLOWED = {
 
 HEAVY = ("jinja2", "joblib", "scipy", "rich", "triton", "yaml")  # what serving a call does without
 # Commands, of `python -m tritongemm.…`.
-DOORS = ("tune", "capture", "convert", "gradlib", "lookup", "export", "launch_plan", "optimize", "report")
+DOORS = (
+    *("tune", "capture", "convert", "gradlib", "lookup", "export", "library", "check", "launch_plan", "optimize"),
+    "report",
+)
 
 
 def test_the_table_goes_down() -> None:

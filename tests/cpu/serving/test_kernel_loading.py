@@ -232,6 +232,14 @@ def test_counters_without_memory_cost_the_kernel_that_wants_most(monkeypatch: py
     assert refused == ["no memory for 1000000 bytes", "no memory for 1000000000 bytes"]
 
 
+def test_memory_that_kernels_rely_on_is_never_taken_back() -> None:
+    """Kernels of sizes and those of ranges reserve one after the other, and neither needs the most of both."""
+    device = stand_in_device()
+    device.reserve_workspaces(10**6, 64)
+    device.reserve_workspaces(10, 10**4)
+    assert device.workspaces is not None and device.workspaces.holds(10**6, 10**4)
+
+
 def test_who_won_decides_what_is_launched() -> None:
     p = problem(4, 8, 16)
     own, ours = registry.baseline().name, record(p)

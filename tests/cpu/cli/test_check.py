@@ -1,0 +1,129 @@
+"""`python -m tritongemm.check`: what holds, and repairs that leave the rest as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.evaluators import FakeEvaluator
+from tests.support.stores import TOOLS
+from tritongemm.cli import check as command
+from tritongemm.cli import library as library_command
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.trial import Trial
+from tritongemm.library.storage import open_library
+from tritongemm.plugins.contracts import Evaluator
+from tritongemm.results.store import Store
+from tritongemm.runtime import machine
+from tritongemm.runtime.machine import Machine
+from tritongemm.search_spaces import loader
+
+TARGET = loader.load_target("gfx942")
+GPU = Machine(TARGET, "", (0,), "MI300X", "")
+TILE = Config("tile", 32, 32, 32, num_warps=2)
+FASTER = Config("tile", 16, 32, 32, num_warps=2)
+SIZES = [Problem(m, 96, 160, "bf16", "bf16", "bf16", row_major_b=False) for m in (40, 48, 64)]
+
+
+def tuned(problem: Problem, **changes: Any) -> Record:
+    units: dict[str, Any] = {"compute_units": TARGET.compute_units}
+    made = Record(problem, "gfx942", TILE, "triton", 9e-6, 0.01, "events", toolchain=TOOLS, **units)
+    return replace(made, library="torch", library_seconds=9.5e-6, **changes)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A file of two results whose code object is not the one that is made now, and one that a library won."""
+    path = tmp_path / "tuned.yaml"
+    lost = tuned(SIZES[2], winner="torch", toolchain={"torch": machine.toolchain(GPU)["torch"]})
+    with Store.open(path, "gfx942", TOOLS, {}, compute_units=TARGET.compute_units) as store:
+        fast = Trial(FASTER, "ok", samples=(1e-6,), timer="events", stage="final")
+        store.add_trials(SIZES[0], [fast], tuned(SIZES[0], code="0" * 64))
+        store.add_record(tuned(SIZES[1], m_from=41))
+        store.merge()
+        text = path.read_text()
+    with Store.open(path, "gfx942", lost.toolchain, {}, compute_units=TARGET.compute_units, resume=False) as store:
+        store.add_record(lost)
+        store.merge()
+    assert text.splitlines()[1:] == path.read_text().splitlines()[1:3]
+    old = path.with_name("tuned.yaml.journal.old")
+    old.replace(path.with_name("tuned.yaml.journal"))
+    return path
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeEvaluator:
+    """A GPU that is as fast as a tile is small."""
+    evaluator = FakeEvaluator(baseline_seconds=3e-5, rounds=9)
+
+    @contextmanager
+    def device(here: Machine, timeout: float) -> Iterator[Evaluator]:
+        yield evaluator
+
+    monkeypatch.setattr(command, "_device", device)
+    monkeypatch.setattr(machine, "find_machine", lambda *_: GPU)
+    return evaluator
+
+
+def words(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_stale_results_are_told(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = results.read_bytes()
+    assert command.main([str(results), "--repair"]) == 1
+    said = capsys.readouterr()
+    first, second, third = words(said.out)[1:4]
+    assert first.startswith("40x96x160_bf16_TN 40 gfx942 triton moved triton 3.6.0 → ")
+    assert second.startswith("48x96x160_bf16_TN 41-48 gfx942 triton unknown its code object was not recorded")
+    assert third == "64x96x160_bf16_TN 64 gfx942 torch holds -"
+    assert "1 moved, 1 unknown, 1 holds (triton " in said.out and "no GPU is here" in said.err
+    assert results.read_bytes() == before
+
+
+def test_repairs_replace_what_moved_and_nothing_else(
+    results: Path, gpu: FakeEvaluator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = results.read_text().splitlines()
+    assert command.main([str(results), "--repair"]) == 0
+    assert f"repaired: 40x96x160_bf16_TN: {FASTER.name} 17.00 us (was 9.00 us)" in capsys.readouterr().out
+    after = results.read_text().splitlines()
+    assert after[3] == before[3] and after[1] != before[1] and len(after) == len(before)
+    assert "'M_from': 41" in after[2] and "'code': " in after[1] and "'code': " in after[2]
+    assert command.main([str(results)]) == 0
+    assert "3 holds" in capsys.readouterr().out
+
+
+def test_a_library_is_repaired_too(
+    results: Path, gpu: FakeEvaluator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "library"
+    assert library_command.main(["build", str(results), "-o", str(path)]) == 0
+    assert command.main([str(path)]) == 0
+    before = {e.record.problem: e for e in open_library(path).entries}
+    kernel = before[SIZES[0]].kernel
+    assert kernel is not None
+    member = path / kernel.member
+    member.write_bytes(bytes(kernel.size))
+    assert command.main([str(path)]) == 1
+    assert "damaged" in capsys.readouterr().out
+    assert command.main([str(path), "--repair"]) == 0
+    library = open_library(path)
+    after = {e.record.problem: e for e in library.entries}
+    assert not library.faults() and after.keys() == before.keys() and after[SIZES[2]] == before[SIZES[2]]
+    assert after[SIZES[0]].record.timer == "sundial"
+
+
+def test_what_holds_no_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sizes.yaml").write_text("- {M: 16, N: 16, K: 16}\n")
+    assert command.main([str(tmp_path / "sizes.yaml")]) == 2
+    assert command.main([str(tmp_path / "nothing.zip")]) == 2
+    said = capsys.readouterr().err
+    assert "holds no tuned result; tune it first" in said and "there is no such file" in said

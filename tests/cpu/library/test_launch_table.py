@@ -1,0 +1,123 @@
+"""Launches at every M are told in numbers alone, and are those that the backend makes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import libraries
+from tritongemm.core.errors import InputError
+from tritongemm.core.launch import Buffer, Launch, Param
+from tritongemm.core.support import Support
+from tritongemm.library.launch_table import LaunchTable, tabulate
+from tritongemm.library.launch_values import table_from_json, table_to_json
+
+SHA256 = "0" * 64
+
+
+def blocks(m: int, block: int) -> int:
+    return -(-m // block)
+
+
+@given(
+    low=st.integers(1, 300),
+    count=st.integers(1, 300),
+    block=st.sampled_from([1, 3, 16, 64, 192]),
+    units=st.sampled_from([1, 7, 132]),
+    columns=st.integers(1, 9),
+)
+def test_every_m_has_its_own_launch(low: int, count: int, block: int, units: int, columns: int) -> None:
+    """Of grids by tiles, of persistent ones, of workspaces that come and go, and of tensor maps of M rows."""
+
+    def launch_at(m: int) -> Launch:
+        tiles = blocks(m, block) * columns
+        partial = tiles % units  # of the last round are cut along K, and none where there is no such round
+        params = (Param("tma", "a", (block, 64), (m, 64), 64), Param("i32", m), Param("i64", 8 * m), Param("f32", 0.5))
+        buffers = (Buffer("workspace", 4 * partial), Buffer("semaphore", 64))
+        zeroed = (Buffer("c", 2 * m),)
+        return Launch("k.cubin", "k", (min(tiles, units), 1, blocks(m, 2 * block)), (128, 1, 1), 64, params,
+                      tuple(b for b in buffers if b.bytes), zeroed=zeroed, sha256=SHA256)  # fmt: skip
+
+    table = tabulate(launch_at, low, low + count - 1, block)
+    assert isinstance(table, LaunchTable)
+    every = list(map(launch_at, range(low, low + count)))
+    assert list(libraries.all_launches(table)) == [replace(launch, path="") for launch in every]
+    for name in ("workspace", "semaphore"):
+        assert table.most_bytes(name) == max(sum(b.bytes for b in one.buffers if b.name == name) for one in every)
+    assert isinstance(table.at(low - 1), Support) and isinstance(table.at(low + count), Support)
+    again = table_from_json(json.loads(json.dumps(table_to_json(table))), SHA256)
+    assert [one.pack({}, {0: bytes(128)}) for one in every] == [
+        at.pack({}, {0: bytes(128)}) for at in libraries.all_launches(again) if isinstance(at, Launch)
+    ]
+
+
+def test_tables_are_short() -> None:
+    """A grid by tiles is one run, whatever the range."""
+    problem = libraries.linear(8192, 48, 64)
+    table = tabulate(lambda m: libraries.launch_at(problem, m), 1, 8192, 16)
+    assert isinstance(table, LaunchTable)
+    assert {name: len(runs) for name, runs in table.runs.items()} == {
+        "grid.0": 1, "params.3.value": 1, "buffers.workspace": 1,
+    }  # fmt: skip
+
+
+def test_launches_of_two_kinds_are_no_table() -> None:
+    def launch_at(m: int) -> Launch | Support:
+        one = libraries.launch_at(libraries.linear(8, 48, 64), m)
+        return replace(one, cluster=2) if m > 4 else one
+
+    assert "more than numbers" in str(tabulate(launch_at, 1, 8, 16))
+    assert str(tabulate(lambda m: Support("too many workgroups"), 3, 3, 16)) == "M 3: too many workgroups"
+
+
+def _set(*place: Any, to: Any) -> Callable[[dict[str, Any]], None]:
+    def change(data: dict[str, Any]) -> None:
+        held: Any = data
+        for step in place[:-1]:
+            held = held[step]
+        held[place[-1]] = to
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (_set("low", to=0), "low must be"),
+        (_set("low", to=99), "low must be at most high"),
+        (_set("launch", "grid", to=[1, 70000, 1]), "grid must be at most"),
+        (_set("launch", "grid", to=[1, 1]), "grid must be a list"),
+        (_set("launch", "block", to=[1024, 1024, 1]), "at most 1024 threads"),
+        (_set("launch", "symbol", to=""), "symbol must be"),
+        (_set("launch", "shared", to=1 << 30), "shared must be"),
+        (_set("launch", "at", 1, to=1 << 40), "at must be"),
+        (_set("launch", "at", 1, to=4), "one after another"),
+        (_set("launch", "at", to=[0]), "6 offsets"),
+        (_set("launch", "params", 0, to={"kind": "code", "value": "a"}), "kind must be one of"),
+        (_set("launch", "params", 0, to={"kind": "pointer", "value": 7}), "name of a buffer"),
+        (_set("launch", "params", 3, to={"kind": "i32", "value": 2**40}), "can't be 1099511627776"),
+        (_set("launch", "params", 3, to={"kind": "i32", "value": 1, "path": "/etc"}), "no field path"),
+        (_set("launch", "buffers", to={"workspace": 1 << 60}), "buffers must be"),
+        (_set("runs", "block.0", to=[[1, 1, 0, 1]]), "not of block.0"),
+        (_set("runs", "grid.0", to=[[1, 1, 1 << 40, 1]]), "must stay within"),
+        (_set("runs", "grid.0", to=[[1, 0, 0, 1]]), "must stay within"),
+        (_set("runs", "grid.0", to=[[2, 1, 0, 1]]), "must begin at 1"),
+        (_set("runs", "grid.0", to=[[1, 1, 0, 0]]), "must stay within"),
+        (_set("runs", "grid.0", to=[]), "not of grid.0"),
+    ],
+)
+def test_numbers_from_a_file_are_bounded(change: Callable[[dict[str, Any]], None], complaint: str) -> None:
+    problem = libraries.linear(40, 48, 64)
+    table = tabulate(lambda m: libraries.launch_at(problem, m), 1, 40, 16)
+    assert isinstance(table, LaunchTable)
+    data = json.loads(json.dumps(table_to_json(table)))
+    table_from_json(data, SHA256)
+    change(data)
+    with pytest.raises(InputError, match=complaint):
+        table_from_json(data, SHA256)

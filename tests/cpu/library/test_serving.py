@@ -1,0 +1,139 @@
+"""A library serves calls without a compiler; what is wrong with an entry costs its own size."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tritongemm
+from tests.support import ROOT, libraries, serve_library
+from tests.support.libraries import linear, tuned
+from tests.support.serve_library import REFUSED, HostDriver
+from tritongemm.core.errors import DamagedFileWarning, InputError
+from tritongemm.core.support import Support
+from tritongemm.library import writing
+from tritongemm.serving import api, load_check
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.loaded_tables import read_table
+
+RECORDS = tuned(linear(32, 48, 64), m_from=1), tuned(linear(16, 48, 64)), tuned(linear(8, 48, 32))
+
+
+def test_nothing_that_compiles_is_imported(tmp_path: Path) -> None:
+    libraries.write(tmp_path / "library.zip", *RECORDS)
+    command = [sys.executable, "-m", "tests.support.serve_library", str(tmp_path / "library.zip")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=60)
+    assert done.stdout.splitlines() == [
+        "rows 3",
+        f"range: M 1 to 32: {libraries.TILE.name} (2.00 us, 1.50x torch) at M 32",
+        f"exact: {libraries.TILE.name} (2.00 us, 1.50x torch)",
+        "fallback: 40x48x64_fp32_TN was never tuned for sm90; the table over M has 1 to 32, and not this one",
+        "loaded 2",
+        "imported []",
+    ], done.stderr
+    assert {"triton", "jinja2", "joblib", "yaml"} <= set(REFUSED)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> HostDriver:
+    """A machine whose one GPU, an sm90 of 132 compute units, is the CPU, and a dispatcher that knows no records."""
+    monkeypatch.setattr(api, "_dispatcher", Dispatcher())
+    return serve_library.stand_in(monkeypatch)
+
+
+def call(m: int, n: int = 48, k: int = 64) -> str:
+    """Call a size, and what served it."""
+    x, w = torch.randn(m, k), torch.randn(n, k)
+    torch.testing.assert_close(tritongemm.mm(x, w), x @ w.T)
+    return tritongemm.explain(x, w).splitlines()[0]
+
+
+def test_code_is_loaded_by_the_first_call_of_a_kernel(gpu: HostDriver, tmp_path: Path) -> None:
+    libraries.write(tmp_path / "library", *RECORDS)
+    assert tritongemm.load(tmp_path / "library") == 3 and gpu.loaded == []
+    for m in (3, 4, 3, 31):
+        assert call(m).startswith("range: M 1 to 32: ")
+    assert gpu.loaded == [f"code of {RECORDS[0].problem.key}".encode()]
+
+
+def test_damaged_code_costs_its_own_size(gpu: HostDriver, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    entries = libraries.write(tmp_path / "library", *RECORDS)
+    kernel = entries[1].kernel
+    assert kernel is not None
+    (tmp_path / "library" / kernel.member).write_bytes(b"x" * kernel.size)
+    with caplog.at_level(logging.WARNING, "tritongemm"):
+        tritongemm.load(tmp_path / "library")
+        assert call(16).startswith("fallback: 16x48x64_fp32_TN on sm90") and call(16).endswith(
+            "or copy the library again"
+        )
+    assert [record.message for record in caplog.records if "PyTorch computes 16x48x64" in record.message]
+    assert call(8, k=32).startswith("exact: ") and gpu.loaded == [f"code of {RECORDS[2].problem.key}".encode()]
+
+
+def test_a_damaged_entry_is_told_and_the_others_serve(gpu: HostDriver, tmp_path: Path) -> None:
+    libraries.write(tmp_path / "library", *RECORDS)
+    for member in (tmp_path / "library" / "objects").iterdir():
+        if member.read_bytes().startswith(b"code of 8x"):
+            member.unlink()
+    with pytest.warns(DamagedFileWarning, match="1 entries are not used: 8x48x32_fp32_TN on sm90 of 132 .* is missing"):
+        assert tritongemm.load(tmp_path / "library") == 2
+    assert call(8, k=32).startswith("fallback: ") and call(16).startswith("exact: ")
+    for member in (tmp_path / "library" / "objects").iterdir():
+        member.unlink()
+    with pytest.raises(InputError, match="none of its entries can be used"):
+        tritongemm.load(tmp_path / "library")
+
+
+def test_a_library_of_another_gpu_serves_none_of_its_sizes(gpu: HostDriver, tmp_path: Path) -> None:
+    foreign = replace(RECORDS[0], target="gfx942", m_from=0), replace(RECORDS[1], compute_units=80)
+    libraries.write(tmp_path / "library.zip", *foreign)
+    assert tritongemm.load(tmp_path / "library.zip") == 2
+    assert call(32).endswith("was tuned for gfx942; this GPU is sm90")
+    assert call(16).endswith("was tuned on 80 compute units; this GPU has 132") and not gpu.loaded
+
+
+def test_nothing_is_loaded_while_a_graph_is_captured(
+    gpu: HostDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries.write(tmp_path / "library", *RECORDS)
+    tritongemm.load(tmp_path / "library")
+    api.default_dispatcher().device(-1)
+    with monkeypatch.context() as capturing:
+        capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert "loaded by the first call" in call(16) and not gpu.loaded
+    assert call(16).startswith("exact: ") and len(gpu.loaded) == 1
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_kernel_of_another_triton_than_was_measured_is_checked(
+    gpu: HostDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: bool
+) -> None:
+    checked: list[str] = []
+
+    def check(kernel: object, record: object, device: object) -> Support:
+        checked.append("checked")
+        return Support("" if right else "wrong with Triton 9")
+
+    monkeypatch.setattr(load_check, "check_kernel", check)
+    entry = libraries.entry(RECORDS[1], b"code", toolchain={"triton": "9"})
+    with writing.held(tmp_path / "library"):
+        writing.write(tmp_path / "library", libraries.contents((entry, b"code")))
+    tritongemm.load(tmp_path / "library")
+    assert [call(16).startswith("exact: " if right else "fallback: 16x48x64_fp32_TN on sm90") for _ in range(2)] == [
+        True
+    ] * 2
+    assert checked == ["checked"]
+
+
+def test_ranks_compare_the_hash_of_the_manifest(tmp_path: Path) -> None:
+    for name in ("folder", "copy.zip"):
+        libraries.write(tmp_path / name, *RECORDS)
+    libraries.write(tmp_path / "other", *RECORDS[:2])
+    folder, copy, other = (read_table(tmp_path / name).digest for name in ("folder", "copy.zip", "other"))
+    assert folder == copy != other

@@ -1,0 +1,108 @@
+"""Libraries are merged by measured time, one process at a time, and nothing that is no library is touched."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support import libraries
+from tests.support.libraries import linear, tuned
+from tritongemm.cli import library as command
+from tritongemm.core.errors import OutputError
+from tritongemm.library import writing
+from tritongemm.library.entry import LibraryEntry
+from tritongemm.library.storage import MANIFEST, open_library
+from tritongemm.library.writing import Contents
+
+SIZE = linear(16, 48, 64)
+
+
+def test_the_faster_of_two_results_counts_and_is_listed() -> None:
+    slow, fast = libraries.entry(tuned(SIZE, 3e-6), b"slow"), libraries.entry(tuned(SIZE, 1e-6), b"fast")
+    other = libraries.entry(tuned(linear(8, 48, 64)), b"other")
+    elsewhere = libraries.entry(replace(slow.record, compute_units=80), b"slow")
+    for first, second in ((slow, fast), (fast, slow)):
+        found = libraries.contents((first, b""), (other, b""))
+        (conflict,) = writing.merge(found, [second, elsewhere, other], {})
+        assert found.entries == {e.key: e for e in (fast, other, elsewhere)}
+        assert conflict.startswith("16x48x64_fp32_TN on sm90 of 132 compute units: kept ")
+        assert "of 1.00 us, not " in conflict and conflict.endswith("of 3.00 us")
+    assert writing.merge(found, [fast], {}) == [], "the same twice is no conflict"
+
+
+def test_a_library_that_won_is_merged_by_its_own_time() -> None:
+    lost = tuned(SIZE, 4e-6, winner="torch")  # served in the 3 us of the library
+    won = libraries.entry(tuned(SIZE, 3.5e-6), b"code")
+    found = libraries.contents((won, b"code"))
+    (conflict,) = writing.merge(found, [LibraryEntry(lost)], {})
+    assert list(found.entries.values()) == [LibraryEntry(lost)] and "kept torch of 3.00 us" in conflict
+
+
+def test_commands_merge_list_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two, both = tmp_path / "one", tmp_path / "two.zip", tmp_path / "both.zip"
+    libraries.write(one, tuned(SIZE, 3e-6), tuned(linear(32, 48, 64), m_from=1))
+    libraries.write(two, tuned(SIZE, 1e-6), tuned(linear(8, 48, 64)))
+    assert command.main(["merge", str(one), str(two), "-o", str(both)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{both}: 3 results, 3 with kernels of 0.0 MB, 1 conflicts (sha256 ")
+    assert said.err.startswith("conflict: 16x48x64_fp32_TN on sm90")
+    assert [e.record.seconds for e in open_library(both).entries if e.record.problem == SIZE] == [1e-6]
+    assert command.main(["list", str(both)]) == 0
+    assert "1-32 sm90" in " ".join(capsys.readouterr().out.split())
+    assert command.main(["verify", str(both), str(one)]) == 0
+    (member, *_) = sorted((one / "objects").iterdir())
+    member.write_bytes(b"x" * member.stat().st_size)
+    assert command.main(["verify", str(one)]) == 1
+    assert f"damaged: {one}: " in capsys.readouterr().err
+    assert command.main(["merge", str(one), "-o", str(both)]) == 1, "the damaged one is left out, the others stay"
+    assert len(open_library(both).entries) == 3 and not open_library(both).faults()
+
+
+@pytest.mark.parametrize("name", ["out", "out.zip"])
+def test_merges_at_once_lose_nothing(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sources = [tmp_path / f"{number}.zip" for number in range(1, 7)]
+    for number, source in enumerate(sources, 1):
+        libraries.write(source, tuned(linear(number, 48, 64)))
+    argv = [["merge", str(source), "-o", str(tmp_path / name)] for source in sources]
+    threads = [threading.Thread(target=partial(command.main, words)) for words in argv]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = open_library(tmp_path / name)
+    assert sorted(e.record.problem.m for e in found.entries) == [1, 2, 3, 4, 5, 6] and not found.faults()
+
+
+def test_what_is_no_library_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, text = tmp_path / "folder", tmp_path / "text.zip"
+    folder.mkdir()
+    (folder / "thesis.md").write_text("years of work")
+    text.write_text("years of work")
+    for path, complaint in ((folder, "a folder of something else"), (text, "is not an archive")):
+        with pytest.raises(OutputError, match=complaint), writing.held(path):
+            pass
+    (folder / "thesis.md").rename(folder / MANIFEST)
+    with pytest.raises(OutputError, match="is not a manifest of a library"), writing.held(folder):
+        pass
+    monkeypatch.setattr(writing, "_LOCK_SECONDS", 0.01)
+    with writing.held(tmp_path / "new.zip"), pytest.raises(OutputError, match="another process holds"):
+        writing.held(tmp_path / "new.zip").__enter__()
+
+
+def test_what_can_not_be_written_whole_leaves_what_was_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "library", tmp_path / "library.zip"):
+        libraries.write(path, tuned(SIZE))
+        before = open_library(path).digest
+
+        def gone() -> bytes:
+            raise OutputError("the other library is gone")
+
+        entry = libraries.entry(tuned(linear(8, 48, 64)), b"other")
+        assert entry.kernel is not None
+        with pytest.raises(OutputError, match="is gone"), writing.held(path):
+            writing.write(path, Contents({entry.key: entry}, {entry.kernel.sha256: gone}))
+        assert open_library(path).digest == before and not open_library(path).faults()

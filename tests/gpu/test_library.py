@@ -1,0 +1,113 @@
+"""Libraries on a real GPU: right at every M without a compiler, in graphs too, and quick to load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.test_dispatch import CASES
+from tests.support import ROOT
+from tritongemm.core import settings
+from tritongemm.core.record import Record
+from tritongemm.library import building, writing
+from tritongemm.library.writing import Contents
+from tritongemm.numerics import error_metric
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.runtime.machine import Machine
+from tritongemm.serving.dispatcher import Dispatcher
+
+DENSE = registry.get(Family, "dense")
+RANGED = ("tile", "split", "stream-K", "tma", "persistent")  # cases that are tried as ranges of M too
+SERVED = """
+import sys
+from tests.support.serve_library import REFUSED, RefusingFinder
+sys.meta_path.insert(0, RefusingFinder())
+import torch, tritongemm
+print(tritongemm.load(sys.argv[1]))
+for m, n, k in eval(sys.argv[2]):
+    x, w = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
+    got, want = tritongemm.mm(x, w).double(), x.double() @ w.double().T
+    assert (got - want).abs().max() <= 2e-2 * want.abs().max(), (m, n, k)
+    print(tritongemm.explain(x, w).split(":")[0])
+print([name for name in REFUSED if name in sys.modules])
+"""
+
+
+@pytest.fixture(scope="module")
+def library(
+    gpu_machine: Machine, gpu_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Record]]:
+    """A library of this GPU's kernels, each of one size, and some of ranges of M, and its results."""
+    target, tools = gpu_machine.target, {"triton": settings.version("triton")}
+    records = [
+        Record(
+            p, target.name, config, "triton", 1e-6, 0.0, "events", compute_units=target.compute_units, toolchain=tools
+        )
+        for p, config in CASES.values()
+        if p.dtype_c == "bf16" and p.bias == "none"
+    ]
+    ranged = [CASES[name] for name in RANGED if name in CASES]
+    records += [
+        replace(records[0], problem=replace(p, bias="none", n=p.n + 8), config=config, m_from=max(1, p.m // 2))
+        for p, config in ranged
+    ]
+    path = tmp_path_factory.mktemp("library") / "kernels.zip"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+        built = building.build(records, gpu_machine)
+    assert len(built.entries) > len(records) // 2, built.left_out
+    contents = Contents()
+    writing.merge(contents, built.entries, built.readers())
+    with writing.held(path):
+        writing.write(path, contents)
+    return path, [entry.record for entry in contents.entries.values()]
+
+
+def test_every_kernel_is_right_at_every_m(library: tuple[Path, list[Record]]) -> None:
+    path, records = library
+    dispatcher = Dispatcher()
+    dispatcher.load(path)
+    for record in records:
+        low, high = record.m_from or record.problem.m, record.problem.m
+        for m in sorted({low, (low + high) // 2, high - 1 if record.m_from else high, high}):
+            p = record.problem.at(m)
+            x, w = torch.randn(m, p.k, device="cuda").bfloat16(), torch.randn(p.n, p.k, device="cuda").bfloat16()
+            for _ in range(2):
+                c = dispatcher.run(x, w, None, None)
+            kind = dispatcher.explain(x, w).resolution.kind
+            assert kind == ("exact" if m == high else "range"), f"{p.key}: {dispatcher.explain(x, w)}"
+            want = x.double() @ w.double().T
+            assert error_metric.deviation(c, want) <= DENSE.tolerance(p), p.key
+
+
+def test_a_kernel_that_was_called_is_captured(library: tuple[Path, list[Record]]) -> None:
+    path, records = library
+    dispatcher, p = Dispatcher(), records[0].problem
+    dispatcher.load(path)
+    x, w = torch.randn(p.m, p.k, device="cuda").bfloat16(), torch.randn(p.n, p.k, device="cuda").bfloat16()
+    expected = dispatcher.run(x, w, None, None)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        c = dispatcher.run(x, w, None, None)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(c, expected)
+
+
+def test_it_serves_where_nothing_can_be_compiled(library: tuple[Path, list[Record]]) -> None:
+    path, records = library
+    sizes = [(r.problem.m, r.problem.n, r.problem.k) for r in records]
+    command = [sys.executable, "-c", SERVED, str(path), repr(sizes)]
+    started = time.perf_counter()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [str(len(records)), *["exact"] * len(records), "[]"]
+    print(f"{len(records)} kernels of a library served in {time.perf_counter() - started:.1f} s with imports")

@@ -1,0 +1,119 @@
+"""Serves a library where nothing that compiles can be imported; a GPU that stands in multiplies on the CPU.
+
+Prints what was served. Called with the library's path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib.abc import MetaPathFinder
+from types import SimpleNamespace
+from typing import Any
+
+REFUSED = ("triton", "jinja2", "joblib", "yaml", "rich", "scipy", "filelock")
+
+
+class RefusingFinder(MetaPathFinder):
+    """Finds no package that only tuning needs."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> None:
+        if name.partition(".")[0] in REFUSED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+class HostFunction:
+    """Stands in for a loaded function of three matrices and their sizes."""
+
+    attributes: dict[str, int] = {}  # noqa: RUF012
+    params: bytearray
+
+    def prepare(self, *arguments: Any) -> HostFunction:
+        """A launch of its own, as a function may have several."""
+        prepared = HostFunction()
+        prepared.params = bytearray(arguments[3])
+        return prepared
+
+    def launch(self, stream: int) -> None:
+        import numpy as np
+
+        *addresses, m, n, k = struct.unpack("<3Q3i", self.params)
+        sizes = zip(addresses, (m * k, k * n, m * n), strict=True)
+        a, b, c = (np.ctypeslib.as_array((ctypes.c_float * count).from_address(at)) for at, count in sizes)
+        c[:] = (a.reshape(m, k) @ b.reshape(n, k).T).ravel()
+
+
+class HostDriver:
+    """Stands in for the driver's device; keeps the code that it was asked to load."""
+
+    api: Any = SimpleNamespace(symbol=lambda role: "")
+    arch = "sm90"
+
+    def __init__(self) -> None:
+        self.loaded: list[bytes] = []
+
+    def make_current(self) -> None:
+        """There is one device."""
+
+    def relaxed(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def load(self, code: bytes) -> Any:
+        self.loaded.append(code)
+        return SimpleNamespace(function=lambda symbol: HostFunction())
+
+    def alloc(self, nbytes: int) -> int:
+        return 1 << 32
+
+    def memset(self, address: int, byte: int, nbytes: int, stream: int) -> None:
+        """Nobody reads the memory."""
+
+    def stream(self) -> Any:
+        return SimpleNamespace(handle=1, synchronize=lambda: None, destroy=lambda: None)
+
+
+def stand_in(patch: Any) -> HostDriver:
+    """Have the CPU stand in for a machine's one GPU, an sm90 of 132 compute units; its driver.
+
+    Args:
+        patch: a `pytest.MonkeyPatch`.
+    """
+    import torch
+
+    from tests.support import linear_layers
+    from tritongemm.serving import kernel_loading
+
+    host = HostDriver()
+    device: Any = linear_layers.stand_in_device(driver_device=host)
+    patch.setattr(kernel_loading, "open_device", lambda index, workspaces: device)
+    patch.setattr(torch.cuda, "is_available", lambda: False)
+    patch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
+    for module in ("api", "calls"):
+        patch.setattr(f"tritongemm.serving.{module}.float32_precision", lambda: "tf32")
+    linear_layers.run_on_cpu(patch)
+    return host
+
+
+def main(path: str) -> None:
+    """Serve, and print what became of it."""
+    sys.meta_path.insert(0, RefusingFinder())
+    import pytest
+    import torch
+
+    import tritongemm
+
+    host = stand_in(pytest.MonkeyPatch())
+    print("rows", tritongemm.load(path))
+    for m in (3, 16, 40):
+        x, w = torch.randn(m, 64), torch.randn(48, 64)
+        torch.testing.assert_close(tritongemm.mm(x, w), x @ w.T)
+        print(tritongemm.explain(x, w).splitlines()[0])
+    print("loaded", len(host.loaded))
+    print("imported", sorted(name for name in REFUSED if name in sys.modules))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,18 @@
+"""The door of `python -m tritongemm.check`; `tritongemm.cli.check` is the command."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from tritongemm.core import import_path
+
+if __name__ == "__main__":
+    import_path.leave_out_current_folder()
+
+from tritongemm.cli import door
+
+main = partial(door.run, "tritongemm.cli.check:main")
+
+if __name__ == "__main__":
+    sys.exit(main())

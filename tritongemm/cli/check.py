@@ -1,0 +1,194 @@
+"""The command line of `python -m tritongemm.check`: which tuned results still hold; others are raced again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.cli import arguments, door, options, session
+from tritongemm.core import settings
+from tritongemm.core.errors import InputError
+from tritongemm.core.printable import printable
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+from tritongemm.core.tuning_options import TuningOptions
+from tritongemm.formats import Defaults
+from tritongemm.library import building, checking, storage, writing
+from tritongemm.library.checking import Checked, Claim
+from tritongemm.library.storage import open_library
+from tritongemm.library.writing import Contents
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.plugins.contracts import Evaluator
+from tritongemm.report import plain_table
+from tritongemm.results import rewriting
+from tritongemm.runtime import machine
+from tritongemm.runtime.machine import Machine
+from tritongemm.tuning.repair import Repair
+from tritongemm.workloads import sizes
+
+_COLUMNS = ("size", "M", "target", "winner", "state", "why")
+_WORDS = ("size", "target", "winner", "state", "why")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is checked.
+
+    Attributes:
+        path: of a results file or a library.
+        claims: its results.
+        damaged: names of entries and rows that can't be read at all, with the reason.
+    """
+
+    path: Path
+    claims: tuple[Claim, ...]
+    damaged: tuple[str, ...]
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is a library of kernels."""
+        return storage.is_library(self.path)
+
+
+@door.command
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status is one of `cli.door`."""
+    args = _parser().parse_args(options.normalised(argv))
+    here = machine.find_machine(None, args.gpu_ids)
+    source = _read(Path(args.source))
+    cache = ArtifactCache(settings.cache_folder())
+    cache.check()
+    pool = BuildPool(cache, args.num_threads, args.timeout)
+    try:
+        found = checking.check(source.claims, here, pool)
+        _print(source, found, here)
+        stale = [one for one in found if one.stale]
+        left = len(stale)
+        if args.repair and stale:
+            left -= _repair(source, stale, here, pool, args.timeout)
+    finally:
+        pool.close()
+    return door.WRONG if left or source.damaged else door.DONE
+
+
+def _parser() -> arguments.Parser:
+    p = arguments.Parser(
+        prog="python -m tritongemm.check",
+        description="Say which tuned results still hold for this toolchain, these libraries and this GPU.",
+    )
+    p.add_argument("source", type=arguments.path, metavar="FILE|LIBRARY", help="results, or a library of kernels")
+    p.add_argument("--repair", action="store_true",
+                   help="race what does not hold again, beside what was fast near it; the rest stays")  # fmt: skip
+    p.add_argument("--gpu-ids", type=arguments.devices, default=None, metavar="LIST",
+                   help="the GPU that races, the first of those named (default 0)")  # fmt: skip
+    p.add_argument("--num-threads", type=arguments.processes, default=0, metavar="N",
+                   help="processes that compile (default: one a core)")  # fmt: skip
+    p.add_argument("--timeout", type=arguments.seconds, default=60.0, metavar="S",
+                   help="seconds that one compile, or one request to the GPU, may take (default 60)")  # fmt: skip
+    return p
+
+
+def _read(path: Path) -> _Source:
+    """The results of a file or a library.
+
+    Raises:
+        InputError: it can't be read as a whole, or holds no result.
+    """
+    if storage.is_library(path):
+        library = open_library(path)
+        faults = library.faults()
+        claims = [Claim(e.record, e.kernel, faults.get(e.name, "")) for e in library.entries]
+        damaged = [f"{path}: {entry}" for entry in library.damaged]
+    else:
+        found = sizes.from_results(path, Defaults())
+        claims = [Claim(row.record) for row in found.rows if row.record is not None]
+        damaged = [row.reason for row in found.damaged]
+    if not claims and not damaged:
+        raise InputError(f"{path}: holds no tuned result; tune it first")
+    return _Source(path, tuple(claims), tuple(damaged))
+
+
+def _print(source: _Source, found: Sequence[Checked], here: Machine) -> None:
+    rows = [_row(one) for one in found]
+    if rows:
+        print(*plain_table.align(_COLUMNS, rows, _WORDS), sep="\n")
+    for line in source.damaged:
+        door.tell(f"damaged: {line}")
+    counts = Counter(one.state for one in found) + Counter({checking.DAMAGED: len(source.damaged)})
+    told = ", ".join(f"{count} {state}" for state, count in counts.items())
+    versions = ", ".join(f"{name} {version}" for name, version in building.toolchain(here).items())
+    where = f"{here.product} ({here.target.name})" if here.devices else "no GPU here"
+    print(f"{source.path}: {told} ({versions}; {where})")
+
+
+def _row(one: Checked) -> list[str]:
+    record = one.claim.record
+    m = f"{record.m_from}-{record.problem.m}" if record.m_from else str(record.problem.m)
+    why = printable(one.reason) or "-"
+    return [printable(record.problem.key), m, printable(record.target or "-"), printable(record.winner), one.state, why]
+
+
+def _repair(source: _Source, stale: Sequence[Checked], here: Machine, pool: BuildPool, timeout: float) -> int:
+    """Race what does not hold again, and write it; how many results were repaired."""
+    if not here.devices:
+        door.tell(f"{len(stale)} results are not repaired: they are raced on their GPU, and no GPU is here")
+        return 0
+    records = [one.claim.record for one in stale]
+    trials = {} if source.is_library else rewriting.read_trials(source.path, {r.problem for r in records})
+    repaired: list[tuple[Record, Record]] = []
+    with _device(here, timeout) as evaluator:
+        plan = TuningOptions(source.path.parent, toolchain=machine.toolchain(here))
+        known = [claim.record for claim in source.claims]
+        for before, after in Repair(evaluator, pool, plan).repair(records, known, trials):
+            if isinstance(after, Support):
+                door.tell(f"not repaired: {before.problem.key}: {after}")
+                continue
+            repaired.append((before, after))
+            now, was = after.served_seconds * 1e6, before.served_seconds * 1e6
+            name = after.config.name if after.winner == after.config.backend else after.winner
+            print(f"repaired: {before.problem.key}: {name} {now:.2f} us (was {was:.2f} us)")
+    with door.uninterrupted():
+        return _write(source, repaired, here)
+
+
+@contextmanager
+def _device(here: Machine, timeout: float) -> Iterator[Evaluator]:
+    protocol = MeasureProtocol(timer=session.pick_timer(None, here))
+    evaluator = GpuEvaluator(here.target, here.vendor, here.devices[0], protocol, timeout)
+    try:
+        evaluator.start()
+        yield evaluator
+    finally:
+        evaluator.close()
+
+
+def _write(source: _Source, repaired: Sequence[tuple[Record, Record]], here: Machine) -> int:
+    """Put repaired results in the places of those that did not hold; how many there are."""
+    if not repaired:
+        return 0
+    if not source.is_library:
+        rewriting.replace_rows(source.path, {rewriting.place_of(before): after for before, after in repaired})
+        return len(repaired)
+    built = building.build([after for _, after in repaired], here)
+    for record, reason in built.left_out:
+        door.tell(f"not repaired: {record.problem.key}: {reason}")
+    with writing.held(source.path):
+        library = open_library(source.path)
+        faults = library.faults()
+        whole = [entry for entry in library.entries if entry.name not in faults]
+        codes = {e.kernel.sha256: partial(library.read_code, e.kernel) for e in whole if e.kernel is not None}
+        contents = Contents({entry.key: entry for entry in whole}, {**codes, **built.readers()})
+        contents.entries |= {entry.key: entry for entry in built.entries}
+        writing.write(source.path, contents)
+    done = {entry.name for entry in built.entries}
+    for name, fault in faults.items():
+        if name not in done:
+            door.tell(f"left out: {source.path}: {name}: {fault}")
+    return len(built.entries)

@@ -1,0 +1,170 @@
+"""The command line of `python -m tritongemm.library`: libraries are built, merged, listed and verified."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from tritongemm.cli import arguments, door, options
+from tritongemm.core.errors import InputError
+from tritongemm.core.printable import printable
+from tritongemm.core.record import Record
+from tritongemm.formats import Defaults
+from tritongemm.library import building, storage, writing
+from tritongemm.library.entry import LibraryEntry
+from tritongemm.library.storage import KernelLibrary, open_library
+from tritongemm.library.writing import Contents
+from tritongemm.report import plain_table
+from tritongemm.runtime import machine
+from tritongemm.workloads import sizes
+
+_COLUMNS = ("size", "M", "target", "units", "winner", "us", "library us", "config", "code")
+_WORDS = ("size", "target", "winner", "config", "code")
+
+
+@door.command
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the exit status is one of `cli.door`."""
+    args = _parser().parse_args(options.normalised(argv))
+    run: Callable[[argparse.Namespace], int] = args.run
+    return run(args)
+
+
+def _parser() -> arguments.Parser:
+    p = arguments.Parser(
+        prog="python -m tritongemm.library",
+        description="Libraries of tuned kernels: code objects with a manifest, which tritongemm.load serves without a "
+        "compiler.",
+    )
+    actions = p.add_subparsers(required=True, metavar="{build,merge,list,verify}", parser_class=arguments.Parser)
+    build = actions.add_parser("build", help="compile the winners of results files, and write a library of them")
+    build.add_argument("results", nargs="+", type=arguments.path, metavar="FILE",
+                       help="results of python -m tritongemm.tune")  # fmt: skip
+    merge = actions.add_parser("merge", help="add libraries to one another; of two results the faster counts")
+    merge.add_argument("libraries", nargs="+", type=arguments.path, metavar="LIBRARY", help="folders or archives")
+    for one in (build, merge):
+        one.add_argument("-o", "--output", type=arguments.output, required=True, metavar="OUT",
+                         help="a folder, or an archive where the name ends in .zip")  # fmt: skip
+    several = [actions.add_parser("list", help="print what libraries hold")]
+    several.append(actions.add_parser("verify", help="read every code object, and say which are damaged"))
+    for one in several:
+        one.add_argument("libraries", nargs="+", type=arguments.path, metavar="LIBRARY", help="folders or archives")
+    for one, run in zip((build, merge, *several), (_build, _merge, _list, _verify), strict=True):
+        one.set_defaults(run=run)
+    return p
+
+
+def _build(args: argparse.Namespace) -> int:
+    """Write a library of results files, in place of one that is there."""
+    output, damaged = Path(args.output), False
+    records: list[Record] = []
+    for path in args.results:
+        found = sizes.from_results(Path(path), Defaults())
+        records += [row.record for row in found.rows if row.record is not None]
+        damaged |= bool(found.damaged)
+        for row in found.damaged:
+            door.tell(f"left out: {row.reason}")
+    with writing.held(output):
+        built = building.build(records, machine.find_machine(None))
+        for record, reason in built.left_out:
+            door.tell(f"left out: {record.problem.key}: {reason}")
+        if not built.entries:
+            raise InputError(f"{', '.join(args.results)}: no result can be held in a library; tune some sizes first")
+        contents = Contents()
+        conflicts = writing.merge(contents, built.entries, built.readers())
+        writing.write(output, contents)
+    _tell_written(output, contents, conflicts)
+    return door.WRONG if damaged or built.left_out else door.DONE
+
+
+def _merge(args: argparse.Namespace) -> int:
+    """Add libraries to what the output holds."""
+    output = Path(args.output)
+    contents, conflicts, damaged = Contents(), list[str](), False
+    with writing.held(output):
+        others = [Path(path) for path in args.libraries if not _are_one(Path(path), output)]
+        for path in ([output] if storage.is_library(output) else []) + others:
+            library = open_library(path)
+            faults = library.faults()
+            for name, fault in faults.items():
+                door.tell(f"left out: {path}: {name}: {fault}")
+            whole = [entry for entry in library.entries if entry.name not in faults]
+            conflicts += writing.merge(contents, whole, _readers(library, whole))
+            damaged |= bool(faults)
+        if not contents.entries:
+            raise InputError(f"{', '.join(args.libraries)}: there is no usable entry to merge")
+        writing.write(output, contents)
+    _tell_written(output, contents, conflicts)
+    return door.WRONG if damaged else door.DONE
+
+
+def _readers(library: KernelLibrary, entries: Iterable[LibraryEntry]) -> dict[str, Callable[[], bytes]]:
+    kernels = [entry.kernel for entry in entries if entry.kernel is not None]
+    return {kernel.sha256: partial(library.read_code, kernel) for kernel in kernels}
+
+
+def _are_one(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _tell_written(output: Path, contents: Contents, conflicts: Sequence[str]) -> None:
+    for conflict in conflicts:
+        door.tell(f"conflict: {conflict}")
+    kernels = [entry.kernel for entry in contents.entries.values() if entry.kernel is not None]
+    size = sum({kernel.sha256: kernel.size for kernel in kernels}.values())
+    digest = open_library(output).digest
+    print(
+        f"{output}: {len(contents.entries)} results, {len(kernels)} with kernels of {size / 1e6:.1f} MB, "
+        f"{len(conflicts)} conflicts (sha256 {digest[:12]})"
+    )
+
+
+def _tell_damaged(library: KernelLibrary) -> bool:
+    for entry in library.damaged:
+        door.tell(f"left out: {library.path}: {entry}")
+    return bool(library.damaged)
+
+
+def _list(args: argparse.Namespace) -> int:
+    """Print the entries of libraries."""
+    damaged = False
+    for path in args.libraries:
+        library = open_library(Path(path))
+        damaged |= _tell_damaged(library)
+        print(f"{path}: {len(library.entries)} results (sha256 {library.digest[:12]})")
+        if rows := [_row(entry) for entry in library.entries]:
+            print(*plain_table.align(_COLUMNS, rows, _WORDS), sep="\n")
+    return door.WRONG if damaged else door.DONE
+
+
+def _row(entry: LibraryEntry) -> list[str]:
+    record, kernel = entry.record, entry.kernel
+    m, library = record.problem.m, record.library_seconds
+    return [
+        printable(record.problem.key),
+        f"{record.m_from}-{m}" if record.m_from else str(m),
+        printable(record.target or "-"),
+        str(record.compute_units),
+        printable(record.winner),
+        f"{record.seconds * 1e6:.2f}",
+        "-" if library is None else f"{library * 1e6:.2f}",
+        printable(record.config.short_name),
+        kernel.sha256[:12] if kernel else "-",
+    ]
+
+
+def _verify(args: argparse.Namespace) -> int:
+    """Read every code object of libraries."""
+    damaged = 0
+    for path in args.libraries:
+        library = open_library(Path(path))
+        faults = library.faults()
+        for name, fault in faults.items():
+            door.tell(f"damaged: {path}: {name}: {fault}")
+        damaged += len(faults)
+        count = len(library.entries) + len(library.damaged)
+        print(f"{path}: {count - len(faults)} of {count} results are whole (sha256 {library.digest[:12]})")
+    return door.WRONG if damaged else door.DONE

@@ -1,0 +1,18 @@
+"""The door of `python -m tritongemm.library`; `tritongemm.cli.library` is the command."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from tritongemm.core import import_path
+
+if __name__ == "__main__":
+    import_path.leave_out_current_folder()
+
+from tritongemm.cli import door
+
+main = partial(door.run, "tritongemm.cli.library:main")
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""Tuned results → entries of a library: compiled where the cache lacks them, with their launches at every M."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from tritongemm.build import prepare
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.prepare import PreparedKernel
+from tritongemm.core import settings
+from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
+from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.core.record import Record
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.core.target import Target
+from tritongemm.hip_ext.driver import driver
+from tritongemm.library.entry import MOST_OBJECT_BYTES, SUFFIXES, LibraryEntry, LibraryKernel, record_m
+from tritongemm.library.launch_table import LaunchTable, tabulate
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, KernelBackend
+from tritongemm.runtime.machine import Machine
+from tritongemm.search_spaces import loader
+
+
+@dataclass
+class Built:
+    """What became of tuned results.
+
+    Attributes:
+        entries: of the library.
+        codes: code objects by their hash.
+        left_out: results that no library can hold, with the reason.
+    """
+
+    entries: list[LibraryEntry] = field(default_factory=list)
+    codes: dict[str, bytes] = field(default_factory=dict)
+    left_out: list[tuple[Record, str]] = field(default_factory=list)
+
+    def readers(self) -> dict[str, Callable[[], bytes]]:
+        """What reads each code object."""
+        return {sha256: partial(bytes, code) for sha256, code in self.codes.items()}
+
+
+def build(records: Sequence[Record], here: Machine) -> Built:
+    """The entries of tuned results, of any targets.
+
+    Args:
+        records: of two for one thing both are built.
+        here: this machine, whose own GPU's facts are measured.
+    """
+    built = Built()
+    groups: dict[tuple[str, int, str, bool], list[Record]] = {}
+    for record in records:
+        possible = _can_be_held(record)
+        if isinstance(possible, Support) and not possible:
+            built.left_out.append((record, possible.reason))
+        elif isinstance(possible, Support):
+            device = record.target, record.compute_units, record.toolchain.get("device", "")
+            groups.setdefault((*device, record.m_from > 0), []).append(record)
+        else:
+            built.entries.append(possible)
+    for group in groups.values():
+        try:
+            target = target_of(group[0], here)
+        except TritonGemmError as error:
+            built.left_out += [(record, str(error)) for record in group]
+            continue
+        for once in _once_each(group):
+            _build_group(once, target, toolchain(here), built)
+    return built
+
+
+def _once_each(records: Iterable[Record]) -> list[list[Record]]:
+    """The records in lists that have each problem once."""
+    lists: list[list[Record]] = []
+    for record in records:
+        free = next((one for one in lists if all(r.problem != record.problem for r in one)), None)
+        if free is None:
+            lists.append(free := [])
+        free.append(record)
+    return lists
+
+
+def target_of(record: Record, here: Machine) -> Target:
+    """The facts of the device that a result is for, those of this machine's own GPU where it is one of its kind.
+
+    Raises:
+        TargetError: no such architecture is known.
+    """
+    if here.devices and here.target.name == record.target and record.compute_units in (0, here.target.compute_units):
+        return here.target
+    known = loader.load_target(record.target, record.toolchain.get("device", ""))
+    return replace(known, compute_units=record.compute_units) if record.compute_units else known
+
+
+def toolchain(here: Machine) -> dict[str, str]:
+    """The versions that compile here, and the driver's where there is one."""
+    versions = {package: settings.version(package) for package in ("triton", "torch")}
+    return versions | ({"driver": str(driver.open_driver(here.vendor).version())} if here.vendor else {})
+
+
+def _can_be_held(record: Record) -> Support | LibraryEntry:
+    """Whether a result has a kernel that is to be compiled, why it can't be held; or its entry, where it has none."""
+    if record.predicted:
+        return Support("its time is a prediction (timer: model); tune it on the GPU")
+    if not record.target:
+        return Support("it names no target")
+    if record.winner != record.config.backend:
+        return LibraryEntry(record)
+    try:
+        backend = registry.get(Backend, record.winner)
+    except (InputError, UnavailableError) as error:
+        return Support(str(error))
+    return SUPPORTED if isinstance(backend, KernelBackend) else LibraryEntry(record)
+
+
+def _build_group(records: Sequence[Record], target: Target, versions: dict[str, str], built: Built) -> None:
+    """Build results of one device, each of another problem."""
+    kernels = prepare.prepare_kernels(records, target, ArtifactCache(settings.cache_folder()))
+    for record in records:
+        prepared = kernels[record.problem]
+        made = prepared if isinstance(prepared, Support) else _entry(prepared, versions)
+        if isinstance(made, Support):
+            built.left_out.append((record, f"{record.config.name}: {made}"))
+            continue
+        entry, code = made
+        built.entries.append(entry)
+        built.codes[hashlib.sha256(code).hexdigest()] = code
+
+
+def _entry(prepared: PreparedKernel, versions: dict[str, str]) -> tuple[LibraryEntry, bytes] | Support:
+    """The entry of a compiled kernel with its code, or why it can't be told."""
+    launch, target = prepared.launch, prepared.target
+    if isinstance(launch, HostLaunch):
+        return Support("its own host code launches it, and a library holds no code of a host")
+    suffix = Path(launch.path).suffix[1:]
+    code = prepare.or_refusal(launch.read_code)
+    if isinstance(code, Support):
+        return code
+    if suffix not in SUFFIXES or len(code) > MOST_OBJECT_BYTES:
+        return Support(f"{Path(launch.path).name} of {len(code)} bytes is no code object of a GPU")
+    table = launch_table(prepared)
+    if isinstance(table, Support):
+        return table
+    kernel = LibraryKernel(
+        sha256=hashlib.sha256(code).hexdigest(),
+        suffix=suffix,
+        size=len(code),
+        source=prepared.artifact.digest,
+        toolchain=versions,
+        tf32=prepared.record.problem.dtype_a == "fp32" and target.has("tf32"),
+        launches=table,
+    )
+    # The split and the order of a grid follow from the number of compute units.
+    record = replace(prepared.record, compute_units=target.compute_units)
+    return LibraryEntry(record, kernel), code
+
+
+def launch_table(prepared: PreparedKernel) -> LaunchTable | Support:
+    """The launches of a kernel at every M that its record serves, or why they can't be told."""
+    record = prepared.record
+    low = high = record_m(record)
+    if record.m_from or record.problem.kind == "grouped":
+        low = record.m_from or 1
+        if not (carries := prepared.serves(low)):
+            return carries
+
+    def launch_at(m: int) -> Launch | Support:
+        launch = prepared.launch if m == high else prepared.launch_at(m)
+        return Support("its own host code launches it") if isinstance(launch, HostLaunch) else launch
+
+    return tabulate(launch_at, low, high, max(1, record.config.block_m))

@@ -1,0 +1,187 @@
+"""Which tuned results still hold: for this toolchain, these libraries and this device, without running anything.
+
+A kernel's result holds while the toolchain makes the very code object that was measured: what the cache has is
+compared, and the rest compiled, on all cores. Another driver changes no code object. An algorithm's result, and one
+that the baseline won, hold while their library's version is the recorded one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tritongemm.build import prepare
+from tritongemm.build.pool import BuildPool
+from tritongemm.core import settings
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
+from tritongemm.core.launch import HostLaunch
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+from tritongemm.core.target import Target
+from tritongemm.library.building import target_of
+from tritongemm.library.entry import LibraryKernel, record_m
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend
+from tritongemm.plugins.validity import check_config
+from tritongemm.runtime.machine import Machine
+
+HOLDS = "holds"
+MOVED = "moved"  # the toolchain makes another code object now, or the library has another version
+UNKNOWN = "unknown"  # nothing was recorded that could be compared
+FAILS = "fails"  # it can't be compiled, or launched, any more
+DAMAGED = "damaged"  # its code object in a library is
+FOREIGN = "foreign"  # it is for another GPU than this machine's
+UNCHECKED = "unchecked"  # its library can be asked on its GPU alone
+STALE = (MOVED, UNKNOWN, FAILS, DAMAGED)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A tuned result whose truth is asked for.
+
+    Attributes:
+        record: the result.
+        kernel: its code in a library; None for a row of a results file.
+        fault: what is wrong with that code; "" where nothing is.
+    """
+
+    record: Record
+    kernel: LibraryKernel | None = None
+    fault: str = ""
+
+    @property
+    def sha256(self) -> str:
+        """Of the code object that the result is of; "" where nobody recorded it."""
+        return self.kernel.sha256 if self.kernel is not None else self.record.code
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What became of a claim.
+
+    Attributes:
+        claim: what was asked.
+        state: one of the states above.
+        reason: why, in words.
+    """
+
+    claim: Claim
+    state: str
+    reason: str = ""
+
+    @property
+    def stale(self) -> bool:
+        """Whether the result is known not to hold, or nothing tells that it does."""
+        return self.state in STALE
+
+
+def check(claims: Sequence[Claim], here: Machine, pool: BuildPool) -> list[Checked]:
+    """Whether tuned results hold, in their order.
+
+    Args:
+        claims: the results.
+        here: this machine; with a GPU, results of others are foreign to it.
+        pool: compiles what its cache lacks.
+    """
+    found: list[Checked | None] = []
+    waiting: dict[int, tuple[CompileJob, Target]] = {}
+    for number, claim in enumerate(claims):
+        begun = prepare.or_refusal(partial(_begin, claim, here, pool))
+        if isinstance(begun, tuple):
+            found.append(None)
+            waiting[number] = begun
+        else:
+            found.append(Checked(claim, FAILS, begun.reason) if isinstance(begun, Support) else begun)
+    by_digest = {artifact.digest: artifact for artifact in pool.stream(job for job, _ in waiting.values())}
+    for number, (job, target) in waiting.items():
+        found[number] = _compare(claims[number], by_digest[job.digest], target)
+    return [one for one in found if one is not None]
+
+
+def _begin(claim: Claim, here: Machine, pool: BuildPool) -> Checked | tuple[CompileJob, Target]:
+    """The answer where nothing has to be compiled for it; else what has to be, and for which device."""
+    record, kernel = claim.record, claim.kernel
+    if claim.fault:
+        return Checked(claim, DAMAGED, claim.fault)
+    if record.predicted:
+        return Checked(claim, UNKNOWN, "its time is a prediction (timer: model); tune it on the GPU")
+    if foreign := _foreign(record, here):
+        return Checked(claim, FOREIGN, foreign)
+    if record.winner != record.config.backend:
+        return _compare_versions(claim, record.winner)
+    backend = registry.get(Backend, record.winner)
+    if isinstance(backend, LibraryBackend):
+        return _compare_versions(claim, record.winner)
+    target = target_of(record, here)
+    possible = check_config(record.config, record.problem, target, record.target)
+    job = prepare.compile_job(record.problem, record.config, target) if possible else possible
+    if isinstance(job, Support):
+        return Checked(claim, FAILS, job.reason)
+    if kernel is not None and kernel.source == job.digest and pool.cache.get(job.digest) is None:
+        return Checked(claim, HOLDS)  # the same text, options and compiler
+    if not claim.sha256:
+        return Checked(claim, UNKNOWN, "its code object was not recorded; an older version tuned it")
+    return job, target
+
+
+def _foreign(record: Record, here: Machine) -> str:
+    """Why a result is none of this machine's GPU; "" where it is, or there is no GPU."""
+    if not here.devices:
+        return ""
+    if record.target != here.target.name:
+        return f"for {record.target or 'no target named'}; this GPU is {here.target.name}"
+    units = here.target.compute_units
+    if record.compute_units in (0, units):
+        return ""
+    return f"for {record.compute_units} compute units; this GPU has {units}"
+
+
+def _compare_versions(claim: Claim, name: str) -> Checked:
+    """Whether a library that won still has the version that was measured."""
+    record = claim.record
+    try:
+        backend = registry.get(Backend, name)
+    except (InputError, UnavailableError) as error:
+        return Checked(claim, FAILS, str(error))
+    if name != record.config.backend or not dict(record.config.options).get("version"):
+        label, recorded, now = "torch", record.toolchain.get("torch", ""), settings.version("torch")
+    elif not (available := backend.available()):
+        return Checked(claim, UNCHECKED, available.reason)
+    else:
+        assert isinstance(backend, LibraryBackend)
+        label, recorded, now = backend.label, str(record.config.option("version")), backend.version()
+    if not recorded:
+        return Checked(claim, UNKNOWN, f"the version of {label} was not recorded")
+    return Checked(claim, HOLDS) if recorded == now else Checked(claim, MOVED, f"{label} {recorded} → {now}")
+
+
+def _compare(claim: Claim, artifact: Artifact, target: Target) -> Checked:
+    """Whether what was compiled is what was measured."""
+    if artifact.status != "ok":
+        return Checked(claim, FAILS, f"{artifact.status}: {artifact.reason}")
+    if artifact.sha256 != claim.sha256:
+        return Checked(claim, MOVED, _why_moved(claim))
+    if claim.kernel is None:
+        return Checked(claim, HOLDS)
+    record = claim.record
+    backend = registry.get(KernelBackend, record.config.backend)
+    try:
+        launch = backend.launch(replace(artifact, config=record.config), record.problem, target)
+    except TritonGemmError as error:
+        return Checked(claim, FAILS, str(error))
+    told = claim.kernel.launches.at(record_m(record))
+    if isinstance(launch, HostLaunch) or isinstance(told, Support):
+        return Checked(claim, MOVED, "it is launched otherwise now")
+    same = replace(launch, path="", at=tuple(launch.offsets())) == replace(told, at=tuple(told.offsets()))
+    return Checked(claim, HOLDS) if same else Checked(claim, MOVED, "the same code object is launched otherwise now")
+
+
+def _why_moved(claim: Claim) -> str:
+    """What differs between the toolchain that made a code object and the one that is here, in words."""
+    made = claim.kernel.toolchain if claim.kernel is not None else claim.record.toolchain
+    before, now = made.get("triton"), settings.version("triton")
+    if before in (None, now):
+        return "the kernel's text, its options or a tool are others now"
+    return f"triton {before} → {now}"

@@ -1,0 +1,209 @@
+"""The launch of a kernel at every M that it serves, as numbers: nothing is left to evaluate but sums and quotients.
+
+A number of a launch that changes with M (the grid, M itself, bytes of a workspace) is told in runs: from an M on it
+begins at a value, and rises by an amount after every so many M.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import NamedTuple
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.launch import Buffer, Launch, Param
+from tritongemm.core.support import Support
+
+_COUNTED = ("i32", "u32", "i64")  # kinds of parameters that are whole numbers
+
+
+class Run(NamedTuple):
+    """How a number goes on from an M: at M it is ``value + rise * ((M - start) // every)``.
+
+    Attributes:
+        start: the first M.
+        value: the number there.
+        rise: what is added after every so many M.
+        every: so many M.
+    """
+
+    start: int
+    value: int
+    rise: int = 0
+    every: int = 1
+
+    def at(self, m: int) -> int:
+        """The number at an M from `start` on."""
+        return self.value + self.rise * ((m - self.start) // self.every)
+
+
+@dataclass(frozen=True)
+class LaunchTable:
+    """A launch for each M of a range.
+
+    Attributes:
+        low, high: the least and the largest M.
+        launch: that of the largest M, with all buffers that any M needs; its path is empty.
+        runs: the numbers that change with M, by their names, e.g. ``grid.0`` or ``params.6.value``.
+    """
+
+    low: int
+    high: int
+    launch: Launch
+    runs: Mapping[str, Sequence[Run]] = field(default_factory=dict)
+
+    def at(self, m: int) -> Launch | Support:
+        """The launch at an M, or why there is none."""
+        if not self.low <= m <= self.high:
+            return Support(f"the library holds its launches for M {self.low} to {self.high}, not {m}")
+        numbers = {name: self._run(name, m).at(m) for name in self.runs}
+        return _with_numbers(self.launch, numbers) if numbers else self.launch
+
+    def most_bytes(self, buffer: str) -> int:
+        """The most bytes that a buffer takes at any M, e.g. ``workspace``."""
+        runs = self.runs.get(f"buffers.{buffer}")
+        if runs is None:
+            return sum(b.bytes for b in self.launch.buffers if b.name == buffer)
+        ends = [run.start - 1 for run in runs[1:]] + [self.high]
+        return max(max(run.value, run.at(end)) for run, end in zip(runs, ends, strict=True))
+
+    def _run(self, name: str, m: int) -> Run:
+        runs = self.runs[name]
+        return runs[bisect_right(runs, m, key=lambda run: run.start) - 1]
+
+
+def tabulate(launch_at: Callable[[int], Launch | Support], low: int, high: int, block: int) -> LaunchTable | Support:
+    """The launches of a range of M as a table, or why they can't be told in one.
+
+    Numbers change with M itself or with how many blocks cover it, so within a block of M a few are looked at; where
+    they lie on no line, all of them are.
+
+    Args:
+        launch_at: the launch at an M, or why there is none.
+        low: the least M.
+        high: the largest M.
+        block: rows of a tile.
+    """
+    launches: dict[int, Launch] = {}
+    values: list[dict[str, int]] = []
+
+    def numbers(m: int) -> dict[str, int]:
+        found = launches.get(m) or launch_at(m)
+        if isinstance(found, Support):
+            raise InputError(f"M {m}: {found}")
+        launches[m] = found
+        return _numbers(found)
+
+    try:
+        for first in _firsts(low, high, block):
+            last = min(high, (first - 1) // block * block + block)
+            values += _between(numbers, first, last)
+        shapes = {_fixed(launch) for launch in launches.values()}
+        if len(shapes) > 1:
+            return Support("its launches differ in more than numbers from one M to another")
+    except InputError as error:
+        return Support(str(error))
+    names = sorted(set().union(*values))
+    series = {name: [one.get(name, 0) for one in values] for name in names}
+    changing = {name: tuple(_runs(low, each)) for name, each in series.items() if len(set(each)) > 1}
+    buffers = tuple(Buffer(n[8:], max(series[n])) for n in _in_order(names) if max(series[n]))
+    whole = replace(launches[high], path="", buffers=buffers)
+    return LaunchTable(low, high, whole, changing)
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Names of buffers, a workspace first as backends have them."""
+    return sorted((n for n in names if n.startswith("buffers.")), reverse=True)
+
+
+def _firsts(low: int, high: int, block: int) -> Iterable[int]:
+    """The first M of each block."""
+    return [low, *range((low - 1) // block * block + block + 1, high + 1, block)]
+
+
+def _between(numbers: Callable[[int], dict[str, int]], first: int, last: int) -> list[dict[str, int]]:
+    """The numbers of each M of a block."""
+    seen = sorted({first, min(first + 1, last), (first + last) // 2, max(first, last - 1), last})
+    found = {m: numbers(m) for m in seen}
+    names = set().union(*found.values())
+    begin = {name: found[first].get(name, 0) for name in names}
+    slopes = {name: found[seen[1]].get(name, 0) - begin[name] if len(seen) > 1 else 0 for name in names}
+    on_a_line = all(found[m].get(name, 0) == begin[name] + slopes[name] * (m - first) for m in seen for name in names)
+    if on_a_line:
+        return [{n: begin[n] + slopes[n] * (m - first) for n in names} for m in range(first, last + 1)]
+    return [found.get(m) or numbers(m) for m in range(first, last + 1)]
+
+
+def _runs(low: int, series: Sequence[int]) -> Iterable[Run]:
+    """The numbers of all M from the least on, as runs."""
+    starts, at = list[tuple[int, int, int]](), low  # of equal numbers: where they begin, the number, how many
+    for value, same in groupby(series):
+        count = len(list(same))
+        starts.append((at, value, count))
+        at += count
+    index = 0
+    while index < len(starts):
+        start, value, every = starts[index]
+        rise, end = 0, index + 1
+        while end < len(starts):
+            step = starts[end][1] - starts[end - 1][1]
+            last = end + 1 == len(starts)
+            fits = starts[end - 1][2] == every and (starts[end][2] == every or (last and starts[end][2] < every))
+            if not fits or (end > index + 1 and step != rise):
+                break
+            rise, end = step, end + 1
+        yield Run(start, value, rise, every if rise else 1)
+        index = end
+
+
+def _numbers(launch: Launch) -> dict[str, int]:
+    """The whole numbers of a launch that may change with M, by their names."""
+    found = {f"grid.{axis}": count for axis, count in enumerate(launch.grid)}
+    for index, param in enumerate(launch.params):
+        if param.kind in _COUNTED:
+            found[f"params.{index}.value"] = int(param.value)
+        if param.kind == "tma":
+            found |= {f"params.{index}.shape.{side}": extent for side, extent in enumerate(param.shape)}
+            found[f"params.{index}.stride"] = param.stride
+    for kind, buffers in (("buffers", launch.buffers), ("zeroed", launch.zeroed)):
+        found |= {f"{kind}.{buffer.name}": buffer.bytes for buffer in buffers}
+    return found
+
+
+def _fixed(launch: Launch) -> Launch:
+    """A launch without what may change with M."""
+    params = [replace(p, value=0) if p.kind in _COUNTED else replace(p, shape=(0, 0), stride=0) for p in launch.params]
+    return replace(launch, grid=(1, 1, 1), params=tuple(params), buffers=(), zeroed=())
+
+
+def _with_numbers(launch: Launch, numbers: Mapping[str, int]) -> Launch:
+    """A launch with other numbers; the opposite of `_numbers`. A buffer of no bytes is left out."""
+
+    def buffers(kind: str, given: Sequence[Buffer]) -> tuple[Buffer, ...]:
+        sized = (Buffer(b.name, numbers.get(f"{kind}.{b.name}", b.bytes)) for b in given)
+        return tuple(b for b in sized if b.bytes)
+
+    x, y, z = (numbers.get(f"grid.{axis}", count) for axis, count in enumerate(launch.grid))
+    return replace(
+        launch,
+        grid=(x, y, z),
+        params=tuple(_param(p, f"params.{index}", numbers) for index, p in enumerate(launch.params)),
+        buffers=buffers("buffers", launch.buffers),
+        zeroed=buffers("zeroed", launch.zeroed),
+    )
+
+
+def _param(param: Param, name: str, numbers: Mapping[str, int]) -> Param:
+    if param.kind in _COUNTED:
+        return replace(param, value=numbers.get(f"{name}.value", param.value))
+    if param.kind != "tma":
+        return param
+    rows, columns = (numbers.get(f"{name}.shape.{side}", extent) for side, extent in enumerate(param.shape))
+    return replace(param, shape=(rows, columns), stride=numbers.get(f"{name}.stride", param.stride))
+
+
+def names_of(launch: Launch) -> frozenset[str]:
+    """The names of the numbers of a launch that may change with M."""
+    return frozenset(_numbers(launch))

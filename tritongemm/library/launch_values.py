@@ -1,0 +1,210 @@
+"""Tables of launches as JSON values, and back: whatever a file says, what comes out is a launch of bounded numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from math import prod
+from typing import Any
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.launch import MOST_PROGRAMS, Buffer, Launch, Param
+from tritongemm.core.values import FINITE, FLAG, MOST, TEXT, FieldKind, require
+from tritongemm.library.launch_table import LaunchTable, Run, names_of
+
+_MOST_PARAMS, _MOST_RUNS = 256, 1 << 16
+_MOST_THREADS, _MOST_SHARED, _MOST_CLUSTER = 1024, 1 << 20, 16  # of any GPU
+_MOST_BLOCK_BYTES = 1 << 15  # of parameters
+_MOST_BYTES = 1 << 40  # of a buffer
+_MOST_NUMBER = 2**63 - 1
+_LONGEST_SYMBOL = 4096  # characters
+_KINDS = ("pointer", "i32", "u32", "i64", "f32", "tma", "pad")
+_PLAIN = Param("pointer")
+_PAIRS = ("box", "shape")
+_CODES = ("stride", "elem_type", "elem_size", "swizzle")
+
+
+def _whole(least: int, most: int) -> FieldKind:
+    def holds(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+    return FieldKind(f"a whole number from {least} to {most}", holds)
+
+
+def _list_of(kind: FieldKind, count: int | None = None, most: int = _MOST_RUNS) -> FieldKind:
+    def holds(value: Any) -> bool:
+        fits = isinstance(value, list) and (len(value) <= most if count is None else len(value) == count)
+        return fits and all(map(kind.holds, value))
+
+    return FieldKind(f"a list of {f'{count} times ' if count else ''}{kind.words}", holds)
+
+
+def _map_of(kind: FieldKind, most: int = _MOST_PARAMS) -> FieldKind:
+    def holds(value: Any) -> bool:
+        return isinstance(value, Mapping) and len(value) <= most and all(map(kind.holds, value.values()))
+
+    return FieldKind(f"a map of {kind.words}", holds)
+
+
+_NUMBER = _whole(-_MOST_NUMBER, _MOST_NUMBER)
+_MAP = FieldKind("a map", lambda value: isinstance(value, Mapping))
+_SYMBOL = FieldKind("the name of a kernel", lambda v: TEXT.holds(v) and 0 < len(v) <= _LONGEST_SYMBOL)
+_LAUNCH_KINDS = {
+    "symbol": _SYMBOL,
+    "grid": _list_of(_whole(1, MOST_PROGRAMS[0]), 3),
+    "block": _list_of(_whole(1, _MOST_THREADS), 3),
+    "shared": _whole(0, _MOST_SHARED),
+    "cluster": _whole(1, _MOST_CLUSTER),
+    "overlap": FLAG,
+    "at": _list_of(_whole(0, _MOST_BLOCK_BYTES), most=_MOST_PARAMS),
+    "params": _list_of(_MAP, most=_MOST_PARAMS),
+    "buffers": _map_of(_whole(1, _MOST_BYTES)),
+    "zeroed": _map_of(_whole(1, _MOST_BYTES)),
+}
+_TABLE_KINDS = {
+    "low": _whole(1, MOST),
+    "high": _whole(1, MOST),
+    "launch": _MAP,
+    "runs": _map_of(_list_of(_list_of(_NUMBER, 4)), 2 * _MOST_PARAMS),
+}
+_VALUE_KINDS = {
+    "pointer": FieldKind("the name of a buffer", lambda v: TEXT.holds(v) and len(v) <= 64),
+    "tma": FieldKind("the name of a buffer", lambda v: TEXT.holds(v) and len(v) <= 64),
+    "f32": FieldKind("a number", lambda v: FINITE.holds(v) or (isinstance(v, float) and FINITE.holds(-v))),
+    "pad": _whole(0, _MOST_BLOCK_BYTES),
+}
+
+
+def table_to_json(table: LaunchTable) -> dict[str, Any]:
+    """A table as JSON values; the code object is named beside it."""
+    launch = table.launch
+    return {
+        "low": table.low,
+        "high": table.high,
+        "launch": {
+            "symbol": launch.symbol,
+            "grid": list(launch.grid),
+            "block": list(launch.block),
+            "shared": launch.shared,
+            "cluster": launch.cluster,
+            "overlap": launch.overlap,
+            "at": launch.offsets(),
+            "params": [_param_to_json(param) for param in launch.params],
+            "buffers": {buffer.name: buffer.bytes for buffer in launch.buffers},
+            "zeroed": {buffer.name: buffer.bytes for buffer in launch.zeroed},
+        },
+        "runs": {name: [list(run) for run in runs] for name, runs in table.runs.items()},
+    }
+
+
+def table_from_json(data: Mapping[str, Any], sha256: str) -> LaunchTable:
+    """The table that `table_to_json` told.
+
+    Args:
+        data: JSON values from a file.
+        sha256: of the code object.
+
+    Raises:
+        InputError: they are no launches that any GPU could start.
+    """
+    _require_all(data, _TABLE_KINDS)
+    if data["low"] > data["high"]:
+        raise InputError(f"low must be at most high, {data['high']}, not {data['low']}")
+    launch = _launch_from_json(data["launch"], sha256)
+    runs = {name: tuple(Run(*run) for run in each) for name, each in data["runs"].items()}
+    table = LaunchTable(data["low"], data["high"], launch, runs)
+    for name, each in runs.items():
+        _check_runs(table, name, each)
+    return table
+
+
+def _check_runs(table: LaunchTable, name: str, runs: tuple[Run, ...]) -> None:
+    starts = [run.start for run in runs]
+    if name not in names_of(table.launch) or not runs:
+        raise InputError(f"runs must be of numbers of the launch, not of {name}")
+    if starts != sorted(set(starts)) or starts[0] != table.low or starts[-1] > table.high:
+        raise InputError(f"runs of {name} must begin at {table.low} and go up to at most {table.high}")
+    ends = [start - 1 for start in starts[1:]] + [table.high]
+    least = 0 if name.startswith("buffers.") else 1
+    most = _MOST_BYTES if name.startswith(("buffers.", "zeroed.")) else _most_of(table.launch, name)
+    for run, end in zip(runs, ends, strict=True):
+        if run.every < 1 or not all(least <= value <= most for value in (run.value, run.at(end))):
+            raise InputError(f"runs of {name} must stay within {least} and {most}")
+
+
+def _most_of(launch: Launch, name: str) -> int:
+    """The largest value of a number of a launch that is no buffer's."""
+    if name.startswith("grid."):
+        return MOST_PROGRAMS[int(name[5:])]
+    kind = launch.params[int(name.split(".")[1])].kind
+    return _MOST_NUMBER if kind == "i64" or name.endswith(".stride") else MOST
+
+
+def _launch_from_json(data: Mapping[str, Any], sha256: str) -> Launch:
+    _require_all(data, _LAUNCH_KINDS)
+    if prod(data["block"]) > _MOST_THREADS:
+        raise InputError(f"block must have at most {_MOST_THREADS} threads, not {prod(data['block'])}")
+    if any(count > most for count, most in zip(data["grid"], MOST_PROGRAMS, strict=True)):
+        raise InputError(f"grid must be at most {MOST_PROGRAMS}, not {data['grid']}")
+    params = tuple(map(_param_from_json, data["params"]))
+    _check_offsets(data["at"], params)
+    return Launch(
+        path="",
+        symbol=data["symbol"],
+        grid=tuple(data["grid"]),
+        block=tuple(data["block"]),
+        shared=data["shared"],
+        params=params,
+        buffers=tuple(Buffer(*pair) for pair in data["buffers"].items()),
+        cluster=data["cluster"],
+        at=tuple(data["at"]),
+        overlap=data["overlap"],
+        zeroed=tuple(Buffer(*pair) for pair in data["zeroed"].items()),
+        sha256=sha256,
+    )
+
+
+def _check_offsets(offsets: list[int], params: tuple[Param, ...]) -> None:
+    """Refuse parameters that would overlap, or lie where no address can be written.
+
+    Raises:
+        InputError: says so.
+    """
+    end = 0
+    if len(offsets) != len(params):
+        raise InputError(f"at must have {len(params)} offsets, one for each parameter, not {len(offsets)}")
+    for offset, param in zip(offsets, params, strict=True):
+        if offset < end or (param.kind in ("pointer", "tma") and offset % 8):
+            raise InputError(f"at must have offsets of parameters one after another, not {offset} after {end}")
+        end = offset + param.size
+    if end > _MOST_BLOCK_BYTES:
+        raise InputError(f"parameters must take at most {_MOST_BLOCK_BYTES} bytes, not {end}")
+
+
+def _require_all(data: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:
+    """Refuse values that are missing or of another kind.
+
+    Raises:
+        InputError: names the field.
+    """
+    if missing := sorted(kinds.keys() - data.keys()):
+        raise InputError(f"{missing[0]} is missing")
+    require(data, kinds)
+
+
+def _param_to_json(param: Param) -> dict[str, Any]:
+    """A parameter without the fields that say nothing."""
+    every = {f.name: getattr(param, f.name) for f in fields(param)}
+    told = {name: value for name, value in every.items() if value != getattr(_PLAIN, name)}
+    return {"kind": param.kind, "value": param.value, **told}
+
+
+def _param_from_json(data: Mapping[str, Any]) -> Param:
+    kind = data.get("kind")
+    if kind not in _KINDS:
+        raise InputError(f"a parameter's kind must be one of {', '.join(_KINDS)}, not {kind!r:.40}")
+    if unknown := data.keys() - {f.name for f in fields(Param)}:
+        raise InputError(f"a parameter has no field {min(map(str, unknown)):.40}")
+    kinds = dict.fromkeys(_PAIRS, _list_of(_whole(0, _MOST_NUMBER), 2)) | dict.fromkeys(_CODES, _whole(0, _MOST_NUMBER))
+    require({"value": 0, **data}, {**kinds, "value": _VALUE_KINDS.get(str(kind), _NUMBER)})
+    return Param(**{**data, **{name: tuple(data[name]) for name in _PAIRS if name in data}})

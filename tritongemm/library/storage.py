@@ -1,0 +1,296 @@
+"""A library on disk: a folder, or one archive whose members lie in it as they are. All of it is data.
+
+Code objects lie where their hash says, so that no manifest can name another place; an archive with any other member is
+refused as a whole. They are read one by one when they are wanted, and are what was written or are not given out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import struct
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from tritongemm.core import files
+from tritongemm.core.errors import InputError
+from tritongemm.core.printable import printable
+from tritongemm.library.entry import OBJECTS, SUFFIXES, LibraryEntry, LibraryKernel
+
+MANIFEST = "library.json"
+SCHEMA = 1  # of the manifest; it rises where a reader that ignores a new key would serve another kernel
+_KIND = "tritongemm_library"  # the key that says what the manifest is; its value is the schema
+MOST_MANIFEST_BYTES = 256 << 20
+_MOST_MEMBERS = 1 << 17
+_ARCHIVE_START = b"PK\x03\x04"
+_LOCAL_HEADER = struct.Struct("<26xHH")  # lengths of a member's name and of what follows it
+_MEMBER = re.compile(rf"{OBJECTS}/[0-9a-f]{{64}}\.({'|'.join(SUFFIXES)})")
+_DAMAGED = (InputError, KeyError, TypeError, ValueError, AttributeError, RecursionError)
+
+
+class Members(Protocol):
+    """The files of a library."""
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a member; None where there is none."""
+
+    def read(self, name: str) -> bytes:
+        """A member's bytes.
+
+        Raises:
+            OSError: it can't be read.
+        """
+
+
+class _Folder:
+    """A library that is a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def size(self, name: str) -> int | None:
+        try:
+            status = (self._path / name).lstat()
+        except OSError:
+            return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def read(self, name: str) -> bytes:
+        return files.read_regular(self._path / name, (self.size(name) or 0) + 1)
+
+
+class _Archive:
+    """A library that is a zip archive of members that are not compressed.
+
+    The file stays open, so that what replaces it later does not matter, and each member is read where it lies.
+
+    Raises:
+        InputError: it is damaged, or holds what no library does.
+        OSError: it can't be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
+        refuse = partial(_refuse, path)
+        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            refuse("is no file")
+        self._places: dict[str, tuple[int, int]] = {}
+        try:
+            with zipfile.ZipFile(self._file) as archive:
+                members = archive.infolist()
+                if len(members) > _MOST_MEMBERS:
+                    refuse(f"has {len(members)} members, more than {_MOST_MEMBERS}")
+                for member in members:
+                    self._add(member, refuse)
+        except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
+            refuse(f"is a damaged archive: {error}; copy it again")
+
+    def _add(self, member: zipfile.ZipInfo, refuse: Any) -> None:
+        name = member.filename
+        if name != MANIFEST and not _MEMBER.fullmatch(name):
+            refuse(f"holds {name!r}, which no library has; nothing of it is read")
+        if name in self._places:
+            refuse(f"holds {name} twice")
+        if (
+            member.compress_type != zipfile.ZIP_STORED
+            or member.flag_bits & 1
+            or member.file_size != member.compress_size
+        ):
+            refuse(f"holds {name} compressed or encrypted; libraries hold members as they are")
+        at = member.header_offset
+        header = os.pread(self._file.fileno(), _LOCAL_HEADER.size, at)
+        self._places[name] = at + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header)), member.file_size
+
+    def size(self, name: str) -> int | None:
+        place = self._places.get(name)
+        return place[1] if place else None
+
+    def read(self, name: str) -> bytes:
+        at, size = self._places[name]
+        return os.pread(self._file.fileno(), size, at)
+
+
+def _refuse(path: Path, reason: str) -> NoReturn:
+    raise InputError(f"{path} {printable(reason)}")
+
+
+@dataclass(frozen=True)
+class DamagedEntry:
+    """An entry that can't be used.
+
+    Attributes:
+        name: of what it is the result, as far as that can be told.
+        reason: what is wrong with it.
+    """
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{printable(self.name)}: {printable(self.reason)}"
+
+
+@dataclass(frozen=True)
+class KernelLibrary:
+    """An open library.
+
+    Attributes:
+        path: as it was named.
+        digest: SHA-256 of its manifest, which holds the hashes of all else.
+        entries: that can be used, as far as that is known without their code.
+        damaged: the others.
+        members: its files.
+    """
+
+    path: Path
+    digest: str
+    entries: tuple[LibraryEntry, ...]
+    damaged: tuple[DamagedEntry, ...]
+    members: Members
+
+    def read_code(self, kernel: LibraryKernel) -> bytes:
+        """The code object of a kernel.
+
+        Raises:
+            InputError: it is not there, or not what was written.
+        """
+        try:
+            code = self.members.read(kernel.member)
+        except (OSError, KeyError) as error:
+            raise InputError(f"{self.path}: its code object {kernel.member} can't be read: {error}") from None
+        if fault := kernel.fault(code):
+            raise InputError(f"{self.path}: {fault}; build or copy the library again")
+        return code
+
+    def faults(self) -> dict[str, str]:
+        """What is wrong with each entry that can't be used, by its name; reads every code object."""
+        found = {entry.name: printable(entry.reason) for entry in self.damaged}
+        for entry in self.entries:
+            try:
+                if entry.kernel is not None:
+                    self.read_code(entry.kernel)
+            except InputError as error:
+                found[entry.name] = str(error)
+        return found
+
+
+@dataclass(frozen=True)
+class StoredCode:
+    """A kernel in a library.
+
+    Attributes:
+        library: the open library.
+        kernel: one of its entries'.
+    """
+
+    library: KernelLibrary
+    kernel: LibraryKernel
+
+    def read(self) -> bytes:
+        """The code object; errors are those of `KernelLibrary.read_code`."""
+        return self.library.read_code(self.kernel)
+
+
+def is_library(path: Path) -> bool:
+    """Whether a path is a folder with a manifest, or an archive."""
+    if path.is_dir():
+        return (path / MANIFEST).is_file()
+    try:
+        return path.is_file() and _start(path) == _ARCHIVE_START
+    except OSError:
+        return False
+
+
+def _start(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(len(_ARCHIVE_START))
+
+
+def open_library(path: Path) -> KernelLibrary:
+    """Read the manifest of a library; its code objects are read when they are wanted.
+
+    Raises:
+        InputError: it can't be read, is no library, or a newer version wrote it.
+    """
+    try:
+        members: Members = _Folder(path) if path.is_dir() else _Archive(path)
+        size = members.size(MANIFEST)
+        if size is None:
+            _refuse(path, f"is no library: it has no {MANIFEST}")
+        if size > MOST_MANIFEST_BYTES:
+            _refuse(path, f"has a manifest of more than {MOST_MANIFEST_BYTES >> 20} MiB")
+        text = members.read(MANIFEST)
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such library") from None
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror or error}") from None
+    listed = _listed(path, text)
+    entries, damaged = list[LibraryEntry](), list[DamagedEntry]()
+    for number, data in enumerate(listed, 1):
+        found = _read_entry(data, number, members)
+        (damaged if isinstance(found, DamagedEntry) else entries).append(found)  # type: ignore[arg-type]
+    return KernelLibrary(path, hashlib.sha256(text).hexdigest(), tuple(entries), tuple(damaged), members)
+
+
+def _listed(path: Path, text: bytes) -> list[object]:
+    """The entries of a manifest as they stand in it.
+
+    Raises:
+        InputError: it is no manifest of this version.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: {MANIFEST} is no JSON: {error}; copy the library again") from None
+    schema = data.get(_KIND) if isinstance(data, Mapping) else None
+    if not isinstance(schema, int) or not isinstance(data.get("entries"), list):
+        raise InputError(f"{path}: {MANIFEST} is no manifest of a library")
+    if schema > SCHEMA:
+        raise InputError(f"{path}: a newer version of tritongemm wrote it (schema {schema}); update tritongemm")
+    listed: list[object] = data["entries"]
+    return listed
+
+
+def _read_entry(data: object, number: int, members: Members) -> LibraryEntry | DamagedEntry:
+    try:
+        entry = LibraryEntry.from_json(data)
+    except _DAMAGED as error:
+        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        return DamagedEntry(_name_of(data, number), reason)
+    if (kernel := entry.kernel) is not None:
+        size = members.size(kernel.member)
+        if size != kernel.size:
+            told = "is missing" if size is None else f"has {size} bytes, not {kernel.size}"
+            return DamagedEntry(entry.name, f"its code object {kernel.member} {told}")
+    return entry
+
+
+def _name_of(data: object, number: int) -> str:
+    """What a damaged entry is of, where its record can still be read."""
+    try:
+        return LibraryEntry.from_record(data).name
+    except _DAMAGED:
+        return f"entry {number}"
+
+
+def manifest_text(entries: list[LibraryEntry]) -> str:
+    """The manifest of these entries."""
+    listed = ",\n".join(json.dumps(entry.to_json(), separators=(",", ":")) for entry in entries)
+    return f'{{"{_KIND}": {SCHEMA}, "entries": [\n{listed}\n]}}\n'
+
+
+def is_manifest(start: bytes) -> bool:
+    """Whether a file that begins so is a manifest."""
+    return start.startswith(f'{{"{_KIND}"'.encode())
+
+
+def is_archive(start: bytes) -> bool:
+    """Whether a file that begins so is an archive."""
+    return start.startswith(_ARCHIVE_START)

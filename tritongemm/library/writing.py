@@ -1,0 +1,156 @@
+"""Libraries are written whole or not at all, by one process at a time; readers see the old one or the new."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from tritongemm.core import files
+from tritongemm.core.errors import OutputError
+from tritongemm.library.entry import OBJECTS, EntryKey, LibraryEntry
+from tritongemm.library.storage import MANIFEST, is_archive, is_manifest, manifest_text
+
+ARCHIVE_SUFFIX = ".zip"
+ADVICE = "choose another place with -o"
+_LOCK_SECONDS = 60.0
+
+
+@dataclass
+class Contents:
+    """What a library is to hold.
+
+    Attributes:
+        entries: by what they are results of.
+        codes: code objects by their hash, or what reads one.
+    """
+
+    entries: dict[EntryKey, LibraryEntry] = field(default_factory=dict)
+    codes: dict[str, Callable[[], bytes]] = field(default_factory=dict)
+
+    def listed(self) -> list[LibraryEntry]:
+        """The entries in the order of their names, so that equal contents make equal files."""
+        return sorted(self.entries.values(), key=lambda entry: (entry.name, entry.record.m_from))
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keep other processes from writing a library.
+
+    Raises:
+        OutputError: nothing can be written there, something else is there, or another process holds it for a minute.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=_LOCK_SECONDS)
+    except Timeout:
+        raise OutputError(f"{path} can't be written: another process holds {lock.lock_file}; {ADVICE}") from None
+    except OSError as error:
+        raise OutputError(f"{path} can't be written: {error.strerror}; {ADVICE}") from error
+    try:
+        _check_place(path)
+        yield
+    finally:
+        lock.release()
+
+
+def _check_place(path: Path) -> None:
+    """Refuse to replace something else than a library, or one that was half written.
+
+    Raises:
+        OutputError: says so.
+    """
+    if path.suffix == ARCHIVE_SUFFIX:
+        files.check_place(path, lambda start: not start or is_archive(start), "an archive", ADVICE)
+        return
+    try:
+        names = {one.name for one in path.iterdir()} if path.is_dir() else set()
+        strange = MANIFEST not in names and any(name != OBJECTS and not name.startswith(".") for name in names)
+    except OSError as error:
+        raise OutputError(f"{path} can't be read: {error.strerror}; {ADVICE}") from error
+    if strange:
+        raise OutputError(f"{path} is a folder of something else than a library; {ADVICE}")
+    files.check_place(path / MANIFEST, is_manifest, "a manifest of a library", ADVICE)
+
+
+def write(path: Path, contents: Contents) -> None:
+    """Write a library, as an archive where the name ends in ``.zip``, else as a folder; `held` is around it.
+
+    Code objects that no entry names any more stay in a folder: a process that read the manifest before may want them.
+
+    Raises:
+        OutputError: it can't be written; what was there still is.
+        InputError: a code object can't be read.
+    """
+    entries = contents.listed()
+    wanted = {e.kernel.member: contents.codes[e.kernel.sha256] for e in entries if e.kernel is not None}
+    if path.suffix == ARCHIVE_SUFFIX:
+        files.atomic_write(path, _archived(manifest_text(entries), wanted), ADVICE)
+        return
+    for name, read in wanted.items():
+        if not _is_there(path / name, code := read()):
+            files.atomic_write(path / name, code, ADVICE)
+    files.atomic_write(path / MANIFEST, manifest_text(entries), ADVICE)
+    for folder in (path, path / OBJECTS):
+        files.sweep(folder)
+
+
+def _is_there(path: Path, code: bytes) -> bool:
+    try:
+        return files.read_regular(path) == code
+    except OSError:
+        return False
+
+
+def _archived(manifest: str, members: Mapping[str, Callable[[], bytes]]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(zipfile.ZipInfo(MANIFEST), manifest)  # dated 1980, so that equal contents are equal bytes
+        for name in sorted(members):
+            archive.writestr(zipfile.ZipInfo(name), members[name]())
+    return out.getvalue()
+
+
+def merge(contents: Contents, entries: Sequence[LibraryEntry], codes: Mapping[str, Callable[[], bytes]]) -> list[str]:
+    """Add entries; of two results of one thing the faster counts, and of equally fast ones the first.
+
+    Args:
+        contents: what is added to.
+        entries: what is added.
+        codes: their code objects by their hash, or what reads one.
+
+    Returns:
+        A line for each thing that two kernels claim: which is kept.
+    """
+    conflicts = []
+    for entry in entries:
+        other = contents.entries.setdefault(entry.key, entry)
+        if other is not entry and _told(other) != _told(entry):
+            kept, given_up = (entry, other) if _seconds(entry) < _seconds(other) else (other, entry)
+            contents.entries[entry.key] = kept
+            conflicts.append(f"{kept.name}: kept {_described(kept)}, not {_described(given_up)}")
+    contents.codes |= {sha256: read for sha256, read in codes.items() if sha256 not in contents.codes}
+    return conflicts
+
+
+def _seconds(entry: LibraryEntry) -> tuple[bool, float]:
+    return entry.record.predicted, entry.record.served_seconds
+
+
+def _told(entry: LibraryEntry) -> tuple[str, str, str, float]:
+    """What two entries of one thing must agree in to be no conflict."""
+    record = entry.record
+    return record.winner, record.config.name, entry.kernel.sha256 if entry.kernel else "", _seconds(entry)[1]
+
+
+def _described(entry: LibraryEntry) -> str:
+    record = entry.record
+    what = record.config.name if record.winner == record.config.backend else record.winner
+    binary = f" (code {entry.kernel.sha256[:12]})" if entry.kernel else ""
+    return f"{what}{binary} of {record.served_seconds * 1e6:.2f} us"

@@ -1,0 +1,39 @@
+"""The rows of a library of tuned kernels, each with its code."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from tritongemm.core.errors import DamagedFileWarning, InputError
+from tritongemm.library.storage import KernelLibrary, StoredCode, open_library
+from tritongemm.serving.source_row import SourceRow
+
+_TOLD = 10  # entries that a warning names
+
+
+def read_library(path: Path, stacklevel: int = 4) -> tuple[KernelLibrary, list[SourceRow]]:
+    """A library and its usable entries. A warning tells of the others, whose sizes have no row.
+
+    Args:
+        path: a folder or an archive.
+        stacklevel: whose call a warning names.
+
+    Raises:
+        InputError: it can't be read as a whole, or holds no usable entry.
+    """
+    library = open_library(path)
+    if library.damaged:
+        more = [f"and {len(library.damaged) - _TOLD} more"] if len(library.damaged) > _TOLD else []
+        told = "; ".join([*map(str, library.damaged[:_TOLD]), *more])
+        if not library.entries:
+            raise InputError(f"{path}: none of its entries can be used: {told}; build it again")
+        text = f"{path}: {len(library.damaged)} entries are not used: {told}"
+        warnings.warn(text, DamagedFileWarning, stacklevel=stacklevel)
+    if not library.entries:
+        raise InputError(f"{path}: the library is empty")
+    rows = []
+    for entry in library.entries:
+        code = None if entry.kernel is None else StoredCode(library, entry.kernel)
+        rows.append(SourceRow(entry.record, str(path), f"{path}: {entry.name}", code=code))
+    return library, rows

@@ -1,0 +1,102 @@
+"""Kernels of libraries on a GPU: nothing is compiled, and a kernel's code is loaded by the first call of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+
+import torch
+
+from tritongemm.build.prepare import or_refusal
+from tritongemm.core.errors import InputError
+from tritongemm.core.record import Record
+from tritongemm.core.serving import LoadedKernel, PatchedLaunch
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.hip_ext.driver import driver
+from tritongemm.library.storage import StoredCode
+from tritongemm.runtime.loaded_kernels import TunedKernel
+from tritongemm.serving import load_check
+from tritongemm.serving.serving_device import ServingDevice
+
+_LOG = logging.getLogger("tritongemm")
+
+
+@dataclass
+class LoadedCode:
+    """Functions that are loaded on one GPU, by their code object and name, as entries may share one."""
+
+    functions: dict[tuple[str, str], driver.Function] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+class StoredKernel:
+    """A library's kernel on a GPU; it is read, and its hash compared, when it is first called.
+
+    Args:
+        device: the GPU.
+        record: the result that chose it.
+        code: where it is.
+        loaded: what is loaded on the GPU already.
+    """
+
+    def __init__(self, device: ServingDevice, record: Record, code: StoredCode, loaded: LoadedCode) -> None:
+        self._device, self._record, self._code, self._loaded = device, record, code, loaded
+        self._answer: driver.Function | Support | None = None
+
+    def bytes(self, buffer: str) -> int:
+        """The most bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``, at any M."""
+        return self._code.kernel.launches.most_bytes(buffer)
+
+    def prepare(self, device: driver.Device) -> PatchedLaunch:
+        """A launch for one thread, at the largest M.
+
+        Raises:
+            InputError: its code is damaged, or can't be loaded.
+        """
+        kernel = self.at(self._code.kernel.launches.high)
+        if isinstance(kernel, Support):
+            raise InputError(kernel.reason)
+        return kernel.prepare(device)
+
+    def at(self, m: int) -> LoadedKernel | Support:
+        """The loaded kernel at an M, or why it can't be launched."""
+        launch = self._code.kernel.launches.at(m)
+        if isinstance(launch, Support):
+            return launch
+        function = self._function()
+        return function if isinstance(function, Support) else TunedKernel(launch, function)
+
+    def _function(self) -> driver.Function | Support:
+        """The kernel's code on the GPU, loaded by the first caller."""
+        if self._answer is None:
+            if torch.cuda.is_current_stream_capturing():
+                return Support("its code is loaded by the first call, and not while a graph is captured")
+            with self._loaded.lock:
+                if self._answer is None:
+                    self._answer = or_refusal(self._load)
+                    if isinstance(self._answer, Support):
+                        _LOG.warning("PyTorch computes %s: %s", self._record.problem.key, self._answer)
+        return self._answer
+
+    def _load(self) -> driver.Function | Support:
+        kernel, device = self._code.kernel, self._device
+        key = kernel.sha256, kernel.launches.launch.symbol
+        if key not in self._loaded.functions:
+            with torch.cuda.device(device.index), device.driver_device.relaxed():
+                function = device.driver_device.load(self._code.read()).function(key[1])
+                _ = function.attributes  # The driver may load code late, which must not be during a capture.
+                self._loaded.functions[key] = function
+        checked = self._check(self._loaded.functions[key])
+        return self._loaded.functions[key] if checked else checked
+
+    def _check(self, function: driver.Function) -> Support:
+        """Whether it is right; what was measured needs no check, but a kernel that another Triton compiled since."""
+        launches, record = self._code.kernel.launches, self._record
+        launch = launches.at(launches.high)
+        if self._code.kernel.toolchain.get("triton") == record.toolchain.get("triton"):
+            return SUPPORTED
+        if isinstance(launch, Support):
+            return launch
+        with torch.cuda.device(self._device.index):
+            return load_check.check_kernel(TunedKernel(launch, function), record, self._device)

@@ -1,0 +1,125 @@
+"""Stale results are raced again: each beside what was measured to be fast at its own and at the nearest sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from tritongemm.build.pool import BuildPool
+from tritongemm.build.prepare import brings_kernels, compile_job
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.config import Config
+from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.core.tuning_options import TuningOptions
+from tritongemm.plugins.contracts import Evaluator
+from tritongemm.plugins.validity import check_config
+from tritongemm.tuning import roster
+from tritongemm.tuning.task import make_record
+
+OWN, NEAREST = 6, 6  # configs beside a result's own: the fastest of its own trials, and winners of the nearest sizes
+
+
+def list_neighbours(record: Record, records: Iterable[Record], trials: Iterable[Trial]) -> list[Config]:
+    """The configs that are raced for a result: its own, then those that were fast at its size and at sizes like it.
+
+    Args:
+        record: the result.
+        records: of other sizes, of any kind.
+        trials: of the result's own size.
+    """
+    passed = sorted((t for t in trials if t.status == "ok" and t.samples), key=_stage_and_time)
+    same = [r for r in records if _kind(r.problem) == _kind(record.problem) and r.target == record.target]
+    nearest = sorted(same, key=lambda r: _distance(r.problem, record.problem))
+    own = list(dict.fromkeys(t.config for t in passed))[:OWN]
+    others = [c for c in dict.fromkeys(r.config for r in nearest) if c not in own and c != record.config][:NEAREST]
+    return list(dict.fromkeys([record.config, *own, *others]))
+
+
+def _stage_and_time(trial: Trial) -> tuple[bool, float]:
+    return trial.stage != "final", trial.seconds
+
+
+def _kind(problem: Problem) -> Problem:
+    """What neighbours agree in: all but sizes and how rows are spread."""
+    plain = replace(problem, spread="uniform", counts=(), room=1 if problem.room else 0)
+    return replace(plain, m=1, n=1, k=1) if not problem.room else replace(plain, m=problem.groups, n=1, k=1)
+
+
+def _distance(one: Problem, other: Problem) -> float:
+    pairs = ((one.m, other.m), (one.n, other.n), (one.k, other.k))
+    return sum(abs(math.log(a / b)) for a, b in pairs)
+
+
+class Repair:
+    """Races stale results again on one device.
+
+    Args:
+        evaluator: verifies and times.
+        pool: compiles.
+        options: the baseline, the margin and the toolchain.
+    """
+
+    def __init__(self, evaluator: Evaluator, pool: BuildPool, options: TuningOptions) -> None:
+        self._evaluator, self._pool, self._options = evaluator, pool, options
+
+    def repair(
+        self, stale: Sequence[Record], records: Sequence[Record], trials: Mapping[Problem, Sequence[Trial]]
+    ) -> Iterator[tuple[Record, Record | Support]]:
+        """Each stale result with what takes its place, or why nothing does.
+
+        Args:
+            stale: the results.
+            records: all that are known, whose configs are raced too.
+            trials: what was tried, by problem.
+        """
+        wanted = {id(r): list_neighbours(r, records, trials.get(r.problem, ())) for r in stale}
+        jobs = {id(r): self._jobs(r, wanted[id(r)]) for r in stale}
+        every = (job for found in jobs.values() for _, job in found if job is not None)
+        by_digest = {artifact.digest: artifact for artifact in self._pool.stream(every)}
+        for record in stale:
+            artifacts = [
+                Artifact(config, "") if job is None else replace(by_digest[job.digest], config=config)
+                for config, job in jobs[id(record)]
+            ]
+            yield record, self._race(record, [artifact for artifact in artifacts if artifact.status == "ok"])
+
+    def _jobs(self, record: Record, configs: Iterable[Config]) -> list[tuple[Config, CompileJob | None]]:
+        """What to compile for each config that can serve a record, whole ranges too; None where nothing is compiled."""
+        target, found = self._evaluator.target, list[tuple[Config, CompileJob | None]]()
+        for config in configs:
+            if not check_config(config, record.problem, target):
+                continue
+            if not brings_kernels(config):
+                found.append((config, None))
+                continue
+            job = compile_job(record.problem, config, target)
+            least = compile_job(record.problem.at(record.m_from), config, target) if record.m_from else job
+            if isinstance(job, CompileJob) and isinstance(least, CompileJob) and job.digest == least.digest:
+                found.append((config, job))
+        return found
+
+    def _race(self, record: Record, artifacts: Sequence[Artifact]) -> Record | Support:
+        if not artifacts:
+            return Support("none of its neighbours can be compiled")
+        problem, target, options = record.problem, self._evaluator.target, self._options
+        try:
+            result = self._evaluator.race(problem, artifacts, options.library)
+        except TritonGemmError as error:
+            return Support(str(error))
+        entered = result.samples.keys() - {BASELINE_ENTRY}
+        if not entered:
+            reasons = [trial.reason for trial in result.trials if trial.reason]
+            return Support(f"none of its neighbours passed: {reasons[0] if reasons else 'nothing raced'}")
+        fastest = min(entered, key=lambda name: median(result.samples[name]))
+        config = next(trial.config for trial in result.trials if trial.config.name == fastest)
+        backends = {artifact.config.backend for artifact in artifacts}
+        libraries = frozenset(filter(roster.is_library, backends))
+        verified = self._evaluator.describe(problem, config)
+        made = make_record(problem, result, target, options, libraries, verified, artifacts)
+        return replace(made, m_from=record.m_from, quantize_seconds=record.quantize_seconds, extra=record.extra)

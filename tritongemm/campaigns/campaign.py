@@ -33,6 +33,7 @@ class Campaign:
         open_run: a tuning run of some problems into a results file.
         measured_with: what times depend on, such as versions and the clock.
         tune_options: options with which `python -m tritongemm.tune` tunes one config as this campaign does.
+        others: results files of other campaigns, merged into this one's.
         failures: what went wrong so far and did not end the campaign; it makes the exit status 1.
     """
 
@@ -46,6 +47,7 @@ class Campaign:
     open_run: OpenRun
     measured_with: Mapping[str, str] = field(default_factory=dict)
     tune_options: tuple[str, ...] = ()
+    others: tuple[Path, ...] = ()
     failures: list[str] = field(default_factory=list)
 
     @property

@@ -73,6 +73,8 @@ def _parser() -> arguments.Parser:
     p.add_argument("-d", "--devices", "--gpu-ids", type=arguments.devices, metavar="I,J,…",
                    help="numbers of the GPUs to use (default: all)")  # fmt: skip
     p.add_argument("--only", choices=STAGES, help="do this stage, also where it is done")
+    p.add_argument("--with", dest="others", type=arguments.path, action="append", default=[], metavar="RESULTS",
+                   help="results of another campaign, which the stage merge merges in; may be given again")  # fmt: skip
     p.add_argument("--log-summary", action="store_true", help="print what takes the job's time")
     strategies = registry.names(Strategy)
     p.add_argument("--strategy", choices=strategies, default=STRATEGY, help="the search (default %(default)s)")
@@ -123,6 +125,7 @@ def _campaign(args: argparse.Namespace, machine: Machine, reporter: Reporter) ->
         open_run=partial(_open_run, tune_args, _Search(backends, args.population or 0), machine, protocol, reporter),
         measured_with=measured_with | {"compute_units": str(machine.target.compute_units)},
         tune_options=tuple(words),
+        others=tuple(map(Path, args.others)),
     )
 
 

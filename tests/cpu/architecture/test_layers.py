@@ -96,7 +96,7 @@ def test_every_package_is_in_the_table() -> None:
 def test_the_first_level_is_short() -> None:
     modules = {path for path in HOME.glob("*.py") if len(path.read_text().splitlines()) > DOOR_LINES}
     packages = {path for path in HOME.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert len(modules | packages) <= 25, sorted(path.name for path in modules | packages)
+    assert len(modules | packages) <= 26, sorted(path.name for path in modules | packages)
 
 
 def test_imports_go_down() -> None:

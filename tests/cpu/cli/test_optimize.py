@@ -49,6 +49,10 @@ def test_from_a_log_to_merged_results(
     assert run(tmp_path, "--only", "tune") == door.DONE
     assert run(tmp_path, "--only", "merge") == door.DONE
     rows = sizes.from_file(folder / "merged.yaml", Defaults())
+    other = tmp_path / "other.yaml"
+    other.write_text((folder / "merged.yaml").read_text(), encoding="utf-8")
+    assert run(tmp_path, "--only", "merge", "--with", str(other)) == door.DONE
+    assert [row.problem for row in sizes.from_file(folder / "merged.yaml", Defaults())] == [r.problem for r in rows]
     assert {row.problem.key for row in rows} == {f"{m}x16x16_bf16_TN" for m in (16, 8, 5)}
     assert all(row.record and row.record.target == "gfx1100" and row.record.timer == "model" for row in rows)
     modules = {path.name for path in (folder / "tuned_kernels").glob("*.py")}

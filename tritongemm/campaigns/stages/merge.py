@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tritongemm.campaigns import tables
 from tritongemm.campaigns.campaign import Campaign
+from tritongemm.campaigns.merging import merge_campaign
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
@@ -22,7 +23,7 @@ def run(campaign: Campaign) -> None:
     """Write one results file with the best result of each GEMM for the campaign's target.
 
     Of two results of one GEMM on one kind of device a measured one goes before a predicted one, and the faster before
-    the slower; which lost is said.
+    the slower; which lost is said. Results of other campaigns that disagree with these are raced again.
 
     Raises:
         InputError: a file of results can't be read, or there are none.
@@ -51,6 +52,8 @@ def run(campaign: Campaign) -> None:
     missing = order.keys() - {record.problem.key for record in kept}
     for problem in sorted(missing, key=order.__getitem__):
         campaign.say(f"no result: {problem}")
+    for other in campaign.others:
+        merge_campaign(campaign.folder, other, campaign.devices, campaign.say)
 
 
 def _rank(record: Record) -> tuple[bool, float]:

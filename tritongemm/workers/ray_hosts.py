@@ -138,13 +138,14 @@ class RemoteHost:
         ray: the module.
         actor: Ray's handle of a `HostProcesses`.
         name: of the host.
+        node: Ray's name of it; "" where Ray has chosen one.
 
     Attributes:
         lost: it answers no more.
     """
 
-    def __init__(self, ray: Any, actor: Any, name: str) -> None:
-        self._ray, self._actor, self.name = ray, actor, name
+    def __init__(self, ray: Any, actor: Any, name: str, node: str) -> None:
+        self._ray, self._actor, self.name, self.node = ray, actor, name, node
         self.lost = False
 
     def start(self, opening: object = None) -> Any:
@@ -286,7 +287,7 @@ class RayHosts:
         where = None if node is None else NodeAffinitySchedulingStrategy(node.id, soft=False)
         options = {"num_gpus": gpus, "num_cpus": 0 if gpus else count, "max_concurrency": count}
         actor = self._ray.remote(HostProcesses).options(**options, scheduling_strategy=where).remote(role, count)
-        host = RemoteHost(self._ray, actor, node.name if node else "of a free GPU")
+        host = RemoteHost(self._ray, actor, node.name if node else "of a free GPU", node.id if node else "")
         self._actors.append(host)
         return host
 

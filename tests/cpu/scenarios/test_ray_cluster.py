@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from tests.support.stores import take
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli.cluster import Cluster
-from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import Trial
@@ -84,7 +82,7 @@ def end_host_after(trials: int, victim: Any, ray_cluster: Any, process: Any) -> 
 def test_a_host_that_is_lost_costs_the_run_nothing_else(
     ray_cluster: Any, cluster: Cluster, said: list[str], tmp_path: Path
 ) -> None:
-    assert cluster.machine.devices == (0, 1) and "MI300X x 2" in cluster.machine.why
+    assert cluster.machine.devices == (0, 1) and "W7900 x 2" in cluster.machine.why
     process = cluster.gpus.processes()[1]
     victim = next(node for node in ray_cluster.worker_nodes if node.node_id == process._gpu.host.node)
     gone = end_host_after(2, victim, ray_cluster, process)
@@ -108,9 +106,3 @@ def test_a_host_that_is_lost_costs_the_run_nothing_else(
             assert all(trial.status == "ok" for trial in trials.values())
     assert len(list(cache.folder.glob("*/*"))) > 0
     assert [line for line in said if "is lost" in line], said
-
-
-def test_no_cluster_is_told_in_seconds() -> None:
-    for address, why in (("127.0.0.1:1", "refused"), ("head", "HOST:PORT"), ("ray://head:10001", "host of the cluster")):
-        with pytest.raises(InputError, match=why):
-            RayHosts(address)

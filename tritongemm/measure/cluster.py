@@ -25,9 +25,9 @@ from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerTime
 from tritongemm.workers.ray_hosts import RayHosts, RayNode, RemoteHost
 
 SURVEY_ROLE = "tritongemm.measure.cluster:HostSurvey"
-SURVEY_SECONDS = 120.0  # until a host has told what it has; GPUs that others hold have no part
+JOIN_SECONDS = 30.0  # until an actor is there; a GPU whose actor is not is held by another job
+SURVEY_SECONDS = 120.0  # until a host has told what it has
 _FREE_SECONDS = 5.0  # until Ray knows that a GPU is free whose actor alone is gone
-_TAKE_OVER_SECONDS = 30.0  # until an actor on a free GPU answers
 _ALIKE = ("tritongemm", "triton", "torch")  # packages of which all hosts have one version
 
 
@@ -134,25 +134,26 @@ class ClusterGpus:
             raise InputError(
                 f"--ray {self._hosts.address}: the cluster has no GPU; ray start --num-gpus=N tells it of a host's"
             )
-        deadline, found = time.monotonic() + SURVEY_SECONDS, list[_Gpu]()
+        deadline, told = time.monotonic() + JOIN_SECONDS, list[tuple[RemoteHost, Callable[[], list[HostFacts]]]]()
         for host in begun:
             if host.ready(max(0.0, deadline - time.monotonic())):
-                found.append(_Gpu(host, self._facts(host)))
+                told.append((host, host.begin_once(self._survey_role, None, SURVEY_SECONDS)))
             else:
                 self._say(f"a GPU of host {host.name} has no part: others hold it")
                 host.kill()
-        if not found:
+        if not told:
             raise InputError(f"--ray {self._hosts.address}: other jobs hold all {len(begun)} GPUs of the cluster")
-        return found
+        return [_Gpu(host, self._facts(host, answers)) for host, answers in told]
 
-    def _facts(self, host: RemoteHost) -> HostFacts:
-        """What a host has.
+    @staticmethod
+    def _facts(host: RemoteHost, answers: Callable[[], list[HostFacts]]) -> HostFacts:
+        """What a host has, from its answers.
 
         Raises:
             InputError: it has no GPU that can be used, or other versions than this one.
         """
         try:
-            facts: HostFacts = host.ask_once(self._survey_role, None, SURVEY_SECONDS)[0]
+            (facts,) = answers()
         except (WorkerDied, WorkerTimeout, WorkerError) as fault:
             raise InputError(f"--ray: host {host.name} can't tell what GPU it has: {fault}") from None
         if not facts.machine.devices:
@@ -191,13 +192,15 @@ class ClusterGpus:
         """The GPU that does the work of one that is lost.
 
         Raises:
-            UnavailableError: none is left.
+            UnavailableError: none is left, or the run is over.
         """
         with self._changing:
+            if self._closed:
+                raise UnavailableError("the run is over")
             if lost in self._gpus:
                 self._gpus.remove(lost)
                 lost.host.kill()
-            found = None if self._closed else self._free_gpu(lost)
+            found = self._free_gpu(lost)
             if found is not None:
                 self._gpus.append(found)
                 self._say(f"a GPU of host {lost.host.name} is lost; one that was free takes over")
@@ -218,8 +221,8 @@ class ClusterGpus:
             time.sleep(0.1)
         host = self._hosts.begin(self._role, gpus=1)
         with suppress(TritonGemmError):
-            if host.ready(_TAKE_OVER_SECONDS):
-                facts = self._facts(host)
+            if host.ready(JOIN_SECONDS):
+                facts = self._facts(host, host.begin_once(self._survey_role, None, SURVEY_SECONDS))
                 if facts.kind == lost.facts.kind:
                     return _Gpu(host, facts)
         host.kill()

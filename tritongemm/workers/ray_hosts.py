@@ -6,13 +6,14 @@ the actor or its host is lost, the request ends as if its process had died, kill
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from queue import Empty, SimpleQueue
@@ -180,14 +181,23 @@ class RemoteHost:
                     raise _fault(kind, value)
                 yield value
 
-    def ask_once(self, role: str, request: Any, timeout: float) -> list[Any]:
-        """All answers of a process of another role, which is ended again; raises what `ask` does."""
-        with _Translated(self):
-            answers: list[tuple[str, Any]] = self._ray.get(self._actor.ask_once.remote(role, request, timeout))
-        for kind, value in answers:
-            if kind != "answer":
-                raise _fault(kind, value)
-        return [value for _, value in answers]
+    def begin_once(self, role: str, request: Any, timeout: float) -> Callable[[], list[Any]]:
+        """Begin to ask a process of another role, which is ended again.
+
+        Returns:
+            What waits for all its answers; it raises what `ask` does.
+        """
+        asked = self._actor.ask_once.remote(role, request, timeout)
+
+        def wait() -> list[Any]:
+            with _Translated(self):
+                answers: list[tuple[str, Any]] = self._ray.get(asked)
+            for kind, value in answers:
+                if kind != "answer":
+                    raise _fault(kind, value)
+            return [value for _, value in answers]
+
+        return wait
 
     def keep(self, files: Mapping[str, tuple[str, bytes]]) -> dict[str, str]:
         """The paths there of compiled files, each a name and its content; raises what `ask` does."""
@@ -242,15 +252,11 @@ class RayHosts:
         except ImportError as error:
             raise UnavailableError(f"--ray needs Ray: pip install 'tritongemm[ray]' ({error})") from None
         _check(address)
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            with _own_signals(), _in_own_folder():
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise _no_cluster(address, _last_line(error)) from None
-        finally:  # Ray takes SIGTERM for itself, and results would not be merged
-            if threading.current_thread() is threading.main_thread():
-                for number, handler in before.items():
-                    signal.signal(number, handler)
         self._ray: Any = ray
         self._actors: list[RemoteHost] = []
 
@@ -298,6 +304,30 @@ class RayHosts:
         self._ray.shutdown()
 
 
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handlers of signals: Ray takes SIGTERM for itself, and results would not be merged."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _in_own_folder() -> Iterator[None]:
+    """Stand in the package's folder: where a job begins, its actors look for modules, before anywhere else."""
+    before = os.open(os.curdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.chdir(import_path.HOME)
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
+
+
 def _check(address: str) -> None:
     """Find out within seconds whether a cluster can be used.
 
@@ -340,4 +370,4 @@ def _last_line(error: object) -> str:
 
 
 def _lines(error: object) -> list[str]:
-    return [line.strip() for line in str(error).splitlines() if line.strip()]
+    return [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]

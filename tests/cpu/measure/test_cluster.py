@@ -200,6 +200,17 @@ def test_without_any_gpu_left_the_size_fails_by_name(monkeypatch: pytest.MonkeyP
         list(first.screen(SIZE, ARTIFACTS, 1.0))
 
 
+def test_nothing_is_replaced_once_the_run_is_over(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    """Actors end then, under threads that may still work."""
+    ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 2})
+    gpus = found(ray, said, most=1)
+    gpus.close()
+    ray.lost.add("one")
+    with pytest.raises(TritonGemmError, match="the run is over"):
+        list(evaluators(gpus)[0].screen(SIZE, ARTIFACTS, 1.0))
+    assert not said
+
+
 def test_a_process_that_ends_costs_its_candidate_alone(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1})
     (gpu,) = evaluators(found(ray, said))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import fake_ray
+from tests.support import ROOT, fake_ray
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.workers import ray_hosts
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerTimeout
@@ -58,7 +58,7 @@ def host(ray: fake_ray.FakeRay) -> RemoteHost:
 
 def test_answers_come_as_of_a_process_here(host: RemoteHost) -> None:
     assert list(host.ask("well", 3.0)) == [0, 1, ("a:Role", 3.0)]
-    assert host.ask_once("another:Role", "well", 4.0) == [0, 1, ("another:Role", 4.0)]
+    assert host.begin_once("another:Role", "well", 4.0)() == [0, 1, ("another:Role", 4.0)]
 
 
 @pytest.mark.parametrize("how", FAULTS)
@@ -75,14 +75,14 @@ def test_a_request_ends_as_one_of_a_process_here(host: RemoteHost, how: str) -> 
         if isinstance(raised.value, WorkerDied):
             assert raised.value.from_outside is (how == "killed")
         with pytest.raises(kind):
-            host.ask_once("a:Role", how, 3.0)
+            host.begin_once("a:Role", how, 3.0)()
 
 
 def test_a_lost_host_ends_a_request_from_outside(ray: fake_ray.FakeRay, host: RemoteHost) -> None:
     answers = host.ask("well", 3.0)
     assert next(answers) == 0
     ray.lost.add("one")
-    with pytest.raises(HostLost, match=r"^host one was lost: The actor died\.$") as raised:
+    with pytest.raises(HostLost, match=r"^host one was lost: The actor died$") as raised:
         next(answers)
     assert raised.value.from_outside and host.lost
     host.end()
@@ -143,10 +143,21 @@ def test_signals_to_stop_stay_the_commands(ray: fake_ray.FakeRay, monkeypatch: p
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_actors_do_not_look_for_modules_in_the_current_folder(
+    ray: fake_ray.FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray has them look first where the job begins."""
+    begun: list[Path] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ray, "init", lambda **_: begun.append(Path.cwd()))
+    RayHosts("auto").close()
+    assert begun == [ROOT] and Path.cwd() == tmp_path
+
+
 def test_ray_that_lets_nobody_in_is_told(ray: fake_ray.FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**_: object) -> None:
         raise ConnectionError("\nCould not find any running Ray instance.\n")
 
     monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(InputError, match=r"--ray auto: no Ray cluster .*: Could not find any running Ray instance\.;"):
+    with pytest.raises(InputError, match=r"--ray auto: no Ray cluster .*: Could not find any running Ray instance;"):
         RayHosts("auto")

@@ -27,7 +27,7 @@ from tritongemm.core.target import Target
 from tritongemm.core.temporary_folder import MEMORY, TemporaryFolder, sweep
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend
-from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
+from tritongemm.workers.child_process import ServingProcess, WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 GIVES_WAY = 5  # niceness of compilers: what plans, searches and times goes first, for they all wait for it
 _ROOM = 64 << 20  # bytes a compiler may need for its files; nvcc keeps a few stages of a large source
@@ -46,6 +46,28 @@ class WarmUp:
     target: Target
 
 
+@dataclass(frozen=True)
+class BuiltCode:
+    """A compiled kernel that lies in no cache yet.
+
+    Attributes:
+        built: what was compiled.
+        code: its code object; empty where compiling failed.
+        name: plain name of the file for it.
+    """
+
+    built: Artifact
+    code: bytes
+    name: str
+
+    def keep(self, cache: ArtifactCache) -> Artifact | OutputError:
+        """The artifact, kept in a cache, or why it can't be."""
+        try:
+            return cache.put(self.built, self.code, self.name)
+        except OutputError as error:
+            return error
+
+
 class CompilerWorker:
     """What a compiler process does: build one job and put it into the cache."""
 
@@ -56,8 +78,8 @@ class CompilerWorker:
         os.nice(GIVES_WAY)
         gc.disable()
 
-    def __call__(self, request: WarmUp | tuple[CompileJob, str]) -> Iterator[Artifact | OutputError]:
-        """Build a job and keep it in a cache's folder, or warm up."""
+    def __call__(self, request: WarmUp | tuple[CompileJob, str]) -> Iterator[Artifact | OutputError | BuiltCode]:
+        """Build a job and keep it in a cache's folder, or hand it back where no folder is named, or warm up."""
         if isinstance(request, WarmUp):
             self._warm_up(request)
             return
@@ -77,10 +99,8 @@ class CompilerWorker:
         if built.try_again:
             yield built
             return
-        try:
-            yield ArtifactCache(Path(folder)).put(replace(built, seconds=time.perf_counter() - started), code, name)
-        except OutputError as error:
-            yield error
+        one = BuiltCode(replace(built, seconds=time.perf_counter() - started), code, name)
+        yield one.keep(ArtifactCache(Path(folder))) if folder else one
 
     @staticmethod
     def _warm_up(request: WarmUp) -> None:
@@ -101,6 +121,7 @@ class BuildPool:
 
     Attributes:
         jobs: most processes at a time; none is started before there is a job for it.
+        width: most jobs at a time.
 
     Raises:
         OutputError: there is no place for temporary files.
@@ -111,6 +132,7 @@ class BuildPool:
     def __init__(self, cache: ArtifactCache, jobs: int = 0, timeout: float = 60.0, must_keep: bool = False) -> None:
         self.cache, self.timeout, self.must_keep = cache, timeout, must_keep
         self.jobs = jobs or len(os.sched_getaffinity(0))
+        self.width = self.jobs
         self._turns = threading.Semaphore(self.jobs)
         self._children: list[WorkerProcess] = []
         # The last one used goes first: a process that has compiled is quicker than one that has not.
@@ -182,7 +204,7 @@ class BuildPool:
                     reason = f"the compiler process died: {death}"
                     return replace(failed, reason=reason, try_again=death.from_outside)
 
-    def _ask(self, child: WorkerProcess, job: CompileJob) -> Artifact:
+    def _ask(self, child: ServingProcess, job: CompileJob) -> Artifact:
         """What a child makes of one job.
 
         Raises:
@@ -229,7 +251,7 @@ class BuildPool:
                 yield replace(cached, config=job.config, seconds=0.0)
         if waiting:
             pool = joblib.Parallel(
-                n_jobs=min(self.jobs, len(waiting)), backend="threading", return_as="generator_unordered", batch_size=1
+                n_jobs=min(self.width, len(waiting)), backend="threading", return_as="generator_unordered", batch_size=1
             )
             in_time = itertools.takewhile(lambda job: time.monotonic() <= until, waiting)
             yield from pool(joblib.delayed(self.build)(job) for job in in_time)

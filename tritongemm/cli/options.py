@@ -204,6 +204,12 @@ def _add_places(p: argparse.ArgumentParser) -> None:
         "--ngpus", type=arguments.whole(0, 1024), default=0, metavar="N", help="use the first N GPUs (default 1)"
     )
     g.add_argument(
+        "--ray",
+        type=arguments.path,
+        metavar="ADDRESS",
+        help="use the GPUs and cores of all hosts of the Ray cluster there: auto, or HOST:PORT of its head",
+    )
+    g.add_argument(
         "--num-threads",
         type=arguments.processes,
         default=0,
@@ -299,6 +305,10 @@ _REFUSED: tuple[tuple[Callable[[argparse.Namespace], bool], str], ...] = (
         "a layer of experts is named by --groups, --top_k, -n (inner size of an expert) and -k (hidden size) alone",
     ),
     (lambda a: a.gpu_ids is not None and a.ngpus != 0, "--gpu_ids and --ngpus exclude each other"),
+    (
+        lambda a: a.gpu_ids is not None and a.ray is not None,
+        "--gpu_ids counts the GPUs of this machine: with --ray, --ngpus says how many of the cluster's are used",
+    ),
     (
         lambda a: a.profile_file is not None and (a.compare_wo_tuning or a.benchmark),
         "--profile_file is written by tuning; --compare_wo_tuning and --benchmark try no candidates",

@@ -12,6 +12,7 @@ from typing import Any
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import servers
+from tritongemm.cli.cluster import Cluster
 from tritongemm.codegen.modules import winner_path
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError
@@ -47,12 +48,15 @@ class Session:
 
 
 @contextmanager
-def open_session(args: argparse.Namespace, machine: Machine, protocol: MeasureProtocol) -> Iterator[Session]:
+def open_session(
+    args: argparse.Namespace, machine: Machine, protocol: MeasureProtocol, cluster: Cluster | None = None
+) -> Iterator[Session]:
     """Evaluators and compilers, closed at the end; devices begin to start at once, which takes them seconds."""
     with ExitStack() as stack:
         evaluators: list[Evaluator] = [
             GpuEvaluator(machine.target, machine.vendor, device, protocol, args.timeout) for device in machine.devices
         ]
+        evaluators = cluster.evaluators(protocol, args.timeout) if cluster else evaluators
         evaluators = evaluators or [OfflineEvaluator(machine.target, args.timeout)]
         for evaluator in evaluators:
             stack.callback(evaluator.close)
@@ -60,7 +64,11 @@ def open_session(args: argparse.Namespace, machine: Machine, protocol: MeasurePr
                 evaluator.start()
         cache = ArtifactCache(settings.cache_folder())
         cache.check()
-        pool = BuildPool(cache, args.num_threads, args.timeout, must_keep=True)
+        pool = (
+            cluster.pool(cache, args.num_threads, args.timeout)
+            if cluster
+            else BuildPool(cache, args.num_threads, args.timeout, must_keep=True)
+        )
         stack.callback(pool.close)
         yield Session(evaluators, pool)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tritongemm.cli import door, model_options, options, servers, session, tables
+from tritongemm.cli.cluster import Cluster, open_cluster
 from tritongemm.codegen.modules import candidates_path, winner_path
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import DamagedRow, FormatRow
@@ -47,13 +48,20 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(args: argparse.Namespace, reporter: Reporter, command: str) -> int:
-    machine = find_machine(args.target, args.gpu_ids, args.ngpus)
+    with open_cluster(args, reporter.say) as cluster:
+        machine = cluster.machine if cluster else find_machine(args.target, args.gpu_ids, args.ngpus)
+        return _run_on(machine, cluster, args, reporter, command)
+
+
+def _run_on(
+    machine: Machine, cluster: Cluster | None, args: argparse.Namespace, reporter: Reporter, command: str
+) -> int:
     if args.print_sizes:
         print_sizes(reporter, _rows(args, machine)[0])
         return door.DONE
     protocol = session.make_protocol(args, machine)
     with ExitStack() as stack:
-        tools = stack.enter_context(session.open_session(args, machine, protocol))
+        tools = stack.enter_context(session.open_session(args, machine, protocol, cluster))
         rows, damaged = _rows(args, machine)
         for row in damaged:
             reporter.say(f"left out: {row.reason}")

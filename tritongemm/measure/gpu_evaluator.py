@@ -38,12 +38,15 @@ from tritongemm.measure.jobs import (
 )
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, ExternalRaceJob, ExternalTimer, KernelBackend, Timer
-from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
+from tritongemm.workers.child_process import ServingProcess, WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 MOST_UNEXPLAINED_DEATHS = 2  # A job is given up after more deaths of the process that no candidate can be blamed for.
 
 # The job of one attempt at a final: of these candidates, naming the runners or not.
 _FinalJob: TypeAlias = "Callable[[tuple[LaunchCandidate, ...], bool], VerifyJob | RaceJob]"
+
+
+DEVICE_ROLE = "tritongemm.measure.device_worker:DeviceWorker"
 
 
 class _ProcessGone(Exception):
@@ -136,12 +139,21 @@ class GpuEvaluator(Evaluator):
         device: ordinal.
         protocol: how times are taken.
         timeout_s: seconds that one candidate may take.
+        process: what works on the device; None for a process on this host.
     """
 
-    def __init__(self, target: Target, vendor: str, device: int, protocol: MeasureProtocol, timeout_s: float) -> None:
+    def __init__(
+        self,
+        target: Target,
+        vendor: str,
+        device: int,
+        protocol: MeasureProtocol,
+        timeout_s: float,
+        process: ServingProcess | None = None,
+    ) -> None:
         self.target, self.vendor, self.device = target, vendor, device
         self.protocol, self.timeout_s = protocol, timeout_s
-        self._process = WorkerProcess("tritongemm.measure.device_worker:DeviceWorker")
+        self._process = process or WorkerProcess(DEVICE_ROLE)
         self._quantization: dict[tuple[object, ...], float | None] = {}  # by what the kernel and its memory follow from
         self.times_quantization = not isinstance(registry.get(Timer, protocol.timer), ExternalTimer)
 

@@ -18,7 +18,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import Any, Protocol
 
 from tritongemm.core import import_path, settings
 from tritongemm.core.errors import UnavailableError
@@ -50,6 +50,19 @@ class WorkerTimeout(Exception):
 
 class WorkerError(Exception):
     """The request raised an exception, whose text this has; the process goes on."""
+
+
+class ServingProcess(Protocol):
+    """What serves requests as a `WorkerProcess` does, here or on another host."""
+
+    def start(self, opening: object = None) -> object:
+        """Begin to start it, if it does not run."""
+
+    def ask(self, request: Any, timeout: float) -> Iterator[Any]:
+        """Answers to one request, as they come."""
+
+    def kill(self) -> None:
+        """End it; the next request starts another."""
 
 
 class WorkerProcess:

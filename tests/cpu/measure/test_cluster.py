@@ -1,0 +1,226 @@
+"""GPUs of a cluster: which are used, what is sent to them, and what becomes of the work of one that is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.support import fake_ray
+from tests.support.fake_ray import FakeRay
+from tests.support.host_device import host_launch
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.launch import Launch
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.trial import Trial
+from tritongemm.measure import cluster
+from tritongemm.measure.cluster import ClusterGpus, HostFacts, own_versions
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, OperandsReady, ScreenJob
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend
+from tritongemm.runtime.machine import Machine
+from tritongemm.search_spaces import loader as target_files
+from tritongemm.workers.child_process import WorkerDied
+from tritongemm.workers.ray_hosts import RayHosts
+
+SIZE = Problem(24, 40, 16, "fp32", "fp32", "fp32")
+CONFIGS = [Config("tile", 16, 16, 16, group_m=g, num_warps=1) for g in (1, 2, 3)]
+ARTIFACTS = [Artifact(c, f"digest{c.group_m}", threads=32) for c in CONFIGS]
+H200 = Machine(target_files.load_target("sm90"), "nvidia", (0,), "H200", "")
+ROLES = (f"{__name__}:Gpu", f"{__name__}:Survey")
+
+
+class Survey:
+    """Tells of the next host."""
+
+    facts: ClassVar[list[HostFacts]] = []
+
+    def __call__(self, request: object) -> Iterator[HostFacts]:
+        yield self.facts.pop(0) if self.facts else HostFacts(H200, own_versions())
+
+
+class Gpu:
+    """Screens; `before` is called with each launch."""
+
+    before: ClassVar[Callable[[Launch], None]] = lambda launch: None
+    launches: ClassVar[list[Launch]] = []
+
+    def __call__(self, job: MeasureJob) -> Iterator[MeasureAnswer]:
+        assert isinstance(job, ScreenJob) and job.setup.device == 0
+        yield OperandsReady(1, True)
+        for one in job.candidates:
+            assert isinstance(one.launch, Launch)
+            type(self).before(one.launch)
+            self.launches.append(one.launch)
+            yield Trial(one.config, "ok", samples=(1e-6,), timer="sundial")
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Survey, "facts", [])
+    monkeypatch.setattr(Gpu, "launches", [])
+    monkeypatch.setattr(Gpu, "before", lambda launch: None)
+    monkeypatch.setattr(cluster, "_FREE_SECONDS", 0.0)
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "there"))
+    here = tmp_path / "kernel"
+    here.write_bytes(b"code")
+
+    def launch(artifact: Artifact, problem: Problem, target: object) -> Launch:
+        return replace(host_launch(tmp_path, "right", problem), path=str(here))
+
+    monkeypatch.setattr(registry.get(Backend, "triton"), "launch", launch)
+
+
+def found(ray: FakeRay, said: list[str], arch: str | None = None, most: int = 0) -> ClusterGpus:
+    return ClusterGpus(RayHosts("auto"), arch, most, said.append, ROLES)
+
+
+def evaluators(gpus: ClusterGpus) -> list[GpuEvaluator]:
+    machine = gpus.machine
+    return [
+        GpuEvaluator(machine.target, machine.vendor, n, MeasureProtocol(), 5.0, process)
+        for n, process in enumerate(gpus.processes())
+    ]
+
+
+def facts(**other: Any) -> HostFacts:
+    return HostFacts(replace(H200, **other), own_versions())
+
+
+def test_every_gpu_of_the_hosts_is_used(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    ray = fake_ray.put_in_place(monkeypatch, {"head": 0, "one": 2, "two": 1})
+    machine = found(ray, said).machine
+    assert machine.devices == (0, 1, 2) and machine.vendor == "nvidia" and machine.target is H200.target
+    assert machine.why == "tuning on H200 x 3 (sm90) of a Ray cluster; one: 2, two: 1" and not said
+
+
+def test_no_more_are_used_than_asked_for(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    """The others are free again."""
+    ray = fake_ray.put_in_place(monkeypatch, {"one": 2, "two": 2})
+    assert found(ray, said, most=3).machine.devices == (0, 1, 2)
+    assert ray.held == {"one": 2, "two": 1}
+
+
+def test_gpus_of_several_kinds_are_refused_or_chosen_by_their_architecture(
+    monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 1})
+    a100 = facts(target=target_files.load_target("sm80"), product="A100")
+    Survey.facts[:] = [facts(), a100]
+    with pytest.raises(InputError, match=r"not 1 x H200 .*\(sm90\), 1 x A100 .*\(sm80\); --target"):
+        found(ray, said)
+    ray.held = dict.fromkeys(ray.held, 0)
+    Survey.facts[:] = [facts(), a100]
+    assert found(ray, said, "sm80").machine.product == "A100"
+    assert said == ["1 GPUs of the cluster are of another kind, and have no part"] and ray.held == {"one": 0, "two": 1}
+    ray.held = dict.fromkeys(ray.held, 0)
+    Survey.facts[:] = [facts(), facts(product="H100")]
+    with pytest.raises(InputError, match=r"H200 .*H100 .*\(sm90\)$"):
+        found(ray, said, "sm90")
+    with pytest.raises(InputError, match="no GPU of gfx942, but 2 x H200"):
+        found(ray, said, "gfx942")
+
+
+def test_a_cluster_that_can_not_be_used_is_refused(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    with pytest.raises(InputError, match="the cluster has no GPU"):
+        found(fake_ray.put_in_place(monkeypatch, {"head": 0}), said)
+    ray = fake_ray.put_in_place(monkeypatch, {"one": 1})
+    Survey.facts[:] = [HostFacts(H200, ("0.1.0", "2.0", "1.0"))]
+    with pytest.raises(InputError, match=r"host one has \w+ .*, this one .*; install one version"):
+        found(ray, said)
+    Survey.facts[:] = [facts(devices=())]
+    with pytest.raises(InputError, match="host one offers a GPU that no driver there can use"):
+        found(ray, said)
+
+
+def test_gpus_that_others_hold_have_no_part(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 1})
+    ray.busy = {"two"}
+    assert found(ray, said).machine.devices == (0,) and said == ["a GPU of host two has no part: others hold it"]
+    ray.busy = {"one", "two"}
+    with pytest.raises(InputError, match="other jobs hold all 2 GPUs"):
+        found(ray, said)
+
+
+def test_code_objects_are_sent_once(monkeypatch: pytest.MonkeyPatch, said: list[str], tmp_path: Path) -> None:
+    ray = fake_ray.put_in_place(monkeypatch, {"one": 1})
+    (gpu,) = evaluators(found(ray, said))
+    for _ in range(2):
+        assert [t.status for t in gpu.screen(SIZE, ARTIFACTS, 1.0)] == ["ok"] * 3
+    paths = {launch.path for launch in Gpu.launches}
+    (path,) = paths
+    assert Path(path).is_relative_to(tmp_path / "there") and Path(path).read_bytes() == b"code"
+
+
+def lose_at(ray: FakeRay, monkeypatch: pytest.MonkeyPatch, losses: dict[int, str]) -> None:
+    """Lose hosts when so many launches have been made before."""
+
+    def before(launch: Launch) -> None:
+        ray.lost |= {host for count, host in losses.items() if count <= len(Gpu.launches)}
+
+    monkeypatch.setattr(Gpu, "before", before)
+
+
+def test_another_gpu_does_the_work_of_one_that_is_lost(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    """The candidate that ran is tried again, and no other."""
+    ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 1})
+    first, second = evaluators(found(ray, said))
+    lose_at(ray, monkeypatch, {1: "one"})
+    trials = list(first.screen(SIZE, ARTIFACTS, 1.0))
+    assert [(t.config, t.status) for t in trials] == [(c, "ok") for c in CONFIGS]
+    assert said == ["a GPU of host one is lost; one of two does its work too"]
+    assert len(list(second.screen(SIZE, ARTIFACTS, 1.0))) == 3
+
+
+def test_a_free_gpu_takes_over(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 2})
+    first = evaluators(found(ray, said, most=2))[0]
+    lose_at(ray, monkeypatch, {1: "one"})
+    assert [t.status for t in first.screen(SIZE, ARTIFACTS, 1.0)] == ["ok"] * 3
+    assert said == ["a GPU of host one is lost; one that was free takes over"] and ray.held["two"] == 2
+
+
+def test_without_any_gpu_left_the_size_fails_by_name(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 1})
+    first = evaluators(found(ray, said))[0]
+    lose_at(ray, monkeypatch, {0: "one", 1: "two"})
+    with pytest.raises(TritonGemmError, match="no GPU of the cluster is left; the last was on host two"):
+        list(first.screen(SIZE, ARTIFACTS, 1.0))
+
+
+def test_nothing_is_replaced_once_the_run_is_over(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    """Actors end then, under threads that may still work."""
+    ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 2})
+    gpus = found(ray, said, most=1)
+    gpus.close()
+    ray.lost.add("one")
+    with pytest.raises(TritonGemmError, match="the run is over"):
+        list(evaluators(gpus)[0].screen(SIZE, ARTIFACTS, 1.0))
+    assert not said
+
+
+def test_a_process_that_ends_costs_its_candidate_alone(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    ray = fake_ray.put_in_place(monkeypatch, {"one": 1})
+    (gpu,) = evaluators(found(ray, said))
+
+    def before(launch: Launch) -> None:
+        if len(Gpu.launches) == 1:
+            Gpu.launches.append(launch)
+            raise WorkerDied("signal SIGSEGV: bad address")
+
+    monkeypatch.setattr(Gpu, "before", before)
+    trials = list(gpu.screen(SIZE, ARTIFACTS, 1.0))
+    assert [t.status for t in trials] == ["ok", "crashed", "ok"] and trials[1].reason == "signal SIGSEGV: bad address"
+    assert not said

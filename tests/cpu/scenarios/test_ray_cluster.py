@@ -1,0 +1,116 @@
+"""A run on a Ray cluster of two hosts with stand-ins for their GPUs, one of which is lost on the way."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.cluster_roles import GPU_ROLE, SURVEY_ROLE
+from tests.support.stores import take
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
+from tritongemm.cli.cluster import Cluster
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.trial import Trial
+from tritongemm.core.tuning_options import TuningOptions
+from tritongemm.measure.cluster import ClusterGpus
+from tritongemm.report.console import Reporter
+from tritongemm.tuning.run import TuningRun
+from tritongemm.workers.ray_hosts import RayHosts
+
+pytestmark = pytest.mark.heavy  # a cluster takes some seconds to start; tests/cpu/measure/test_cluster.py is quick
+
+SIZES = [Problem(64 * n, 128, 64) for n in (1, 2, 3, 4)]
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The head, without a GPU, and two hosts with one each; all on this machine."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install tritongemm[ray]")
+    from ray.cluster_utils import Cluster as LocalCluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        cluster = LocalCluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, num_gpus=1)
+        yield cluster
+        cluster.shutdown()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def cluster(ray_cluster: Any, said: list[str], tmp_path: Path) -> Iterator[Cluster]:
+    hosts = RayHosts(ray_cluster.address)
+    try:
+        yield Cluster(hosts, ClusterGpus(hosts, None, 0, said.append, (GPU_ROLE, SURVEY_ROLE)))
+    finally:
+        hosts.close()
+
+
+def lose_after(trials: int, process: Any, lose: Callable[[], object]) -> threading.Event:
+    """Lose a GPU, without a word to Ray, once its process has answered with so many trials."""
+    gone, ask, seen = threading.Event(), process.ask, list[Trial]()
+
+    def asked(request: Any, timeout: float) -> Iterator[Any]:
+        for answer in ask(request, timeout):
+            yield answer
+            seen.extend([answer] * isinstance(answer, Trial))
+            if len(seen) == trials and not gone.is_set():
+                gone.set()
+                lose()
+
+    process.ask = asked
+    return gone
+
+
+@pytest.mark.parametrize(("lost", "remark"), [("actor", "one that was free takes over"), ("host", "does its work too")])
+def test_a_gpu_that_is_lost_costs_the_run_nothing_else(
+    ray_cluster: Any, cluster: Cluster, said: list[str], tmp_path: Path, lost: str, remark: str
+) -> None:
+    assert cluster.machine.devices == (0, 1) and "W7900 x 2" in cluster.machine.why
+    process = cluster.gpus.processes()[1]
+    host = process._gpu.host
+    victim = next(node for node in ray_cluster.worker_nodes if node.node_id == host.node)
+    gone = lose_after(
+        2,
+        process,
+        lambda: (
+            host._ray.kill(host._actor) if lost == "actor" else ray_cluster.remove_node(victim, allow_graceful=False)
+        ),
+    )
+    cache = ArtifactCache(tmp_path / "cache")
+    options = TuningOptions(tmp_path, "exhaustive", budget=6, library="", backends=("triton",))
+    evaluators = cluster.evaluators(MeasureProtocol(), 20.0)
+    with (
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(out),
+        closing(cluster.pool(cache, 1, 60.0)) as pool,
+        take(tmp_path / "out.yaml") as store,
+    ):
+        assert isinstance(pool, BuildPool) and pool.width > pool.jobs == 1
+        failures = TuningRun(evaluators, pool, store, options, Reporter(verbose=True)).tune(SIZES)
+        assert failures == {} and gone.is_set(), out.getvalue()
+        for size in SIZES:
+            record = store.record(size)
+            assert record is not None and record.seconds > 0
+            trials = store.trials(size)
+            assert Counter(stage for _, stage in trials)["screen"] == 6
+            assert all(trial.status == "ok" for trial in trials.values())
+    assert len(list(cache.folder.glob("*/*"))) > 0
+    assert len(said) == 1 and said[0].endswith(remark), said

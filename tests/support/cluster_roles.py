@@ -1,0 +1,58 @@
+"""What works on the hosts of a test's cluster: stand-ins for a GPU's process and for what tells of a host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from tests.support.evaluators import tile_rows_seconds
+from tritongemm.core.trial import Trial
+from tritongemm.measure.cluster import HostFacts, own_versions
+from tritongemm.measure.jobs import (
+    Algorithms,
+    AlgorithmsJob,
+    MeasureAnswer,
+    MeasureJob,
+    OperandsReady,
+    QuantizeJob,
+    RaceJob,
+    RaceSamples,
+)
+from tritongemm.runtime.machine import Machine
+from tritongemm.search_spaces import loader as target_files
+
+GPU_ROLE, SURVEY_ROLE = "tests.support.cluster_roles:StandInGpu", "tests.support.cluster_roles:StandInSurvey"
+TRIAL_SECONDS = 0.02
+
+
+class StandInGpu:
+    """Times kernels by their configs, once it has read their code objects; every result is right."""
+
+    def __call__(self, job: MeasureJob) -> Iterator[MeasureAnswer]:
+        assert job.setup.device == 0, "an actor's GPU is the only one that its processes see"
+        yield OperandsReady(1, True)
+        if isinstance(job, AlgorithmsJob):
+            yield Algorithms(())
+            return
+        if isinstance(job, QuantizeJob):
+            return
+        seconds = {one.config.name: (tile_rows_seconds(one.config),) for one in job.candidates}
+        for one in job.candidates:
+            time.sleep(TRIAL_SECONDS)
+            assert one.launch is not None and one.launch.path
+            with open(one.launch.path, "rb") as code:
+                assert code.read(4) == b"\x7fELF"
+            if isinstance(job, RaceJob):
+                yield Trial(one.config, "ok", stage="final", error=0.0, tolerance=0.1)
+            else:
+                yield Trial(one.config, "ok", samples=seconds[one.config.name], timer="sundial")
+        if isinstance(job, RaceJob):
+            yield RaceSamples(seconds)
+
+
+class StandInSurvey:
+    """Tells of a host with one GPU, of the target with the smallest search space."""
+
+    def __call__(self, request: object) -> Iterator[HostFacts]:
+        target = target_files.load_target("gfx1100")
+        yield HostFacts(Machine(target, "amd", (0,), "W7900", ""), own_versions())

@@ -1,0 +1,116 @@
+"""Stage: jobs → artifacts, compiled on the hosts of a cluster as well as here; all are kept in the cache of this host.
+
+What a search space has is compiled anywhere, as its job has all that a compiler needs. Kernels of other backends need
+headers, files and tools of this host, and are compiled on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool, BuiltCode, WarmUp
+from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.errors import OutputError
+from tritongemm.core.target import Target
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import KernelBackend, SearchedBackend
+from tritongemm.workers.child_process import WorkerDied
+from tritongemm.workers.ray_hosts import RemoteHost
+
+
+class RemoteCompiler:
+    """A compiler process on another host, whose kernels come into this host's cache.
+
+    Args:
+        host: an actor with compiler processes.
+        cache: where kernels go.
+    """
+
+    def __init__(self, host: RemoteHost, cache: ArtifactCache) -> None:
+        self.host, self.cache = host, cache
+
+    def start(self, opening: object = None) -> None:
+        """Nothing is to be started: a request does that."""
+
+    def ask(self, request: Any, timeout: float) -> Iterator[Artifact | OutputError]:
+        """The artifact of one job; what is raised is what `WorkerProcess.ask` raises."""
+        job, _ = request
+        for answer in self.host.ask((job, ""), timeout):
+            yield answer.keep(self.cache) if isinstance(answer, BuiltCode) else answer
+
+    def kill(self) -> None:
+        """The host ends its processes itself."""
+
+
+class ClusterBuildPool(BuildPool):
+    """Compiler processes here and on other hosts, and the cache they fill.
+
+    Args:
+        cache: where artefacts go.
+        jobs: processes at a time here; 0 for one for each core that this process may use.
+        timeout: seconds one compile may take.
+        must_keep: as of `BuildPool`.
+    """
+
+    def __init__(self, cache: ArtifactCache, jobs: int = 0, timeout: float = 60.0, must_keep: bool = False) -> None:
+        super().__init__(cache, jobs, timeout, must_keep)
+        self._hosts: list[RemoteHost] = []
+        self._free: SimpleQueue[RemoteHost] = SimpleQueue()  # a host as often as it has processes with nothing to do
+
+    def add(self, host: RemoteHost, count: int) -> None:
+        """Compile on a host too, with so many processes, once its actor is there.
+
+        Args:
+            host: an actor with compiler processes.
+            count: how many it has.
+        """
+        self._hosts.append(host)
+        self.width += count
+
+        def begin(started: Any) -> None:
+            if started.exception() is None:
+                for _ in range(count):
+                    self._free.put(host)
+
+        host.start().future().add_done_callback(begin)
+
+    def start(self, backends: Sequence[str], target: Target, most: int) -> None:
+        """Begin to start the processes, as `BuildPool.start` does, here and there."""
+        super().start(backends, target, most)
+        for host in self._hosts:
+            host.start(WarmUp(tuple(backends), target))
+
+    def build(self, job: CompileJob) -> Artifact:
+        """One job, from the cache or compiled where a process has nothing to do; every failure is a value.
+
+        Raises:
+            OutputError: the cache can't be written, and must be.
+            UnavailableError: no process can be started.
+        """
+        cached = self.cache.get(job.digest)
+        if cached is not None:
+            return replace(cached, config=job.config, seconds=0.0)
+        if isinstance(registry.get(KernelBackend, job.config.backend), SearchedBackend):
+            with suppress(Empty, WorkerDied):  # a host that is lost, or a compiler that crashed: it is tried again here
+                return self._build_away(job)
+        return super().build(job)
+
+    def _build_away(self, job: CompileJob) -> Artifact:
+        """One job on another host.
+
+        Raises:
+            Empty: none has a process with nothing to do.
+            WorkerDied: the process or its host is gone.
+            OutputError: the cache can't be written, and must be.
+        """
+        host = self._free.get_nowait()
+        try:
+            return self._ask(RemoteCompiler(host, self.cache), job)
+        finally:
+            if not host.lost:
+                self._free.put(host)

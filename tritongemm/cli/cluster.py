@@ -1,0 +1,80 @@
+"""`--ray ADDRESS`: the GPUs and the cores of a Ray cluster's hosts in the words of `cli.session`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.cluster_pool import ClusterBuildPool
+from tritongemm.build.pool import BuildPool
+from tritongemm.core.errors import InputError
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.measure.cluster import ClusterGpus
+from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Evaluator, ExternalTimer, Timer
+from tritongemm.runtime.machine import Machine
+from tritongemm.workers.ray_hosts import RayHosts
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that a command works with.
+
+    Attributes:
+        hosts: the connection.
+        gpus: those that it tunes on.
+    """
+
+    hosts: RayHosts
+    gpus: ClusterGpus
+
+    @property
+    def machine(self) -> Machine:
+        """What is tuned for, as if all GPUs were this machine's."""
+        return self.gpus.machine
+
+    def evaluators(self, protocol: MeasureProtocol, timeout: float) -> list[Evaluator]:
+        """One for each GPU.
+
+        Raises:
+            InputError: the clock asked for works on this host alone.
+        """
+        if isinstance(registry.get(Timer, protocol.timer), ExternalTimer):
+            raise InputError(f"--profiler {protocol.timer} times on this host alone; leave it or --ray out")
+        machine = self.machine
+        return [
+            GpuEvaluator(machine.target, machine.vendor, number, protocol, timeout, process)
+            for number, process in enumerate(self.gpus.processes())
+        ]
+
+    def pool(self, cache: ArtifactCache, processes: int, timeout: float) -> BuildPool:
+        """Compilers on this host and all others, so many on each; 0 for one a core."""
+        pool = ClusterBuildPool(cache, processes, timeout, must_keep=True)
+        for node in self.hosts.nodes():
+            count = min(processes or node.cpus, node.cpus)
+            if count and node.id != self.hosts.own_node:
+                pool.add(self.hosts.begin(BuildPool.ROLE, node, count), count)
+        return pool
+
+
+@contextmanager
+def open_cluster(args: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Cluster | None]:
+    """The cluster that a command line names, left at the end; None where it names none.
+
+    Raises:
+        InputError: there is none, or it has no GPUs of one kind to use.
+        UnavailableError: Ray is not installed.
+    """
+    if args.ray is None:
+        yield None
+        return
+    with ExitStack() as stack:
+        hosts = RayHosts(args.ray)
+        stack.callback(hosts.close)
+        gpus = ClusterGpus(hosts, args.target, args.ngpus, say)
+        stack.callback(gpus.close)
+        yield Cluster(hosts, gpus)

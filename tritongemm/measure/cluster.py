@@ -1,0 +1,306 @@
+"""GPUs of a Ray cluster's hosts, each with an actor that is pinned to it, for evaluators on this host.
+
+A GPU that is lost, with its host or alone, costs what ran on it: another GPU takes over that nobody holds, or else one
+of the others works for two evaluators, one request after the other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tritongemm.core import settings
+from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
+from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.measure.gpu_evaluator import DEVICE_ROLE
+from tritongemm.measure.jobs import AlgorithmsJob, MeasureAnswer, MeasureJob, QuantizeJob
+from tritongemm.runtime.machine import Machine, find_machine
+from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerTimeout
+from tritongemm.workers.ray_hosts import RayHosts, RayNode, RemoteHost
+
+SURVEY_ROLE = "tritongemm.measure.cluster:HostSurvey"
+JOIN_SECONDS = 30.0  # until an actor is there; a GPU whose actor is not is held by another job
+SURVEY_SECONDS = 120.0  # until a host has told what it has
+_FREE_SECONDS = 5.0  # until Ray knows that a GPU is free whose actor alone is gone
+_ALIKE = ("tritongemm", "triton", "torch")  # packages of which all hosts have one version
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What a host tells of the GPU that an actor is pinned to.
+
+    Attributes:
+        machine: the host as if it had that GPU alone.
+        versions: of the packages that a result depends on.
+    """
+
+    machine: Machine
+    versions: tuple[str, ...]
+
+    @property
+    def kind(self) -> tuple[str, str, int]:
+        """What GPUs must agree in for their times to be compared."""
+        return self.machine.target.name, self.machine.product, self.machine.target.compute_units
+
+    def described(self) -> str:
+        """The kind of its GPU, in words."""
+        arch, product, units = self.kind
+        return f"{product} of {units} compute units ({arch})"
+
+
+class HostSurvey:
+    """What a process on a host does that tells what it has."""
+
+    def __call__(self, request: object) -> Iterator[HostFacts]:
+        """The facts of the host; it is asked nothing else."""
+        yield HostFacts(find_machine(None), own_versions())
+
+
+def own_versions() -> tuple[str, ...]:
+    """Versions of the packages that all hosts must have alike; how PyTorch was built is not among what counts."""
+    return tuple(settings.version(package).partition("+")[0] for package in _ALIKE)
+
+
+@dataclass(eq=False)
+class _Gpu:
+    """A GPU that an actor is pinned to.
+
+    Attributes:
+        host: the actor.
+        facts: of its host.
+        lock: held while it works off a request.
+        kept: paths there of files that it has, by their paths here.
+        users: evaluators that have it.
+    """
+
+    host: RemoteHost
+    facts: HostFacts
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    kept: dict[str, str] = field(default_factory=dict)
+    users: int = 1
+
+
+class ClusterGpus:
+    """The GPUs of a cluster that a run tunes on, which are of one kind.
+
+    Args:
+        hosts: the cluster.
+        arch: architecture of the GPUs to use; None where all are of one.
+        most: use so many at the most; 0 for all.
+        say: is given remarks, a line each.
+        roles: what works on a GPU, and what tells of a host.
+
+    Attributes:
+        machine: what the run tunes for.
+
+    Raises:
+        InputError: there is no such GPU, they are of several kinds, or a host has other versions.
+    """
+
+    def __init__(
+        self,
+        hosts: RayHosts,
+        arch: str | None,
+        most: int,
+        say: Callable[[str], None],
+        roles: tuple[str, str] = (DEVICE_ROLE, SURVEY_ROLE),
+    ) -> None:
+        self._hosts, self._say, (self._role, self._survey_role) = hosts, say, roles
+        self._changing = threading.Lock()
+        self._closed = False
+        found = self._survey(hosts.nodes())
+        chosen = self._of_one_kind(found, arch)
+        self._gpus = chosen[: most or len(chosen)]
+        for gpu in found:
+            if gpu not in self._gpus:
+                gpu.host.kill()
+        self._processes = [ClusterProcess(self, gpu) for gpu in self._gpus]
+        self.machine = self._described()
+
+    def processes(self) -> Sequence[ClusterProcess]:
+        """What works on each GPU."""
+        return self._processes
+
+    def _survey(self, nodes: Sequence[RayNode]) -> list[_Gpu]:
+        """The GPUs that answer in time; others are held by other jobs."""
+        begun = [self._hosts.begin(self._role, node, gpus=1) for node in nodes for _ in range(node.gpus)]
+        if not begun:
+            raise InputError(
+                f"--ray {self._hosts.address}: the cluster has no GPU; ray start --num-gpus=N tells it of a host's"
+            )
+        deadline, told = time.monotonic() + JOIN_SECONDS, list[tuple[RemoteHost, Callable[[], list[HostFacts]]]]()
+        for host in begun:
+            if host.ready(max(0.0, deadline - time.monotonic())):
+                told.append((host, host.begin_once(self._survey_role, None, SURVEY_SECONDS)))
+            else:
+                self._say(f"a GPU of host {host.name} has no part: others hold it")
+                host.kill()
+        if not told:
+            raise InputError(f"--ray {self._hosts.address}: other jobs hold all {len(begun)} GPUs of the cluster")
+        return [_Gpu(host, self._facts(host, answers)) for host, answers in told]
+
+    @staticmethod
+    def _facts(host: RemoteHost, answers: Callable[[], list[HostFacts]]) -> HostFacts:
+        """What a host has, from its answers.
+
+        Raises:
+            InputError: it has no GPU that can be used, or other versions than this one.
+        """
+        try:
+            (facts,) = answers()
+        except (WorkerDied, WorkerTimeout, WorkerError) as fault:
+            raise InputError(f"--ray: host {host.name} can't tell what GPU it has: {fault}") from None
+        if not facts.machine.devices:
+            raise InputError(f"--ray: host {host.name} offers a GPU that no driver there can use")
+        for package, there, here in zip(_ALIKE, facts.versions, own_versions(), strict=True):
+            if there != here:
+                raise InputError(f"--ray: host {host.name} has {package} {there}, this one {here}; install one version")
+        return facts
+
+    def _of_one_kind(self, found: Sequence[_Gpu], arch: str | None) -> list[_Gpu]:
+        """The GPUs of an architecture.
+
+        Raises:
+            InputError: there is none, or they are of several kinds.
+        """
+        chosen = [gpu for gpu in found if arch is None or gpu.facts.kind[0] == arch]
+        kinds = Counter(gpu.facts.described() for gpu in chosen or found)
+        listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+        if not chosen:
+            raise InputError(f"--ray {self._hosts.address}: the cluster has no GPU of {arch}, but {listed}")
+        if len(kinds) > 1:
+            hint = "" if arch else "; --target names the architecture of those to use"
+            raise InputError(f"--ray {self._hosts.address}: one run tunes on GPUs of one kind, not {listed}{hint}")
+        if len(chosen) < len(found):
+            self._say(f"{len(found) - len(chosen)} GPUs of the cluster are of another kind, and have no part")
+        return chosen
+
+    def _described(self) -> Machine:
+        here = Counter(gpu.host.name for gpu in self._gpus)
+        where = ", ".join(f"{host}: {count}" for host, count in here.items())
+        first = self._gpus[0].facts.machine
+        why = f"tuning on {first.product} x {len(self._gpus)} ({first.target.name}) of a Ray cluster; {where}"
+        return replace(first, devices=tuple(range(len(self._gpus))), why=why)
+
+    def take_over(self, lost: _Gpu) -> _Gpu:
+        """The GPU that does the work of one that is lost.
+
+        Raises:
+            UnavailableError: none is left, or the run is over.
+        """
+        with self._changing:
+            if self._closed:
+                raise UnavailableError("the run is over")
+            if lost in self._gpus:
+                self._gpus.remove(lost)
+                lost.host.kill()
+            found = self._free_gpu(lost)
+            if found is not None:
+                self._gpus.append(found)
+                self._say(f"a GPU of host {lost.host.name} is lost; one that was free takes over")
+                return found
+            if not self._gpus:
+                raise UnavailableError(f"no GPU of the cluster is left; the last was on host {lost.host.name}")
+            shared = min(self._gpus, key=lambda gpu: gpu.users)
+            shared.users += 1
+            self._say(f"a GPU of host {lost.host.name} is lost; one of {shared.host.name} does its work too")
+            return shared
+
+    def _free_gpu(self, lost: _Gpu) -> _Gpu | None:
+        """A GPU of the kind that nobody holds; None where there is none."""
+        deadline = time.monotonic() + _FREE_SECONDS
+        while not self._hosts.free_gpus():
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.1)
+        host = self._hosts.begin(self._role, gpus=1)
+        with suppress(TritonGemmError):
+            if host.ready(JOIN_SECONDS):
+                facts = self._facts(host, host.begin_once(self._survey_role, None, SURVEY_SECONDS))
+                if facts.kind == lost.facts.kind:
+                    return _Gpu(host, facts)
+        host.kill()
+        return None
+
+    def close(self) -> None:
+        """Replace no GPU any more."""
+        self._closed = True
+
+
+class ClusterProcess:
+    """What works on a GPU of a cluster, as a process of this host would on one here.
+
+    Args:
+        gpus: those of the cluster.
+        gpu: the one that it begins with.
+    """
+
+    def __init__(self, gpus: ClusterGpus, gpu: _Gpu) -> None:
+        self._gpus, self._gpu = gpus, gpu
+
+    def start(self, opening: object = None) -> None:
+        """Begin to start the process there."""
+        self._gpu.host.start(opening)
+
+    def ask(self, request: MeasureJob, timeout: float) -> Iterator[MeasureAnswer]:
+        """Answers to one request, as they come; what is raised is what `WorkerProcess.ask` raises.
+
+        Raises:
+            UnavailableError: no GPU is left.
+        """
+        if self._gpu.host.lost:
+            self._gpu = self._gpus.take_over(self._gpu)
+        gpu = self._gpu
+        with gpu.lock:
+            yield from gpu.host.ask(_moved(request, _carried(request, gpu)), timeout)
+
+    def kill(self) -> None:
+        """End the process there; the next request starts another."""
+        if not self._gpu.host.lost:
+            self._gpu.host.end()
+
+
+def _launches(job: MeasureJob) -> list[Launch | HostLaunch]:
+    if isinstance(job, AlgorithmsJob):
+        return []
+    if isinstance(job, QuantizeJob):
+        return list(job.launches)
+    return [candidate.launch for candidate in job.candidates if candidate.launch is not None]
+
+
+def _carried(job: MeasureJob, gpu: _Gpu) -> dict[str, str]:
+    """The paths on a GPU's host of the files that a job needs, by their paths here; what is not there is sent.
+
+    Raises:
+        HostLost: the host is gone.
+        WorkerError: they can't be kept there.
+    """
+    missing: dict[str, tuple[str, bytes]] = {}
+    for launch in _launches(job):
+        if launch.path not in gpu.kept:
+            with suppress(OSError):  # whoever opens it there says so
+                missing[launch.path] = Path(launch.path).name, Path(launch.path).read_bytes()
+    if missing:
+        gpu.kept |= gpu.host.keep(missing)
+    return gpu.kept
+
+
+def _moved(job: MeasureJob, paths: dict[str, str]) -> MeasureJob:
+    """A job whose launches have other paths, and whose device is the only one of its process."""
+
+    def moved(launch: Any) -> Any:
+        return launch and replace(launch, path=paths.get(launch.path, launch.path))
+
+    setup = replace(job.setup, device=0)
+    if isinstance(job, AlgorithmsJob):
+        return replace(job, setup=setup)
+    if isinstance(job, QuantizeJob):
+        return replace(job, setup=setup, launches=tuple(map(moved, job.launches)))
+    candidates = tuple(replace(one, launch=moved(one.launch)) for one in job.candidates)
+    return replace(job, setup=setup, candidates=candidates)

@@ -1,0 +1,373 @@
+"""Hosts of a Ray cluster: processes there that serve requests as a `WorkerProcess` does here.
+
+An actor on a host holds child processes of one role, so that a crash or a hang costs that process, there as here. Where
+the actor or its host is lost, the request ends as if its process had died, killed from outside.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from tritongemm.core import import_path, settings
+from tritongemm.core.compiled_files import CompiledFiles
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
+
+_CONNECT_SECONDS = 5.0  # until a port that nobody answers at counts as closed
+_PROBE_SECONDS = 30.0  # a cluster lets its users in within a few
+_KEY_DIGITS = 40
+# Ray waits without an end for whatever listens at an address, and no signal ends that; a process can be killed.
+_PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+
+
+class HostLost(WorkerDied):
+    """The actor or its host is gone, with all that it held; another one may do the same request."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how, from_outside=True)
+
+
+class HostProcesses:
+    """What an actor holds on its host: processes of one role, which answer as many requests at a time.
+
+    Args:
+        role: as of `WorkerProcess`.
+        count: number of processes.
+    """
+
+    def __init__(self, role: str, count: int) -> None:
+        self._idle: SimpleQueue[WorkerProcess] = SimpleQueue()
+        for _ in range(count):
+            self._idle.put(WorkerProcess(role))
+
+    def start(self, opening: object) -> None:
+        """Begin to start the processes that have nothing to do; `opening` is that of `WorkerProcess.start`."""
+        for process in self._taken():
+            process.start(opening)
+            self._idle.put(process)
+
+    def end(self) -> None:
+        """End the processes that have nothing to do; the next request starts another."""
+        for process in self._taken():
+            process.kill()
+            self._idle.put(process)
+
+    def _taken(self) -> list[WorkerProcess]:
+        taken: list[WorkerProcess] = []
+        with suppress(Empty):
+            while True:
+                taken.append(self._idle.get_nowait())
+        return taken
+
+    def keep(self, files: Mapping[str, tuple[str, bytes]]) -> dict[str, str]:
+        """The paths of compiled files, each a name and its content, that are kept in this host's cache."""
+        cache = CompiledFiles(settings.cache_folder())
+        kept: dict[str, str] = {}
+        for key, (name, content) in files.items():
+            entry = cache.keep(sha256(content).hexdigest()[:_KEY_DIGITS], {name: content}, {})
+            kept[key] = str(entry.path / name)
+        return kept
+
+    def ask(self, request: Any, timeout: float) -> Iterator[tuple[str, Any]]:
+        """The answers to a request, each behind ``answer``; then, where it fails, how and why."""
+        process = self._idle.get()
+        try:
+            yield from _told(process, request, timeout)
+        finally:
+            self._idle.put(process)
+
+    def ask_once(self, role: str, request: Any, timeout: float) -> list[tuple[str, Any]]:
+        """The same of a process of another role, which is ended again."""
+        process = WorkerProcess(role)
+        try:
+            return list(_told(process, request, timeout))
+        finally:
+            process.kill()
+
+
+def _told(process: WorkerProcess, request: Any, timeout: float) -> Iterator[tuple[str, Any]]:
+    try:
+        for answer in process.ask(request, timeout):
+            yield "answer", answer
+    except WorkerDied as death:
+        yield "killed" if death.from_outside else "died", str(death)
+    except WorkerTimeout as late:
+        yield "timeout", str(late)
+    except (WorkerError, UnavailableError) as error:
+        yield "error", str(error)
+
+
+def _fault(kind: str, why: str) -> Exception:
+    """What `WorkerProcess.ask` would have raised."""
+    if kind == "timeout":
+        return WorkerTimeout(why)
+    return WorkerError(why) if kind == "error" else WorkerDied(why, from_outside=kind == "killed")
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """A host of a cluster that lives.
+
+    Attributes:
+        id: Ray's.
+        name: the host's, with its address where that is another.
+        gpus: GPUs that Ray knows of.
+        cpus: cores that Ray knows of.
+    """
+
+    id: str
+    name: str
+    gpus: int
+    cpus: int
+
+
+class RemoteHost:
+    """An actor with processes on a host.
+
+    Args:
+        ray: the module.
+        actor: Ray's handle of a `HostProcesses`.
+        name: of the host.
+        node: Ray's name of it; "" where Ray has chosen one.
+
+    Attributes:
+        lost: it answers no more.
+    """
+
+    def __init__(self, ray: Any, actor: Any, name: str, node: str) -> None:
+        self._ray, self._actor, self.name, self.node = ray, actor, name, node
+        self.lost = False
+
+    def start(self, opening: object = None) -> Any:
+        """Begin to start its processes; Ray's reference to the end of that, which comes once the actor is there."""
+        return self._actor.start.remote(opening)
+
+    def ready(self, seconds: float) -> bool:
+        """Whether the actor is there within so many seconds.
+
+        Raises:
+            UnavailableError: it never will be, as its host lacks what it imports; says what.
+        """
+        try:
+            self._ray.get(self._actor.keep.remote({}), timeout=seconds)
+        except self._ray.exceptions.GetTimeoutError:
+            return False
+        except self._ray.exceptions.RayError as error:
+            raise UnavailableError(f"host {self.name} can't run tritongemm: {_last_line(error)}") from None
+        return True
+
+    def ask(self, request: Any, timeout: float) -> Iterator[Any]:
+        """Answers to one request, as they come; arguments and what is raised are those of `WorkerProcess.ask`.
+
+        Raises:
+            HostLost: the actor or its host is gone.
+        """
+        with _Translated(self):
+            answers = self._actor.ask.options(num_returns="streaming").remote(request, timeout)
+            for reference in answers:
+                kind, value = self._ray.get(reference)
+                if kind != "answer":
+                    raise _fault(kind, value)
+                yield value
+
+    def begin_once(self, role: str, request: Any, timeout: float) -> Callable[[], list[Any]]:
+        """Begin to ask a process of another role, which is ended again.
+
+        Returns:
+            What waits for all its answers; it raises what `ask` does.
+        """
+        asked = self._actor.ask_once.remote(role, request, timeout)
+
+        def wait() -> list[Any]:
+            with _Translated(self):
+                answers: list[tuple[str, Any]] = self._ray.get(asked)
+            for kind, value in answers:
+                if kind != "answer":
+                    raise _fault(kind, value)
+            return [value for _, value in answers]
+
+        return wait
+
+    def keep(self, files: Mapping[str, tuple[str, bytes]]) -> dict[str, str]:
+        """The paths there of compiled files, each a name and its content; raises what `ask` does."""
+        with _Translated(self):
+            kept: dict[str, str] = self._ray.get(self._actor.keep.remote(files))
+        return kept
+
+    def end(self) -> None:
+        """Have its processes end; the next request starts others."""
+        with suppress(self._ray.exceptions.RayError):
+            self._actor.end.remote()
+
+    def kill(self) -> None:
+        """End the actor, and its processes with it."""
+        self.lost = True
+        with suppress(self._ray.exceptions.RayError):
+            self._ray.kill(self._actor)
+
+
+class _Translated:
+    """A context in which Ray's errors are those of a `WorkerProcess`."""
+
+    def __init__(self, host: RemoteHost) -> None:
+        self._host = host
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        exceptions = self._host._ray.exceptions
+        if isinstance(error, exceptions.RayTaskError):  # raised there by what the request is given to
+            raise WorkerError(_last_line(error)) from None
+        if isinstance(error, exceptions.RayError):
+            self._host.lost = True
+            raise HostLost(f"host {self._host.name} was lost: {_first_line(error)}") from None
+
+
+class RayHosts:
+    """A Ray cluster that this process is connected to until it is closed.
+
+    Args:
+        address: ``auto`` for the cluster that this host is of, or the host and port of its head.
+
+    Raises:
+        InputError: no cluster is there, or it can't be used from here.
+        UnavailableError: Ray is not installed.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        try:
+            import ray
+        except ImportError as error:
+            raise UnavailableError(f"--ray needs Ray: pip install 'tritongemm[ray]' ({error})") from None
+        _check(address)
+        try:
+            with _own_signals(), _in_own_folder():
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise _no_cluster(address, _last_line(error)) from None
+        self._ray: Any = ray
+        self._actors: list[RemoteHost] = []
+
+    def nodes(self) -> list[RayNode]:
+        """The hosts that live, in the order of their names."""
+        found = []
+        for node in self._ray.nodes():
+            if node["Alive"]:
+                host, address, has = node["NodeManagerHostname"], node["NodeManagerAddress"], node["Resources"]
+                name = host if host == address else f"{host} ({address})"
+                found.append(RayNode(node["NodeID"], name, int(has.get("GPU", 0)), int(has.get("CPU", 0))))
+        return sorted(found, key=lambda node: (node.name, node.id))
+
+    @property
+    def own_node(self) -> str:
+        """Ray's name of the host that this process is on."""
+        return str(self._ray.get_runtime_context().get_node_id())
+
+    def free_gpus(self) -> int:
+        """GPUs of the cluster that nobody holds."""
+        return int(self._ray.available_resources().get("GPU", 0))
+
+    def begin(self, role: str, node: RayNode | None = None, count: int = 1, gpus: int = 0) -> RemoteHost:
+        """Begin to start an actor with processes of a role.
+
+        Args:
+            role: as of `WorkerProcess`.
+            node: where; None for wherever there is room.
+            count: number of processes; an actor without a GPU holds a core for each.
+            gpus: 1 for an actor that is pinned to a GPU, which its processes see as their only one.
+        """
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        where = None if node is None else NodeAffinitySchedulingStrategy(node.id, soft=False)
+        options = {"num_gpus": gpus, "num_cpus": 0 if gpus else count, "max_concurrency": count}
+        actor = self._ray.remote(HostProcesses).options(**options, scheduling_strategy=where).remote(role, count)
+        host = RemoteHost(self._ray, actor, node.name if node else "of a free GPU", node.id if node else "")
+        self._actors.append(host)
+        return host
+
+    def close(self) -> None:
+        """End all actors, and leave the cluster."""
+        for host in self._actors:
+            host.kill()
+        self._ray.shutdown()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handlers of signals: Ray takes SIGTERM for itself, and results would not be merged."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _in_own_folder() -> Iterator[None]:
+    """Stand in the package's folder: where a job begins, its actors look for modules, before anywhere else."""
+    before = os.open(os.curdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.chdir(import_path.HOME)
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
+
+
+def _check(address: str) -> None:
+    """Find out within seconds whether a cluster can be used.
+
+    Raises:
+        InputError: it can't, or the address is none.
+    """
+    if "://" in address:
+        raise InputError(
+            f"--ray {address}: this command must run on a host of the cluster itself (ray start --address=HEAD:PORT "
+            "--num-cpus=0 makes this host one): then give --ray auto, or HOST:PORT"
+        )
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+            raise InputError(f"--ray {address}: give auto, or the HOST:PORT that ray start --head has printed")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+        except OSError as error:
+            raise _no_cluster(address, error.strerror or str(error)) from None
+    path = f"import sys; sys.path[:] = {import_path.for_children()!r}; "
+    try:
+        probe = [sys.executable, "-c", path + _PROBE, address]
+        done = subprocess.run(probe, capture_output=True, timeout=_PROBE_SECONDS, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        raise _no_cluster(address, f"no answer within {_PROBE_SECONDS:g} s") from None
+    if done.returncode:
+        raise _no_cluster(address, _last_line(done.stderr.decode(errors="replace")))
+
+
+def _no_cluster(address: str, why: str) -> InputError:
+    return InputError(f"--ray {address}: no Ray cluster can be used there: {why}; `ray status` tells what there is")
+
+
+def _first_line(error: object) -> str:
+    return next(iter(_lines(error)), type(error).__name__)
+
+
+def _last_line(error: object) -> str:
+    return next(reversed(_lines(error)), type(error).__name__)
+
+
+def _lines(error: object) -> list[str]:
+    return [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]

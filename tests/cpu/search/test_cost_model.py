@@ -119,7 +119,7 @@ def test_sums_that_are_looked_for_cost_less_than_counted_ones() -> None:
 
 def test_neighbours_share_what_they_draw_from_l2() -> None:
     """In pairs of rows eight neighbours draw two blocks of A and four of B; row by row one of A and eight of B."""
-    problem = Problem(256, 8192, 3584, "bf16", "bf16", "bf16", row_major_b=False)
+    problem = Problem(256, 8192, 3584, row_major_b=False)
     row = Config("tma", 128, 128, 64, 1, 1, 4, 6)
     pairs = replace(row, group_m=2)
     apart = replace(SM90, l2_neighbours=1)

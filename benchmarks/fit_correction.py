@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[i]) for i in (1, 0)]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from replay_tables import Table, read
 
@@ -173,10 +174,9 @@ def main(argv: list[str] | None = None) -> int:
     before, after = [quality(e, None) for e in given], held_out(given, fit)
     print(f"{'tables':<20} {'count':>5}  first pick; best of {PICKS[-1]}: analytical | corrected, each (N, K) held out")
     for name in [*dict.fromkeys(e.name for e in given), "all"]:
-        places = [i for i, e in enumerate(given) if name in (e.name, "all")]
-        print(
-            f"{name:<20} {len(places):>5}  {summary([before[i] for i in places])} | {summary([after[i] for i in places])}"
-        )
+        chosen = [i for i, e in enumerate(given) if name in (e.name, "all")]
+        shown = " | ".join(summary([figures[i] for i in chosen]) for figures in (before, after))
+        print(f"{name:<20} {len(chosen):>5}  {shown}")
     if args.each:
         for example, old, new in zip(given, before, after, strict=True):
             print(f"{example.problem.key:<60} {old[0]:.3f} {old[1]:.3f} | {new[0]:.3f} {new[1]:.3f}")

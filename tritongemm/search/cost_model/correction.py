@@ -1,10 +1,10 @@
 """What recorded tables teach beside the analytical model: a factor for each of its times, of kernels like the recorded.
 
 The logarithm of measured over predicted seconds is a quadratic form of `features`, fitted by least squares
-(``python benchmarks/fit_correction.py``). Its coefficients lie beside the search space, as search_spaces/NAME.correction.json;
-a target that has no such file is ranked by the analytical model alone. So are, on any target, warm operands, layouts and
-dtypes that no table has, products of a batch or of groups, and kernels of other templates or of other backends. No feature
-counts for more than it did in the tables, and no factor is more than `most`.
+(``python benchmarks/fit_correction.py``). Its coefficients lie beside the search space, as
+search_spaces/NAME.correction.json; a target that has no such file is ranked by the analytical model alone. So are, on
+any target, warm operands, layouts and dtypes that no table has, products of a batch or of groups, and kernels of other
+templates or of other backends. No feature counts for more than it did in the tables, and no factor is more than `most`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tritongemm.core.config import Config
-from tritongemm.core.config_memo import ConfigMemo
+from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_results import TERMS, Floats
@@ -29,9 +28,10 @@ from tritongemm.search_spaces.loader import SPACES
 SHARES = TERMS[:-1]
 # A term that takes a smaller share of the time counts as this much.
 LEAST_SHARE = 1e-3
-AXES = ("block_m", "block_n", "block_k", "group_m", "split_k", "num_warps", "num_stages")
 OPTIONS = ("swap_ab", "ahead", "early", "poll", "prefetch", "epilogue_parts", "share", "pair")
 DERIVED = ("waves", "last_wave", "resident", "registers", "from_lds", "in_flight", "loop", "width", "scaled_along_k")
+
+COLUMNS = ("low", "high", "mean", "spread", "linear")  # of a correction: a number for each feature
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class Correction:
         names = feature_names(data["templates"])
         if data["features"] != names:
             raise InputError("the correction is of other features: fit it again, python benchmarks/fit_correction.py")
-        columns = [np.array(data[name], np.float64) for name in ("low", "high", "mean", "spread", "linear")]
+        columns = {name: np.array(data[name], np.float64) for name in COLUMNS}
         products = np.zeros((len(names), len(names)))
         products[np.triu_indices(len(names))] = data["products"]
         dtypes = frozenset((a, b) for a, b in data["dtypes"])
-        return cls(tuple(data["templates"]), dtypes, *columns, products, float(data["most"]))
+        return cls(tuple(data["templates"]), dtypes, products=products, most=float(data["most"]), **columns)
 
     def to_json(self) -> dict[str, Any]:
         """A map of plain lists, four digits of each number."""
@@ -81,7 +81,7 @@ class Correction:
             "dtypes": sorted(map(list, self.dtypes)),
             "features": feature_names(self.templates),
             "most": self.most,
-            **{n: _rounded(getattr(self, n)) for n in ("low", "high", "mean", "spread", "linear")},
+            **{name: _rounded(getattr(self, name)) for name in COLUMNS},
             "products": _rounded(self.products[np.triu_indices(len(self.products))]),
         }
 
@@ -128,6 +128,7 @@ class Demand:
     """What the analytical model knows of candidates and features need, a column each.
 
     Attributes:
+        axes: values of `core.config.AXES`, [len(AXES), n].
         terms: seconds of each of `TERMS`, [n, len(TERMS)].
         seconds: of a launch.
         resident: programs that share a compute unit.
@@ -137,6 +138,7 @@ class Demand:
         stages: blocks of K whose loads are under way, and the one being multiplied.
     """
 
+    axes: Floats
     terms: Floats
     seconds: Floats
     resident: Floats
@@ -150,8 +152,7 @@ def features(
     configs: Sequence[Config], problem: Problem, target: Target, demand: Demand, templates: Sequence[str]
 ) -> Floats:
     """What the correction is a function of, [n, features], in the order of `feature_names`."""
-    axes = ConfigMemo(configs).axes(*AXES)
-    block_m, block_n, block_k, _, split, _, _ = np.maximum(axes, 1)
+    block_m, block_n, block_k, _, split, _, _ = np.maximum(demand.axes, 1)
     waves = np.ceil(problem.m / block_m) * np.ceil(problem.n / block_n) * problem.batch * split / target.compute_units
     derived = [
         np.log2(waves),
@@ -166,7 +167,7 @@ def features(
     ]
     shares = np.log(np.maximum(LEAST_SHARE, demand.terms[:, : len(SHARES)] / demand.seconds[:, None]))
     return np.hstack(
-        [shares, np.log2(np.maximum(axes, 0.5)).T, np.stack(derived, axis=1), _settings(configs, templates)]
+        [shares, np.log2(np.maximum(demand.axes, 0.5)).T, np.stack(derived, axis=1), _settings(configs, templates)]
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
+from tritongemm.core.config import AXES, Config
 from tritongemm.core.config_memo import ConfigMemo
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_results import TERMS, Floats, Prediction, Predictions
@@ -100,7 +100,7 @@ class _Batch:
     """Candidates as columns, an entry for each.
 
     Attributes:
-        block_m, block_n, group_m, warps: their axes.
+        axes: values of `core.config.AXES`, [len(AXES), n].
         stages: blocks of K whose loads are under way, and the one being multiplied.
         registers: 32-bit registers that a thread wants.
         from_lds: 1 where matrix instructions read LDS themselves, else 0.
@@ -111,10 +111,7 @@ class _Batch:
         hidden: number of memory latencies that pass while the last kernel still ends.
     """
 
-    block_m: Floats
-    block_n: Floats
-    group_m: Floats
-    warps: Floats
+    axes: Floats
     stages: Floats
     registers: Floats
     from_lds: Floats
@@ -134,12 +131,8 @@ class _Batch:
         launches = memo.map(lambda c, f: _launch(c, problem, target, f), fits)
         last = Wave(*_columns([found[-1] for found, _ in launches]))
         only_one = np.array([len(found) == 1 for found, _ in launches])
-        block_m, block_n, group_m, warps = memo.axes("block_m", "block_n", "group_m", "num_warps")
         return cls(
-            block_m,
-            block_n,
-            group_m,
-            warps,
+            memo.axes(*AXES),
             np.array(memo.map(lambda c: occupancy.pipeline_stages(c, problem, target)), np.float64),
             np.array(wanted, np.float64),
             np.array(memo.map(lambda c: occupancy.async_matrix(c, target)), np.float64),
@@ -153,7 +146,31 @@ class _Batch:
     def demand(self, terms: Floats, seconds: Floats) -> Demand:
         """What features need, given the seconds of each of `TERMS` and of a launch."""
         resident, traffic = self.waves[0].resident, self.iteration.traffic
-        return Demand(terms, seconds, resident, self.registers, self.from_lds, traffic, self.stages)
+        return Demand(self.axes, terms, seconds, resident, self.registers, self.from_lds, traffic, self.stages)
+
+    def axis(self, name: str) -> Floats:
+        """The values of one of `core.config.AXES`, [n]."""
+        return np.asarray(self.axes[AXES.index(name)])
+
+    @property
+    def block_m(self) -> Floats:
+        """Rows of the tile."""
+        return self.axis("block_m")
+
+    @property
+    def block_n(self) -> Floats:
+        """Columns of the tile."""
+        return self.axis("block_n")
+
+    @property
+    def group_m(self) -> Floats:
+        """Rows of tiles that are walked together."""
+        return self.axis("group_m")
+
+    @property
+    def warps(self) -> Floats:
+        """Warps of a program."""
+        return self.axis("num_warps")
 
 
 def _hidden(config: Config, problem: Problem, target: Target) -> int:

@@ -36,7 +36,7 @@ FASTEST, OTHERS = 300, 300
 # A table of so many configs weighs 1, as do larger ones.
 WHOLE = 1000
 # Weight that holds coefficients to 0, where all configs of a whole table together weigh 1.
-RIDGE = 0.3
+RIDGE = 0.03
 # No feature lies further from its mean than so many standard deviations.
 WIDEST = 2.5
 # The largest factor is e to this power.

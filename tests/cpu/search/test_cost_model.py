@@ -70,7 +70,7 @@ def test_a_tile_more_than_fills_the_device_costs_a_round() -> None:
 def test_a_row_a_warp_hides_more_latency_than_rows_in_turn() -> None:
     """Where a thread loads once an iteration, compilers issue the loads of several together."""
     problem, hopper = (
-        Problem(1, 4096, 4096, "bf16", "bf16", "bf16", row_major_b=False),
+        Problem(1, 4096, 4096, row_major_b=False),
         target_files.load_target("sm90", "H200"),
     )
     one, four = (predict(Config("gemv", 1, n, 256, num_warps=1), problem, hopper) for n in (1, 4))

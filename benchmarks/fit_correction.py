@@ -108,7 +108,8 @@ class Fit:
             tuple(templates), dtypes, low, high, mean, spread, np.zeros(width), np.zeros((width, width)), MOST
         )
         self._pairs = np.triu_indices(width)
-        self._sums = [self._normal_equations(e) for e in given]
+        self._sums = {id(e): self._normal_equations(e) for e in given}
+        self._all = [sum(parts) for parts in zip(*self._sums.values(), strict=True)]
 
     def _normal_equations(self, example: Example) -> tuple[Floats, Floats]:
         taught, weights = example.taught, example.weights
@@ -123,9 +124,10 @@ class Fit:
 
     def without(self, held_out: Iterable[Example] = ()) -> Correction:
         """The correction that all tables but these teach."""
-        left_out = {id(e) for e in held_out}
-        used = [s for e, s in zip(self.given, self._sums, strict=True) if id(e) not in left_out]
-        matrix, right = sum(m for m, _ in used), sum(r for _, r in used)
+        matrix, right = (whole.copy() for whole in self._all)
+        for example in held_out:
+            matrix -= self._sums[id(example)][0]
+            right -= self._sums[id(example)][1]
         found = np.linalg.solve(matrix + RIDGE * np.eye(len(right)), right)
         width = len(self.blank.linear)
         products = np.zeros((width, width))

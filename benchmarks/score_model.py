@@ -9,7 +9,7 @@ stay in the caches that hold them (`--cold` for memory, as our own timers have i
 N is below 64 and K is a multiple of the parts (`--any_split` for every factor our rules keep).
 
 Tiles of stream-K rows are ranked as though each had a program of its own, as Origami's were where the two are compared;
-`--cut_k` ranks them as kernels that cut K, which holds for our own (docs/measurements/cost-model.md).
+`--cut_k` ranks them as kernels that cut K, which holds for our own (docs/measurements/cost-model-correction.md).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from tests.support import ROOT
 from tritongemm.core.config import Config
@@ -64,7 +65,8 @@ def means(table: list[list[float]]) -> list[float]:
 def test_first_picks_at_sizes_it_has_not_seen(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "FASTEST", 50)
     monkeypatch.setattr(script, "OTHERS", 10)
-    before, after = figures(script, "bf16_sample", "fp8_blocks")
+    with threadpool_limits(1):  # where other tests hold the cores, threads that wait for each other cost more
+        before, after = figures(script, "bf16_sample", "fp8_blocks")
     assert means(after)[0] > 0.93 > means(before)[0] + 0.1
     assert means(after)[1] > 0.98 > means(before)[1]
     assert min(first for first, _ in after) > 0.6 and min(eight for _, eight in after) > 0.85

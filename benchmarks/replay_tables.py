@@ -110,7 +110,7 @@ def write(path: Path, tables: Iterable[Table], note: str = "") -> None:
         out.write(json.dumps(head) + "\n")
         for table in tables:
             defaults = Problem(1, 1, 1).to_json()
-            sizes = {k: v for k, v in table.problem.to_json().items() if k in "mnk" or v != defaults[k]}
+            sizes = {k: v for k, v in table.problem.to_json().items() if k in "mnk" or v != defaults.get(k)}
             times = {c.name: float(f"{t:.4g}") if isinstance(t, float) else t for c, t in table.times.items()}
             row = {"problem": sizes, "kept": table.kept, "times": times}
             out.write(json.dumps(row, separators=(",", ":")) + "\n")

@@ -7,6 +7,9 @@ tile that was pruned counts as a miss. A tuned tile is a noisy label: other tile
 It ranks for what the label is the best of. tune_gemm launches one kernel on the same operands time after time, so they
 stay in the caches that hold them (`--cold` for memory, as our own timers have it); and it tries split-K only where M or
 N is below 64 and K is a multiple of the parts (`--any_split` for every factor our rules keep).
+
+Tiles of stream-K rows are ranked as though each had a program of its own, as Origami's were where the two are compared;
+`--cut_k` ranks them as kernels that cut K, which holds for our own (docs/measurements/cost-model-correction.md).
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ def _row(entry: dict[str, Any], fp8: str) -> Row | None:
     return Row(problem, (m, n, k), int(entry.get("NUM_SMS", 0)))
 
 
-def order(row: Row, target: Target, tried: bool = True, warm: bool = True) -> list[Tile]:
+def order(row: Row, target: Target, tried: bool = True, warm: bool = True, cut_k: bool = False) -> list[Tile]:
     """Distinct tiles of the pruned space, the model's favourite first.
 
     Args:
@@ -84,6 +87,7 @@ def order(row: Row, target: Target, tried: bool = True, warm: bool = True) -> li
         target: where.
         tried: only split-K factors tune_gemm would try.
         warm: operands come from the caches that hold them, as where tune_gemm times.
+        cut_k: programs of stream-K rows share tiles that do not fill a round.
     """
     whole = space(row.problem, target, templates=("tile",))
     # Options do not tell tiles apart; the first value of each is allowed for every tile.
@@ -96,12 +100,16 @@ def order(row: Row, target: Target, tried: bool = True, warm: bool = True) -> li
         kept = prune(kept, row.problem, target, SPLIT_RULES).kept
     if row.num_sms:
         # Stream-K deals out K by itself, so split-K only repeats a config.
+        kept = [c for c in kept if c.split_k == 1]
+    if row.num_sms and cut_k:
         sms = (("num_sms", row.num_sms),)
-        kept = [replace(c, template="stream_k", options=c.options + sms) for c in kept if c.split_k == 1]
+        kept = [replace(c, template="stream_k", options=c.options + sms) for c in kept]
     return list(dict.fromkeys(p.config.tile for p in rank(kept, row.problem, target, warm=warm)))
 
 
-def score(rows: Iterable[Row], target: Target, tried: bool = True, warm: bool = True) -> list[Score]:
+def score(
+    rows: Iterable[Row], target: Target, tried: bool = True, warm: bool = True, cut_k: bool = False
+) -> list[Score]:
     """Where the model puts each row's tile; the flags are those of `order`."""
     seen: dict[tuple[Problem, int], list[Tile]] = {}
     scores = []
@@ -109,7 +117,7 @@ def score(rows: Iterable[Row], target: Target, tried: bool = True, warm: bool = 
         key = row.problem, row.num_sms
         tiles = seen.setdefault(key, []) or seen[key]
         if not tiles:
-            tiles.extend(order(row, target, tried, warm))
+            tiles.extend(order(row, target, tried, warm, cut_k))
         place = tiles.index(row.tile) + 1 if row.tile in tiles else 0
         scores.append(Score(row, place, len(tiles), tuple(tiles[:3])))
     return scores
@@ -138,9 +146,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--worst", type=int, nargs="?", const=10, default=0, help="list the worst sizes")
     parser.add_argument("--cold", action="store_true", help="all operands come from memory")
     parser.add_argument("--any_split", action="store_true", help="rank split-K factors that tune_gemm never tries, too")
+    parser.add_argument("--cut_k", action="store_true", help="rank stream-K rows as kernels that cut K")
     args = parser.parse_args(argv)
     target = target_files.load_target(args.target)
-    scores = score(read(args.file, target.fp8), target, not args.any_split, not args.cold)
+    scores = score(read(args.file, target.fp8), target, not args.any_split, not args.cold, args.cut_k)
     print(f"{'sqrt(MN)':<10} {'rows':>5}" + "".join(f"{f'top-{k}':>8}" for k in TOPS))
     for name, part in by_size(scores).items():
         print(f"{name:<10} {len(part):>5}" + "".join(f"{100 * v:>7.1f}%" for v in agreement(part).values()))

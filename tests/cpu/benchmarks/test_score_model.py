@@ -61,6 +61,14 @@ def test_amd_tuned_tiles_are_kept_and_rank_early(script: ModuleType) -> None:
 def test_stream_k_rows_whose_tiles_fill_the_programs(script: ModuleType) -> None:
     row = script.Row(Problem(4864, 4096, 4096, row_major_b=False), (256, 256, 64), 304)
     assert script.score([row], GFX942)[0].rank == 1
+    assert script.score([row], GFX942, cut_k=True)[0].rank == 1  # nothing is left over to cut
+
+
+def test_stream_k_rows_are_ranked_by_whole_tiles_unless_told(script: ModuleType) -> None:
+    row = script.Row(Problem(2048, 5120, 512, row_major_b=False), (256, 256, 64), 304)
+    whole = script.order(row, GFX942)
+    assert whole.index(row.tile) < 5 and whole == script.order(script.Row(row.problem, row.tile, 0), GFX942)
+    assert script.order(row, GFX942, cut_k=True) != whole
 
 
 def test_ranks_only_what_the_tuner_tried_unless_told(script: ModuleType) -> None:

@@ -61,8 +61,7 @@ def case(problem: Problem, arch: str) -> Case:
 
 @pytest.fixture(scope="module")
 def hopper() -> Case:
-    problem = Problem(256, 4096, 4096, dtype_a="bf16", dtype_b="bf16", dtype_c="bf16", row_major_b=False)
-    return case(problem, "sm90")
+    return case(Problem(256, 4096, 4096, row_major_b=False), "sm90")
 
 
 def trial(config: Config, cost: Cost) -> Trial:

@@ -1,7 +1,8 @@
 """Stage: kept configs → predicted order, from an analytical model of a compute unit and the memories behind it.
 
 The model prunes and seeds; it is no clock. Every figure is a fact of the `Target` or one of the constants below, none
-is fitted per size. Times are seconds unless a name says otherwise.
+is fitted per size; where tables of a target were recorded, `correction` lays on top what they teach. Times are seconds
+unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
+from tritongemm.core.config import AXES, Config
 from tritongemm.core.config_memo import ConfigMemo
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_results import TERMS, Floats, Prediction, Predictions
 from tritongemm.core.target import Target
-from tritongemm.search.cost_model import occupancy
+from tritongemm.search.cost_model import correction, occupancy
+from tritongemm.search.cost_model.correction import Demand
 from tritongemm.search.cost_model.occupancy import SIMDS
 from tritongemm.search.cost_model.tile_cost import CU_BYTES_PER_CLOCK, IterationCost, spilled_bytes
 from tritongemm.search.cost_model.waves import PARTIAL_BYTES, Wave, combine_seconds, waves
@@ -57,6 +59,10 @@ def rank(
         return Predictions((), np.empty(0), np.empty((0, len(TERMS))))
     batch = _Batch.gather(given, problem, target, [built.get(c) for c in given] if built else [None] * len(given))
     terms, exact = _times(batch, problem, target, warm)
+    learned = None if warm else correction.fitted(target.name)
+    if learned and learned.covers(problem):
+        rows = correction.features(given, problem, target, batch.demand(terms, exact), learned.templates)
+        exact = exact * learned.factors(given, rows)
     seconds = [round(s, 12) for s in exact.tolist()]  # to the picosecond, so that rounding errors decide nothing
 
     areas, heights = -batch.block_m * batch.block_n, -batch.block_m
@@ -64,6 +70,22 @@ def rank(
     keys = list(zip(seconds, areas.tolist(), heights.tolist(), (tuple(vars(c).values()) for c in given), strict=True))
     places = sorted(range(len(given)), key=keys.__getitem__)
     return Predictions(tuple(given[i] for i in places), np.array(seconds)[places], terms[places])
+
+
+def features(
+    configs: Sequence[Config], problem: Problem, target: Target, templates: Sequence[str]
+) -> tuple[Floats, Floats]:
+    """What a correction is fitted to: seconds without it, [n], and features, [n, features].
+
+    Args:
+        configs: candidates, each once.
+        problem: what they compute.
+        target: where they run.
+        templates: names of the templates that have a feature.
+    """
+    batch = _Batch.gather(configs, problem, target, [None] * len(configs))
+    terms, seconds = _times(batch, problem, target, warm=False)
+    return seconds, correction.features(configs, problem, target, batch.demand(terms, seconds), templates)
 
 
 def predict(
@@ -78,8 +100,10 @@ class _Batch:
     """Candidates as columns, an entry for each.
 
     Attributes:
-        block_m, block_n, group_m, warps: their axes.
+        axes: values of `core.config.AXES`, [len(AXES), n].
         stages: blocks of K whose loads are under way, and the one being multiplied.
+        registers: 32-bit registers that a thread wants.
+        from_lds: 1 where matrix instructions read LDS themselves, else 0.
         iteration: one K iteration of one of their programs.
         waves: first and last waves of their launches; last ones that do not differ have a count of 0.
         spilled: bytes of scratch that a thread writes and reads each iteration.
@@ -87,11 +111,10 @@ class _Batch:
         hidden: number of memory latencies that pass while the last kernel still ends.
     """
 
-    block_m: Floats
-    block_n: Floats
-    group_m: Floats
-    warps: Floats
+    axes: Floats
     stages: Floats
+    registers: Floats
+    from_lds: Floats
     iteration: IterationCost[Floats]
     waves: tuple[Wave[Floats], Wave[Floats]]
     spilled: Floats
@@ -108,19 +131,46 @@ class _Batch:
         launches = memo.map(lambda c, f: _launch(c, problem, target, f), fits)
         last = Wave(*_columns([found[-1] for found, _ in launches]))
         only_one = np.array([len(found) == 1 for found, _ in launches])
-        block_m, block_n, group_m, warps = memo.axes("block_m", "block_n", "group_m", "num_warps")
         return cls(
-            block_m,
-            block_n,
-            group_m,
-            warps,
+            memo.axes(*AXES),
             np.array(memo.map(lambda c: occupancy.pipeline_stages(c, problem, target)), np.float64),
+            np.array(wanted, np.float64),
+            np.array(memo.map(lambda c: occupancy.async_matrix(c, target)), np.float64),
             IterationCost(*_columns(memo.map(lambda c: IterationCost.estimate(c, problem, target)))),
             (Wave(*_columns([found[0] for found, _ in launches])), replace(last, count=last.count * ~only_one)),
             np.array(memo.map(lambda c, b, w: spilled_bytes(c, problem, target, b, w), built, wanted), np.float64),
             np.array([combined for _, combined in launches]),
             np.array(memo.map(lambda c: _hidden(c, problem, target)), np.float64),
         )
+
+    def demand(self, terms: Floats, seconds: Floats) -> Demand:
+        """What features need, given the seconds of each of `TERMS` and of a launch."""
+        resident, traffic = self.waves[0].resident, self.iteration.traffic
+        return Demand(self.axes, terms, seconds, resident, self.registers, self.from_lds, traffic, self.stages)
+
+    def axis(self, name: str) -> Floats:
+        """The values of one of `core.config.AXES`, [n]."""
+        return np.asarray(self.axes[AXES.index(name)])
+
+    @property
+    def block_m(self) -> Floats:
+        """Rows of the tile."""
+        return self.axis("block_m")
+
+    @property
+    def block_n(self) -> Floats:
+        """Columns of the tile."""
+        return self.axis("block_n")
+
+    @property
+    def group_m(self) -> Floats:
+        """Rows of tiles that are walked together."""
+        return self.axis("group_m")
+
+    @property
+    def warps(self) -> Floats:
+        """Warps of a program."""
+        return self.axis("num_warps")
 
 
 def _hidden(config: Config, problem: Problem, target: Target) -> int:

@@ -1,0 +1,143 @@
+"""What recorded tables teach the cost model: what it is worth at sizes it has not seen, and where it keeps still."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from tests.support import ROOT
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.search.cost_model import correction, model
+from tritongemm.search_spaces import loader as target_files
+
+H200 = target_files.load_target("sm90", "H200")
+BF16 = Problem(256, 4096, 4096, "bf16", "bf16", "bf16", row_major_b=False)
+CONFIGS = tuple(
+    Config(template, 64, n, 128, 4, 1, 4, stages, options=(("ahead", 1), ("early", 0), ("poll", 0), ("swap_ab", 0)))
+    for template in ("tile", "tma")
+    for n in (64, 128)
+    for stages in (2, 4, 6)
+)
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    spec = importlib.util.spec_from_file_location("fit_correction", ROOT / "benchmarks" / "fit_correction.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["fit_correction"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def seconds(problem: Problem, configs: tuple[Config, ...] = CONFIGS, warm: bool = False) -> dict[Config, float]:
+    return {p.config: p.seconds for p in model.rank(configs, problem, H200, warm=warm)}
+
+
+def analytical(monkeypatch: pytest.MonkeyPatch, problem: Problem, warm: bool = False) -> dict[Config, float]:
+    with monkeypatch.context() as patch:
+        patch.setattr(correction, "fitted", lambda target: None)
+        return seconds(problem, warm=warm)
+
+
+def figures(script: ModuleType, *names: str) -> tuple[list[list[float]], list[list[float]]]:
+    """Quality of each table by the analytical model, and by a correction that has seen no table of its (N, K)."""
+    tables = [(name, table) for name in names for table in script.read(script.DATA / f"h200_{name}.jsonl.gz")]
+    templates = sorted({c.template for _, table in tables for c in table.times})
+    given = script.examples(tables, templates)
+    return [script.quality(e, None) for e in given], script.held_out(given, script.Fit(given, templates))
+
+
+def means(table: list[list[float]]) -> list[float]:
+    return [float(v) for v in np.exp(np.log(table).mean(axis=0))]
+
+
+def test_first_picks_at_sizes_it_has_not_seen(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "FASTEST", 50)
+    monkeypatch.setattr(script, "OTHERS", 10)
+    with threadpool_limits(1):  # where other tests hold the cores, threads that wait for each other cost more
+        before, after = figures(script, "bf16_sample", "fp8_blocks")
+    assert means(after)[0] > 0.93 > means(before)[0] + 0.1
+    assert means(after)[1] > 0.98 > means(before)[1]
+    assert min(first for first, _ in after) > 0.6 and min(eight for _, eight in after) > 0.85
+
+
+@pytest.mark.heavy
+def test_what_is_shipped_is_what_all_tables_teach(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = sorted(script.DATA.glob("h200_*.jsonl.gz"))
+    tables = [(path.name, table) for path in paths for table in script.read(path)]
+    shipped = correction.fitted("sm90")
+    assert shipped is not None
+    given = script.examples(tables, shipped.templates)
+    fit = script.Fit(given, shipped.templates)
+    again, after = fit.without(), script.held_out(given, fit)
+    for example in given:
+        factors = [c.factors(example.configs, example.rows) for c in (shipped, again)]
+        assert factors[0] == pytest.approx(factors[1], rel=0.05)
+    assert means(after)[0] > 0.93 and means(after)[1] > 0.97
+    whole = means([a for e, a in zip(given, after, strict=True) if "whole" in e.name])
+    assert whole[0] > 0.92 and whole[1] > 0.97
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        replace(BF16, dtype_a="fp16", dtype_b="fp16"),
+        replace(BF16, row_major_b=True),
+        replace(BF16, batch=4),
+        replace(BF16, groups=2),
+    ],
+    ids=lambda p: p.key,
+)
+def test_problems_without_a_table_are_the_analytical_models(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seconds(problem) == analytical(monkeypatch, problem)
+    assert seconds(BF16, warm=True) == analytical(monkeypatch, BF16, warm=True)
+
+
+def test_other_templates_and_other_targets_have_no_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = correction.fitted("sm90")
+    assert learned is not None and correction.fitted("gfx942") is None
+    _, rows = model.features(CONFIGS, BF16, H200, learned.templates)
+    assert all(learned.factors([replace(c, template="not_recorded") for c in CONFIGS], rows) == 1)
+    assert all(learned.factors([replace(c, backend="cutlass") for c in CONFIGS], rows) == 1)
+    assert len(set(learned.factors(CONFIGS, rows).tolist())) > 1
+
+
+def test_no_size_is_far_enough_for_a_factor_without_bounds() -> None:
+    learned = correction.fitted("sm90")
+    assert learned is not None
+    for size in [(1, 1, 1), (1, 16, 65536), (70000, 70000, 16), (33, 100003, 77)]:
+        _, rows = model.features(CONFIGS, replace(BF16, m=size[0], n=size[1], k=size[2]), H200, learned.templates)
+        factors = learned.factors(CONFIGS, rows)
+        assert np.isfinite(factors).all() and abs(np.log(factors)).max() <= learned.most
+
+
+def test_a_correction_is_read_back_as_it_was_written() -> None:
+    learned = correction.fitted("sm90")
+    assert learned is not None
+    data = learned.to_json()
+    again = correction.Correction.from_json(data)
+    _, rows = model.features(CONFIGS, BF16, H200, learned.templates)
+    assert again.factors(CONFIGS, rows) == pytest.approx(learned.factors(CONFIGS, rows))
+    with pytest.raises(InputError, match="fit it again"):
+        correction.Correction.from_json({**data, "features": data["features"][1:]})
+
+
+def test_the_script_says_what_a_fit_is_worth(
+    script: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "FASTEST", 30)
+    monkeypatch.setattr(script, "OTHERS", 10)
+    assert script.main([str(Path(script.DATA) / "h200_bf16_sample.jsonl.gz"), "--each"]) == 0
+    printed = capsys.readouterr().out
+    assert "h200_bf16_sample" in printed and "1x4096x4096" in printed

@@ -1,0 +1,186 @@
+"""What recorded tables teach beside the analytical model: a factor for each of its times, of kernels like the recorded.
+
+The logarithm of measured over predicted seconds is a quadratic form of `features`, fitted by least squares
+(``python benchmarks/fit_correction.py``). Its coefficients lie beside the search space, as
+search_spaces/NAME.correction.json; a target that has no such file is ranked by the analytical model alone. So are, on
+any target, warm operands, layouts and dtypes that no table has, products of a batch or of groups, and kernels of other
+templates or of other backends. No feature counts for more than it did in the tables, and no factor is more than `most`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tritongemm.core.config import AXES, Config
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.search_results import TERMS, Floats
+from tritongemm.core.target import Target
+from tritongemm.search_spaces.loader import SPACES
+
+# Terms of the analytical model are features but the last, the launch, which is the same for all.
+SHARES = TERMS[:-1]
+# A term that takes a smaller share of the time counts as this much.
+LEAST_SHARE = 1e-3
+OPTIONS = ("swap_ab", "ahead", "early", "poll", "prefetch", "epilogue_parts", "share", "pair")
+DERIVED = ("waves", "last_wave", "resident", "registers", "from_lds", "in_flight", "loop", "width", "scaled_along_k")
+
+COLUMNS = ("low", "high", "mean", "spread", "linear")  # of a correction: a number for each feature
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A fitted correction of one target's times.
+
+    Attributes:
+        templates: names of the templates it knows.
+        dtypes: pairs of dtypes of A and B that it knows.
+        low, high: the least and the most of each feature in the tables, [features].
+        mean, spread: what is taken off each feature, and what it is then divided by, [features].
+        linear: coefficients of the features, [features].
+        products: coefficients of the products of two features, [features, features].
+        most: the largest logarithm of a factor.
+    """
+
+    templates: tuple[str, ...]
+    dtypes: frozenset[tuple[str, str]]
+    low: Floats
+    high: Floats
+    mean: Floats
+    spread: Floats
+    linear: Floats
+    products: Floats
+    most: float
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Correction:
+        """What `to_json` gave.
+
+        Raises:
+            InputError: it is of other features than these.
+        """
+        names = feature_names(data["templates"])
+        if data["features"] != names:
+            raise InputError("the correction is of other features: fit it again, python benchmarks/fit_correction.py")
+        columns = {name: np.array(data[name], np.float64) for name in COLUMNS}
+        products = np.zeros((len(names), len(names)))
+        products[np.triu_indices(len(names))] = data["products"]
+        dtypes = frozenset((a, b) for a, b in data["dtypes"])
+        return cls(tuple(data["templates"]), dtypes, products=products, most=float(data["most"]), **columns)
+
+    def to_json(self) -> dict[str, Any]:
+        """A map of plain lists, four digits of each number."""
+        return {
+            "templates": list(self.templates),
+            "dtypes": sorted(map(list, self.dtypes)),
+            "features": feature_names(self.templates),
+            "most": self.most,
+            **{name: _rounded(getattr(self, name)) for name in COLUMNS},
+            "products": _rounded(self.products[np.triu_indices(len(self.products))]),
+        }
+
+    def covers(self, problem: Problem) -> bool:
+        """Whether there were tables of problems of this kind."""
+        dense = problem.batch == 1 and problem.groups == 1 and problem.layout == "TN" and not problem.microscaled
+        return dense and (problem.a.name, problem.b.name) in self.dtypes
+
+    def scaled(self, rows: Floats) -> Floats:
+        """Features as the fit takes them: held to the range that the tables had, around 0, [n, features]."""
+        return np.asarray((np.clip(rows, self.low, self.high) - self.mean) / self.spread)
+
+    def factors(self, configs: Sequence[Config], rows: Floats) -> Floats:
+        """What to multiply the analytical model's seconds by, [n].
+
+        Args:
+            configs: the candidates.
+            rows: their features.
+        """
+        unit = self.scaled(rows)
+        logs = np.clip(unit @ self.linear + ((unit @ self.products) * unit).sum(axis=1), -self.most, self.most)
+        known = [c.is_generated and c.template in self.templates for c in configs]
+        return np.where(known, np.exp(logs), 1.0)
+
+
+@cache
+def fitted(target: str) -> Correction | None:
+    """The correction of a target by its name; None where there is none.
+
+    Raises:
+        InputError: it is of other features than these.
+    """
+    path = SPACES / f"{target}.correction.json"
+    return Correction.from_json(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def feature_names(templates: Sequence[str]) -> list[str]:
+    """Names of the columns of `features`."""
+    return [*(f"share_{t}" for t in SHARES), *AXES, *DERIVED, *OPTIONS, *(f"is_{t}" for t in templates)]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What the analytical model knows of candidates and features need, a column each.
+
+    Attributes:
+        axes: values of `core.config.AXES`, [len(AXES), n].
+        terms: seconds of each of `TERMS`, [n, len(TERMS)].
+        seconds: of a launch.
+        resident: programs that share a compute unit.
+        registers: 32-bit registers that a thread wants.
+        from_lds: 1 where matrix instructions read LDS themselves, else 0.
+        traffic: bytes that a program loads in one iteration.
+        stages: blocks of K whose loads are under way, and the one being multiplied.
+    """
+
+    axes: Floats
+    terms: Floats
+    seconds: Floats
+    resident: Floats
+    registers: Floats
+    from_lds: Floats
+    traffic: Floats
+    stages: Floats
+
+
+def features(
+    configs: Sequence[Config], problem: Problem, target: Target, demand: Demand, templates: Sequence[str]
+) -> Floats:
+    """What the correction is a function of, [n, features], in the order of `feature_names`."""
+    block_m, block_n, block_k, _, split, _, _ = np.maximum(demand.axes, 1)
+    waves = np.ceil(problem.m / block_m) * np.ceil(problem.n / block_n) * problem.batch * split / target.compute_units
+    derived = [
+        np.log2(waves),
+        waves / np.ceil(waves),
+        np.log2(np.maximum(1, demand.resident)),
+        np.log2(demand.registers),
+        demand.from_lds,
+        np.log2(np.maximum(1, demand.stages - 1) * demand.traffic * np.maximum(1, demand.resident)),
+        np.log2(np.ceil(np.ceil(problem.k / block_k) / split)),
+        np.full(len(configs), problem.a.width),
+        np.full(len(configs), float(problem.scale_depth > 0)),
+    ]
+    shares = np.log(np.maximum(LEAST_SHARE, demand.terms[:, : len(SHARES)] / demand.seconds[:, None]))
+    return np.hstack(
+        [shares, np.log2(np.maximum(demand.axes, 0.5)).T, np.stack(derived, axis=1), _settings(configs, templates)]
+    )
+
+
+def _settings(configs: Sequence[Config], templates: Sequence[str]) -> Floats:
+    """Options of each config, 0 where it has none of a name, and 1 for its template, else 0."""
+    places: dict[tuple[str, tuple[tuple[str, int], ...]], int] = {}
+    which = [places.setdefault((c.template, c.options), len(places)) for c in configs]
+    rows = []
+    for template, options in places:
+        given = dict(options)
+        rows.append([*(given.get(name, 0) for name in OPTIONS), *(template == t for t in templates)])
+    return np.array(rows, np.float64)[which]
+
+
+def _rounded(values: Floats) -> list[float]:
+    return [float(f"{v:.4g}") for v in values]

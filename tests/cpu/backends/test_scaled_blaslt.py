@@ -51,7 +51,8 @@ def test_calls_share_a_plan_and_keep_their_own_factors(library: Library) -> None
         assert call is not None
         call()
         assert deviation(operands["c"], exact) < 2**-7
-    assert blaslt._plan.cache_info().currsize <= 2
+    # Memory that is aligned otherwise has a plan of its own.
+    assert blaslt._plan.cache_info().currsize < 1 + len(made), "not a plan for each call and one to list"
 
 
 @pytest.mark.parametrize("pair", ["row", "block, A in groups"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -85,20 +84,12 @@ class ClusterBuildPool(BuildPool):
         for host in self._hosts:
             host.start(WarmUp(tuple(backends), target))
 
-    def build(self, job: CompileJob) -> Artifact:
-        """One job, from the cache or compiled where a process has nothing to do; every failure is a value.
-
-        Raises:
-            OutputError: the cache can't be written, and must be.
-            UnavailableError: no process can be started.
-        """
-        cached = self.cache.get(job.digest)
-        if cached is not None:
-            return replace(cached, config=job.config, seconds=0.0)
+    def _compile(self, job: CompileJob) -> Artifact:
+        """One job, compiled where a process has nothing to do; raises as `build`."""
         if isinstance(registry.get(KernelBackend, job.config.backend), SearchedBackend):
             with suppress(Empty, WorkerDied):  # a host that is lost, or a compiler that crashed: it is tried again here
                 return self._build_away(job)
-        return super().build(job)
+        return super()._compile(job)
 
     def _build_away(self, job: CompileJob) -> Artifact:
         """One job on another host.

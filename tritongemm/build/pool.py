@@ -191,6 +191,10 @@ class BuildPool:
         cached = self.cache.get(job.digest)
         if cached is not None:
             return replace(cached, config=job.config, seconds=0.0)
+        return self._compile(job)
+
+    def _compile(self, job: CompileJob) -> Artifact:
+        """One job, compiled in a child; raises as `build`."""
         with self._lent_child() as child:
             try:
                 return self._ask(child, job)

@@ -20,6 +20,7 @@ from tritongemm.formats._yaml_values import Other, Real, Value, Whole, YamlFault
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)", re.ASCII)  # no octal 010
 _MOST = 2**63 - 1  # Whole numbers go to drivers and compilers, which have 64 bits for them.
 _LONGEST_NAME = 100  # Characters of a key for which a similar one is looked for.
+_LISTED_KEYS = 40  # of those that there are, where none is like the wrong one
 _DIGITS = 21  # Characters of which a whole number has more than 64 bits, whatever its sign.
 
 
@@ -226,7 +227,11 @@ def _as_written(value: Value) -> str:
 def _nearest(name: str, keys: Collection[str]) -> str:
     lower = {k.lower(): k for k in keys}
     near = difflib.get_close_matches(name.lower(), lower, n=1) if len(name) <= _LONGEST_NAME else []
-    return f"did you mean {lower[near[0]]!r}?" if near else f"there are: {', '.join(keys)}"
+    if near:
+        return f"did you mean {lower[near[0]]!r}?"
+    listed = list(keys)[:_LISTED_KEYS]
+    more = f" and {len(keys) - len(listed)} more, in docs/formats.md" if len(keys) > len(listed) else ""
+    return f"there are: {', '.join(listed)}{more}"
 
 
 def _plain(value: Value) -> Any:

@@ -57,7 +57,7 @@ def builds_here(pool: ClusterBuildPool, monkeypatch: pytest.MonkeyPatch) -> list
         jobs.append(one)
         return Artifact(one.config, one.digest)
 
-    monkeypatch.setattr(BuildPool, "build", noted)
+    monkeypatch.setattr(BuildPool, "_compile", noted)
     return jobs
 
 

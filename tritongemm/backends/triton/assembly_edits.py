@@ -28,7 +28,8 @@ _ENTRY = re.compile(r"\.entry [^{]*\{\n")
 _MAKERS = 128  # threads that make the barriers; the others come to life when these are done
 _GROUP_BARRIER = re.compile(r"\tbar\.sync\s+\d+, 128;\n")
 _FIRST_LANE = ".reg .pred first; .reg .b32 there; mov.u32 there, %laneid; setp.eq.u32 first, there, 0;"
-# The other warps of a program, which Triton starts later, have made nothing that a program waits for.
+# A cluster's barrier counts all threads. Warps that Triton starts later have made no barriers: they arrive at once, and
+# only the first ones wait.
 _OTHERS = (
     "\t{ .reg .pred other; .reg .b32 thread; mov.u32 thread, %tid.x;"
     f" setp.ge.u32 other, thread, {_MAKERS}; @other barrier.cluster.arrive.relaxed; }}\n"
@@ -48,6 +49,7 @@ def _behind(mark: str, instruction: str, other_marks: bool = False) -> re.Patter
 
 
 def _arrive(found: re.Match[str]) -> str:
+    # Triton's predicate, which picks one thread of the group, is left out: the first one of each warp arrives.
     return f"{found['between']}{{ {_FIRST_LANE} @first mbarrier.arrive.shared::cta.b64 _, [{found['address']}]; }}"
 
 

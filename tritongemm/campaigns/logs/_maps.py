@@ -12,9 +12,31 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from tritongemm.campaigns.logs._fields import Fields
+from tritongemm.core.errors import InputError
+from tritongemm.core.logged_call import LogContents, LogFault
 
 _PIECE = re.compile(r"\s*['\"]?(?P<key>[A-Za-z_]\w*)['\"]?\s*:(?![:])\s*(?P<value>.*?)\s*", re.ASCII | re.DOTALL)
 _END = re.compile(r"call_count\s*:\s*[0-9]+\s*\}", re.ASCII)
+
+
+def read_counted(text: str, first_key: str, contents: LogContents) -> Iterator[tuple[int, Fields, int]]:
+    """The maps of a profile, each with the number of its line and how often it was called.
+
+    Args:
+        text: of a log.
+        first_key: the key that such a map begins with; its value is the function's name.
+        contents: takes a fault for each map that can't be read.
+    """
+    for line, fields in read_maps(text, first_key):
+        if isinstance(fields, str):
+            contents.faults.append(LogFault(line, fields))
+            continue
+        try:
+            count = fields.whole("call_count", 1)
+        except InputError as error:
+            contents.faults.append(LogFault(line, str(error)))
+            continue
+        yield line, fields, count
 
 
 def read_maps(text: str, first_key: str) -> Iterator[tuple[int, Fields | str]]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tritongemm.campaigns.logs._fields import add_row
-from tritongemm.campaigns.logs._maps import read_maps
-from tritongemm.core.errors import InputError
-from tritongemm.core.logged_call import LogContents, LogFault
+from tritongemm.campaigns.logs._maps import read_counted
+from tritongemm.core.logged_call import LogContents
 from tritongemm.plugins.contracts import CallLog
 
 _KERNEL_KEYS = {"kernel_name", "solution_name", "solution_Name"}
@@ -26,15 +25,7 @@ class HipblasltProfile(CallLog):
     def read(self, text: str) -> LogContents:
         """A call for each row, with its count."""
         contents = LogContents()
-        for line, fields in read_maps(text, "function"):
-            if isinstance(fields, str):
-                contents.faults.append(LogFault(line, fields))
-                continue
-            try:
-                count = fields.whole("call_count", 1)
-            except InputError as error:
-                contents.faults.append(LogFault(line, str(error)))
-                continue
+        for line, fields, count in read_counted(text, "function", contents):
             if fields["function"] != "matmul":
                 contents.others[fields["function"]] += count
             elif count:

@@ -9,9 +9,8 @@ import re
 from typing import ClassVar
 
 from tritongemm.campaigns.logs._fields import OTHERS, Fields, add_row
-from tritongemm.campaigns.logs._maps import read_maps
-from tritongemm.core.errors import InputError
-from tritongemm.core.logged_call import LogContents, LogFault
+from tritongemm.campaigns.logs._maps import read_counted
+from tritongemm.core.logged_call import LogContents
 from tritongemm.plugins.contracts import CallLog
 
 _FUNCTION = re.compile(
@@ -28,15 +27,7 @@ class RocblasProfile(CallLog):
     def read(self, text: str) -> LogContents:
         """A call for each row of a GEMM, with its count."""
         contents = LogContents()
-        for line, fields in read_maps(text, "rocblas_function"):
-            if isinstance(fields, str):
-                contents.faults.append(LogFault(line, fields))
-                continue
-            try:
-                count = fields.whole("call_count", 1)
-            except InputError as error:
-                contents.faults.append(LogFault(line, str(error)))
-                continue
+        for line, fields, count in read_counted(text, "rocblas_function", contents):
             name = fields["rocblas_function"]
             function = _FUNCTION.fullmatch(name)
             if function is None:

@@ -1,6 +1,6 @@
-"""Which products a row of another M serves: those of which PyTorch has no fast call.
+"""A tuned result serves calls of an M that no result has only where PyTorch has no fast call of the same product.
 
-A kernel is right at every M, and nobody measured it at this one. Where PyTorch would multiply dequantised numbers, or
+Its kernel is right at every M, and nobody measured it at this one. Where PyTorch would multiply dequantised numbers, or
 one group after another, that takes several times as long as any tuned kernel; elsewhere PyTorch's call may be faster.
 """
 

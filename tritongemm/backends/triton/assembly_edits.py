@@ -1,4 +1,4 @@
-"""Edits of the assembly that Triton makes for NVIDIA GPUs: instructions that its language has no words for.
+"""The compiler replaces marked instructions of a kernel's PTX with ones that Triton's language can't express.
 
 A template whose facts say ``edited`` leaves marks, comments in the assembly just before an instruction:
 

@@ -1,4 +1,6 @@
-"""What recorded tables teach beside the analytical model: a factor for each of its times, of kernels like the recorded.
+"""A learned factor multiplies each time in seconds that the analytical cost model predicts for a config.
+
+It is fitted to recorded tables of measured times, and applies to kernels like those that were recorded.
 
 The logarithm of measured over predicted seconds is a quadratic form of `features`, fitted by least squares
 (``python benchmarks/fit_correction.py``). Its coefficients lie beside the search space, as

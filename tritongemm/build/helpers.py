@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -72,4 +73,4 @@ def launch_helper(artifact: Artifact, helper: HelperKernel, arguments: HelperArg
     launch = _compiler().helper_launch(artifact, helper, arguments)
     if fault := launch.fault(target):
         raise InputError(f"{helper.name} can't be launched on {target.name}: {fault}")
-    return launch
+    return replace(launch, overlap=helper.overlaps and bool(target.overlap))

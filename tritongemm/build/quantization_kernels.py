@@ -11,9 +11,12 @@ from tritongemm.core.helper_kernel import PARTS, HelperArguments, HelperKernel
 from tritongemm.core.powers_of_two import Rounding
 
 GROUP = 128  # elements along K that share a factor of a block
-_MOST_COLUMNS = 8192  # of a row that a program holds at a time
+_MOST_COLUMNS = 16384  # of a row that a program holds at a time
 _LEAST_COLUMNS = 256
+_FEW_ROWS = 256  # of which a compute unit has one or two: more warps share each
 _ROWS = 8  # that a program of groups has, where there are so many
+_MANY_ROWS = 32  # that it has, where there are
+_MANY_PROGRAMS = 2048  # programs of `_ROWS` rows each
 _GROUPS = 8  # of 32 numbers along K that a program has
 _PART = 4096  # elements that a program has at a time
 _DIVISOR = 16  # the most elements that a size is known to be a multiple of
@@ -52,12 +55,12 @@ def choose_kernels(asked: Quantization) -> tuple[tuple[HelperKernel, HelperArgum
     x, blocks = DTYPES[asked.dtype_x], -(-asked.m * asked.k // _PART)
     numbers = {"M": asked.m, "K": asked.k}
     signature = {"x_ptr": f"*{x.triton}", "part_ptr": "*fp32"} | dict.fromkeys(numbers, "i32")
-    helper = HelperKernel("find_largest", read_text("quantize"), signature, {"BLOCK": _PART}, {}, 8)
+    helper = HelperKernel("find_largest", read_text("quantize"), signature, {"BLOCK": _PART}, {}, 8, overlaps=True)
     return (helper, HelperArguments((min(PARTS, blocks), 1, 1), numbers)), choose_kernel(asked)
 
 
 def choose_kernel(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
-    """The kernel that quantises, and what one launch of it is given. Binaries do not depend on M, nor on most K."""
+    """The kernel that quantises, and what one launch of it is given. Few binaries serve all M and most K."""
     if asked.granularity == "mx":
         return _powers(asked)
     x, q = DTYPES[asked.dtype_x], DTYPES[asked.dtype_q]
@@ -66,7 +69,8 @@ def choose_kernel(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
     constants = {"MAXIMUM": q.maximum, "INTEGER": int(q.is_integer)}
     if asked.granularity == "row":
         columns = min(_MOST_COLUMNS, max(_LEAST_COLUMNS, 1 << (asked.k - 1).bit_length()))
-        name, grid, warps = "quantize_rows", (asked.m, 1, 1), min(16, max(4, columns // 512))
+        each = 512 if asked.m <= _FEW_ROWS else 1024  # columns of a warp
+        name, grid, warps = "quantize_rows", (asked.m, 1, 1), min(16, max(4, columns // each))
         constants |= {"BLOCK": columns, "ONCE": int(asked.k <= columns)}
     elif asked.granularity == "tensor":
         blocks = -(-asked.m * asked.k // _PART)
@@ -75,13 +79,15 @@ def choose_kernel(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
         constants |= {"PARTS": PARTS, "BLOCK": _PART}
         numbers |= {"parts": min(PARTS, blocks)}
     else:
-        rows = _ROWS if asked.m > _ROWS else 1
-        name, grid, warps = "quantize_groups", (-(-asked.m // rows), -(-asked.k // GROUP), 1), 4 if rows > 1 else 1
+        groups = -(-asked.k // GROUP)
+        many = asked.m * groups > _MANY_PROGRAMS * _ROWS
+        rows = 1 if asked.m <= _ROWS else _MANY_ROWS if many else _ROWS
+        name, grid, warps = "quantize_groups", (-(-asked.m // rows), groups, 1), 4 if rows > 1 else 1
         constants |= {"ROWS": rows, "GROUP": GROUP}
         numbers |= {"row_stride": asked.strides[0], "group_stride": asked.strides[1]}
     signature = pointers | dict.fromkeys(numbers, "i32")
     divisors = {"K": gcd(asked.k, _DIVISOR)}
-    helper = HelperKernel(name, read_text("quantize"), signature, constants, divisors, warps)
+    helper = HelperKernel(name, read_text("quantize"), signature, constants, divisors, warps, overlaps=True)
     return helper, HelperArguments(grid, numbers)
 
 
@@ -97,5 +103,5 @@ def _powers(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
     constants |= {"ROWS": rows, "GROUPS": _GROUPS}
     text = read_text("quantize").replace("ROW_PLACE", of_row).replace("GROUP_PLACE", of_group)
     divisors = {"K": gcd(asked.k, _DIVISOR)}
-    helper = HelperKernel("quantize_powers", text, signature, constants, divisors, 4 if rows > 1 else 1)
+    helper = HelperKernel("quantize_powers", text, signature, constants, divisors, 4 if rows > 1 else 1, True)
     return helper, HelperArguments((-(-stored // rows), -(-groups // _GROUPS), 1), numbers)

@@ -19,6 +19,8 @@ class HelperKernel:
         constants: values of the other parameters.
         divisors: powers of two that numbers among the parameters are multiples of.
         num_warps: warps (NVIDIA) or waves (AMD) of a program.
+        overlaps: it takes WAIT and NEXT, the assembly by which consecutive kernels overlap, and waits for the one
+            before it.
     """
 
     name: str
@@ -27,6 +29,7 @@ class HelperKernel:
     constants: Mapping[str, float] = field(hash=False)
     divisors: Mapping[str, int] = field(hash=False, default_factory=dict)
     num_warps: int = 4
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)

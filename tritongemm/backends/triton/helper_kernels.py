@@ -14,6 +14,7 @@ from tritongemm.core.target import Target
 
 def compile_job(helper: HelperKernel, target: Target) -> CompileJob:
     """What to compile; the keys are those of a product's job."""
+    overlap = {name.upper(): target.overlap.get(name, "") for name in ("wait", "next")} if helper.overlaps else {}
     identity: dict[str, Any] = {
         "backend": "triton",
         "triton": settings.version("triton"),
@@ -21,7 +22,7 @@ def compile_job(helper: HelperKernel, target: Target) -> CompileJob:
         "wave": target.wave_size,
         "lds": target.lds_bytes,
         "source": helper.source,
-        "constants": dict(helper.constants),
+        "constants": dict(helper.constants) | overlap,
         "options": {"num_warps": helper.num_warps, "num_stages": 1},
         "signature": dict(helper.signature),
         "divisors": {name: divisor for name, divisor in helper.divisors.items() if divisor > 1},

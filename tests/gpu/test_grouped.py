@@ -41,6 +41,7 @@ CONFIGS = (
     Config("grouped_tile", 64, 128, 64, 16, 1, 4, 2),
     Config("grouped_ws_tma", 64, 64, 128, 1, 1, 4, 8),
     Config("grouped_ws_tma", 128, 128, 64, 4, 1, 8, 4),
+    Config("grouped_ws_tma", 128, 128, 128, 4, 1, 8, 4),
     Config("grouped_ws_tma", 128, 128, 128, 2, 1, 8, 3, (("epilogue_parts", 2),)),
     Config("grouped_ws_tma", 192, 128, 128, 4, 1, 12, 3),
     Config("grouped_ws_tma", 128, 256, 128, 1, 1, 8, 3, (("epilogue_parts", 4),)),

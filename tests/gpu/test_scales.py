@@ -33,11 +33,14 @@ CONFIGS = (
     Config("ws_tma", 192, 128, 128, 4, 1, 12, 3),  # three groups of warps
     Config("ws_tma", 128, 192, 128, 4, 1, 8, 3, (("share", 1),)),  # the narrower part to the left of every other tile
     Config("ws_tma", 128, 256, 128, 4, 1, 8, 4, (("epilogue_parts", 4),)),
-    Config("ws_tma", 64, 32, 128, 1, 2, 4, 8),  # two blocks of K in a turn
+    Config("ws_tma", 64, 32, 128, 1, 2, 4, 8),  # four blocks of K in a turn
+    Config("ws_tma", 64, 64, 128, 1, 1, 4, 12, (("ahead", 8),)),  # a deep ring
+    Config("ws_tma", 128, 128, 128, 8, 1, 8, 5),  # four blocks of K in a turn, then one by one
     Config("ws_tma", 64, 128, 128, 1, 1, 4, 7, (("pair", 1),)),
     Config("ws_tma", 128, 256, 128, 2, 2, 8, 3, (("epilogue_parts", 2), ("pair", 1))),
     Config("ws_tma", 192, 128, 128, 4, 1, 12, 3, (("pair", 1), ("share", 2))),
     Config("ws_tma_swapped", 16, 64, 128, 1, 2, 4, 8, SWAPPED),
+    Config("ws_tma_swapped", 16, 64, 128, 1, 1, 4, 16, (("ahead", 8), *SWAPPED)),
     Config("ws_tma_swapped", 32, 128, 128, 1, 1, 8, 7, SWAPPED),
     Config("ws_tma", 64, 64, 128, 1, 3, 4, 3),
     Config("ws_tma_swapped", 40, 64, 128, 1, 2, 4, 3, SWAPPED),

@@ -7,6 +7,7 @@ A template whose facts say ``edited`` leaves marks, comments in the assembly jus
 - ``arrive at both``: the same, at the barriers of both programs of a pair (a cluster of two).
 - ``fetch for both``: up to ``fetched``, the copy engine writes what it copies, in one piece or several, into the shared
   memory of both programs, and tells both.
+- ``into L2``: up to ``fetched``, the copy engine brings what it would copy into the last-level cache alone.
 - ``meet``: no program of a pair goes on before the other one's barriers are there.
 
 The kernel is told by the constant EDITED that its marks count; without edits it is right too, and a little slower.
@@ -35,6 +36,7 @@ _OTHERS = (
     f" setp.ge.u32 other, thread, {_MAKERS}; @other barrier.cluster.arrive.relaxed; }}\n"
 )
 _MEET = "fence.mbarrier_init.release.cluster; barrier.cluster.arrive.relaxed; barrier.cluster.wait.acquire;\n"
+_PREFETCH = "cp.async.bulk.prefetch.tensor.2d.L2.global"
 _COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
 
 
@@ -72,6 +74,11 @@ def _fetch_for_both(found: re.Match[str]) -> str:
     return changed if copies else found[0]
 
 
+def _fetch_into_cache(found: re.Match[str]) -> str:
+    changed, copies = _FETCH.subn(lambda copy: f"{copy['when']} {_PREFETCH} {copy['from']};", found["between"])
+    return changed if copies else found[0]
+
+
 def _alone(found: re.Match[str]) -> str:
     return _GROUP_BARRIER.sub("", found["between"]) + found["instruction"]
 
@@ -79,7 +86,7 @@ def _alone(found: re.Match[str]) -> str:
 _ARRIVE = r"@%p\d+ mbarrier\.arrive\.shared::cta\.b64 _, \[(?P<address>[^\],]*)\](?:, 1)?;"
 _FETCH = re.compile(
     r"(?P<when>@%p\d+) cp\.async\.bulk\.tensor\.2d\.shared::(?:cta|cluster)\.global\.mbarrier::complete_tx::bytes"
-    r" (?P<operands>\[[^\]]*\], \[[^\]]*\], \[[^\]]*\]);"
+    r" (?P<operands>\[[^\]]*\], (?P<from>\[[^\]]*\]), \[[^\]]*\]);"
 )
 # In this order: what is said of one instruction by two marks is said by `alone` first.
 _EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
@@ -87,6 +94,7 @@ _EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     (_behind("arrive", _ARRIVE), _arrive),
     (_behind("arrive at both", _ARRIVE), _arrive_at_both),
     (_behind("fetch for both", f"{_MARK}fetched\n"), _fetch_for_both),
+    (_behind("into L2", f"{_MARK}fetched\n"), _fetch_into_cache),
 )
 
 

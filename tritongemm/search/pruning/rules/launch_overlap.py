@@ -10,6 +10,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.cost_model.occupancy import without_matrix_units
 from tritongemm.search.cost_model.waves import count_tiles
+from tritongemm.search.pruning.rules.persistent import RING_SLOTS_LIMIT
 
 # In problems of more rows (or columns) the matrix units matter as much as memory, and an early start gains nothing.
 EARLY_START_ROWS = 64
@@ -24,7 +25,11 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
     gained nothing, or lost.
     """
     if "ahead" not in dict(config.options):
-        return None  # its warps have roles: the one that fetches starts early by itself
+        return None
+    if "warp_roles" in search_facts(config.template).rules:
+        # The warp that fetches starts early by itself; its first weights come ahead where the ring is deep besides.
+        deep = config.num_stages > RING_SLOTS_LIMIT
+        return None if (config.option("ahead") > 0) == deep else f"fetching ahead with {config.num_stages} slots"
     ahead, early, split = config.option("ahead"), config.option("early"), config.split_k > 1
     rows = min(problem.m, problem.n)
     if rows > FETCH_AHEAD_ROWS or not target.overlap:

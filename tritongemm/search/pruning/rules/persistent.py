@@ -13,10 +13,12 @@ from tritongemm.search.cost_model.waves import count_tiles
 # Registers of a thread that hold sums and factors of a program in which other warps fetch, by the warps that multiply:
 # of two groups of 4 each thread has 232, of three 152, and of one 216, so that two programs fit on a compute unit.
 SUMS_LIMITS = {4: 184, 8: 200, 12: 130}
-# The deepest ring that any search space names, in slots.
-RING_SLOTS_LIMIT = 8
+# Slots of a ring that were enough on an H200, and where there are so few rows (or columns) that weights alone take the
+# time, which come in faster the more of them are under way. Beyond the first, search spaces name every other depth.
+RING_SLOTS_LIMIT, DEEP_RING_LIMIT = 8, 16
+FEW_ROWS = 128
 # Rows from which pairs of programs gained on an H200, and rows of tiles of which one more is little.
-PAIRED_ROWS, PAIRED_TILES = 256, 9
+PAIRED_ROWS, PAIRED_TILES = 128, 9
 # Bytes of LDS that hold barriers, and what warps are told at the start.
 RING_BARRIER_BYTES = 512
 
@@ -40,10 +42,16 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     if parts > 1 and used(slots, parts // 2) <= room:
         return f"{slots} slots fit without storing C in {parts} parts"
     loop = -(-problem.k // (config.block_k * config.split_k))
-    deeper = slots < min(RING_SLOTS_LIMIT, max(2, loop)) and used(slots + 1, parts) <= room
+    few = min(problem.m, problem.n) <= FEW_ROWS
+    if slots > RING_SLOTS_LIMIT and not (few and loop >= slots):
+        return f"{slots} slots for {loop} blocks of K of {problem.m} x {problem.n}"
+    step = 1 if slots < RING_SLOTS_LIMIT else 2
+    # Of few rows a ring of the usual depth races the deepest: which one wins differs from size to size.
+    enough = DEEP_RING_LIMIT if slots > RING_SLOTS_LIMIT else RING_SLOTS_LIMIT
+    deeper = slots < min(enough, max(2, loop)) and used(slots + step, parts) <= room
     # Programs of few warps that are cut along K are worth two on a compute unit.
     halved = config.num_warps == 4 and config.split_k > 1 and used(slots, parts) <= room // 2 < used(slots + 1, parts)
-    return f"{slots} slots where {slots + 1} fit" if deeper and not halved else None
+    return f"{slots} slots where {slots + step} fit" if deeper and not halved else None
 
 
 def factor_bytes(config: Config, problem: Problem) -> int:

@@ -197,10 +197,11 @@ class ClusterGpus:
         with self._changing:
             if self._closed:
                 raise UnavailableError("the run is over")
+            patience = _FREE_SECONDS if lost in self._gpus else 0.0  # who was told of the loss first has waited
             if lost in self._gpus:
                 self._gpus.remove(lost)
                 lost.host.kill()
-            found = self._free_gpu(lost)
+            found = self._free_gpu(lost, patience)
             if found is not None:
                 self._gpus.append(found)
                 self._say(f"a GPU of host {lost.host.name} is lost; one that was free takes over")
@@ -212,9 +213,9 @@ class ClusterGpus:
             self._say(f"a GPU of host {lost.host.name} is lost; one of {shared.host.name} does its work too")
             return shared
 
-    def _free_gpu(self, lost: _Gpu) -> _Gpu | None:
-        """A GPU of the kind that nobody holds; None where there is none."""
-        deadline = time.monotonic() + _FREE_SECONDS
+    def _free_gpu(self, lost: _Gpu, patience: float) -> _Gpu | None:
+        """A GPU of the kind that nobody holds; None where there is none within so many seconds."""
+        deadline = time.monotonic() + patience
         while not self._hosts.free_gpus():
             if time.monotonic() > deadline:
                 return None
@@ -227,6 +228,18 @@ class ClusterGpus:
                     return _Gpu(host, facts)
         host.kill()
         return None
+
+    def require_left(self) -> None:
+        """Make sure that work which failed did so with a GPU to run on.
+
+        Raises:
+            UnavailableError: all GPUs are lost.
+        """
+        if not self._gpus:
+            raise UnavailableError(
+                f"--ray {self._hosts.address}: no GPU of the cluster is left; what is done is kept; the same command "
+                "goes on from there when there is one"
+            )
 
     def close(self) -> None:
         """Replace no GPU any more."""

@@ -96,7 +96,7 @@ def test_a_gpu_that_is_lost_costs_the_run_nothing_else(
     )
     cache = ArtifactCache(tmp_path / "cache")
     options = TuningOptions(tmp_path, "exhaustive", budget=6, library="", backends=("triton",))
-    evaluators = cluster.evaluators(MeasureProtocol(), 20.0)
+    evaluators = [open_one() for open_one in cluster.openers(MeasureProtocol(), 20.0)]
     with (
         redirect_stdout(io.StringIO()) as out,
         redirect_stderr(out),

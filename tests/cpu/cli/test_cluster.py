@@ -20,6 +20,8 @@ from tritongemm.cli import cluster, door, optimize, tune
 from tritongemm.measure import cluster as cluster_gpus
 from tritongemm.measure.cluster import ClusterGpus
 from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, ScreenJob
+from tritongemm.report.quality import quality_over_time
+from tritongemm.results import history
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 
@@ -42,10 +44,13 @@ def test_a_run_on_a_cluster_ends_in_one_file(
     said = capsys.readouterr().err
     assert "tuning on W7900 x 2 (gfx1100) of a Ray cluster; one: 1, two: 1" in said
     assert ray.held == dict.fromkeys(ray.held, 0)
+    curve = quality_over_time(history.read(tmp_path / "out.yaml.journal"))
+    assert f"time to quality: {curve.tell()}" in said and curve.in_seconds, "as report tells it"
     rows = yaml.safe_load((tmp_path / "out.yaml").read_text())
     assert [row["M"] for row in rows] == [16, 24]
     assert tune.main(argv) == 0
-    assert "2 of 2 sizes are in" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "2 of 2 sizes are in" in said and "time to quality" not in said
 
 
 def test_what_can_not_be_done_on_a_cluster_is_refused(

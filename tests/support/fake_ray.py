@@ -28,6 +28,12 @@ class RayTaskError(RayError):
 class RayActorError(RayError):
     """An actor is gone."""
 
+    actor_init_failed = False
+
+
+class ActorUnschedulableError(RayError):
+    """The host that an actor should be on is gone."""
+
 
 class GetTimeoutError(RayError):
     """Nothing came in time."""
@@ -84,7 +90,11 @@ class FakeRay(ModuleType):
         self.gpus = gpus
         self.lost, self.busy, self.held = set[str](), set[str](), dict.fromkeys(gpus, 0)
         self.exceptions = SimpleNamespace(
-            RayError=RayError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError, RayActorError=RayActorError
+            RayError=RayError,
+            RayTaskError=RayTaskError,
+            GetTimeoutError=GetTimeoutError,
+            RayActorError=RayActorError,
+            ActorUnschedulableError=ActorUnschedulableError,
         )
 
     def init(self, **_: Any) -> None:

@@ -105,3 +105,9 @@ class ClusterBuildPool(BuildPool):
         finally:
             if not host.lost:
                 self._free.put(host)
+
+    def close(self) -> None:
+        """End all compiler processes, here and there; the other hosts' cores are free again."""
+        super().close()
+        for host in self._hosts:
+            host.kill()

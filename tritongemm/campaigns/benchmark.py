@@ -17,12 +17,11 @@ from tritongemm.campaigns.comparison import (
     own_choice,
     served_config,
 )
-from tritongemm.campaigns.measuring import MeasuringTools, open_tools
+from tritongemm.campaigns.measuring import MeasuringTools, OpenTools
 from tritongemm.campaigns.uplift import LEAST_RATIO, CampaignUplift, ComparedProduct, drop_reason, summarise
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
-from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
 from tritongemm.results.run_files import RunFiles
@@ -36,23 +35,20 @@ FINAL = "final.yaml"  # the results that are kept
 RAW, KEPT, DROPPED = "results/raw_results.csv", "results/final_results.csv", "results/dropped_results.csv"
 
 
-def run_benchmark(
-    folder: Path, devices: Sequence[int], say: Callable[[str], None], protocol: MeasureProtocol | None = None
-) -> list[ComparedProduct]:
+def run_benchmark(folder: Path, open_tools: OpenTools, say: Callable[[str], None]) -> list[ComparedProduct]:
     """Measure a campaign's results beside the library, and write `RAW`.
 
     Args:
         folder: the campaign's.
-        devices: ordinals.
+        open_tools: what measures.
         say: told what is done.
-        protocol: how times are taken.
 
     Raises:
         TargetError: there is no GPU; nothing has been written.
         InputError: a file of the campaign is wrong.
         OutputError: the results can't be written, or another benchmark holds them.
     """
-    with open_tools(devices, "the benchmark", protocol) as tools:
+    with open_tools("the benchmark") as tools:
         return measure(folder, tools, say)
 
 

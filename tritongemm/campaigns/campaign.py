@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from tritongemm.campaigns.measuring import OpenTools
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts import Evaluator
@@ -27,10 +28,11 @@ class Campaign:
         log: what the job called; None where the folder has been made already.
         threshold: least share of the log's time, in percent, that a product must take to be tuned.
         target: for which it tunes.
-        devices: ordinals of the GPUs; none where nothing can be measured.
+        devices: numbers of the GPUs, of this host or of a cluster; none where nothing can be measured.
         tell: prints a line.
         open_evaluators: what times products on each device, or stands in for that.
         open_run: a tuning run of some problems into a results file.
+        open_tools: what the last stages measure with.
         measured_with: what times depend on, such as versions and the clock.
         tune_options: options with which `python -m tritongemm.tune` tunes one config as this campaign does.
         others: results files of other campaigns, merged into this one's.
@@ -45,6 +47,7 @@ class Campaign:
     tell: Callable[[str], None]
     open_evaluators: OpenEvaluators
     open_run: OpenRun
+    open_tools: OpenTools
     measured_with: Mapping[str, str] = field(default_factory=dict)
     tune_options: tuple[str, ...] = ()
     others: tuple[Path, ...] = ()

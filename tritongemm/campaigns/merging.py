@@ -12,7 +12,7 @@ from typing import TypeAlias
 from tritongemm.build.prepare import or_refusal
 from tritongemm.campaigns.benchmark import TUNED
 from tritongemm.campaigns.comparison import served_config
-from tritongemm.campaigns.measuring import MeasuringTools, open_tools
+from tritongemm.campaigns.measuring import MeasuringTools, OpenTools
 from tritongemm.core import files
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError
@@ -28,7 +28,7 @@ from tritongemm.formats import read_text, results_format
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.results.run_files import RunFiles
-from tritongemm.runtime.machine import count_devices, toolchain
+from tritongemm.runtime.machine import toolchain
 from tritongemm.tuning.revalidate import compile_rows
 from tritongemm.tuning.roster import is_library
 from tritongemm.tuning.task import make_record
@@ -71,13 +71,15 @@ class MergedResults:
     notes: tuple[str, ...]
 
 
-def merge_campaign(folder: Path, theirs: Path, devices: Sequence[int], say: Callable[[str], None]) -> MergedResults:
+def merge_campaign(
+    folder: Path, theirs: Path, open_tools: OpenTools | None, say: Callable[[str], None]
+) -> MergedResults:
     """Merge another campaign's results into those of a folder; measured again where a GPU is here.
 
     Args:
         folder: the campaign's.
         theirs: results of another one.
-        devices: ordinals; none where nothing can be measured.
+        open_tools: what measures; None where nothing can be measured.
         say: told of each conflict.
 
     Raises:
@@ -85,7 +87,7 @@ def merge_campaign(folder: Path, theirs: Path, devices: Sequence[int], say: Call
         OutputError: the results can't be written, or something else holds them.
     """
     mine = folder / TUNED
-    with _remeasuring(devices) as remeasure:
+    with _remeasuring(open_tools) as remeasure:
         merged = merge_results(mine, theirs, mine, remeasure)
     for note in merged.notes:
         say(note)
@@ -94,11 +96,11 @@ def merge_campaign(folder: Path, theirs: Path, devices: Sequence[int], say: Call
 
 
 @contextmanager
-def _remeasuring(devices: Sequence[int]) -> Iterator[Remeasure | None]:
-    if not devices or not count_devices():
+def _remeasuring(open_tools: OpenTools | None) -> Iterator[Remeasure | None]:
+    if open_tools is None:
         yield None
         return
-    with open_tools(devices, "the merge") as tools:
+    with open_tools("the merge") as tools:
         yield partial(race_again, tools)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -61,7 +61,7 @@ class _Source:
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
     args = _parser().parse_args(options.normalised(argv))
-    here = machine.find_machine(None, args.gpu_ids)
+    here = machine.find_machine(None, args.devices, machine.count_devices() if args.repair and not args.devices else 0)
     source = _read(Path(args.source))
     cache = ArtifactCache(settings.cache_folder())
     cache.check()
@@ -86,8 +86,8 @@ def _parser() -> arguments.Parser:
     p.add_argument("source", type=arguments.path, metavar="FILE|LIBRARY", help="results, or a library of kernels")
     p.add_argument("--repair", action="store_true",
                    help="race what does not hold again, beside what was fast near it; the rest stays")  # fmt: skip
-    p.add_argument("--gpu-ids", type=arguments.devices, default=None, metavar="LIST",
-                   help="the GPU that races, the first of those named (default 0)")  # fmt: skip
+    p.add_argument("-d", "--devices", "--gpu-ids", type=arguments.devices, metavar="I,J,…",
+                   help="the GPUs that race, each the next result when it is free (default: all)")  # fmt: skip
     p.add_argument("--num-threads", type=arguments.processes, default=0, metavar="N",
                    help="processes that compile (default: one a core)")  # fmt: skip
     p.add_argument("--timeout", type=arguments.seconds, default=60.0, metavar="S",
@@ -136,37 +136,48 @@ def _row(one: Checked) -> list[str]:
 
 
 def _repair(source: _Source, stale: Sequence[Checked], here: Machine, pool: BuildPool, timeout: float) -> int:
-    """Race what does not hold again, and write it; how many results were repaired."""
+    """Race what does not hold again, and write it, also what was done until a signal; how many were repaired."""
     if not here.devices:
         door.tell(f"{len(stale)} results are not repaired: they are raced on their GPU, and no GPU is here")
         return 0
     records = [one.claim.record for one in stale]
     trials = {} if source.is_library else rewriting.read_trials(source.path, {r.problem for r in records})
     repaired: list[tuple[Record, Record]] = []
-    with _device(here, timeout) as evaluator:
-        plan = TuningOptions(source.path.parent, toolchain=machine.toolchain(here))
-        known = [claim.record for claim in source.claims]
-        for before, after in Repair(evaluator, pool, plan).repair(records, known, trials):
-            if isinstance(after, Support):
-                door.tell(f"not repaired: {before.problem.key}: {after}")
-                continue
-            repaired.append((before, after))
-            now, was = after.served_seconds * 1e6, before.served_seconds * 1e6
-            name = after.config.name if after.winner == after.config.backend else after.winner
-            print(f"repaired: {before.problem.key}: {name} {now:.2f} us (was {was:.2f} us)")
-    with door.uninterrupted():
-        return _write(source, repaired, here)
+    plan = TuningOptions(source.path.parent, toolchain=machine.toolchain(here))
+    known = [claim.record for claim in source.claims]
+    racing = replace(here, devices=here.devices[: len(stale)])
+    try:
+        with (
+            _devices(racing, timeout) as evaluators,
+            closing(Repair(evaluators, pool, plan, door.tell).repair(records, known, trials)) as outcomes,
+        ):
+            for before, after in outcomes:
+                if isinstance(after, Support):
+                    door.tell(f"not repaired: {before.problem.key}: {after}")
+                else:
+                    repaired.append((before, after))
+                    print(f"repaired: {before.problem.key}: {_change(before, after)}")
+    finally:
+        with door.uninterrupted():
+            written = _write(source, repaired, here)
+    return written
+
+
+def _change(before: Record, after: Record) -> str:
+    """What serves now, and the times of both."""
+    name = after.config.name if after.winner == after.config.backend else after.winner
+    return f"{name} {after.served_seconds * 1e6:.2f} us (was {before.served_seconds * 1e6:.2f} us)"
 
 
 @contextmanager
-def _device(here: Machine, timeout: float) -> Iterator[Evaluator]:
+def _devices(here: Machine, timeout: float) -> Iterator[Sequence[Evaluator]]:
     protocol = MeasureProtocol(timer=session.pick_timer(None, here))
-    evaluator = GpuEvaluator(here.target, here.vendor, here.devices[0], protocol, timeout)
-    try:
-        evaluator.start()
-        yield evaluator
-    finally:
-        evaluator.close()
+    evaluators = [GpuEvaluator(here.target, here.vendor, device, protocol, timeout) for device in here.devices]
+    with ExitStack() as stack:
+        for evaluator in evaluators:
+            stack.callback(evaluator.close)
+            evaluator.start()
+        yield evaluators
 
 
 def _write(source: _Source, repaired: Sequence[tuple[Record, Record]], here: Machine) -> int:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.cluster_pool import ClusterBuildPool
@@ -37,8 +38,8 @@ class Cluster:
         """What is tuned for, as if all GPUs were this machine's."""
         return self.gpus.machine
 
-    def evaluators(self, protocol: MeasureProtocol, timeout: float) -> list[Evaluator]:
-        """One for each GPU.
+    def openers(self, protocol: MeasureProtocol, timeout: float) -> list[Callable[[], Evaluator]]:
+        """What starts a fresh process on each GPU.
 
         Raises:
             InputError: the clock asked for works on this host alone.
@@ -47,7 +48,7 @@ class Cluster:
             raise InputError(f"--profiler {protocol.timer} times on this host alone; leave it or --ray out")
         machine = self.machine
         return [
-            GpuEvaluator(machine.target, machine.vendor, number, protocol, timeout, process)
+            partial(GpuEvaluator, machine.target, machine.vendor, number, protocol, timeout, process)
             for number, process in enumerate(self.gpus.processes())
         ]
 

@@ -5,30 +5,24 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from tritongemm.campaigns import tables
 from tritongemm.campaigns.campaign import Campaign
-from tritongemm.campaigns.device_load import CountedEvaluator
 from tritongemm.campaigns.driver import STAGES, run_campaign
 from tritongemm.campaigns.state import CampaignState
 from tritongemm.cli import arguments, door, options, session
-from tritongemm.codegen.modules import candidates_path
-from tritongemm.core.problem import Problem
-from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.cli.campaign_tools import CampaignTools
+from tritongemm.cli.cluster import Cluster, open_cluster
 from tritongemm.core.reading import read_bytes
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import CallLog, Evaluator, Strategy
+from tritongemm.plugins.contracts import CallLog, Strategy
 from tritongemm.report.console import Reporter
-from tritongemm.results.run_files import holding_module_folder
 from tritongemm.runtime.machine import Machine, count_devices, find_machine, toolchain
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tuning.roster import choose_roster
-from tritongemm.tuning.run import TuningRun
 
 STRATEGY = "genetic"  # as TuningDriver's
 THRESHOLD = 0.1  # Percent of the time that a product must take, where the folder does not say.
@@ -39,11 +33,10 @@ _SUMMARY_COLUMNS = ("config", "problem", "call_count", "us", "baseline", "total 
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.door`."""
     args = _parse(argv)
-    with Reporter(args.verbose) as reporter:
-        devices = args.devices or None
-        machine = find_machine(args.architecture, devices, 0 if devices else count_devices())
+    with Reporter(args.verbose) as reporter, open_cluster(args, reporter.say) as cluster:
+        machine = cluster.machine if cluster else _this_machine(args)
         reporter.say(machine.why)
-        campaign = _campaign(args, machine, reporter)
+        campaign = _campaign(args, machine, cluster, reporter)
         try:
             run_campaign(campaign, args.only or "")
         except KeyboardInterrupt:
@@ -53,6 +46,11 @@ def main(argv: Sequence[str]) -> int:
             if args.log_summary:
                 _print_summary(campaign, reporter)
     return door.WRONG if campaign.failures else door.DONE
+
+
+def _this_machine(args: argparse.Namespace) -> Machine:
+    """This host with all its GPUs, or with those that are asked for."""
+    return find_machine(args.target, args.devices, 0 if args.devices else args.ngpus or count_devices())
 
 
 def _parser() -> arguments.Parser:
@@ -66,12 +64,16 @@ def _parser() -> arguments.Parser:
                    help="what the job called; not needed where the folder has been made already")  # fmt: skip
     p.add_argument("-o", "--output-dir", dest="output", type=arguments.output, default="tunings", metavar="DIR",
                    help="the campaign's folder (default %(default)s)")  # fmt: skip
-    p.add_argument("-a", "--architecture", metavar="ARCH",
+    p.add_argument("-a", "--architecture", dest="target", metavar="ARCH",
                    help=f"architecture (default: that of this machine's GPUs): {known}")  # fmt: skip
     p.add_argument("--thr", type=arguments.number(0, 100), metavar="PERCENT",
                    help=f"tune what takes at least so much of the time (default {THRESHOLD})")  # fmt: skip
     p.add_argument("-d", "--devices", "--gpu-ids", type=arguments.devices, metavar="I,J,…",
                    help="numbers of the GPUs to use (default: all)")  # fmt: skip
+    p.add_argument("--ngpus", type=arguments.whole(0, 1024), default=0, metavar="N",
+                   help="use so many GPUs, of this machine or of the cluster (default: all)")  # fmt: skip
+    p.add_argument("--ray", type=arguments.path, metavar="ADDRESS",
+                   help="use the GPUs of a Ray cluster's hosts: auto, or HOST:PORT of its head")  # fmt: skip
     p.add_argument("--only", choices=STAGES, help="do this stage, also where it is done")
     p.add_argument("--with", dest="others", type=arguments.path, action="append", default=[], metavar="RESULTS",
                    help="results of another campaign, which the stage merge merges in; may be given again")  # fmt: skip
@@ -93,6 +95,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parsed options, with the budget that a population and its generations make."""
     parser = _parser()
     args = parser.parse_args(options.normalised(argv))
+    if args.devices and args.ngpus:
+        parser.error("--devices and --ngpus exclude each other: the one names GPUs, the other counts them")
+    if args.devices and args.ray is not None:
+        parser.error(
+            "--devices counts the GPUs of this machine: with --ray, --ngpus says how many of the cluster's are used"
+        )
     if args.population is None and args.generations is None:
         return args
     own = registry.get(Strategy, args.strategy).population
@@ -106,7 +114,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _campaign(args: argparse.Namespace, machine: Machine, reporter: Reporter) -> Campaign:
+def _campaign(args: argparse.Namespace, machine: Machine, cluster: Cluster | None, reporter: Reporter) -> Campaign:
     words = _tune_words(args)
     tune_args = options.parse(["--gemm-size-file", "configs", *words])
     protocol = session.make_protocol(tune_args, machine)
@@ -114,6 +122,7 @@ def _campaign(args: argparse.Namespace, machine: Machine, reporter: Reporter) ->
     threshold = THRESHOLD if found is None else found.threshold
     backends = choose_roster(tune_args.libtype, bool(machine.devices), False).backends
     measured_with = {k: str(v) for k, v in asdict(protocol).items()} | toolchain(machine)
+    tools = CampaignTools(tune_args, machine, cluster, protocol, backends, args.population or 0, reporter)
     return Campaign(
         folder=Path(args.output),
         log=None if args.log is None else Path(args.log),
@@ -121,31 +130,19 @@ def _campaign(args: argparse.Namespace, machine: Machine, reporter: Reporter) ->
         target=machine.target,
         devices=machine.devices,
         tell=reporter.say,
-        open_evaluators=partial(_open_evaluators, tune_args, machine, protocol),
-        open_run=partial(_open_run, tune_args, _Search(backends, args.population or 0), machine, protocol, reporter),
+        open_evaluators=tools.open_evaluators,
+        open_run=tools.open_run,
+        open_tools=tools.open_tools,
         measured_with=measured_with | {"compute_units": str(machine.target.compute_units)},
-        tune_options=tuple(words),
+        tune_options=(*words, *_cluster_words(args)),
         others=tuple(map(Path, args.others)),
     )
-
-
-@dataclass(frozen=True)
-class _Search:
-    """What a tuning run tries beside what tritongemm.tune's own options say.
-
-    Attributes:
-        backends: those that take part.
-        population: configs of a generation; 0 for the strategy's own.
-    """
-
-    backends: tuple[str, ...]
-    population: int
 
 
 def _tune_words(args: argparse.Namespace) -> list[str]:
     """The options of tritongemm.tune that tune as this command does."""
     words = ["--strategy", args.strategy]
-    words += ["--target", args.architecture] if args.architecture else []
+    words += ["--target", args.target] if args.target else []
     words += ["--libtype", args.libtype] if args.libtype else []
     if args.budget is not None:
         configs, seconds = args.budget
@@ -154,36 +151,9 @@ def _tune_words(args: argparse.Namespace) -> list[str]:
     return [*words, "--timeout", f"{args.timeout:g}"]
 
 
-@contextmanager
-def _open_evaluators(
-    args: argparse.Namespace, machine: Machine, protocol: MeasureProtocol
-) -> Iterator[Sequence[Evaluator]]:
-    with session.open_session(args, machine, protocol) as tools:
-        yield tools.evaluators
-
-
-@contextmanager
-def _open_run(
-    args: argparse.Namespace,
-    search: _Search,
-    machine: Machine,
-    protocol: MeasureProtocol,
-    reporter: Reporter,
-    problems: Sequence[Problem],
-    output: Path,
-) -> Iterator[TuningRun]:
-    """A tuning run into a results file; when it is done, winners that lack a module get one, and its tools are shut."""
-    with ExitStack() as stack:
-        tools = stack.enter_context(session.open_session(args, machine, protocol))
-        plan = session.make_options(args, machine, search.backends, protocol, output)
-        plan = replace(plan, population=search.population)
-        store = stack.enter_context(session.open_store(args, machine, protocol, plan, output, problems))
-        stack.enter_context(holding_module_folder(plan.folder, output))
-        run = TuningRun([CountedEvaluator(one) for one in tools.evaluators], tools.pool, store, plan, reporter)
-        yield run
-        session.write_missing_winners(problems, run)
-        for problem in problems:
-            candidates_path(problem, plan.folder).unlink(missing_ok=True)
+def _cluster_words(args: argparse.Namespace) -> list[str]:
+    """The options that have tritongemm.tune tune one GEMM on a GPU of the same cluster, and leave the others free."""
+    return [] if args.ray is None else ["--ray", args.ray, "--ngpus", "1"]
 
 
 def _print_summary(campaign: Campaign, reporter: Reporter) -> None:

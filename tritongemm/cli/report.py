@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     for note in data.notes:
         door.tell(note)
     for name, curve in time_to_quality.curves_of(data).items():
-        print(f"{name}: {time_to_quality.tell(curve)}")
+        print(f"{name}: {curve.tell()}")
     print(f"{output}: {len(data.records)} results, {len(text.encode()) / 2**20:.1f} MiB")
     return door.WRONG if found.damaged else door.DONE
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,24 +54,43 @@ def open_session(
 ) -> Iterator[Session]:
     """Evaluators and compilers, closed at the end; devices begin to start at once, which takes them seconds."""
     with ExitStack() as stack:
-        evaluators: list[Evaluator] = [
-            GpuEvaluator(machine.target, machine.vendor, device, protocol, args.timeout) for device in machine.devices
-        ]
-        evaluators = cluster.evaluators(protocol, args.timeout) if cluster else evaluators
+        evaluators: list[Evaluator] = [open_one() for open_one in openers(args, machine, protocol, cluster)]
         evaluators = evaluators or [OfflineEvaluator(machine.target, args.timeout)]
         for evaluator in evaluators:
             stack.callback(evaluator.close)
             if not (args.generate_only or args.compile_only):
                 evaluator.start()
-        cache = ArtifactCache(settings.cache_folder())
-        cache.check()
-        pool = (
-            cluster.pool(cache, args.num_threads, args.timeout)
-            if cluster
-            else BuildPool(cache, args.num_threads, args.timeout, must_keep=True)
-        )
-        stack.callback(pool.close)
-        yield Session(evaluators, pool)
+        yield Session(evaluators, stack.enter_context(open_pool(args, cluster)))
+
+
+def openers(
+    args: argparse.Namespace, machine: Machine, protocol: MeasureProtocol, cluster: Cluster | None
+) -> list[Callable[[], Evaluator]]:
+    """What starts a fresh process on each device; none without a GPU."""
+    if cluster:
+        return cluster.openers(protocol, args.timeout)
+    return [
+        partial(GpuEvaluator, machine.target, machine.vendor, device, protocol, args.timeout)
+        for device in machine.devices
+    ]
+
+
+@contextmanager
+def open_pool(args: argparse.Namespace, cluster: Cluster | None) -> Iterator[BuildPool]:
+    """Compilers, closed at the end.
+
+    Raises:
+        OutputError: their cache can't be written.
+    """
+    cache = ArtifactCache(settings.cache_folder())
+    cache.check()
+    pool = (
+        cluster.pool(cache, args.num_threads, args.timeout)
+        if cluster
+        else BuildPool(cache, args.num_threads, args.timeout, must_keep=True)
+    )
+    with closing(pool):
+        yield pool
 
 
 def make_protocol(args: argparse.Namespace, machine: Machine) -> MeasureProtocol:

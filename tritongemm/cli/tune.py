@@ -24,8 +24,10 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.report import candidates_csv
 from tritongemm.report.console import Reporter
+from tritongemm.report.quality import quality_over_time
 from tritongemm.report.revalidation import print_retimed, print_verified
 from tritongemm.report.sizes import print_sizes
+from tritongemm.results import history
 from tritongemm.results.run_files import RunFiles, holding_module_folder
 from tritongemm.results.store import Store
 from tritongemm.results.told_file import ToldFile
@@ -281,6 +283,7 @@ def _tune(asked: _Asked, run: TuningRun, args: argparse.Namespace, command: str,
         tables.print_tables(found, asked.rows, reporter)
         if counts:
             reporter.say(f"trials: {counts}")
+        _print_quality(wanted, store, reporter)
         if any(store.record(p) for p in problems):
             modules = any(winner_path(p, folder).exists() for p in problems)
             reporter.say(f"results: {store.path}" + (f"; winners as modules: {folder}" if modules else ""))
@@ -289,6 +292,16 @@ def _tune(asked: _Asked, run: TuningRun, args: argparse.Namespace, command: str,
         for problem, reason in failures.items():
             door.tell(f"failed: {problem.key}: {reason}")
     return door.WRONG if failures else door.DONE
+
+
+def _print_quality(tuned: Sequence[Problem], store: Store, reporter: Reporter) -> None:
+    """Say how soon a run over several sizes was as fast as at its end; a journal that can't be read costs the line."""
+    measured = [r.problem for r in map(store.record, tuned) if r is not None and not r.predicted]
+    if len(measured) > 1:
+        with suppress(InputError):
+            curve = quality_over_time(history.read(store.journal, measured))
+            if curve.points:
+                reporter.say(f"time to quality: {curve.tell()}")
 
 
 def _print_records(records: list[Record], run: TuningRun, reporter: Reporter, compare: bool) -> None:

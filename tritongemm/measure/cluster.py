@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tritongemm.measure.gpu_evaluator import DEVICE_ROLE
 from tritongemm.measure.jobs import AlgorithmsJob, MeasureAnswer, MeasureJob, QuantizeJob
 from tritongemm.runtime.machine import Machine, find_machine
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerTimeout
-from tritongemm.workers.ray_hosts import RayHosts, RayNode, RemoteHost
+from tritongemm.workers.ray_hosts import HostLost, RayHosts, RayNode, RemoteHost
 
 SURVEY_ROLE = "tritongemm.measure.cluster:HostSurvey"
 JOIN_SECONDS = 30.0  # until an actor is there; a GPU whose actor is not is held by another job
@@ -135,15 +135,32 @@ class ClusterGpus:
                 f"--ray {self._hosts.address}: the cluster has no GPU; ray start --num-gpus=N tells it of a host's"
             )
         deadline, told = time.monotonic() + JOIN_SECONDS, list[tuple[RemoteHost, Callable[[], list[HostFacts]]]]()
+        found: list[_Gpu] = []
         for host in begun:
-            if host.ready(max(0.0, deadline - time.monotonic())):
-                told.append((host, host.begin_once(self._survey_role, None, SURVEY_SECONDS)))
-            else:
-                self._say(f"a GPU of host {host.name} has no part: others hold it")
-                host.kill()
-        if not told:
-            raise InputError(f"--ray {self._hosts.address}: other jobs hold all {len(begun)} GPUs of the cluster")
-        return [_Gpu(host, self._facts(host, answers)) for host, answers in told]
+            with self._leaving_out(host):
+                if host.ready(max(0.0, deadline - time.monotonic())):
+                    told.append((host, host.begin_once(self._survey_role, None, SURVEY_SECONDS)))
+                else:
+                    self._say(f"a GPU of host {host.name} has no part: others hold it")
+                    host.kill()
+        for host, answers in told:
+            with self._leaving_out(host):
+                found.append(_Gpu(host, self._facts(host, answers)))
+        if not found:
+            raise InputError(
+                f"--ray {self._hosts.address}: other jobs hold all {len(begun)} GPUs of the cluster, or their hosts "
+                "are lost; `ray status` tells what is free"
+            )
+        return found
+
+    @contextmanager
+    def _leaving_out(self, host: RemoteHost) -> Iterator[None]:
+        """Go on without a host that is lost; Ray lists one for a while that is."""
+        try:
+            yield
+        except HostLost:
+            self._say(f"a GPU of host {host.name} has no part: the host is lost")
+            host.kill()
 
     @staticmethod
     def _facts(host: RemoteHost, answers: Callable[[], list[HostFacts]]) -> HostFacts:
@@ -151,9 +168,12 @@ class ClusterGpus:
 
         Raises:
             InputError: it has no GPU that can be used, or other versions than this one.
+            HostLost: it is gone.
         """
         try:
             (facts,) = answers()
+        except HostLost:
+            raise
         except (WorkerDied, WorkerTimeout, WorkerError) as fault:
             raise InputError(f"--ray: host {host.name} can't tell what GPU it has: {fault}") from None
         if not facts.machine.devices:
@@ -197,10 +217,11 @@ class ClusterGpus:
         with self._changing:
             if self._closed:
                 raise UnavailableError("the run is over")
+            patience = _FREE_SECONDS if lost in self._gpus else 0.0  # who was told of the loss first has waited
             if lost in self._gpus:
                 self._gpus.remove(lost)
                 lost.host.kill()
-            found = self._free_gpu(lost)
+            found = self._free_gpu(lost, patience)
             if found is not None:
                 self._gpus.append(found)
                 self._say(f"a GPU of host {lost.host.name} is lost; one that was free takes over")
@@ -212,21 +233,33 @@ class ClusterGpus:
             self._say(f"a GPU of host {lost.host.name} is lost; one of {shared.host.name} does its work too")
             return shared
 
-    def _free_gpu(self, lost: _Gpu) -> _Gpu | None:
-        """A GPU of the kind that nobody holds; None where there is none."""
-        deadline = time.monotonic() + _FREE_SECONDS
+    def _free_gpu(self, lost: _Gpu, patience: float) -> _Gpu | None:
+        """A GPU of the kind that nobody holds; None where there is none within so many seconds."""
+        deadline = time.monotonic() + patience
         while not self._hosts.free_gpus():
             if time.monotonic() > deadline:
                 return None
             time.sleep(0.1)
         host = self._hosts.begin(self._role, gpus=1)
-        with suppress(TritonGemmError):
+        with suppress(TritonGemmError, HostLost):
             if host.ready(JOIN_SECONDS):
                 facts = self._facts(host, host.begin_once(self._survey_role, None, SURVEY_SECONDS))
                 if facts.kind == lost.facts.kind:
                     return _Gpu(host, facts)
         host.kill()
         return None
+
+    def require_left(self) -> None:
+        """Make sure that work which failed did so with a GPU to run on.
+
+        Raises:
+            UnavailableError: all GPUs are lost.
+        """
+        if not self._gpus:
+            raise UnavailableError(
+                f"--ray {self._hosts.address}: no GPU of the cluster is left; what is done is kept; the same command "
+                "goes on from there when there is one"
+            )
 
     def close(self) -> None:
         """Replace no GPU any more."""

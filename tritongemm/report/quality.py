@@ -9,6 +9,7 @@ from math import exp, log
 from tritongemm.core.problem import Problem
 from tritongemm.results.history import History
 
+GOAL = 0.99  # of the speed at the end, to which the time is told
 _LEAST_STEP = 2e-4  # of quality between two points of a curve, which is drawn
 
 
@@ -34,6 +35,15 @@ class QualityCurve:
                 break
             found = passed
         return found
+
+    def tell(self) -> str:
+        """When the goal was reached, in words."""
+        passed = self.reached(GOAL)
+        if passed is None:
+            return f"{GOAL:.0%} of the final speed was not reached"
+        return f"{GOAL:.0%} of the final speed after " + (
+            f"{passed:.1f} s" if self.in_seconds else f"{passed:.0f} trials"
+        )
 
 
 def quality_over_time(history: History) -> QualityCurve:

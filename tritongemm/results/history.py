@@ -6,7 +6,7 @@ Nothing is written and nothing is held: the run whose journal it is may go on.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,12 @@ class History:
     unread: int
 
 
-def read(path: Path) -> History:
+def read(path: Path, problems: Collection[Problem] | None = None) -> History:
     """How the runs of a journal went.
 
     Args:
         path: the journal; the line that is being written now is passed over.
+        problems: tell of these alone, and of the seconds of runs that tried any of them; None: of all.
 
     Raises:
         InputError: there is none, it can't be read, is too large, or is another program's file.
@@ -74,12 +75,13 @@ def read(path: Path) -> History:
     records: dict[Problem, Record] = {}
     tried = []
     clock = _Clock()
+    asked = None if problems is None else frozenset(problems)
     for line in found.lines.values():
         if line.kind == "header":
             header = line.value
-        elif line.kind == "record":
+        elif line.kind == "record" and (asked is None or line.value.problem in asked):
             records[line.value.problem] = line.value
-        elif line.kind == "trial":
+        elif line.kind == "trial" and (asked is None or line.value[0] in asked):
             try:
                 tried.append(_tried(line, clock))
             except (InputError, KeyError, TypeError, ValueError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -11,7 +11,6 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.build.prepare import brings_kernels, compile_job
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
-from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
@@ -20,6 +19,7 @@ from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.plugins.validity import check_config
 from tritongemm.tuning import roster
+from tritongemm.tuning.free_devices import work_when_free
 from tritongemm.tuning.task import make_record
 
 OWN, NEAREST = 6, 6  # configs beside a result's own: the fastest of its own trials, and winners of the nearest sizes
@@ -57,21 +57,29 @@ def _distance(one: Problem, other: Problem) -> float:
 
 
 class Repair:
-    """Races stale results again on one device.
+    """Races stale results again, on all devices at once.
 
     Args:
-        evaluator: verifies and times.
+        evaluators: one for each device; each takes the next result when it is free.
         pool: compiles.
         options: the baseline, the margin and the toolchain.
+        say: told which device is given up.
     """
 
-    def __init__(self, evaluator: Evaluator, pool: BuildPool, options: TuningOptions) -> None:
-        self._evaluator, self._pool, self._options = evaluator, pool, options
+    def __init__(
+        self,
+        evaluators: Sequence[Evaluator],
+        pool: BuildPool,
+        options: TuningOptions,
+        say: Callable[[str], None],
+    ) -> None:
+        self._evaluators, self._pool, self._options, self._say = evaluators, pool, options, say
+        self._target = evaluators[0].target
 
     def repair(
         self, stale: Sequence[Record], records: Sequence[Record], trials: Mapping[Problem, Sequence[Trial]]
-    ) -> Iterator[tuple[Record, Record | Support]]:
-        """Each stale result with what takes its place, or why nothing does.
+    ) -> Generator[tuple[Record, Record | Support], None, None]:
+        """Each stale result with what takes its place, or why nothing does; those that a device failed at come last.
 
         Args:
             stale: the results.
@@ -82,16 +90,19 @@ class Repair:
         jobs = {id(r): self._jobs(r, wanted[id(r)]) for r in stale}
         every = (job for found in jobs.values() for _, job in found if job is not None)
         by_digest = {artifact.digest: artifact for artifact in self._pool.stream(every)}
-        for record in stale:
+
+        def race(evaluator: Evaluator, record: Record) -> Record | Support:
             artifacts = [
                 Artifact(config, "") if job is None else replace(by_digest[job.digest], config=config)
                 for config, job in jobs[id(record)]
             ]
-            yield record, self._race(record, [artifact for artifact in artifacts if artifact.status == "ok"])
+            return self._race(evaluator, record, [artifact for artifact in artifacts if artifact.status == "ok"])
+
+        yield from work_when_free(self._evaluators, stale, race, self._say)
 
     def _jobs(self, record: Record, configs: Iterable[Config]) -> list[tuple[Config, CompileJob | None]]:
         """What to compile for each config that can serve a record, whole ranges too; None where nothing is compiled."""
-        target, found = self._evaluator.target, list[tuple[Config, CompileJob | None]]()
+        target, found = self._target, list[tuple[Config, CompileJob | None]]()
         for config in configs:
             if not check_config(config, record.problem, target):
                 continue
@@ -104,14 +115,11 @@ class Repair:
                 found.append((config, job))
         return found
 
-    def _race(self, record: Record, artifacts: Sequence[Artifact]) -> Record | Support:
+    def _race(self, evaluator: Evaluator, record: Record, artifacts: Sequence[Artifact]) -> Record | Support:
         if not artifacts:
             return Support("none of its neighbours can be compiled")
-        problem, target, options = record.problem, self._evaluator.target, self._options
-        try:
-            result = self._evaluator.race(problem, artifacts, options.library)
-        except TritonGemmError as error:
-            return Support(str(error))
+        problem, options = record.problem, self._options
+        result = evaluator.race(problem, artifacts, options.library)
         entered = result.samples.keys() - {BASELINE_ENTRY}
         if not entered:
             reasons = [trial.reason for trial in result.trials if trial.reason]
@@ -120,6 +128,6 @@ class Repair:
         config = next(trial.config for trial in result.trials if trial.config.name == fastest)
         backends = {artifact.config.backend for artifact in artifacts}
         libraries = frozenset(filter(roster.is_library, backends))
-        verified = self._evaluator.describe(problem, config)
-        made = make_record(problem, result, target, options, libraries, verified, artifacts)
+        verified = evaluator.describe(problem, config)
+        made = make_record(problem, result, self._target, options, libraries, verified, artifacts)
         return replace(made, m_from=record.m_from, quantize_seconds=record.quantize_seconds, extra=record.extra)

@@ -157,15 +157,26 @@ class RemoteHost:
         """Whether the actor is there within so many seconds.
 
         Raises:
+            HostLost: its host is gone; Ray lists one for a while that is.
             UnavailableError: it never will be, as its host lacks what it imports; says what.
         """
+        exceptions = self._ray.exceptions
         try:
             self._ray.get(self._actor.keep.remote({}), timeout=seconds)
-        except self._ray.exceptions.GetTimeoutError:
+        except exceptions.GetTimeoutError:
             return False
-        except self._ray.exceptions.RayError as error:
+        except exceptions.ActorUnschedulableError as error:
+            raise self._loss(error) from None
+        except exceptions.RayError as error:
+            if isinstance(error, exceptions.RayActorError) and not error.actor_init_failed:
+                raise self._loss(error) from None
             raise UnavailableError(f"host {self.name} can't run tritongemm: {_last_line(error)}") from None
         return True
+
+    def _loss(self, error: Exception) -> HostLost:
+        """Note that the actor or its host is gone."""
+        self.lost = True
+        return HostLost(f"host {self.name} was lost: {_first_line(error)}")
 
     def ask(self, request: Any, timeout: float) -> Iterator[Any]:
         """Answers to one request, as they come; arguments and what is raised are those of `WorkerProcess.ask`.
@@ -230,8 +241,7 @@ class _Translated:
         if isinstance(error, exceptions.RayTaskError):  # raised there by what the request is given to
             raise WorkerError(_last_line(error)) from None
         if isinstance(error, exceptions.RayError):
-            self._host.lost = True
-            raise HostLost(f"host {self._host.name} was lost: {_first_line(error)}") from None
+            raise self._host._loss(error) from None
 
 
 class RayHosts:

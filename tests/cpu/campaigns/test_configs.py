@@ -80,7 +80,8 @@ class Rig:
 
         return Campaign(
             self.folder / "tunings", log, threshold, target_files.load_target("gfx942"),
-            tuple(range(len(self.evaluators))), self.said.append, open_evaluators, refuse,  # type: ignore[arg-type]
+            tuple(range(len(self.evaluators))), self.said.append,
+            open_evaluators, refuse, refuse,  # type: ignore[arg-type]
             {"torch": "2.9"}, ("--strategy", "genetic", "--target", "gfx942"),
         )  # fmt: skip
 

@@ -82,7 +82,7 @@ class Rig:
 
         return Campaign(
             self.folder, log if log.exists() else None, threshold, TARGET, (), self.said.append,
-            lambda: nullcontext(()), open_run,  # type: ignore[arg-type]
+            lambda: nullcontext(()), open_run, nullcontext,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def done(self) -> list[str]:

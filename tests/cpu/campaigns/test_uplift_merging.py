@@ -181,5 +181,5 @@ def test_a_campaign_takes_over_another_ones_results(sources: tuple[Path, Path], 
     folder, said = tmp_path / "tunings", list[str]()
     folder.mkdir()
     sources[0].rename(folder / TUNED)
-    merged = merging.merge_campaign(folder, sources[1], (), said.append)
+    merged = merging.merge_campaign(folder, sources[1], None, said.append)
     assert len(merged.records) == 4 and said[-1].endswith("2 conflicts") and indices(folder / TUNED)[64] == 2

@@ -150,6 +150,12 @@ def test_what_is_no_log(log: Path, text: str) -> None:
         read_workload(log.with_name("absent"), GFX950)
 
 
+def test_a_row_whose_function_can_t_be_read_costs_itself(log: Path) -> None:
+    found = read(log, line(n=16) + line(n=32).replace("function:", "function::"))
+    assert len(found.products) == 1
+    assert any("line 2: the row has no function that can be read" in one for one in found.remarks)
+
+
 @hypothesis.given(data=st.data())
 @hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=150)
 def test_whatever_a_log_holds_is_told_in_a_line(log: Path, data: st.DataObject) -> None:

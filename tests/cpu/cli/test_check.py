@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tritongemm.cli import check as command
 from tritongemm.cli import library as library_command
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
 from tritongemm.library.storage import open_library
@@ -64,10 +66,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeEvaluator:
     evaluator = FakeEvaluator(baseline_seconds=3e-5, rounds=9)
 
     @contextmanager
-    def device(here: Machine, timeout: float) -> Iterator[Evaluator]:
-        yield evaluator
+    def devices(here: Machine, timeout: float) -> Iterator[Sequence[Evaluator]]:
+        yield [evaluator]
 
-    monkeypatch.setattr(command, "_device", device)
+    monkeypatch.setattr(command, "_devices", devices)
     monkeypatch.setattr(machine, "find_machine", lambda *_: GPU)
     return evaluator
 
@@ -127,3 +129,44 @@ def test_what_holds_no_result_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert command.main([str(tmp_path / "nothing.zip")]) == 2
     said = capsys.readouterr().err
     assert "holds no tuned result; tune it first" in said and "there is no such file" in said
+
+
+def test_all_devices_repair(
+    results: Path, gpu: FakeEvaluator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of the two rows by a device of its own, which waits for the other."""
+    both = threading.Barrier(2, timeout=20)
+
+    class Waiting(FakeEvaluator):
+        def race(self, *args: Any, **more: Any) -> RaceResult:
+            both.wait()
+            return super().race(*args, **more)
+
+    @contextmanager
+    def devices(here: Machine, timeout: float) -> Iterator[Sequence[Evaluator]]:
+        yield [Waiting(baseline_seconds=3e-5, rounds=9) for _ in here.devices]
+
+    monkeypatch.setattr(machine, "count_devices", lambda: 2)
+    monkeypatch.setattr(machine, "find_machine", lambda _, ids, count: replace(GPU, devices=tuple(range(count or 1))))
+    monkeypatch.setattr(command, "_devices", devices)
+    assert command.main([str(results), "--repair"]) == 0
+    assert capsys.readouterr().out.count("repaired: ") == 2
+    with pytest.raises(SystemExit):
+        command.main([str(results), "--devices", "0;1"])
+    assert "not a list of numbers of GPUs" in capsys.readouterr().err
+
+
+def test_what_was_repaired_before_a_signal_is_written(
+    results: Path, gpu: FakeEvaluator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stopped(FakeEvaluator):
+        def race(self, problem: Problem, *args: Any, **more: Any) -> RaceResult:
+            if problem == SIZES[1]:
+                raise KeyboardInterrupt
+            return super().race(problem, *args, **more)
+
+    before = results.read_text().splitlines()
+    monkeypatch.setattr(command, "_devices", lambda *_: nullcontext([Stopped(baseline_seconds=3e-5, rounds=9)]))
+    assert command.main([str(results), "--repair"]) == 130
+    after = results.read_text().splitlines()
+    assert after[1] != before[1] and after[2:] == before[2:]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -9,9 +13,15 @@ import pytest
 import yaml
 
 from tests.support import fake_ray
-from tests.support.cluster_roles import GPU_ROLE, SURVEY_ROLE
-from tritongemm.cli import cluster, tune
+from tests.support.call_logs import line
+from tests.support.cluster_roles import GPU_ROLE, SURVEY_ROLE, StandInGpu
+from tritongemm.campaigns.driver import STAGES
+from tritongemm.cli import cluster, door, optimize, tune
+from tritongemm.measure import cluster as cluster_gpus
 from tritongemm.measure.cluster import ClusterGpus
+from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, ScreenJob
+from tritongemm.report.quality import quality_over_time
+from tritongemm.results import history
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 
@@ -34,10 +44,13 @@ def test_a_run_on_a_cluster_ends_in_one_file(
     said = capsys.readouterr().err
     assert "tuning on W7900 x 2 (gfx1100) of a Ray cluster; one: 1, two: 1" in said
     assert ray.held == dict.fromkeys(ray.held, 0)
+    curve = quality_over_time(history.read(tmp_path / "out.yaml.journal"))
+    assert f"time to quality: {curve.tell()}" in said and curve.in_seconds, "as report tells it"
     rows = yaml.safe_load((tmp_path / "out.yaml").read_text())
     assert [row["M"] for row in rows] == [16, 24]
     assert tune.main(argv) == 0
-    assert "2 of 2 sizes are in" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "2 of 2 sizes are in" in said and "time to quality" not in said
 
 
 def test_what_can_not_be_done_on_a_cluster_is_refused(
@@ -50,3 +63,85 @@ def test_what_can_not_be_done_on_a_cluster_is_refused(
     ray.gpus = dict.fromkeys(ray.gpus, 0)
     assert tune.main(size) == 2
     assert capsys.readouterr().err.startswith("error: --ray auto: the cluster has no GPU")
+
+
+LOG = line(m=16, n=16, k=32, count=9) + line(m=16, n=24, k=32, count=5)
+
+
+def optimized(folder: Path, *words: str) -> int:
+    (folder / "job.log").write_text(LOG)
+    argv = [str(folder / "job.log"), "-o", str(folder / "tunings"), "--ray", "auto", "--libtype", "triton"]
+    return optimize.main([*argv, "--population", "3", "--generations", "1", "--num_threads", "1", *words])
+
+
+def done(folder: Path) -> list[str]:
+    return list(json.loads((folder / "tunings" / "campaign.json").read_text())["done"])
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_campaign_measures_all_its_stages_on_a_cluster(
+    ray: fake_ray.FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tunings"
+    assert optimized(tmp_path) == door.DONE
+    said = capsys.readouterr().err
+    assert "tuning on W7900 x 2 (gfx1100) of a Ray cluster; one: 1, two: 1" in said
+    assert "measuring the baseline of 2 GEMMs on 2 devices" in said and "2 of 2 GEMMs kept" in said
+    assert all(f"device {number}: busy" in said for number in (0, 1))
+    assert done(tmp_path) == list(STAGES) and ray.held == dict.fromkeys(ray.held, 0)
+    assert {row["baseline"] for row in rows(folder / "summary.csv")} == {"measured"}
+    measured = rows(folder / "results" / "final_results.csv")
+    assert len(measured) == 2 and all(float(row["us_reference"]) == 40 for row in measured)
+    assert "--ray auto --ngpus 1" in (folder / "BBS_TN_0.sh").read_text()
+    other = tmp_path / "other.yaml"
+    warps = {"1": "2", "2": "4", "4": "8", "8": "4"}
+    found = (folder / "merged.yaml").read_text()
+    other.write_text(re.sub(r"(?<='num_warps': )\d", lambda count: warps[count[0]], found))
+    assert optimized(tmp_path, "--only", "merge", "--with", str(other)) == door.DONE
+    assert "raced again" in capsys.readouterr().err
+
+
+def test_a_campaign_whose_gpus_are_all_lost_goes_on_where_it_was(
+    ray: fake_ray.FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stage does not count as done, though it has results; what is known is not tried again."""
+    screened, lost = list[str](), 2
+
+    def answered(self: StandInGpu, job: MeasureJob) -> Iterator[MeasureAnswer]:
+        for answer in answers(self, job):
+            yield answer
+            if isinstance(job, ScreenJob):
+                screened.append(job.setup.problem.key)
+                ray.lost |= {"one", "two"} if len(screened) > lost else set()
+
+    answers = StandInGpu.__call__
+    monkeypatch.setattr(cluster_gpus, "_FREE_SECONDS", 0.0)
+    monkeypatch.setattr(StandInGpu, "__call__", answered)
+    assert optimized(tmp_path) == door.REFUSED
+    assert "error: --ray auto: no GPU of the cluster is left; what is done is kept" in capsys.readouterr().err
+    assert done(tmp_path) == ["configs"]
+    ray.lost.clear()
+    ray.held, lost = dict.fromkeys(ray.held, 0), 1 << 20
+    assert optimized(tmp_path) == door.DONE and done(tmp_path) == list(STAGES)
+    entries = map(json.loads, (tmp_path / "tunings" / "tuned.yaml.journal").read_text().splitlines())
+    tried = [(str(e["problem"]), e["trial"]["config"], e["trial"]["stage"]) for e in entries if "trial" in e]
+    assert len(tried) == len(set(tried)) == 12, "two sizes, each with three that are screened and raced"
+
+
+def test_what_a_campaign_can_not_do_on_a_cluster_is_refused(
+    ray: fake_ray.FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, complaint in (
+        (("--devices", "0"), "--ngpus says how many of the cluster's are used"),
+        (("--ngpus", "-1"), "not a whole number"),
+    ):
+        with pytest.raises(SystemExit):
+            optimized(tmp_path, *words)
+        assert complaint in capsys.readouterr().err
+    assert optimized(tmp_path, "-a", "gfx942") == door.REFUSED
+    assert "the cluster has no GPU of gfx942, but 2 x W7900" in capsys.readouterr().err
+    assert not (tmp_path / "tunings").exists()

@@ -113,6 +113,18 @@ def test_devices_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "need a GPU" in capsys.readouterr().err and TargetError.__doc__
 
 
+def test_the_last_stages_need_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told in one line, with both ways out; what was done stays done."""
+    monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
+    assert run(tmp_path, log_in(tmp_path)) == door.REFUSED
+    told = capsys.readouterr().err
+    assert "error: the benchmark measures, and no GPU" in told and "or name a Ray cluster" in told
+    assert json.loads((tmp_path / "tunings" / "campaign.json").read_text())["done"] == ["configs", "tune", "merge"]
+    assert not (tmp_path / "tunings" / "results").exists()
+
+
 def test_kill_nine_and_go_on(tmp_path: Path, session_cache: Path) -> None:
     """Killed while it tunes; the same command goes on from the journal, and tries nothing twice."""
     log, journal = log_in(tmp_path), tmp_path / "tunings" / "tuned.yaml.journal"

@@ -14,7 +14,7 @@ from tests.support.fake_ray import FakeRay
 from tests.support.host_device import host_launch
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
@@ -154,6 +154,14 @@ def test_gpus_that_others_hold_have_no_part(monkeypatch: pytest.MonkeyPatch, sai
         found(ray, said)
 
 
+def test_a_host_that_is_lost_but_still_listed_has_no_part(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 1})
+    nodes = ray.nodes()
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    ray.lost = {"one"}
+    assert found(ray, said).machine.devices == (0,) and said == ["a GPU of host one has no part: the host is lost"]
+
+
 def test_code_objects_are_sent_once(monkeypatch: pytest.MonkeyPatch, said: list[str], tmp_path: Path) -> None:
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1})
     (gpu,) = evaluators(found(ray, said))
@@ -194,10 +202,14 @@ def test_a_free_gpu_takes_over(monkeypatch: pytest.MonkeyPatch, said: list[str])
 
 def test_without_any_gpu_left_the_size_fails_by_name(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 1})
-    first = evaluators(found(ray, said))[0]
+    gpus = found(ray, said)
+    first = evaluators(gpus)[0]
     lose_at(ray, monkeypatch, {0: "one", 1: "two"})
+    gpus.require_left()
     with pytest.raises(TritonGemmError, match="no GPU of the cluster is left; the last was on host two"):
         list(first.screen(SIZE, ARTIFACTS, 1.0))
+    with pytest.raises(UnavailableError, match="--ray auto: no GPU of the cluster is left; what is done is kept"):
+        gpus.require_left()
 
 
 def test_nothing_is_replaced_once_the_run_is_over(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:

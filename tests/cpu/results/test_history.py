@@ -33,6 +33,18 @@ def test_seconds_of_runs_that_go_on_are_added_up(tmp_path: Path) -> None:
     assert [tried.seconds for tried in told.tried] == [1.0, 2.5, 3.0, 6.5] and told.seconds == 6.5
 
 
+def test_some_sizes_are_told_with_the_seconds_of_their_own_runs(tmp_path: Path) -> None:
+    path = tmp_path / "out.yaml"
+    with take(path):
+        pass
+    runs = [(ONE, 7.0), (ONE, 9.0), (TWO, 2.0), (ONE, 3.0), (TWO, 4.0)]  # the first knew one size alone
+    for number, (problem, elapsed) in enumerate(runs):
+        append(path, {"problem": problem.to_json(), "trial": trial(number).to_json(), "elapsed": elapsed})
+    append(path, {"record": record(ONE).to_json(), "elapsed": 4.5}, {"record": record(TWO).to_json(), "elapsed": 5.0})
+    told = history.read(journal_of(path), [TWO])
+    assert [tried.seconds for tried in told.tried] == [2.0, 4.0] and told.records == (record(TWO),)
+
+
 def test_a_run_writes_when_it_knew(tmp_path: Path) -> None:
     with take(tmp_path / "out.yaml") as store:
         store.add_trials(ONE, [trial(0)])

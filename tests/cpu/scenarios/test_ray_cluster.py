@@ -1,10 +1,15 @@
-"""A run on a Ray cluster of two hosts with stand-ins for their GPUs, one of which is lost on the way."""
+"""Runs and a campaign on a Ray cluster of two hosts with stand-ins for their GPUs, one of which is lost on the way."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, redirect_stderr, redirect_stdout
@@ -14,10 +19,14 @@ from typing import Any
 import pytest
 
 from tests.support import ROOT
+from tests.support.call_logs import line
 from tests.support.cluster_roles import GPU_ROLE, SURVEY_ROLE
 from tests.support.stores import take
 from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.cluster_pool import ClusterBuildPool
 from tritongemm.build.pool import BuildPool
+from tritongemm.campaigns.driver import STAGES
+from tritongemm.cli import door
 from tritongemm.cli.cluster import Cluster
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
@@ -30,6 +39,15 @@ from tritongemm.workers.ray_hosts import RayHosts
 
 pytestmark = pytest.mark.heavy  # a cluster takes some seconds to start; tests/cpu/measure/test_cluster.py is quick
 
+# `python -m tritongemm.optimize` with stand-ins for what works on the GPUs.
+OPTIMIZE = f"""
+import sys
+from functools import partial
+from tritongemm.cli import cluster, door
+from tritongemm.measure.cluster import ClusterGpus
+cluster.ClusterGpus = partial(ClusterGpus, roles={(GPU_ROLE, SURVEY_ROLE)})
+sys.exit(door.run("tritongemm.cli.optimize:main"))
+"""
 SIZES = [Problem(64 * n, 128, 64) for n in (1, 2, 3, 4)]
 
 
@@ -96,7 +114,7 @@ def test_a_gpu_that_is_lost_costs_the_run_nothing_else(
     )
     cache = ArtifactCache(tmp_path / "cache")
     options = TuningOptions(tmp_path, "exhaustive", budget=6, library="", backends=("triton",))
-    evaluators = cluster.evaluators(MeasureProtocol(), 20.0)
+    evaluators = [open_one() for open_one in cluster.openers(MeasureProtocol(), 20.0)]
     with (
         redirect_stdout(io.StringIO()) as out,
         redirect_stderr(out),
@@ -114,3 +132,45 @@ def test_a_gpu_that_is_lost_costs_the_run_nothing_else(
             assert all(trial.status == "ok" for trial in trials.values())
     assert len(list(cache.folder.glob("*/*"))) > 0
     assert len(said) == 1 and said[0].endswith(remark), said
+
+
+def test_compilers_on_other_hosts_leave_their_cores_to_the_next_stage(cluster: Cluster, tmp_path: Path) -> None:
+    for _ in range(2):
+        with closing(cluster.pool(ArtifactCache(tmp_path), 1, 60.0)) as pool:
+            assert isinstance(pool, ClusterBuildPool) and pool._free.get(timeout=60.0).name
+
+
+def test_a_campaign_goes_on_after_a_kill_and_the_loss_of_a_host(
+    ray_cluster: Any, tmp_path: Path, session_cache: Path
+) -> None:
+    """At once, while Ray still lists the host; nothing is tried twice, and the GPU that is left does the rest."""
+    victim = ray_cluster.add_node(num_cpus=1, num_gpus=1)
+    (tmp_path / "job.log").write_text("".join(line(m=16, n=n, k=64, count=n) for n in (16, 32, 48, 64)))
+    journal = tmp_path / "tunings" / "tuned.yaml.journal"
+    command = [sys.executable, "-c", OPTIMIZE, "job.log", "-o", "tunings", "--ray", ray_cluster.address]
+    command += ["--population", "6", "--generations", "2", "--libtype", "triton", "--num_threads", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def start() -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe, cwd=tmp_path)
+
+    def trials() -> list[tuple[str, str, str]]:
+        text = journal.read_text() if journal.exists() else ""
+        entries = [json.loads(one) for one in text[: text.rfind("\n") + 1].splitlines()]
+        found = [(json.dumps(e["problem"]), e["trial"]) for e in entries if "trial" in e]
+        return [(problem, trial["config"], trial["stage"]) for problem, trial in found]
+
+    killed, limit = start(), time.monotonic() + 120
+    while killed.poll() is None and len(trials()) < 8 and time.monotonic() < limit:
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
+    _, told = killed.communicate(timeout=60)
+    assert "tuning on W7900 x " in told and len(trials()) >= 8, told
+    ray_cluster.remove_node(victim, allow_graceful=False)
+    again = start()
+    out, told = again.communicate(timeout=240)
+    assert again.returncode == door.DONE, out + told
+    assert "configs: done already" in told and "4 of 4 GEMMs kept" in told
+    assert len(trials()) == len(set(trials())) and {stage for _, _, stage in trials()} == {"screen", "final"}
+    assert json.loads((tmp_path / "tunings" / "campaign.json").read_text())["done"] == list(STAGES)

@@ -63,7 +63,7 @@ def test_the_fastest_takes_the_place_of_a_stale_result(monkeypatch: Any) -> None
         record(replace(SIZE, m=90), FAR),
         record(replace(SIZE, m=99), OWN),
     ]
-    ((before, after),) = Repair(evaluator, pool, OPTIONS).repair([stale], known, {})
+    ((before, after),) = Repair([evaluator], pool, OPTIONS, print).repair([stale], known, {})
     assert before is stale and evaluator.raced == [NEAR, OWN]
     assert isinstance(after, Record) and (after.config, after.m_from, after.code) == (NEAR, 8, "5" * 64)
     assert after.toolchain == {"triton": "4.0"} and after.problem == SIZE and after.extra == {"newer": 1}
@@ -74,8 +74,9 @@ def test_what_can_not_be_raced_keeps_its_place(monkeypatch: Any) -> None:
     monkeypatch.setattr(repair, "compile_job", lambda *_: Support("no compiler"))
     pool: Any = SimpleNamespace(stream=lambda jobs: iter(list(jobs)))
     stale = record(SIZE, SLOW)
-    ((_, after),) = Repair(FakeEvaluator(), pool, OPTIONS).repair([stale], [stale], {})
+    ((_, after),) = Repair([FakeEvaluator()], pool, OPTIONS, print).repair([stale], [stale], {})
     assert after == Support("none of its neighbours can be compiled")
     library = Config("auto", 0, 0, 0, backend="torch")
-    ((_, after),) = Repair(FakeEvaluator(fits=lambda p: False), pool, OPTIONS).repair([record(SIZE, library)], [], {})
-    assert isinstance(after, Support)
+    full = FakeEvaluator(fits=lambda p: False)
+    ((_, after),) = Repair([full], pool, OPTIONS, print).repair([record(SIZE, library)], [], {})
+    assert after == Support("out of memory")

@@ -87,8 +87,36 @@ def test_a_lost_host_ends_a_request_from_outside(ray: fake_ray.FakeRay, host: Re
     assert raised.value.from_outside and host.lost
     host.end()
     host.kill()
-    with pytest.raises(UnavailableError, match="host one can't run tritongemm: more"):
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "complaint"),
+    [
+        (fake_ray.RayActorError("The actor died.\nmore"), HostLost, "host one was lost: The actor died"),
+        (fake_ray.ActorUnschedulableError("The node is gone."), HostLost, "host one was lost: The node is gone"),
+        (
+            fake_ray.RayTaskError("more\nNo module named 'tritongemm'"),
+            UnavailableError,
+            "can't run tritongemm: No module",
+        ),
+    ],
+)
+def test_an_actor_that_never_comes(
+    host: RemoteHost, monkeypatch: pytest.MonkeyPatch, fault: Exception, kind: type[Exception], complaint: str
+) -> None:
+    """Because its host is gone, which Ray lists for a while, or can't run it."""
+
+    def get(*_: object, **__: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(host._ray, "get", get)
+    with pytest.raises(kind, match=complaint):
         host.ready(1.0)
+    assert host.lost == (kind is HostLost)
+    if isinstance(fault, fake_ray.RayActorError):
+        monkeypatch.setattr(fault, "actor_init_failed", True)
+        with pytest.raises(UnavailableError, match="host one can't run tritongemm: more"):
+            host.ready(1.0)
 
 
 def test_files_are_kept_in_the_cache_of_the_host(

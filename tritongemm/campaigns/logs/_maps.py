@@ -52,7 +52,9 @@ def read_maps(text: str, first_key: str) -> Iterator[tuple[int, Fields | str]]:
             continue
         places = [match.start() for match in start.finditer(line)]
         for place, following in pairwise([*places, len(line)]):
-            yield number, _read(line[place + 1 : following])
+            fields = _read(line[place + 1 : following])
+            readable = isinstance(fields, str) or first_key in fields
+            yield number, fields if readable else f"the row has no {first_key} that can be read"
         if not places and "{" not in line and _END.search(line):
             yield number, "it is the end of a row whose beginning is not there"
 

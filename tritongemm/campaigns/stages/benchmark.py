@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tritongemm.campaigns.benchmark import run_benchmark
+from tritongemm.campaigns.measuring import OpenTools
 
 
 class MeasuredCampaign(Protocol):
@@ -16,8 +17,8 @@ class MeasuredCampaign(Protocol):
         """Where its files lie."""
 
     @property
-    def devices(self) -> tuple[int, ...]:
-        """Ordinals of the GPUs."""
+    def open_tools(self) -> OpenTools:
+        """What it measures with."""
 
     def say(self, text: str) -> None:
         """Tell the user."""
@@ -25,4 +26,4 @@ class MeasuredCampaign(Protocol):
 
 def run(campaign: MeasuredCampaign) -> None:
     """Measure the campaign's results beside the library."""
-    run_benchmark(campaign.folder, campaign.devices, campaign.say)
+    run_benchmark(campaign.folder, campaign.open_tools, campaign.say)

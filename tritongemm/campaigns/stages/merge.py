@@ -53,7 +53,7 @@ def run(campaign: Campaign) -> None:
     for problem in sorted(missing, key=order.__getitem__):
         campaign.say(f"no result: {problem}")
     for other in campaign.others:
-        merge_campaign(campaign.folder, other, campaign.devices, campaign.say)
+        merge_campaign(campaign.folder, other, campaign.open_tools if campaign.devices else None, campaign.say)
 
 
 def _rank(record: Record) -> tuple[bool, float]:

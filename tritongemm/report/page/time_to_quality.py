@@ -7,9 +7,8 @@ from typing import Any
 
 from tritongemm.report.page.figure import COLOURS, Figure, number, plain
 from tritongemm.report.page.report_data import ReportData
-from tritongemm.report.quality import QualityCurve, quality_over_time
+from tritongemm.report.quality import GOAL, QualityCurve, quality_over_time
 
-GOAL = 0.99  # of the speed at the end, to which the time is told
 _TITLE = "Time to quality"
 
 
@@ -17,14 +16,6 @@ def curves_of(data: ReportData) -> dict[str, QualityCurve]:
     """The time to quality of each journal in which anything was timed."""
     curves = {name: quality_over_time(history) for name, history in data.histories.items()}
     return {name: curve for name, curve in curves.items() if curve.points}
-
-
-def tell(curve: QualityCurve) -> str:
-    """When a run reached the goal, in words."""
-    passed = curve.reached(GOAL)
-    if passed is None:
-        return f"{GOAL:.0%} of the final speed was not reached"
-    return f"{GOAL:.0%} of the final speed after " + (f"{passed:.1f} s" if curve.in_seconds else f"{passed:.0f} trials")
 
 
 def draw(data: ReportData) -> Figure:
@@ -38,7 +29,7 @@ def draw(data: ReportData) -> Figure:
     others = [name for name in curves if name not in timed]
     drawn = timed or curves
     caption = "Geometric mean over all sizes of the speed of the best candidate so far, the library's until there is "
-    caption += "one, over that of the best at the end. " + "; ".join(f"{n}: {tell(c)}" for n, c in drawn.items()) + "."
+    caption += "one, over that of the best at the end. " + "; ".join(f"{n}: {c.tell()}" for n, c in drawn.items()) + "."
     if timed and others:
         caption += f" Not drawn, as these older journals do not say when: {', '.join(others)}."
     axis = "seconds since the run began" if timed else "candidates tried (these older journals do not say when)"

@@ -31,6 +31,7 @@ from tritongemm.report.page import (
 )
 from tritongemm.report.page.figure import Figure
 from tritongemm.report.page.report_data import ReportData, uplift_of
+from tritongemm.report.quality import GOAL
 
 START = "<!doctype html>\n<!-- a report of tritongemm -->\n"  # how every page begins
 _HERE = Path(__file__).parent
@@ -132,6 +133,6 @@ def _tiles(data: ReportData) -> Iterable[tuple[str, str]]:
     if shares and all(shares):
         yield f"{sum(shares) / len(shares):.2f}", "of the floor on average"
     for curve in time_to_quality.curves_of(data).values():
-        passed = curve.reached(time_to_quality.GOAL)
+        passed = curve.reached(GOAL)
         if curve.in_seconds and passed is not None:
-            yield f"{passed:.1f} s", f"to {time_to_quality.GOAL:.0%} of the final speed"
+            yield f"{passed:.1f} s", f"to {GOAL:.0%} of the final speed"

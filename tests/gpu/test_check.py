@@ -1,0 +1,44 @@
+"""Results that moved race again on all of this machine's GPUs, and hold from then on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tritongemm.cli import check, door
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.formats import results_format
+from tritongemm.runtime.machine import Machine
+
+SIZES = [Problem(m, n, 512, "bf16", "bf16", "bf16", row_major_b=False) for m in (32, 64, 200) for n in (256, 328)]
+CONFIGS = [Config("tile", 32, 64, 64, 4, 1, 4, 3), Config("tile", 64, 64, 64, 4, 1, 4, 3)]
+
+
+def test_all_gpus_repair(
+    gpu_machine: Machine,
+    gpu_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+    target, tools = gpu_machine.target, {"triton": settings.version("triton"), "torch": settings.version("torch")}
+    records = [
+        Record(
+            problem, target.name, CONFIGS[number % 2], "triton", 1e-3, 0.0, "graph-events",
+            compute_units=target.compute_units, toolchain=tools, code="0" * 64,
+        )
+        for number, problem in enumerate(SIZES)
+    ]  # fmt: skip
+    path = tmp_path / "tuned.yaml"
+    path.write_text(results_format().write_results(records), encoding="utf-8")
+    assert check.main([str(path)]) == door.WRONG
+    assert f"{len(SIZES)} moved" in capsys.readouterr().out
+    assert check.main([str(path), "--repair"]) == door.DONE
+    assert capsys.readouterr().out.count("repaired: ") == len(SIZES)
+    assert check.main([str(path)]) == door.DONE
+    assert f"{len(SIZES)} holds" in capsys.readouterr().out

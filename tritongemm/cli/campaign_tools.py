@@ -1,0 +1,103 @@
+"""What the stages of a campaign work with: the devices of this host, or those of a Ray cluster's hosts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tritongemm.campaigns.device_load import CountedEvaluator
+from tritongemm.campaigns.measuring import MeasuringTools
+from tritongemm.cli import session
+from tritongemm.cli.cluster import Cluster
+from tritongemm.codegen.modules import candidates_path
+from tritongemm.core.errors import TargetError
+from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.plugins.contracts import Evaluator
+from tritongemm.report.console import Reporter
+from tritongemm.results.run_files import holding_module_folder
+from tritongemm.runtime.machine import Machine
+from tritongemm.tuning.run import TuningRun
+
+
+@dataclass(frozen=True)
+class CampaignTools:
+    """Opens what a stage works with, and shuts it when the stage is over.
+
+    A stage that met the end of all GPUs of a cluster ends in an UnavailableError, so that it does not count as done:
+    the same command goes on with it.
+
+    Attributes:
+        args: of the `tritongemm.tune` that tunes as the campaign does.
+        machine: this host, or what a cluster is tuned for.
+        cluster: whose GPUs it uses; None for this host's.
+        protocol: how times are taken.
+        backends: those that take part.
+        population: configs of a generation; 0 for the strategy's own.
+        reporter: told of the progress.
+    """
+
+    args: argparse.Namespace
+    machine: Machine
+    cluster: Cluster | None
+    protocol: MeasureProtocol
+    backends: tuple[str, ...]
+    population: int
+    reporter: Reporter
+
+    @contextmanager
+    def open_evaluators(self) -> Iterator[Sequence[Evaluator]]:
+        """What times products on each device, or stands in for that."""
+        with self._open_session() as tools:
+            yield tools.evaluators
+
+    @contextmanager
+    def open_tools(self, what: str) -> Iterator[MeasuringTools]:
+        """What measures with fresh processes.
+
+        Args:
+            what: it is for, for the error.
+
+        Raises:
+            TargetError: there is no GPU.
+        """
+        if not self.machine.devices:
+            raise TargetError(
+                f"{what} measures, and no GPU driver with a device was found here; copy the folder to a machine that "
+                "has the GPU, and run the same command there, or name a Ray cluster whose hosts have it with --ray"
+            )
+        openers = session.openers(self.args, self.machine, self.protocol, self.cluster)
+        with session.open_pool(self.args, self.cluster) as pool:
+            yield MeasuringTools(self.machine, openers, pool, self.protocol)
+        self._require_gpus()
+
+    @contextmanager
+    def open_run(self, problems: Sequence[Problem], output: Path) -> Iterator[TuningRun]:
+        """A tuning run into a results file; when it is done, winners that lack a module get one."""
+        with ExitStack() as stack:
+            tools = stack.enter_context(self._open_session())
+            plan = session.make_options(self.args, self.machine, self.backends, self.protocol, output)
+            plan = replace(plan, population=self.population)
+            store = stack.enter_context(
+                session.open_store(self.args, self.machine, self.protocol, plan, output, problems)
+            )
+            stack.enter_context(holding_module_folder(plan.folder, output))
+            evaluators = [CountedEvaluator(one) for one in tools.evaluators]
+            run = TuningRun(evaluators, tools.pool, store, plan, self.reporter)
+            yield run
+            session.write_missing_winners(problems, run)
+            for problem in problems:
+                candidates_path(problem, plan.folder).unlink(missing_ok=True)
+
+    @contextmanager
+    def _open_session(self) -> Iterator[session.Session]:
+        with session.open_session(self.args, self.machine, self.protocol, self.cluster) as tools:
+            yield tools
+        self._require_gpus()
+
+    def _require_gpus(self) -> None:
+        if self.cluster is not None:
+            self.cluster.gpus.require_left()

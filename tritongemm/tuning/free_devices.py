@@ -1,0 +1,107 @@
+"""Work on many things by several devices, each of which draws the next one when it is free."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TypeVar
+
+from tritongemm.core.errors import OutputError, TritonGemmError
+from tritongemm.core.support import Support
+from tritongemm.plugins.contracts import Evaluator
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_MOST_FAILURES = 2  # A device that fails so often in a row is given up while there is another.
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A device failed at something."""
+
+    reason: str
+
+
+class _FreeDevices:
+    """Evaluators that wait for work; threads take one each.
+
+    Args:
+        evaluators: one for each device.
+        say: told which is given up.
+    """
+
+    def __init__(self, evaluators: Sequence[Evaluator], say: Callable[[str], None]) -> None:
+        self._free: SimpleQueue[int] = SimpleQueue()
+        self._evaluators, self._say = evaluators, say
+        self._failures, self._working = [0] * len(evaluators), len(evaluators)
+        self._guard = threading.Lock()
+        for number in range(len(evaluators)):
+            self._free.put(number)
+
+    def take(self) -> tuple[int, Evaluator]:
+        """A device that is free, once one is: its number here, and its evaluator."""
+        number = self._free.get()
+        return number, self._evaluators[number]
+
+    def give_back(self, number: int, failure: str) -> None:
+        """A device has done its work, or failed; the last one that works is never given up."""
+        with self._guard:
+            self._failures[number] = self._failures[number] + 1 if failure else 0
+            if self._failures[number] >= _MOST_FAILURES and self._working > 1:
+                self._working -= 1
+                self._say(f"the device at place {number} of those named is given up: {failure}")
+                return
+        self._free.put(number)
+
+
+def work_when_free(
+    evaluators: Sequence[Evaluator],
+    things: Sequence[T],
+    work: Callable[[Evaluator, T], R],
+    say: Callable[[str], None],
+) -> Generator[tuple[T, R | Support], None, None]:
+    """What a device made of each thing, or why none can.
+
+    They come in the order of the things; those that a device failed at are tried once more when all others are done,
+    and come last.
+
+    Args:
+        evaluators: one for each device.
+        things: to work on.
+        work: by a device on one of them, in a thread; it fails with a TritonGemmError.
+        say: told which device is given up.
+
+    Raises:
+        OutputError: the work raised it, so that the rest is not tried.
+    """
+    devices = _FreeDevices(evaluators, say)
+
+    def attempt(thing: T) -> R | _Failed:
+        number, evaluator = devices.take()
+        failure = ""
+        try:
+            return work(evaluator, thing)
+        except OutputError:
+            raise
+        except TritonGemmError as error:
+            failure = str(error)
+            return _Failed(failure)
+        finally:
+            devices.give_back(number, failure)
+
+    again: list[T] = []
+    threads = ThreadPoolExecutor(len(evaluators))
+    try:
+        for thing, made in zip(things, threads.map(attempt, things), strict=True):
+            if isinstance(made, _Failed):
+                again.append(thing)
+            else:
+                yield thing, made
+        for thing, made in zip(again, threads.map(attempt, again), strict=True):
+            yield thing, Support(made.reason) if isinstance(made, _Failed) else made
+    finally:
+        threads.shutdown(cancel_futures=True)  # who is stopped waits for what devices do now, and for nothing else

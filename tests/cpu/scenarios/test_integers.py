@@ -32,10 +32,10 @@ INTERPRETED = (
 )
 
 
-def integers(family: str, *size: int, scales: str = "", **more: object) -> Problem:
+def integers(family: str, m: int, n: int, k: int, scales: str = "", bias: str = "none") -> Problem:
     result = "int32" if family == "dense" else "fp32"
     found = registry.get(Family, family)
-    return found.problem(*size, "int8", "int8", result, row_major_b=False, scales=scales, **more)
+    return found.problem(m, n, k, "int8", "int8", result, row_major_b=False, scales=scales, bias=bias)
 
 
 def matrix_instructions(config: Config, problem: Problem, patch: pytest.MonkeyPatch) -> tuple[set[str], int]:

@@ -1,0 +1,109 @@
+"""`scaled_bmm` of numbers with a power of two for each 32 along K (OCP MX): PyTorch's results, and rows that serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import tritongemm
+from tests.support.linear_layers import StandInKernel, attach_device, record, run_on_cpu
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.support import Support
+from tritongemm.numerics import error_metric
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.serving import batched
+from tritongemm.serving.batched_operands import BatchOperands, Strides, check_shapes, read_batch
+from tritongemm.serving.dispatcher import Dispatcher
+
+TORCH = {"fp8e4m3fn": torch.float8_e4m3fn, "fp8e5m2": torch.float8_e5m2, "fp4e2m1": torch.uint8}
+SHUFFLED = "e8m0_32x8"
+
+
+def problem(dtype: str, batch: int, m: int, n: int, k: int, shuffled: bool, shared: str = "") -> Problem:
+    family = registry.get(Family, "a4w4_blockscale" if dtype == "fp4e2m1" else "a8w8_blockscale")
+    made: Problem = family.problem(
+        m, n, k, dtype, dtype, "bf16", row_major_b=False, batch=batch, scales="mx_shuffled" if shuffled else "mx",
+        shared=shared,
+    )  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("dtype", TORCH)
+@pytest.mark.parametrize(("m", "n", "k"), [(5, 45, 330), (33, 16, 256)])
+def test_pytorch_computes_what_no_kernel_does(dtype: str, shuffled: bool, m: int, n: int, k: int) -> None:
+    one = problem(dtype, 3, m, n, k, shuffled)
+    family = registry.get(Family, one.family)
+    given = family.make_inputs(one, "cpu")
+    exact = family.reference(one, given)
+    layout = SHUFFLED if shuffled else ""
+    operands: tuple[Any, ...] = (given["a"], given["b"], given["scale_a"], given["scale_b"].mT)
+    found = tritongemm.scaled_bmm(*operands, scale_layout=layout)
+    assert error_metric.deviation(found, exact) <= family.tolerance(one)
+    shared = given["a"][:1].expand(3, -1, -1), given["b"], given["scale_a"][:1].expand(3, -1, -1), operands[3]
+    first = tritongemm.scaled_bmm(*shared, scale_layout=layout)
+    assert torch.equal(first[0], found[0]) and not torch.equal(first[1], found[1])
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+@pytest.mark.parametrize("dtype", TORCH)
+def test_a_row_serves(dtype: str, shared: str, shuffled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tuning measures is what a call of the same operands asks for; other M are served by the next one."""
+    run_on_cpu(monkeypatch)
+    tuned = problem(dtype, 4, 16, 300, 640, shuffled, shared)
+    dispatcher = Dispatcher()
+    assert dispatcher.load([record(tuned)]) == 1
+    kernels = attach_device(dispatcher, {tuned: StandInKernel()})
+    kernels.binders[tuned, 0] = lambda m: StandInKernel()
+
+    def given(m: int) -> BatchOperands:
+        def empty(name: str, rows: int, columns: int, kind: torch.dtype) -> Tensor:
+            batch = 1 if name == shared else 4
+            return torch.empty((batch, rows, columns), dtype=kind, device="cuda:0").expand(4, -1, -1)
+
+        width = 640 // tuned.a.packed
+        shapes = [(-(-rows // 32) * 32, 24) if shuffled else (rows, 20) for rows in (m, 300)]
+        a, b = empty("a", m, width, TORCH[dtype]), empty("b", 300, width, TORCH[dtype]).mT
+        of_a, of_b = (empty(name, *shape, torch.uint8) for name, shape in zip("ab", shapes, strict=True))
+        return BatchOperands(a, b, None, torch.bfloat16, of_a, of_b.mT, None, SHUFFLED if shuffled else "")
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        found = read_batch(check_shapes(given(16)))
+        assert not isinstance(found, Support)
+        assert tuned in found.readings() and found.moved(tuned) == {}
+        own = problem(dtype, 4, 16, 300, 640, shuffled)
+        assert found.moved(own).keys() == ({shared, f"scale_{shared}"} if shared else set())
+        resolver = batched._Resolver(dispatcher, check_shapes(given(16)))
+        assert str(resolver.answers).startswith("exact: tile") and resolver.kernel is not None
+        near = str(batched._Resolver(dispatcher, check_shapes(given(77))).answers)
+        assert near.startswith("near: M 16, as no row has 77")
+        if dtype == "fp4e2m1" and not shared:  # as a model's heads lie, two numbers a byte
+            lying = torch.empty_strided((4, 16, 320), (640, 8 * 640, 1), dtype=torch.uint8, device="cuda:0")
+            moved = read_batch(check_shapes(given(16)._replace(a=lying)))
+            assert not isinstance(moved, Support) and moved.moved(own) == {"a": Strides(8 * 640, 640)}
+
+
+def test_torch_compile_sees_one_operation() -> None:
+    one = problem("fp4e2m1", 2, 4, 32, 64, True)
+    given = registry.get(Family, one.family).make_inputs(one, "cpu")
+    operands = given["a"], given["b"], given["scale_a"], given["scale_b"].mT
+    compiled = torch.compile(tritongemm.scaled_bmm, fullgraph=True, backend="eager")
+    found = compiled(*operands, scale_layout=SHUFFLED)
+    assert torch.equal(found, tritongemm.scaled_bmm(*operands, scale_layout=SHUFFLED))
+
+
+def test_what_is_no_order_of_factors_is_refused() -> None:
+    one = problem("fp8e4m3fn", 2, 4, 32, 64, False)
+    given = registry.get(Family, one.family).make_inputs(one, "cpu")
+    operands = given["a"], given["b"], given["scale_a"], given["scale_b"].mT
+    with pytest.raises(InputError, match="no scale layout is called 'spiral'; there are: e8m0_32x8"):
+        tritongemm.scaled_bmm(*operands, scale_layout="spiral")
+    with pytest.raises(InputError, match="scale_a is torch.uint8"):
+        tritongemm.scaled_bmm(*operands, scale_layout=SHUFFLED)

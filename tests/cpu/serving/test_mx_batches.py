@@ -1,4 +1,4 @@
-"""`scaled_bmm` of numbers with a power of two for each 32 along K (OCP MX): PyTorch's results, and rows that serve."""
+"""`scaled_bmm` and `grouped_mm` of OCP MX, a power of two for each 32 along K: PyTorch's results, rows that serve."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
-from tests.support.linear_layers import StandInKernel, attach_device, record, run_on_cpu
+from tests.support.linear_layers import StandInKernel, attach_device, record, run_on_cpu, stand_in_kernels
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
@@ -20,6 +20,8 @@ from tritongemm.plugins.contracts import Family
 from tritongemm.serving import batched
 from tritongemm.serving.batched_operands import BatchOperands, Strides, check_shapes, read_batch
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, check, problem_of
+from tritongemm.serving.record_table import RecordTable
 
 TORCH = {"fp8e4m3fn": torch.float8_e4m3fn, "fp8e5m2": torch.float8_e5m2, "fp4e2m1": torch.uint8}
 SHUFFLED = "e8m0_32x8"
@@ -105,5 +107,56 @@ def test_what_is_no_order_of_factors_is_refused() -> None:
     operands = given["a"], given["b"], given["scale_a"], given["scale_b"].mT
     with pytest.raises(InputError, match="no scale layout is called 'spiral'; there are: e8m0_32x8"):
         tritongemm.scaled_bmm(*operands, scale_layout="spiral")
-    with pytest.raises(InputError, match="scale_a is torch.uint8"):
+    with pytest.raises(InputError, match=r"scale_a is torch\.uint8"):
         tritongemm.scaled_bmm(*operands, scale_layout=SHUFFLED)
+
+
+def groups(dtype: str, room: int, shuffled: bool) -> Problem:
+    family = registry.get(Family, "a4w4_blockscale" if dtype == "fp4e2m1" else "a8w8_blockscale")
+    made: Problem = family.problem(
+        16, 45, 330, dtype, dtype, "bf16", row_major_b=False, groups=4, room=room, counts=(5, 0, 9, 2),
+        group_form="masked" if room else "contiguous", spread="captured", scales="mx_shuffled" if shuffled else "mx",
+    )  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("room", [0, 11])
+@pytest.mark.parametrize("dtype", TORCH)
+def test_groups(dtype: str, room: int, shuffled: bool) -> None:
+    """What PyTorch computes is right, and a call asks for the row that tuning makes of the same operands."""
+    asked = groups(dtype, room, shuffled)
+    family = registry.get(Family, asked.family)
+    given = family.make_inputs(asked, "cpu")
+    scale_a = given["scale_a"] if shuffled or not room else given["scale_a"].view(4, 11, -1)
+    operands = GroupedOperands(
+        given["a"], given["b"], given[asked.group_operand], scale_a, given["scale_b"], torch.bfloat16,
+        SHUFFLED if shuffled else "",
+    )  # fmt: skip
+    found = tritongemm.grouped_mm(*operands[:6], scale_layout=operands.scale_layout)
+    exact = family.reference(asked, given)
+    there = ~exact[..., 0].isnan()
+    assert error_metric.deviation(found[there], exact[there]) <= family.tolerance(asked)
+    check(operands)
+    wanted = problem_of(operands)
+    assert isinstance(wanted, Problem)
+    kernels = stand_in_kernels(RecordTable([record(asked)]), {asked: StandInKernel()})
+    kernels.binders[asked, 0] = lambda m: StandInKernel()
+    near = kernels.find_near(wanted)
+    assert not isinstance(near, Support) and near.row.record.problem == asked
+    read = as_kernels_read(operands)
+    assert {name: read[name].shape.numel() for name in given} == {name: t.numel() for name, t in given.items()}
+
+
+def test_factors_of_groups_that_do_not_belong_are_refused() -> None:
+    asked = groups("fp4e2m1", 0, False)
+    given = registry.get(Family, asked.family).make_inputs(asked, "cpu")
+    a, b, ends, of_a, of_b = (given[name] for name in ("a", "b", "offsets", "scale_a", "scale_b"))
+    with pytest.raises(InputError, match=r"scale_a must be e8m0 \(16, 11\), not torch.uint8 \(16, 10\)"):
+        tritongemm.grouped_mm(a, b, ends, of_a[:, :10], of_b)
+    with pytest.raises(InputError, match="has no factors for 32 elements along K in the layout spiral"):
+        tritongemm.grouped_mm(a, b, ends, of_a, of_b, scale_layout="spiral")
+    with pytest.raises(InputError, match="it is of factors that are powers of two"):
+        tritongemm.grouped_mm(a.float(), b.float(), ends, scale_layout=SHUFFLED)
+    with pytest.raises(InputError, match="scale_a holds NaN"):
+        tritongemm.grouped_mm(a, b, ends, torch.full_like(of_a, 255), of_b)

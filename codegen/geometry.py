@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
 
-from tritongemm.codegen.template_facts import _code, kernel_template, operand_of, pieces_of_b, stored_block
+from tritongemm.codegen.template_facts import _code, in_halves, kernel_template, operand_of, pieces_of_b, stored_block
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 
@@ -35,7 +35,7 @@ def constants(config: Config, problem: Problem) -> dict[str, Any]:
         "EVEN_K": problem.k % config.block_k == 0,
     }
     for option in template.constexprs:
-        values[option.upper()] = template.value(config, option, problem.scale_depth)
+        values[option.upper()] = template.value(config, option, in_halves(problem))
     return values
 
 
@@ -75,6 +75,7 @@ def _scope(config: Config, problem: Problem, compute_units: int) -> dict[str, An
     # A block's sum has one factor of each operand, but where those are of less and applied to its numbers.
     depths = [] if problem.microscaled else [e.scaling.depth for e in problem.extras if e.scaling]
     sizes |= {"DEPTH": gcd(*depths) or config.block_k}
+    sizes |= {"INTEGERS": problem.a.is_integer}
     sizes |= {"SCALED_N": problem.scale_b.rows if problem.scale_b and problem.scale_depth else 1}
     return {**constants(config, problem), **sizes, "cdiv": lambda a, b: -(-a // b), "min": min, "max": max}
 

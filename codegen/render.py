@@ -13,6 +13,7 @@ from tritongemm.codegen.template_facts import (
     arguments,
     batch_strides,
     compiler_options,
+    in_halves,
     kernel_template,
     operand_of,
     operands,
@@ -214,7 +215,7 @@ def _rows(configs: list[Config], problem: Problem) -> Iterator[str]:
     def pairs(config: Config) -> str:
         template = kernel_template(config.template)
         constants = {
-            option.upper(): template.value(config, option, problem.scale_depth) for option in template.constexprs
+            option.upper(): template.value(config, option, in_halves(problem)) for option in template.constexprs
         }
         return " ".join(f"{k}={v}" for k, v in (constants | compiler_options(config)).items())
 

@@ -26,7 +26,7 @@ from tritongemm.plugins.contracts import Pieces, WeightLayout
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
-HALVED_COLUMNS = 128  # more columns of a tile are two parts where scales change along K
+HALVED_COLUMNS = 128  # more columns of a tile are two parts where `in_halves` says so
 # Hopper's matrix units keep about 14 bits of a sum of fp8 products. Sums of more elements of K are of blocks that are
 # added up in float32: without that, errors of K = 16384 were above the family's tolerance.
 LONG_FP8_SUM = 8192
@@ -121,18 +121,17 @@ class KernelTemplate:
     edited: bool
     search: SearchFacts
 
-    def value(self, config: Config, option: str, scale_depth: int = 0) -> int:
+    def value(self, config: Config, option: str, halved: bool = False) -> int:
         """A config's value of one of `constexprs`: an option of its own, or one that every config has.
 
         Args:
             config: of this template.
             option: the name.
-            scale_depth: as of `Problem`; where scales change along K, wide tiles are multiplied in halves, since the
-                sum of a block of K needs registers beside the sum of all.
+            halved: whether wide tiles are multiplied in halves.
         """
         if option == "tail":
             columns = self.columns(config)
-            return columns // 2 if scale_depth and columns > HALVED_COLUMNS and not tail(columns) else tail(columns)
+            return columns // 2 if halved and columns > HALVED_COLUMNS and not tail(columns) else tail(columns)
         fixed = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         return fixed[option] if option in fixed else config.option(option, self.defaults.get(option, 0))
 
@@ -140,6 +139,15 @@ class KernelTemplate:
         """Of a config's tile, as matrix instructions see them."""
         swapped = config.option("swap_ab", self.defaults.get("swap_ab", 0))
         return config.block_m if swapped else config.block_n
+
+
+def in_halves(problem: Problem) -> bool:
+    """Whether wide tiles of kernels whose warps have roles are multiplied in halves.
+
+    Where scales change along K, the sum of a block of K needs registers beside the sum of all. Triton knows no matrix
+    instruction of integers with 256 columns.
+    """
+    return problem.scale_depth > 0 or problem.a.is_integer
 
 
 def adds_blocks(problem: Problem, target: Target) -> bool:

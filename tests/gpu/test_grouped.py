@@ -98,6 +98,17 @@ def test_groups_with_scales(gpu: GpuEvaluator, compiler: BuildPool, room: int) -
     verify_all(gpu, compiler, problems)
 
 
+@pytest.mark.parametrize("room", [0, 133])
+def test_groups_of_integers(gpu: GpuEvaluator, compiler: BuildPool, room: int) -> None:
+    """Without scales every bit is right, in kernels whose warps have roles too."""
+    problems = [
+        problem("dense", "int8", "int32", 272, 400, room),
+        problem("a8w8", "int8", "bf16", 272, 400, room),
+        problem("a8w8_blockscale", "int8", "fp32", 400, 640, room),
+    ]
+    verify_all(gpu, compiler, problems)
+
+
 @pytest.mark.parametrize("family", ["dense", "a8w8_blockscale"])
 def test_groups_are_tuned_and_served(
     gpu_machine: Machine, gpu_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tritongemm
+from tests.gpu.test_batched import made
 from tests.gpu.test_numeric import triton, verify_all
 from tritongemm.build.pool import BuildPool
 from tritongemm.core import settings
@@ -19,7 +20,8 @@ from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving import microscaling
+from tritongemm.serving import batched, microscaling
+from tritongemm.serving.dispatcher import Dispatcher
 
 FORMS = (("fp4e2m1", ""), ("fp4e2m1", "mx"), ("fp8e4m3fn", "mx"), ("fp8e5m2", "mx_shuffled"))
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -123,3 +125,60 @@ def test_a_tuned_kernel_serves_what_was_quantised(
     family = registry.get(Family, problem.family)
     exact = family.reference(problem, {"a": a, "b": b.T, "scale_a": of_a, "scale_b": of_b})
     assert error_metric.deviation(out, exact) <= family.tolerance(problem)
+
+
+@pytest.mark.parametrize(("dtype", "scales"), FORMS)
+@pytest.mark.parametrize("shared", ["", "b"])
+def test_a_batch_is_served(
+    gpu: GpuEvaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, scales: str, shared: str
+) -> None:
+    if not gpu.target.has("dot_scaled"):
+        pytest.skip(f"{gpu.target.name} has no dot_scaled")
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
+    problem = of(dtype, scales, 33, 256, 544, batch=3, shared=shared)
+    assert tritongemm.load([made(problem, CONFIGS[0])]) == 1
+    family = registry.get(Family, problem.family)
+    given = family.make_inputs(problem, "cuda")
+    whole = {name: t if t.dim() == 3 else t.expand(3, *t.shape) for name, t in given.items()}
+    a, b, of_a, of_b = whole["a"], whole["b"], whole["scale_a"], whole["scale_b"].mT
+    layout = "" if scales == "mx" else "e8m0_32x8"
+    told = batched.explain_bmm(a, b, None, torch.bfloat16, of_a, of_b, layout)
+    assert told.startswith("exact: "), told
+    exact = family.reference(problem, given)
+    out = tritongemm.scaled_bmm(a, b, of_a, of_b, scale_layout=layout)
+    assert error_metric.deviation(out, exact) <= family.tolerance(problem)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = tritongemm.scaled_bmm(a, b, of_a, of_b, scale_layout=layout)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(again, out)
+
+
+@pytest.mark.parametrize(("dtype", "scales"), FORMS)
+@pytest.mark.parametrize("room", [0, 140])
+def test_groups_are_served(
+    gpu: GpuEvaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, scales: str, room: int
+) -> None:
+    if not gpu.target.has("dot_scaled"):
+        pytest.skip(f"{gpu.target.name} has no dot_scaled")
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
+    problem = of(
+        dtype, scales, sum(COUNTS), 136, 1088, groups=len(COUNTS), group_form="masked" if room else "contiguous",
+        spread="captured", counts=COUNTS, room=room,
+    )  # fmt: skip
+    assert tritongemm.load([made(problem, GROUPED[0])]) == 1
+    family = registry.get(Family, problem.family)
+    given = family.make_inputs(problem, "cuda")
+    layout = "" if scales == "mx" else "e8m0_32x8"
+    of_a = given["scale_a"].view(len(COUNTS), room, -1) if room and not layout else given["scale_a"]
+    calls: list[int] = []
+    monkeypatch.setattr("tritongemm.serving.grouped_api.grouped", lambda operands: calls.append(1))
+    numbers = given[problem.group_operand]
+    out = tritongemm.grouped_mm(given["a"], given["b"], numbers, of_a, given["scale_b"], scale_layout=layout)
+    assert not calls, "PyTorch computed it"
+    exact = family.reference(problem, given)
+    there = ~exact[..., 0].isnan()
+    assert error_metric.deviation(out[there], exact[there]) <= family.tolerance(problem)

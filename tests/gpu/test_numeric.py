@@ -66,10 +66,10 @@ def triton() -> SearchedBackend:
 
 
 def usable(problem: Problem, target: Target, configs: Sequence[Config] = CONFIGS) -> list[Config]:
-    """Configs whose template this target has and whose alignment the problem meets."""
+    """Configs that can compute a problem, of a template that this target has."""
     whole = {a.template for a in space(problem, target).axes}
     free = {"tile", "gemv", "stream_k"}  # through pointers: anything goes, whatever the space offers
-    return [c for c in configs if c.template in free | whole]
+    return [c for c in configs if c.template in free | whole and triton().check(c, problem, target)]
 
 
 def verify_all(

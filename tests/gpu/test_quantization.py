@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,17 @@ from torch import nn
 
 import tritongemm
 from tests.cpu.serving.test_patch_experts import HIDDEN, experts, fp8_experts, rows, tokens
+from tests.gpu.test_batched import made
 from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.runtime.machine import Machine
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.linear_fp8 import explain_linear_fp8
 from tritongemm.tuning import quantization
 
 GROUPED = Config("grouped", 16, 64, 128, 1, 1, 4, 2, (("per_unit", 1),))
@@ -86,3 +91,40 @@ def test_experts_are_served(gpu_machine: Machine, gpu_cache: Path, monkeypatch: 
         torch.cuda.synchronize()
         assert out.shape == (given[0].shape[0], HIDDEN)
         assert (out.float() - wanted.float()).norm() < (0.1 if name == "fp8" else 0.02) * wanted.float().norm()
+
+
+@pytest.mark.parametrize("scales", ["row", "block"])
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def test_rows_decide_whether_a_layer_quantises(
+    gpu_machine: Machine, gpu_cache: Path, monkeypatch: pytest.MonkeyPatch, scales: str
+) -> None:
+    """At M 16 the rows say that bf16 is the faster one, at M 64 that fp8 is; in a graph too."""
+    if gpu_machine.target.fp8 == "none":
+        pytest.skip("no fp8 here")
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", Dispatcher())
+    n, k, name = 256, 512, "fp8e4m3fnuz" if gpu_machine.target.fp8 == "fnuz" else "fp8e4m3fn"
+    family = registry.get(Family, "a8w8" if scales == "row" else "a8w8_blockscale")
+    tile, rows = Config("tile", 64, 64, 128, 4, 1, 4, 2), []
+    for m, seconds in ((16, 7e-6), (64, 9e-6)):
+        quantised = family.problem(m, n, k, name, name, "bf16", row_major_b=False, scales=scales)
+        whole = Problem(m, n, k, "bf16", "bf16", "bf16", row_major_b=False)
+        rows.append(replace(made(quantised, tile), seconds=5e-6, quantize_seconds=3e-6))
+        rows.append(replace(made(whole, tile), seconds=seconds))
+    assert tritongemm.load(rows) == len(rows)
+    w, factors = tritongemm.quantize(torch.randn(n, k, device="cuda"), "row" if scales == "row" else "tensor")
+    factors = factors.flatten() if scales == "row" else factors.repeat(n // 128, k // 128)
+    spread = factors[:, None] if scales == "row" else factors[0, 0]
+    unquantized = (w.float() * spread).bfloat16()
+    for m, word in ((16, "unquantised"), (64, "quantised")):
+        x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        told = explain_linear_fp8(x, w, factors, unquantized=unquantized).splitlines()
+        assert told[0].startswith(f"{word}: ") and told[1].startswith("exact: ")
+        tritongemm.linear_fp8(x, w, factors, unquantized=unquantized)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = tritongemm.linear_fp8(x, w, factors, unquantized=unquantized)
+        graph.replay()
+        whole_product = tritongemm.mm(x, unquantized)
+        assert torch.equal(out, whole_product) == (m == 16)
+        assert error_metric.deviation(out, x.double() @ unquantized.double().T) < 0.1

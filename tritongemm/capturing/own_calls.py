@@ -78,6 +78,8 @@ def _of_mixture(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def _grouped(operation: str, a: Tensor, b: Tensor, scale_b: Tensor | None, out: torch.dtype | None) -> Product | None:
     if scale_b is None:
         return grouped(operation, a, b, {"offs": True, "out_dtype": out})
+    if scale_b.element_size() == 1:
+        return of_nothing(operation, f"groups of {b.dtype} with powers of two along K")
     family = "a8w8" if scale_b.dim() == 2 else "a8w8_blockscale"
     return grouped(operation, a, b, {"offs": True, "out_dtype": out or torch.bfloat16}, family)
 

@@ -15,6 +15,8 @@ from tritongemm.core.launch import Launch
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import Support
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import ScaleLayout
 from tritongemm.runtime.loaded_kernels import TunedKernel
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.batched_call import BatchedCall
@@ -26,6 +28,7 @@ from tritongemm.serving.torch_fallback import float32_precision, output_dtype
 from tritongemm.serving.traced_operations import define_operation
 
 _MOST_CALLS = 8192  # Calls kept for one thread; sequences of any length must not fill the memory.
+_NO_TENSORS = ("out_dtype", "scale_layout")
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
@@ -78,27 +81,30 @@ def scaled_bmm(
     out_dtype: torch.dtype = torch.bfloat16,
     *,
     out: Tensor | None = None,
+    scale_layout: str = "",
 ) -> Tensor:
-    """(a * scale_a) @ (b * scale_b) (+ bias) for each product of a batch of fp8 or int8, as `bmm`.
+    """(a * scale_a) @ (b * scale_b) (+ bias) for each product of a batch of fp8, int8 or fp4, as `bmm`.
 
     Factors along K are read where they lie: those of each product dense, row-major or with K the slower, as their
     strides say; products may lie anywhere, and share factors that were expanded over the batch.
 
     Args:
-        a: [B, M, K].
+        a: [B, M, K]; of fp4 bytes [B, M, K / 2], two numbers each.
         b: [B, K, N], e.g. the transposed view of weights [B, N, K]; scale_b is transposed with it.
         scale_a: a float32 factor for each row of a, [B, M] or [B, M, 1], or for each 128 elements along K of a row,
-            [B, M, K / 128].
+            [B, M, K / 128]; or a power of two (e8m0) for each 32, [B, M, K / 32].
         scale_b: one for each column of b, [B, N] or [B, 1, N], or for 128 elements along K, [B, K / 128, N / 128] of
-            128 columns each or [B, K / 128, N].
+            128 columns each or [B, K / 128, N]; or a power of two for each 32, [B, K / 32, N].
         bias: as of `bmm`.
         out_dtype: bfloat16, float16 or float32.
         out: as of `bmm`.
+        scale_layout: "" where strides tell how the factors of a product lie, or a plug-in of numerics/scale_layouts,
+            in whose order those of each product are, b's transposed as b is.
 
     Raises:
         TypeError, InputError, DriverError: as `bmm`.
     """
-    return _call(BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, out))
+    return _call(BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, out, scale_layout))
 
 
 def explain_bmm(
@@ -108,6 +114,7 @@ def explain_bmm(
     out_dtype: torch.dtype | None = None,
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
+    scale_layout: str = "",
 ) -> str:
     """Which kernel computes `bmm`, or `scaled_bmm`, of these operands, and why: lines as of `tritongemm.explain`.
 
@@ -116,7 +123,7 @@ def explain_bmm(
     """
     if scale_a is not None and out_dtype is None:
         out_dtype = torch.bfloat16
-    operands = _checked(BatchOperands(a, b, bias, out_dtype, scale_a, scale_b))
+    operands = _checked(BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, None, scale_layout))
     return str(_Resolver(default_dispatcher(), operands).answers)
 
 
@@ -140,9 +147,9 @@ def run(dispatcher: Dispatcher, operands: BatchOperands) -> Tensor:
     Raises:
         InputError: as `bmm` says.
     """
-    a, b, bias, out_dtype, scale_a, scale_b, out = operands
+    a, b, bias, out_dtype, scale_a, scale_b, out, layout = operands
     places = a.get_device(), b.get_device()
-    key: tuple[Any, ...] = (a.shape, a.stride(), b.shape, b.stride(), a.dtype, b.dtype, places, out_dtype)
+    key: tuple[Any, ...] = (a.shape, a.stride(), b.shape, b.stride(), a.dtype, b.dtype, places, out_dtype, layout)
     key += (float32_precision(),) if a.dtype is torch.float32 else ()
     for name, t in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b), ("out", out)):
         if t is not None:
@@ -252,7 +259,7 @@ def _moved(kernel: LoadedKernel, record: Record, product: BatchProduct) -> Loade
 
 
 def _tensors(operands: BatchOperands) -> list[Any]:
-    a, b, bias, _, scale_a, scale_b, out = operands
+    a, b, bias, _, scale_a, scale_b, out, _ = operands
     return [a, b, *(t for t in (bias, scale_a, scale_b, out) if t is not None)]
 
 
@@ -264,19 +271,21 @@ def _checked(operands: BatchOperands) -> BatchOperands:
         InputError: shapes, layouts or devices that do not belong together.
     """
     named = operands._asdict()
-    check_tensors({n: t for n, t in named.items() if n in ("a", "b") or (n != "out_dtype" and t is not None)})
-    if operands.scale_a is not None:
+    check_tensors({n: t for n, t in named.items() if n in ("a", "b") or (n not in _NO_TENSORS and t is not None)})
+    if operands.scale_a is not None and operands.dtypes != ("fp4e2m1", "fp4e2m1"):
         check_eight_bits(operands.a, operands.b, output_dtype(operands.a, operands.out_dtype))
+    if operands.scale_layout:
+        registry.get(ScaleLayout, operands.scale_layout)
     return check_shapes(operands)
 
 
 def _traced(operands: BatchOperands) -> Tensor:
     """The call as torch.compile and torch.export trace it."""
-    a, b, bias, out_dtype, scale_a, scale_b, _ = operands
+    a, b, bias, out_dtype, scale_a, scale_b, _, layout = operands
     wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(operands))
     if wants_gradient or torch.is_autocast_enabled("cuda"):
         return torch_bmm(check_shapes(operands))
-    result: Tensor = torch.ops.tritongemm.bmm(a, b, bias, out_dtype, scale_a, scale_b)
+    result: Tensor = torch.ops.tritongemm.bmm(a, b, bias, out_dtype, scale_a, scale_b, layout)
     return result
 
 
@@ -287,8 +296,10 @@ def _operation(
     out_dtype: torch.dtype | None = None,
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
+    scale_layout: str = "",
 ) -> Tensor:
-    return run(default_dispatcher(), BatchOperands(a, b, bias, out_dtype, scale_a, scale_b)).contiguous()
+    operands = BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, None, scale_layout)
+    return run(default_dispatcher(), operands).contiguous()
 
 
 def _fake(
@@ -298,6 +309,7 @@ def _fake(
     out_dtype: torch.dtype | None = None,
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
+    scale_layout: str = "",
 ) -> Tensor:
     torch._check(a.shape[2] == b.shape[1], lambda: f"a {a.shape} and b {b.shape} are not [B, M, K] and [B, K, N]")
     return a.new_empty((a.shape[0], a.shape[1], b.shape[2]), dtype=output_dtype(a, out_dtype))
@@ -305,7 +317,7 @@ def _fake(
 
 define_operation(
     "bmm(Tensor a, Tensor b, Tensor? bias=None, ScalarType? out_dtype=None, Tensor? scale_a=None, "
-    "Tensor? scale_b=None) -> Tensor",
+    "Tensor? scale_b=None, str scale_layout='') -> Tensor",
     _operation,
     _fake,
 )

@@ -27,7 +27,7 @@ def torch_bmm(operands: BatchOperands) -> Tensor:
     Args:
         operands: with vectors as `check_shapes` leaves them, of any strides.
     """
-    a, b, bias, out_dtype, _, _, out = operands
+    a, b, bias, out_dtype, _, _, out, _ = operands
     added = None if bias is None else bias.unsqueeze(-2)
     if operands.scale_a is not None:
         product = _scaled(operands)
@@ -46,7 +46,7 @@ def torch_bmm(operands: BatchOperands) -> Tensor:
 
 def _scaled(operands: BatchOperands) -> Tensor:
     """The products of a batch with scale factors, one after another: PyTorch has no call of all of them."""
-    a, b, bias, out_dtype, scale_a, scale_b, _ = operands
+    a, b, bias, out_dtype, scale_a, scale_b, _, layout = operands
     assert scale_a is not None and scale_b is not None
     check_values(scale_a=scale_a, scale_b=scale_b)
     (batch, m, _), n = a.shape, b.shape[2]
@@ -59,7 +59,8 @@ def _scaled(operands: BatchOperands) -> Tensor:
         weight = b[i].t()
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         added = bias if bias is None or bias.dim() == 1 else bias[i]
-        one = ScaledOperands(a[i], weight, _of_product(scale_a, i), _of_product(of_b, i), added, wanted)
+        factors = _of_product(scale_a, i), _of_product(of_b, i)
+        one = ScaledOperands(a[i], weight, *factors, added, wanted, scale_layout=layout)
         products.append(_torch_scaled(read_product(one))(*one[:_ARGUMENTS]))
     return torch.stack(products)
 

@@ -10,18 +10,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.support import Support
 from tritongemm.serving.scale_factors import agreeing, describe_known, find_scalings
+from tritongemm.serving.scaled_operands import known_scalings
 from tritongemm.serving.torch_fallback import DTYPE_NAMES, output_dtype
 
 
 class BatchOperands(NamedTuple):
     """The arguments of `bmm`, and the scale factors of a and b.
 
-    Factors are of rows of a, [B, M], and of columns of b, [B, N]; those along K [B, M, groups] and [B, groups, …].
+    Factors are of rows of a, [B, M], and of columns of b, [B, N]; those along K [B, M, groups] and [B, groups, …], or
+    in an order that `scale_layout` names.
     """
 
     a: Tensor
@@ -31,6 +34,20 @@ class BatchOperands(NamedTuple):
     scale_a: Tensor | None = None
     scale_b: Tensor | None = None
     out: Tensor | None = None
+    scale_layout: str = ""
+
+    @property
+    def dtypes(self) -> tuple[str, str]:
+        """Our names of the types of a and b, "" of those that we have none for; bytes with factors are fp4."""
+        names = (DTYPE_NAMES.get(self.a.dtype, ""), DTYPE_NAMES.get(self.b.dtype, ""))
+        are_fp4 = self.scale_a is not None and self.a.dtype == self.b.dtype == torch.uint8
+        return ("fp4e2m1", "fp4e2m1") if are_fp4 else names
+
+    @property
+    def k(self) -> int:
+        """Elements along K, of which several may share a byte."""
+        name = self.dtypes[0]
+        return int(self.a.shape[-1]) * (DTYPES[name].packed if name else 1)
 
 
 class Strides(NamedTuple):
@@ -77,7 +94,7 @@ def read_batch(operands: BatchOperands) -> BatchProduct | Support:
 
     Nothing is read but shapes, strides, dtypes and devices: the GPU is not waited for.
     """
-    a, b, bias, out_dtype, scale_a, scale_b, out = operands
+    a, b, bias, out_dtype, scale_a, scale_b, out, layout = operands
     if not a.is_cuda:
         return Support(f"a is on {a.device}; tuned kernels run on a GPU")
     if any(t is not None and (t.layout != torch.strided or t.device != a.device) for t in operands[:3]):
@@ -85,9 +102,10 @@ def read_batch(operands: BatchOperands) -> BatchProduct | Support:
     if not a.numel() or not b.numel():
         return Support("an operand is empty")
     result = output_dtype(a, out_dtype)
-    unknown = {a.dtype, b.dtype, result} - DTYPE_NAMES.keys()
+    dtypes = (*operands.dtypes, DTYPE_NAMES.get(result, ""))
+    unknown = {str(dtype) for dtype, name in zip((a.dtype, b.dtype, result), dtypes, strict=True) if not name}
     if unknown:
-        return Support(f"no kernels for {', '.join(sorted(map(str, unknown)))}")
+        return Support(f"no kernels for {', '.join(sorted(unknown))}")
     found = {
         "a": _matrix(a),
         "b": _matrix(b),
@@ -97,11 +115,10 @@ def read_batch(operands: BatchOperands) -> BatchProduct | Support:
         if lies is None or (name == "c" and not lies[0]):
             return Support(f"{name} has strides that no kernel reads or writes")
     (row_a, of_a), (row_b, of_b), (_, of_c) = (lies for lies in found.values() if lies is not None)
-    (batch, m, k), n = a.shape, b.shape[2]
+    (batch, m, _), n, k = a.shape, b.shape[2], operands.k
     one = [name for name, lies in (("a", of_a), ("b", of_b)) if batch > 1 and lies.apart == 0]
     if len(one) > 1:
         return Support("all products are the same one")
-    dtypes = DTYPE_NAMES[a.dtype], DTYPE_NAMES[b.dtype], DTYPE_NAMES[result]
     problem = Problem(m, n, k, *dtypes, row_a, row_b, "none" if bias is None else "n", batch)
     strides = {"a": of_a, "b": of_b, "c": of_c}
     for name, beside in {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}.items():
@@ -113,7 +130,7 @@ def read_batch(operands: BatchOperands) -> BatchProduct | Support:
     scalings = None
     if scale_a is not None and scale_b is not None:
         turned = scale_b.mT if scale_b.dim() > 2 else scale_b
-        scalings = agreeing(read_factors(scale_a, m, k), read_factors(turned, n, k))
+        scalings = agreeing(read_factors(scale_a, m, k, layout), read_factors(turned, n, k, layout))
     return BatchProduct(problem, one[0] if one else "", scalings, strides)
 
 
@@ -123,7 +140,7 @@ def check_shapes(operands: BatchOperands) -> BatchOperands:
     Raises:
         InputError: shapes that do not belong together; names them.
     """
-    a, b, bias, _, scale_a, scale_b, out = operands
+    a, b, bias, _, scale_a, scale_b, out, layout = operands
     if a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         raise InputError(f"a {tuple(a.shape)} and b {tuple(b.shape)} are not [B, M, K] and [B, K, N]")
     batch, m, n = a.shape[0], a.shape[1], b.shape[2]
@@ -134,16 +151,18 @@ def check_shapes(operands: BatchOperands) -> BatchOperands:
         raise InputError("scale_a and scale_b go together")
     return operands._replace(
         bias=_vector("bias", bias, batch, n, None),
-        scale_a=_factors("scale_a", scale_a, batch, m, a.shape[2]),
-        scale_b=_factors("scale_b", scale_b, batch, n, a.shape[2], turned=True),
+        scale_a=_factors("scale_a", scale_a, batch, m, operands.k, layout),
+        scale_b=_factors("scale_b", scale_b, batch, n, operands.k, layout, turned=True),
     )
 
 
-def _factors(name: str, scales: Tensor | None, batch: int, rows: int, k: int, turned: bool = False) -> Tensor | None:
+def _factors(
+    name: str, scales: Tensor | None, batch: int, rows: int, k: int, layout: str, turned: bool = False
+) -> Tensor | None:
     """Factors along K as they are, others as a vector for each product; `turned` ones have K first, as b has."""
     if scales is not None and scales.dim() == 3 and scales.shape[0] == batch > 0:
         of_rows = scales.mT if turned else scales
-        if any(scaling.depth for scaling in read_factors(of_rows, rows, k)):
+        if any(scaling.depth for scaling in read_factors(of_rows, rows, k, layout)):
             return scales
         if 1 not in scales.shape[1:]:
             known = describe_known(rows, k, "N" if turned else "M", turned)
@@ -154,16 +173,17 @@ def _factors(name: str, scales: Tensor | None, batch: int, rows: int, k: int, tu
     return _vector(name, scales, batch, rows, torch.float32)
 
 
-def read_factors(scales: Tensor, rows: int, k: int) -> tuple[Scaling, ...]:
+def read_factors(scales: Tensor, rows: int, k: int, layout: str = "") -> tuple[Scaling, ...]:
     """The ways in which factors of an operand [rows, K] of each product can be read, as `check_shapes` leaves them.
 
     Args:
         scales: [rows], [B, rows] or [B, across, groups along K].
         rows: of a, or columns of b.
         k: elements along K.
+        layout: "" for what strides tell, or the name of a plug-in of numerics/scale_layouts.
     """
     one = scales.select(0, 0) if scales.dim() > 1 else scales
-    return tuple(find_scalings(one, rows, k, ""))
+    return tuple(find_scalings(one, rows, k, layout, known_scalings() if layout else ()))
 
 
 def _vector(name: str, vector: Tensor | None, batch: int, length: int, dtype: torch.dtype | None) -> Tensor | None:
@@ -202,15 +222,15 @@ def _dense(rows: int, cols: int) -> Strides:
 
 def _dense_lead(problem: Problem, name: str) -> int:
     if name == "a":
-        return problem.k if problem.row_major_a else problem.m
+        return problem.k // problem.a.packed if problem.row_major_a else problem.m
     if name == "b":
-        return problem.n if problem.row_major_b else problem.k
+        return problem.n if problem.row_major_b else problem.k // problem.b.packed
     return problem.n if name == "c" else 0
 
 
 def _dense_apart(problem: Problem, name: str) -> int:
     spec = problem.operands[name]
-    return 0 if problem.batch > 1 and not spec.batch else prod(spec.shape)
+    return 0 if problem.batch > 1 and not spec.batch else prod(spec.shape) // spec.dtype.packed
 
 
 def _scaled(problem: Problem, of_a: Sequence[Scaling], of_b: Sequence[Scaling]) -> Iterator[Problem]:

@@ -67,6 +67,11 @@ class DeviceKernels:
         """The kernel of a record, or why it can't be launched; None where nobody asked for it."""
         return (self.loaded_ranges if record.m_from else self.loaded).get(record.problem)
 
+    def served_seconds(self, record: Record) -> float | None:
+        """The time of what computes a record's problem here, in seconds: the library's where a kernel is refused."""
+        is_refused = isinstance(self.loaded_for(record), Support)
+        return record.library_seconds if is_refused else record.served_seconds
+
     def find_record(self, problem: Problem) -> Record | Support:
         """The tuned record of a problem for this GPU, or why there is none."""
         return self.records.find(problem, self.device.arch, self.device.compute_units)

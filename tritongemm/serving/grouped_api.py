@@ -28,6 +28,8 @@ def grouped_mm(
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    *,
+    scale_layout: str = "",
 ) -> Tensor:
     """The product of each group's rows of a with its own matrix of b, by a tuned kernel, else by PyTorch.
 
@@ -35,13 +37,16 @@ def grouped_mm(
     that do not add up are found on the CPU alone; on a GPU no row beyond a's is read or written for them.
 
     Args:
-        a: [M, K], the rows of each group behind those of the last; or [groups, rows, K].
+        a: [M, K], the rows of each group behind those of the last; or [groups, rows, K]. Of fp4 bytes, two numbers
+            each, along K of a and b.
         b: [groups, K, N], as ``torch._grouped_mm`` takes it: weights [groups, N, K] are given as their ``mT``.
         offs: int32 [groups]: the row behind the last of each group; of a [groups, rows, K] how many rows each has.
         scale_a: None; float32 [M] (a factor for each row), or [M, K / 128] (for each 128 elements along K of a row);
-            of a [groups, rows, K] with the groups before.
-        scale_b: None; float32 [groups, N], or [groups, N / 128, K / 128].
+            of a [groups, rows, K] with the groups before. Or a power of two (e8m0) for each 32, [M, K / 32].
+        scale_b: None; float32 [groups, N], or [groups, N / 128, K / 128]; or e8m0 [groups, N, K / 32].
         out_dtype: bfloat16 with scale factors, else a's, by default.
+        scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts, in whose order they lie: of
+            a those of all rows, padded, and of b those of each group.
 
     Returns:
         [M, N] or [groups, rows, N], dense, in order of the current stream. Rows of no group hold nothing of use.
@@ -55,9 +60,9 @@ def grouped_mm(
         plain = scale_a is None and torch.overrides.is_tensor_like(a)
         out_dtype = a.dtype if plain else torch.bfloat16
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        result: Tensor = torch.ops.tritongemm.grouped_mm(a, b, offs, scale_a, scale_b, out_dtype)
+        result: Tensor = torch.ops.tritongemm.grouped_mm(a, b, offs, scale_a, scale_b, out_dtype, scale_layout)
         return result
-    return run(default_dispatcher(), GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype))
+    return run(default_dispatcher(), GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout))
 
 
 def run(dispatcher: Dispatcher, operands: GroupedOperands) -> Tensor:
@@ -69,6 +74,7 @@ def run(dispatcher: Dispatcher, operands: GroupedOperands) -> Tensor:
     key: tuple[Any, ...] = (
         "grouped_mm",
         operands.out_dtype,
+        operands.scale_layout,
         *((t.shape, t.stride(), t.dtype, t.device) for t in given.values()),
     )
     table: dict[Any, Any] = dispatcher.calls.table
@@ -118,19 +124,32 @@ def _wants_gradient(operands: GroupedOperands) -> bool:
 
 
 def _operation(
-    a: Tensor, b: Tensor, offs: Tensor, scale_a: Tensor | None, scale_b: Tensor | None, out_dtype: torch.dtype
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor,
+    scale_a: Tensor | None,
+    scale_b: Tensor | None,
+    out_dtype: torch.dtype,
+    scale_layout: str = "",
 ) -> Tensor:
-    return run(default_dispatcher(), GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype))
+    return run(default_dispatcher(), GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout))
 
 
 def _fake(
-    a: Tensor, b: Tensor, offs: Tensor, scale_a: Tensor | None, scale_b: Tensor | None, out_dtype: torch.dtype
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor,
+    scale_a: Tensor | None,
+    scale_b: Tensor | None,
+    out_dtype: torch.dtype,
+    scale_layout: str = "",
 ) -> Tensor:
     return a.new_empty((*a.shape[:-1], b.shape[2]), dtype=out_dtype)
 
 
 define_operation(
-    "grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, ScalarType out_dtype) -> Tensor",
+    "grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, ScalarType out_dtype, "
+    "str scale_layout='') -> Tensor",
     _operation,
     _fake,
 )

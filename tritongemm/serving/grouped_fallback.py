@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
+from tritongemm.serving.scale_factors import spread
+from tritongemm.serving.scaled_fallback import numbers
 
 _ROW_BYTES = 16  # PyTorch's grouped products want rows of A and of a weight to begin at multiples of so many
 
@@ -15,7 +17,7 @@ def grouped(operands: GroupedOperands) -> Tensor:
 
     Only the last asks the GPU for the groups' rows, and so can't be captured.
     """
-    a, b, offs, _, _, out_dtype = operands
+    a, b, offs, _, _, out_dtype, _ = operands
     if operands.masked:
         left, right = _plain_operands(operands)
         return torch.bmm(left, right).to(out_dtype)
@@ -35,7 +37,7 @@ def grouped(operands: GroupedOperands) -> Tensor:
 
 def _own_product(operands: GroupedOperands) -> Tensor | None:
     """PyTorch's grouped product; None where it has none of these types."""
-    a, b, offs, scale_a, scale_b, out_dtype = operands
+    a, b, offs, scale_a, scale_b, out_dtype, _ = operands
     if operands.granularity == "row" and out_dtype == torch.bfloat16 and b.mT.is_contiguous() and _aligned(a, b):
         assert scale_a is not None and scale_b is not None
         try:
@@ -61,10 +63,16 @@ def _aligned(a: Tensor, b: Tensor) -> bool:
 
 def _plain_operands(operands: GroupedOperands) -> tuple[Tensor, Tensor]:
     """A and B without scale factors: multiplied by them, in bfloat16 on a GPU and in float32 elsewhere."""
-    a, b, _, scale_a, scale_b, _ = operands
+    a, b, _, scale_a, scale_b, _, _ = operands
     if scale_a is None or scale_b is None:
         return (a, b) if a.dtype == b.dtype else (a.float(), b.float())
     wide = torch.bfloat16 if a.is_cuda else torch.float32
+    if operands.granularity == "mx":
+        (_, scaling), k, n = operands.powers, operands.k, b.shape[2]
+        flat = a.reshape(-1, a.shape[-1])
+        left = numbers(flat) * spread(scale_a.reshape(-1, scale_a.shape[-1]), scaling, flat.shape[0], k)
+        right = [numbers(w) * spread(of_w, scaling, n, k) for w, of_w in zip(b.mT, scale_b, strict=True)]
+        return left.to(wide).view(*a.shape[:-1], k), torch.stack(right).to(wide).mT
     if operands.granularity == "row":
         return (a.float() * scale_a.reshape(*a.shape[:-1], 1)).to(wide), (b.float() * scale_b[:, None]).to(wide)
     of_a = scale_a.repeat_interleave(DEPTH, -1)[..., : a.shape[-1]]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving.operand_checks import check_eight_bits, check_tensors, check_values
+from tritongemm.serving.scale_factors import EXPONENTS, MX_GROUP
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 DEPTH = 128  # elements along K, and columns of a weight, that share a factor of a block
@@ -27,6 +31,7 @@ class GroupedOperands(NamedTuple):
     scale_a: Tensor | None
     scale_b: Tensor | None
     out_dtype: torch.dtype
+    scale_layout: str = ""
 
     @property
     def masked(self) -> bool:
@@ -35,10 +40,40 @@ class GroupedOperands(NamedTuple):
 
     @property
     def granularity(self) -> str:
-        """What a scale factor covers: ``row``, ``block``, or "" where there are none."""
+        """What a scale factor covers: ``row``, ``block``, ``mx`` (32 elements along K), or "" where there are none."""
         if self.scale_b is None:
             return ""
+        if self.scale_b.dtype in EXPONENTS:
+            return "mx"
         return "row" if self.scale_b.dim() == 2 else "block"
+
+    @property
+    def dtypes(self) -> tuple[str, str, str]:
+        """Our names of the types of a, b and the result, "" of those that we have none for; bytes of MX are fp4."""
+        a, b = (DTYPE_NAMES.get(t.dtype, "") for t in (self.a, self.b))
+        if self.granularity == "mx" and self.a.dtype == self.b.dtype == torch.uint8:
+            a = b = "fp4e2m1"
+        return a, b, DTYPE_NAMES.get(self.out_dtype, "")
+
+    @property
+    def k(self) -> int:
+        """Elements along K, of which several may share a byte."""
+        name = self.dtypes[0]
+        return int(self.a.shape[-1]) * (DTYPES[name].packed if name else 1)
+
+    @property
+    def powers(self) -> tuple[Family, Scaling]:
+        """The family of a product with a power of two for each 32 elements along K, and how they lie.
+
+        Raises:
+            InputError: no family has such a product.
+        """
+        family = registry.get(Family, "a4w4_blockscale" if self.dtypes[0] == "fp4e2m1" else "a8w8_blockscale")
+        layout = self.scale_layout or "rows"
+        for scaling, _ in family.scalings(*self.dtypes[:2]):
+            if scaling is not None and (scaling.dtype, scaling.layout) == ("e8m0", layout):
+                return family, scaling
+        raise InputError(f"{self.a.dtype} has no factors for {MX_GROUP} elements along K in the layout {layout}")
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -54,7 +89,7 @@ def check(operands: GroupedOperands) -> None:
         InputError: names the operand and what it must be.
         TypeError: an operand is no tensor.
     """
-    a, b, offs, scale_a, scale_b, out_dtype = operands
+    a, b, offs, scale_a, scale_b, out_dtype, _ = operands
     check_tensors(operands.tensors)
     if b.dim() != 3 or a.dim() not in (2, 3) or a.shape[-1] != b.shape[1]:
         shapes = f"a {tuple(a.shape)} and b {tuple(b.shape)}"
@@ -69,29 +104,39 @@ def check(operands: GroupedOperands) -> None:
         )
     if (scale_a is None) != (scale_b is None):
         raise InputError("scale_a and scale_b belong together; give both or neither")
-    if out_dtype not in DTYPE_NAMES or a.dtype not in DTYPE_NAMES or b.dtype not in DTYPE_NAMES:
+    if operands.scale_layout and operands.granularity != "mx":
+        raise InputError(f"scale_layout is {operands.scale_layout!r}; it is of factors that are powers of two (e8m0)")
+    if not all(operands.dtypes):
         raise InputError(f"there is no product of {a.dtype} and {b.dtype} in {out_dtype}")
     if scale_a is None and a.dtype != b.dtype:
         raise InputError(f"a is {a.dtype}, b is {b.dtype}: without scale factors they are of one type")
     if scale_a is not None and scale_b is not None:
         _check_scales(operands, scale_a, scale_b)
-        check_eight_bits(a, b, out_dtype)
+        if operands.dtypes[:2] != ("fp4e2m1", "fp4e2m1"):
+            check_eight_bits(a, b, out_dtype)
     if not a.is_cuda:
         _check_numbers(operands)
 
 
 def _check_scales(operands: GroupedOperands, scale_a: Tensor, scale_b: Tensor) -> None:
-    rows, (groups, k, n) = operands.a.shape[:-1], operands.b.shape
+    rows, (groups, _, n), k = operands.a.shape[:-1], operands.b.shape, operands.k
     of_a: list[tuple[int, ...]]
     of_b: tuple[int, ...]
-    if operands.granularity == "row":
+    kinds: tuple[torch.dtype, ...] = (torch.float32,)
+    if operands.granularity == "mx":
+        _, scaling = operands.powers
+        whole = scaling.shape(prod(rows), k)
+        of_a = [whole] if operands.scale_layout else [(*rows, whole[1]), whole]
+        of_b, kinds = (groups, *scaling.shape(n, k)), EXPONENTS
+    elif operands.granularity == "row":
         of_a, of_b = [(*rows,), (*rows, 1)], (groups, n)
     else:
         blocks = -(-k // DEPTH)
         of_a, of_b = [(*rows, blocks)], (groups, -(-n // DEPTH), blocks)
     for name, scale, shapes in (("scale_a", scale_a, of_a), ("scale_b", scale_b, [of_b])):
-        if tuple(scale.shape) not in shapes or scale.dtype != torch.float32:
-            raise InputError(f"{name} must be float32 {shapes[0]}, not {scale.dtype} {tuple(scale.shape)}")
+        if tuple(scale.shape) not in shapes or scale.dtype not in kinds:
+            kind = "float32" if torch.float32 in kinds else "e8m0"
+            raise InputError(f"{name} must be {kind} {shapes[0]}, not {scale.dtype} {tuple(scale.shape)}")
 
 
 def _check_numbers(operands: GroupedOperands) -> None:
@@ -108,20 +153,25 @@ def _check_numbers(operands: GroupedOperands) -> None:
 
 def problem_of(operands: GroupedOperands) -> Problem | Support:
     """The problem of a call with its rows spread evenly, or why no kernel could compute it."""
-    a, b, _, _, _, out_dtype = operands
-    groups, k, n = b.shape
+    a, b = operands.a, operands.b
+    (groups, _, n), k = b.shape, operands.k
     if groups < 2 or not a.numel() or not b.numel():
         return Support(f"{groups} groups, a {tuple(a.shape)}: there is no grouped product of these")
     if not a.is_contiguous():
         return Support(f"a has strides {a.stride()}; kernels take dense rows")
     if not (b.is_contiguous() or b.mT.is_contiguous()):
         return Support(f"b has strides {b.stride()}; kernels take dense weights")
-    family = registry.get(Family, {"": "dense", "row": "a8w8", "block": "a8w8_blockscale"}[operands.granularity])
+    scales = ""
+    if operands.granularity == "mx":
+        family, scaling = operands.powers
+        scales = granularity((scaling, scaling))
+    else:
+        family = registry.get(Family, {"": "dense", "row": "a8w8", "block": "a8w8_blockscale"}[operands.granularity])
     form = {"group_form": "masked", "room": a.shape[1]} if operands.masked else {}
     try:
         made: Problem = family.problem(
-            a.numel() // k, n, k, DTYPE_NAMES[a.dtype], DTYPE_NAMES[b.dtype], DTYPE_NAMES[out_dtype], groups=groups,
-            row_major_b=not b.mT.is_contiguous(), **form,
+            prod(a.shape[:-1]), n, k, *operands.dtypes, groups=groups, row_major_b=not b.mT.is_contiguous(),
+            scales=scales, **form,
         )  # fmt: skip
     except InputError as error:
         return Support(str(error))

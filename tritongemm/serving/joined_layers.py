@@ -260,7 +260,4 @@ def _pays_at(device: DeviceKernels, problems: Iterable[Problem], m: int) -> bool
 def _served_seconds(device: DeviceKernels, problem: Problem) -> float | None:
     """What a product takes by what serves it; None where no row tells."""
     record = device.find_record(problem)
-    if isinstance(record, Support):
-        return None
-    is_refused = isinstance(device.loaded_for(record), Support)
-    return record.library_seconds if is_refused else record.served_seconds
+    return None if isinstance(record, Support) else device.served_seconds(record)

@@ -1,4 +1,6 @@
-"""The public call `linear_fp8`: a linear layer of a quantised weight, whose activations are quantised on the way."""
+"""The public call `linear_fp8`: a linear layer of a quantised weight, whose activations are quantised on the way where
+that pays.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,12 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError
-from tritongemm.serving.quantize import quantize
+from tritongemm.serving.api import explain, mm
+from tritongemm.serving.layer_choice import judge
+from tritongemm.serving.quantize import empty_factors, quantize
 from tritongemm.serving.scale_factors import describe_known, find_scalings
 from tritongemm.serving.scaled_api import scaled_mm
+from tritongemm.serving.scaled_operands import ScaledOperands
 from tritongemm.serving.traced_operations import define_operation
 from tritongemm.serving.tuned_blocks import LAYOUTS, BlockOperands, compute, find_layout
 
@@ -19,6 +24,7 @@ def linear_fp8(
     weight_scale: Tensor,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    unquantized: Tensor | None = None,
 ) -> Tensor:
     """X @ (weight * weight_scale).T (+ bias): x is quantised by one kernel, then multiplied by `scaled_mm`.
 
@@ -26,12 +32,16 @@ def linear_fp8(
     that the tuned kernel of this size reads; else they have one for each row. Under torch.compile both kernels are one
     operation. There is no gradient.
 
+    Given `unquantized` too, the loaded rows decide at each M: where quantisation and quantised product together take no
+    less time than the product in x's type does by its own row, that one is computed. `explain_linear_fp8` tells.
+
     Args:
         x: [..., K] of bfloat16, float16 or float32.
         weight: [N, K] of fp8 or int8.
         weight_scale: float32: one, [N], [N / 128, K / 128] or [N, K / 128].
         bias: [N] or None.
         out_dtype: x's by default.
+        unquantized: the weight [N, K] in x's type, its factors multiplied in, or None.
 
     Returns:
         [..., N], dense, in order of the current stream.
@@ -41,19 +51,89 @@ def linear_fp8(
     """
     wanted = x.dtype if out_dtype is None else out_dtype
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        result: Tensor = torch.ops.tritongemm.linear_fp8(x, weight, weight_scale, bias, wanted)
+        result: Tensor = torch.ops.tritongemm.linear_fp8(x, weight, weight_scale, bias, wanted, unquantized)
         return result
-    return _linear(x, weight, weight_scale, bias, wanted)
+    return _linear(x, weight, weight_scale, bias, wanted, unquantized)
 
 
-def _linear(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+def explain_linear_fp8(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    unquantized: Tensor | None = None,
+) -> str:
+    """Whether `linear_fp8` quantises these activations, and why; then which kernel multiplies, as of `explain`.
+
+    Returns:
+        A line ``quantised: times`` or ``unquantised: times``, or the reason in place of the times, and the lines of
+        `tritongemm.explain` for the product.
+
+    Raises:
+        InputError: as `linear_fp8`.
+    """
+    operands = BlockOperands(x, weight, weight_scale, None, bias, x.dtype if out_dtype is None else out_dtype)
+    _check_unquantized(x, weight, unquantized)
+    verdict = judge(operands, _scaled_operands)
+    if verdict.unquantized and unquantized is not None:
+        return f"unquantised: {verdict.text}\n{explain(x, unquantized, bias, operands.out_dtype)}"
+    lacking = ", but no unquantised weight is given" if verdict.unquantized else ""
+    a, b, of_a, of_b, *rest = _scaled_operands(operands)[:6]
+    return f"quantised: {verdict.text}{lacking}\n{explain(a, b, *rest, scale_a=of_a, scale_b=of_b)}"
+
+
+def _linear(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    unquantized: Tensor | None = None,
+) -> Tensor:
+    operands = BlockOperands(x, weight, weight_scale, None, bias, out_dtype)
+    if unquantized is not None:
+        _check_unquantized(x, weight, unquantized)
+        if judge(operands, _scaled_operands).unquantized:
+            return mm(x, unquantized, bias, out_dtype)
     if _changes_along_k(weight, weight_scale):
-        operands = BlockOperands(x, weight, weight_scale, None, bias, out_dtype)
         return compute(operands, find_layout(operands, near=True) or LAYOUTS[0])
     q, scale = quantize(x, "row", weight.dtype)
-    if weight_scale.numel() == 1:  # Kernels read a factor for each row.
-        weight_scale = weight_scale.reshape(1).expand(weight.shape[0]).contiguous()
-    return scaled_mm(q, weight, scale, weight_scale, bias, out_dtype)
+    return scaled_mm(q, weight, scale, _factors_of_rows(weight, weight_scale), bias, out_dtype)
+
+
+def _factors_of_rows(weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """A factor for each row of the weight, as kernels read them, also where all share one."""
+    if weight_scale.numel() > 1:
+        return weight_scale
+    return weight_scale.reshape(1).expand(weight.shape[0]).contiguous()
+
+
+def _scaled_operands(operands: BlockOperands) -> ScaledOperands:
+    """What `scaled_mm` would be given; the memory of activations and of their factors holds nothing."""
+    x, weight, weight_scale, _, bias, out_dtype = operands
+    q = torch.empty_like(x, dtype=weight.dtype)
+    if _changes_along_k(weight, weight_scale):
+        factors = empty_factors(x, "block", find_layout(operands, near=True) or LAYOUTS[0])
+    else:
+        factors, weight_scale = empty_factors(x, "row", "rows"), _factors_of_rows(weight, weight_scale)
+    return ScaledOperands(q, weight, factors, weight_scale, bias, out_dtype)
+
+
+def _check_unquantized(x: Tensor, weight: Tensor, unquantized: Tensor | None) -> None:
+    """Refuse an unquantised weight that is not of this layer.
+
+    Raises:
+        InputError: says what it is and what it may be.
+    """
+    if unquantized is None:
+        return
+    found = unquantized.shape, unquantized.dtype, unquantized.device
+    if found != (weight.shape, x.dtype, weight.device):
+        raise InputError(
+            f"unquantized is {found[1]} {tuple(found[0])} on {found[2]}; of this layer it is {x.dtype} "
+            f"{tuple(weight.shape)} on {weight.device}"
+        )
 
 
 def _changes_along_k(weight: Tensor, weight_scale: Tensor) -> bool:
@@ -74,12 +154,20 @@ def _changes_along_k(weight: Tensor, weight_scale: Tensor) -> bool:
     return found[0].depth > 0
 
 
-def _fake(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+def _fake(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    unquantized: Tensor | None = None,
+) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
 
 
 define_operation(
-    "linear_fp8(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, ScalarType out_dtype) -> Tensor",
+    "linear_fp8(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, ScalarType out_dtype, "
+    "Tensor? unquantized=None) -> Tensor",
     _linear,
     _fake,
 )

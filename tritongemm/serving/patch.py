@@ -76,6 +76,7 @@ class Patch:
         for layer, former in self._still_served():
             layer.__class__ = former
             layer.__dict__.pop("_part", None)
+            served_fp8.forget_unquantized(layer)
         for group in self._groups.values():
             group.separate()
         self._layers, self._groups = {}, {}
@@ -105,7 +106,10 @@ class Patch:
 
 
 def patch(
-    model: nn.Module, source: str | os.PathLike[str] | Iterable[Record] | None = None, join: bool = True
+    model: nn.Module,
+    source: str | os.PathLike[str] | Iterable[Record] | None = None,
+    join: bool = True,
+    keep_unquantized: bool = False,
 ) -> Patch:
     """Have tuned kernels serve a model's linear layers and experts: those whose N and K a tuned row has.
 
@@ -126,6 +130,9 @@ def patch(
         source: tuned records as `tritongemm.load` takes them; by default those loaded before, or else
             those that TRITONGEMM_CONFIG names.
         join: whether layers of one input are computed together.
+        keep_unquantized: whether fp8 layers keep their weight in bf16 (or fp16) beside fp8, three times the memory,
+            where loaded rows say that at some M it takes less time than fp8 with the quantisation before it. The rows
+            of each M then decide. Such a weight is of the values that fp8 and factors have when this is called.
 
     Returns:
         What was served and what was left, with `undo`; printed, it is one line of counts.
@@ -162,6 +169,8 @@ def patch(
             kinds[name] = kind
     for name, (module, _) in served.items():  # Nothing has changed where a layer was refused.
         module.__class__ = kinds[name]
+        if keep_unquantized and kinds[name].__name__ == served_fp8.SERVED:
+            served_fp8.keep_unquantized(module, dispatcher.device_kernels(module.weight.get_device()))
     linear = {name: module for name, (module, _) in served.items() if isinstance(module, ServedLinear)}
     return Patch(served, left, _join_layers(model, linear) if join else {})
 

@@ -111,7 +111,7 @@ class TorchScaled:
         of_a = spread(scale_a, scaling_a, product.m, product.k)
         of_w = spread(scale_w, scaling_w, product.n, product.k)
         if scaling_a.depth or scaling_w.depth:
-            result = torch.nn.functional.linear(_numbers(a) * of_a, _numbers(w) * of_w)
+            result = torch.nn.functional.linear(numbers(a) * of_a, numbers(w) * of_w)
         else:
             result = _sums(a, w.contiguous()) * of_a * of_w.t()
         return (result if bias is None else result + bias).to(out_dtype)
@@ -139,10 +139,10 @@ def _sums(a: Tensor, w: Tensor) -> Tensor:
             return linear(a, w, None, torch.float32)
         except RuntimeError:  # PyTorch may have no product of fp8 for this GPU or these sizes.
             pass
-    return torch.nn.functional.linear(_numbers(a), _numbers(w))
+    return torch.nn.functional.linear(numbers(a), numbers(w))
 
 
-def _numbers(tensor: Tensor) -> Tensor:
+def numbers(tensor: Tensor) -> Tensor:
     """An operand's numbers in float32, two of a byte of fp4."""
     if tensor.element_size() > 1 or tensor.dtype not in (torch.uint8, getattr(torch, "float4_e2m1fn_x2", torch.uint8)):
         return tensor.float()

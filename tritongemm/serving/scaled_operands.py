@@ -113,7 +113,7 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
     _check_order(Problem(m, n, k, *dtypes, row_major_b=False, order_b=order_b))
     if scale_layout:
         registry.get(ScaleLayout, scale_layout)
-    others = _known_scalings()
+    others = known_scalings()
     found_a = find_scalings(scale_a, m, k, scale_layout, others)
     turned = _turned(scale_b) if transposed else scale_b
     found_b = find_scalings(turned, n, k, scale_layout, others)
@@ -233,7 +233,7 @@ def _turned(scales: Tensor) -> Tensor:
 
 
 @cache
-def _known_scalings() -> tuple[Scaling, ...]:
+def known_scalings() -> tuple[Scaling, ...]:
     """All that the families have beside those that shapes tell."""
     found: dict[Scaling, None] = {}
     for family in registry.every(Family):

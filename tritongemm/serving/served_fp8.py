@@ -11,11 +11,14 @@ from torch import Tensor, nn
 
 from tritongemm.core.errors import InputError
 from tritongemm.serving import linear_fp8 as fp8_layer
-from tritongemm.serving.scale_factors import GROUP, find_scalings
+from tritongemm.serving.device_kernels import DeviceKernels
+from tritongemm.serving.layer_choice import losing_type
+from tritongemm.serving.scale_factors import GROUP, find_scalings, spread
 
 _HOME = "transformers.integrations.finegrained_fp8"
 _CLASS = "FP8Linear"
 SERVED = "ServedFP8Linear"
+UNQUANTIZED = "weight_unquantized"  # a buffer that no state dict has
 
 
 def is_fp8_layer(module: nn.Module) -> bool:
@@ -58,13 +61,43 @@ def served_class() -> type[nn.Module]:
         if torch.is_grad_enabled() and input.requires_grad:
             result: Tensor = base.forward(self, input)
             return result
-        scale, bias = self.weight_scale_inv.detach(), self.bias
+        scale, bias, kept = self.weight_scale_inv.detach(), self.bias, self._buffers.get(UNQUANTIZED)
         added = None if bias is None else bias.detach().to(input.dtype)
-        return fp8_layer.linear_fp8(input, self.weight.detach(), scale, added)
+        unquantized = kept if kept is not None and kept.dtype == input.dtype else None
+        return fp8_layer.linear_fp8(input, self.weight.detach(), scale, added, None, unquantized)
 
-    made = type(SERVED, (base,), {"forward": forward, "__module__": __name__, "__doc__": base.__doc__})
+    def load(self: Any, *args: Any, **options: Any) -> None:
+        """Loads weights; one that was kept unquantised is of others, and given up."""
+        forget_unquantized(self)
+        base._load_from_state_dict(self, *args, **options)
+
+    methods = {"forward": forward, "_load_from_state_dict": load}
+    made = type(SERVED, (base,), {**methods, "__module__": __name__, "__doc__": base.__doc__})
     assert issubclass(made, nn.Module)
     return made
+
+
+def keep_unquantized(module: Any, device: DeviceKernels | None) -> None:
+    """Keep a layer's weight without quantisation too, where rows say that it is the faster one at some M.
+
+    Args:
+        module: the layer.
+        device: the kernels of its device; None where there are none.
+    """
+    n, k = module.weight.shape
+    dtype = None if device is None else losing_type(device, n, k)
+    if dtype is None:
+        return
+    weight, scale = module.weight.detach(), module.weight_scale_inv.detach()
+    scaling = next(found for found in find_scalings(scale, n, k, "") if found.depth == GROUP)
+    whole = (weight.float() * spread(scale, scaling, n, k)).to(dtype)
+    module.register_buffer(UNQUANTIZED, whole, persistent=False)
+
+
+def forget_unquantized(module: nn.Module) -> None:
+    """Give up a weight that was kept without quantisation."""
+    if UNQUANTIZED in module._buffers:
+        delattr(module, UNQUANTIZED)
 
 
 def __getattr__(name: str) -> Any:

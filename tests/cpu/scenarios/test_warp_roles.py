@@ -146,11 +146,12 @@ def test_what_the_interpreter_cannot_run_is_not_chosen_without_a_gpu() -> None:
         (("fp16", "fp16", "fp32"), 4096, True),
         (("fp8e4m3fn", "fp8e4m3fn", "bf16"), 4096, True),
         (("fp16", "bf16", "fp16"), 4096, False),
-        (("int8", "int8", "int32"), 4096, False),
+        (("int8", "int8", "int32"), 4096, True),
+        (("int8", "int8", "int8"), 4096, False),
         (("bf16", "bf16", "bf16"), 4100, False),
     ],
 )
-def test_it_is_for_floats_of_one_type_in_aligned_rows(dtypes: tuple[str, str, str], n: int, there: bool) -> None:
+def test_it_is_for_operands_of_one_type_in_aligned_rows(dtypes: tuple[str, str, str], n: int, there: bool) -> None:
     problem = Problem(1024, n, 4096, *dtypes, True, False)
     assert ("ws_tma" in {a.template for a in space(problem, SM90).axes}) == there
 

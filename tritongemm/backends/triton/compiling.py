@@ -46,7 +46,7 @@ def _gluon_source(kernel: Any, types: dict[str, str], constants: dict[str, Any],
         if not text.startswith("tensordesc<"):
             return text
         element, rows, cols = text[len("tensordesc<") : -2].replace("[", ",").split(",")
-        width = {"fp32": gl.float32, "fp16": gl.float16, "bf16": gl.float16}.get(element, gl.int8)
+        width = {"fp32": gl.float32, "i32": gl.int32, "fp16": gl.float16, "bf16": gl.float16}.get(element, gl.int8)
         return f"{text[:-1]},{gl.NVMMASharedLayout.get_default_for([int(rows), int(cols)], width)!r}>"
 
     return GluonASTSource(kernel, {n: typed(t) for n, t in types.items()}, constants, attributes)

@@ -88,7 +88,7 @@ def block_sum_registers(config: Config, problem: Problem, target: Target) -> int
     if not problem.scale_depth or problem.microscaled or without_matrix_units(config) or not config.is_generated:
         return 0
     template, (rows, columns) = kernel_template(config.template), matrix_sides(config)
-    rest = template.value(config, "tail", problem.scale_depth) if "tail" in template.constexprs else 0
+    rest = template.value(config, "tail", halved=True) if "tail" in template.constexprs else 0
     return ceil(rows * (columns - rest) / (config.num_warps * target.wave_size))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tritongemm.codegen.geometry import unmet_need
-from tritongemm.codegen.template_facts import kernel_template, tail
+from tritongemm.codegen.template_facts import in_halves, kernel_template, tail
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
@@ -26,7 +26,7 @@ RING_BARRIER_BYTES = 512
 def ring(config: Config, problem: Problem, target: Target) -> str | None:
     """Slots between the warp that fetches and those that multiply: as many as fit beside the part of C being stored."""
     rows, width = matrix_sides(config)
-    rest = kernel_template(config.template).value(config, "tail", problem.scale_depth)
+    rest = kernel_template(config.template).value(config, "tail", in_halves(problem))
 
     def used(slots: int, parts: int) -> int:
         slot = (config.block_m * problem.a.bytes + config.block_n * problem.b.bytes) * config.block_k
@@ -100,8 +100,8 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     """
     rows, width = matrix_sides(config)
     rest = tail(width)
-    if not rest or (problem.scale_depth and 2 * rest == width - rest):
-        return None  # where sums of blocks of K are scaled, wide tiles are computed in parts anyway
+    if not rest or (in_halves(problem) and 2 * rest == width - rest):
+        return None  # wide tiles are computed in parts anyway
     if config.option("share"):
         return f"tiles {width} wide and cut along K: either fills a round"
 

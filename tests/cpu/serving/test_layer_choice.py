@@ -1,0 +1,169 @@
+"""Whether activations are quantised: by the times of loaded rows, with the quantisation and without it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tritongemm
+from tests.support.linear_layers import StandInKernel, record, stand_in_kernels
+from tritongemm.core.errors import InputError
+from tritongemm.core.record import Record
+from tritongemm.core.support import Support
+from tritongemm.numerics import error_metric
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.serving import linear_fp8 as layer
+from tritongemm.serving.calls import layer_problem
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.scale_factors import find_scalings, spread
+
+N, K, FP8 = 256, 512, "fp8e4m3fn"
+TYPES = ("bf16", "bf16", "bf16")
+
+
+def scaled(m: int, scales: str = "", family: str = "a8w8_blockscale", **changes: Any) -> Record:
+    """A row of the quantised product: 5 us, and 3 us for quantising A."""
+    one = registry.get(Family, family).problem(m, N, K, FP8, FP8, "bf16", row_major_b=False, scales=scales)
+    made = {"seconds": 5e-6, "quantize_seconds": 3e-6, **changes}
+    return replace(record(one), **made)
+
+
+def plain(m: int, seconds: float, **changes: Any) -> Record:
+    return replace(record(layer_problem((m, N, K), TYPES, "none")), seconds=seconds, **changes)
+
+
+@pytest.fixture
+def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    made = Dispatcher()
+    monkeypatch.setattr("tritongemm.serving.api._dispatcher", made)
+    with torch.no_grad():
+        yield made
+
+
+def hold(dispatcher: Dispatcher, *rows: Record, refused: Record | None = None) -> None:
+    """Have the CPU launch kernels of these rows, all but that of one."""
+    dispatcher.load(rows)
+    loaded: dict[Any, Any] = {r.problem: StandInKernel() for r in rows}
+    if refused is not None:
+        loaded[refused.problem] = Support("no such kernel")
+    dispatcher._devices[-1] = stand_in_kernels(dispatcher._records, loaded)
+
+
+def operands(m: int, scale: tuple[int, ...] = (N // 128, K // 128)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Activations, a weight, its factors, and the weight as bf16."""
+    torch.manual_seed(m)
+    weight, factors = torch.randn(N, K).to(torch.float8_e4m3fn), torch.rand(scale) + 0.5
+    whole = weight.float() * spread(factors, find_scalings(factors, N, K, "")[0], N, K)
+    return torch.randn(m, K, dtype=torch.bfloat16), weight, factors, whole.bfloat16()
+
+
+def explained(m: int, **more: Any) -> str:
+    x, weight, factors, whole = operands(m, **more)
+    return layer.explain_linear_fp8(x, weight, factors, unquantized=whole).splitlines()[0]
+
+
+def test_the_faster_way_is_computed(dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(dispatcher, scaled(16), plain(16, 7e-6), scaled(64), plain(64, 9e-6))
+    calls: list[int] = []
+
+    def multiply(*given: Any) -> Tensor:
+        calls.append(given[0].shape[0])
+        return tritongemm.mm(*given)
+
+    monkeypatch.setattr(layer, "mm", multiply)
+    for m in (16, 64, 64, 16, 3):
+        x, weight, factors, whole = operands(m)
+        found = layer.linear_fp8(x, weight, factors, None, None, whole)
+        assert error_metric.deviation(found, x.double() @ whole.double().T) < (0.01 if m == 16 else 0.2)
+        assert error_metric.deviation(layer.linear_fp8(x, weight, factors), found.double()) < 0.2
+    assert calls == [16, 16]
+    times = "fp8e4m3fn-fp8e4m3fn-bf16 5.00 us and quantising A 3.00 us"
+    assert explained(16) == f"unquantised: {times} >= bf16 7.00 us"
+    assert explained(64) == f"quantised: {times} < bf16 9.00 us"
+    lacking = layer.explain_linear_fp8(*operands(16)[:3]).splitlines()[0]
+    assert lacking == f"quantised: {times} >= bf16 7.00 us, but no unquantised weight is given"
+    hold(dispatcher, plain(16, 8.1e-6))  # what was found is found anew
+    assert explained(16).startswith("quantised: ")
+
+
+@pytest.mark.parametrize(
+    ("rows", "answer"),
+    [
+        ((scaled(16),), "quantised: .*bf16.* was never tuned"),
+        ((plain(16, 1e-6),), "quantised: .*fp8.* was never tuned"),
+        ((scaled(16, quantize_seconds=None), plain(16, 1e-6)), "quantised: .*does not tell how long A is quantised"),
+        ((scaled(16), plain(16, 1e-6, timer="model")), "quantised: .*bf16.* was predicted, not measured"),
+        ((scaled(16), plain(16, 8e-6)), "unquantised: .* >= "),
+        ((scaled(16), plain(16, 9e-6, winner="torch", library_seconds=7e-6)), "unquantised: .* 7.00 us"),
+        ((scaled(32, m_from=9), plain(64, 7e-6, m_from=1)), "unquantised: "),
+        ((scaled(64, m_from=9), plain(32, 7e-6, m_from=1)), "quantised: .* was measured at M 32, .* at 64"),
+    ],
+)
+def test_rows_decide_where_they_can_be_compared(dispatcher: Dispatcher, rows: tuple[Record, ...], answer: str) -> None:
+    hold(dispatcher, *rows)
+    device = dispatcher._devices[-1]
+    device.loaded_ranges.update({r.problem: StandInKernel() for r in rows if r.m_from})
+    assert re.match(answer, explained(16)), explained(16)
+
+
+def test_a_refused_kernels_library_counts(dispatcher: Dispatcher) -> None:
+    """The library that computes a bf16 product takes 3 us, ours would take 9."""
+    hold(dispatcher, scaled(16), plain(16, 9e-6), refused=plain(16, 9e-6))
+    assert explained(16).startswith("unquantised: ")
+
+
+@pytest.mark.parametrize(("scales", "shape"), [("row", (N,)), ("row", (1,))])
+def test_factors_of_rows(dispatcher: Dispatcher, scales: str, shape: tuple[int, ...]) -> None:
+    hold(dispatcher, scaled(16, scales, "a8w8"), plain(16, 7e-6))
+    assert explained(16, scale=shape).startswith("unquantised: ")
+
+
+def test_what_is_no_weight_of_the_layer_is_refused(dispatcher: Dispatcher) -> None:
+    x, weight, factors, whole = operands(16)
+    for wrong in (whole.half(), whole[:, :128]):
+        with pytest.raises(InputError, match=r"of this layer it is torch.bfloat16 \(256, 512\) on cpu"):
+            layer.linear_fp8(x, weight, factors, unquantized=wrong)
+
+
+def test_compiled_code_decides_when_it_runs(dispatcher: Dispatcher) -> None:
+    hold(dispatcher, scaled(16), plain(16, 7e-6))
+    compiled = torch.compile(layer.linear_fp8, fullgraph=True, backend="eager")
+    x, weight, factors, whole = operands(16)
+    found = compiled(x, weight, factors, None, None, whole)
+    assert torch.equal(found, nn.functional.linear(x, whole))
+
+
+def kept(model: nn.Module) -> list[str]:
+    return [name for name, _ in model.named_buffers() if "unquantized" in name]
+
+
+def test_patched_layers_keep_their_weight_where_that_pays(dispatcher: Dispatcher) -> None:
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    model = nn.Sequential(fp8.FP8Linear(K, N, block_size=(128, 128)))
+    x, weight, factors, whole = operands(16)
+    state = {"0.weight": weight, "0.weight_scale_inv": factors}
+    model.load_state_dict(state)
+    hold(dispatcher, scaled(16), plain(16, 9e-6))
+    patched = tritongemm.patch(model, keep_unquantized=True)
+    assert patched.patched == ("0",) and not kept(model)
+    patched.undo()
+    hold(dispatcher, plain(16, 7e-6))
+    patched = tritongemm.patch(model, keep_unquantized=True)
+    assert kept(model) == ["0.weight_unquantized"] and model.state_dict().keys() == state.keys()
+    assert torch.equal(model(x), nn.functional.linear(x, whole))
+    assert error_metric.deviation(model(x.float()), x.double() @ whole.double().T) < 0.2  # of another type
+    model.load_state_dict(state)
+    assert not kept(model)
+    patched.undo()
+    patched = tritongemm.patch(model, keep_unquantized=True)
+    assert kept(model)
+    patched.undo()
+    assert not kept(model) and type(model[0]) is fp8.FP8Linear

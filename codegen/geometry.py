@@ -77,6 +77,7 @@ def _scope(config: Config, problem: Problem, compute_units: int) -> dict[str, An
     sizes |= {"DEPTH": gcd(*depths) or config.block_k}
     sizes |= {"INTEGERS": problem.a.is_integer}
     sizes |= {"SCALED_N": problem.scale_b.rows if problem.scale_b and problem.scale_depth else 1}
+    sizes |= {"SCALE_DEPTH": problem.scale_depth}
     return {**constants(config, problem), **sizes, "cdiv": lambda a, b: -(-a // b), "min": min, "max": max}
 
 

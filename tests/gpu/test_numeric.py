@@ -39,6 +39,8 @@ CONFIGS = (
     Config("ws_tma", 128, 288, 64, 8, 1, 8, 3, (("epilogue_parts", 2),)),
     Config("ws_tma", 64, 80, 64, 1, 3, 4, 4),
     Config("ws_tma", 64, 64, 64, 1, 2, 4, 12, (("ahead", 8),)),
+    Config("ws_tma", 128, 128, 64, 4, 1, 8, 4, (("alternate", 1),)),  # a tile for each group of warps
+    Config("ws_tma", 128, 64, 64, 4, 1, 8, 3, (("alternate", 1), ("pair", 1))),
     Config("ws_tma_swapped", 16, 64, 64, 1, 1, 4, 16, (("ahead", 8), ("swap_ab", 1))),
     Config("ws_tma", 128, 128, 64, 2, 1, 8, 4, (("pair", 1),)),  # two programs fetch for each other
     Config("ws_tma", 64, 32, 64, 1, 5, 4, 3, (("pair", 1),)),

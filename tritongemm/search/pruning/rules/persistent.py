@@ -34,7 +34,8 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
         if rest not in (columns, width - rest):  # what is stored in equal parts goes through one place
             columns += rest
         slot += factor_bytes(config, problem)
-        return slots * slot + rows * columns * problem.c.bytes + RING_BARRIER_BYTES
+        groups = 2 if config.option("alternate") else 1  # with a tile each
+        return slots * slot + groups * rows * columns * problem.c.bytes + RING_BARRIER_BYTES
 
     slots, parts, room = config.num_stages, config.option("epilogue_parts", 1), target.lds_bytes
     if used(slots, parts) > room:
@@ -150,6 +151,16 @@ def pair(config: Config, problem: Problem, target: Target) -> str | None:
     if problem.m < PAIRED_ROWS:
         return f"{problem.m} rows < {PAIRED_ROWS} for pairs of programs"
     return f"{tiles} rows of tiles in pairs" if tiles % 2 and tiles < PAIRED_TILES else None
+
+
+def alternate(config: Config, problem: Problem, target: Target) -> str | None:
+    """Two groups of warps with every other tile each pay where the end of a tile counts, and a program has several."""
+    if not config.option("alternate"):
+        return None
+    if (config.block_m, config.block_n) != (128, 128):
+        return f"tiles of {config.block_m} x {config.block_n} for one group of warps"
+    tiles = count_tiles(config, problem)
+    return f"{tiles} tiles for {target.compute_units} CUs of two groups" if tiles < 2 * target.compute_units else None
 
 
 def stream_k(config: Config, problem: Problem, target: Target) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -28,10 +30,12 @@ def _compiler() -> SearchedBackend:
     """The backend that compiles such kernels.
 
     Raises:
-        UnavailableError: there is none.
+        UnavailableError: there is none, or what it compiles with is missing.
     """
     for backend in registry.every(Backend):
         if isinstance(backend, SearchedBackend) and backend.has_helpers:
+            if not (available := backend.available()):
+                raise UnavailableError(available.reason)
             return backend
     raise UnavailableError("no backend here compiles kernels beside the products")
 
@@ -48,19 +52,27 @@ def compile_helper(helper: HelperKernel, target: Target, cached: ArtifactCache) 
         InputError: it can't be compiled; says why.
         UnavailableError: nothing here compiles it.
     """
-    from tritongemm.build.pool import BuildPool
-
-    job = _compiler().helper_job(helper, target)
-    artifact = cached.get(job.digest)
-    if artifact is None:
-        pool = BuildPool(cached, 1)
-        try:
-            artifact = pool.build(job)
-        finally:
-            pool.close()
+    (artifact,) = compile_helpers([helper], target, cached)
     if artifact.status != "ok":
         raise InputError(f"{helper.name} was not compiled for {target.name}: {artifact.status}: {artifact.reason}")
     return artifact
+
+
+def compile_helpers(wanted: Sequence[HelperKernel], target: Target, cached: ArtifactCache) -> list[Artifact]:
+    """What becomes of kernels that are compiled on all cores; arguments and errors are those of `compile_helper`."""
+    jobs = [_compiler().helper_job(helper, target) for helper in wanted]
+    there = {job.digest: cached.get(job.digest) for job in jobs}
+    found = {digest: artifact for digest, artifact in there.items() if artifact is not None}
+    missing = {job.digest: job for job in jobs if job.digest not in found}
+    if missing:
+        from tritongemm.build.pool import BuildPool
+
+        pool = BuildPool(cached, min(len(os.sched_getaffinity(0)), len(missing)))
+        try:
+            found |= {artifact.digest: artifact for artifact in pool.stream(missing.values())}
+        finally:
+            pool.close()
+    return [found[job.digest] for job in jobs]
 
 
 def launch_helper(artifact: Artifact, helper: HelperKernel, arguments: HelperArguments, target: Target) -> Launch:

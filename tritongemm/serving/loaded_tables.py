@@ -17,6 +17,7 @@ from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.library import storage
+from tritongemm.library.storage import KernelLibrary
 from tritongemm.serving import rank_agreement
 from tritongemm.serving.calls import ExpertWeights, expert_weights, is_layer, is_scaled, is_served
 from tritongemm.serving.library_rows import read_library
@@ -38,11 +39,13 @@ class LoadedTable:
         name: the file's path, or ``records``.
         digest: the first digits of the SHA-256 of the file, or of a library's manifest, in hexadecimal.
         rows: those of linear layers, with or without scales, of batches and of groups, which calls can ask for.
+        library: that the rows are from; None for a file or records.
     """
 
     name: str
     digest: str
     rows: tuple[SourceRow, ...]
+    library: KernelLibrary | None = None
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -81,7 +84,7 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = 
     """
     if isinstance(source, str | Path) and storage.is_library(Path(source)):
         library, rows = read_library(Path(source))
-        return LoadedTable(os.fspath(source), library.digest[:_DIGEST_DIGITS], _served(rows))
+        return LoadedTable(os.fspath(source), library.digest[:_DIGEST_DIGITS], _served(rows), library)
     rows = read_source(source, family)
     if isinstance(source, str | os.PathLike):
         name, content = os.fspath(source), b""

@@ -10,6 +10,7 @@ import torch
 
 from tritongemm.build.prepare import or_refusal
 from tritongemm.core.errors import InputError
+from tritongemm.core.launch import Launch
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel, PatchedLaunch
 from tritongemm.core.support import SUPPORTED, Support
@@ -28,6 +29,22 @@ class LoadedCode:
 
     functions: dict[tuple[str, str], driver.Function] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def function(self, device: ServingDevice, code: bytes, launch: Launch) -> driver.Function:
+        """The function of a launch, loaded by the first caller.
+
+        Args:
+            device: the GPU.
+            code: the code object, whose hash the launch has.
+            launch: names the function.
+        """
+        key = launch.sha256, launch.symbol
+        if key not in self.functions:
+            with torch.cuda.device(device.index), device.driver_device.relaxed():
+                function = device.driver_device.load(code).function(launch.symbol)
+                _ = function.attributes  # The driver may load code late, which must not be during a capture.
+                self.functions[key] = function
+        return self.functions[key]
 
 
 class StoredKernel:
@@ -65,7 +82,7 @@ class StoredKernel:
         if isinstance(launch, Support):
             return launch
         function = self._function()
-        return function if isinstance(function, Support) else TunedKernel(launch, function)
+        return function if isinstance(function, Support) else TunedKernel(launch, function, self._code.kernel.strides)
 
     def _function(self) -> driver.Function | Support:
         """The kernel's code on the GPU, loaded by the first caller."""
@@ -80,15 +97,11 @@ class StoredKernel:
         return self._answer
 
     def _load(self) -> driver.Function | Support:
-        kernel, device = self._code.kernel, self._device
-        key = kernel.sha256, kernel.launches.launch.symbol
-        if key not in self._loaded.functions:
-            with torch.cuda.device(device.index), device.driver_device.relaxed():
-                function = device.driver_device.load(self._code.read()).function(key[1])
-                _ = function.attributes  # The driver may load code late, which must not be during a capture.
-                self._loaded.functions[key] = function
-        checked = self._check(self._loaded.functions[key])
-        return self._loaded.functions[key] if checked else checked
+        launch = self._code.kernel.launches.launch
+        function = self._loaded.functions.get((launch.sha256, launch.symbol))
+        function = function or self._loaded.function(self._device, self._code.read(), launch)
+        checked = self._check(function)
+        return function if checked else checked
 
     def _check(self, function: driver.Function) -> Support:
         """Whether it is right; what was measured needs no check, but a kernel that another Triton compiled since."""

@@ -53,8 +53,7 @@ def compile_helper(helper: HelperKernel, target: Target, cached: ArtifactCache) 
         UnavailableError: nothing here compiles it.
     """
     (artifact,) = compile_helpers([helper], target, cached)
-    if artifact.status != "ok":
-        raise InputError(f"{helper.name} was not compiled for {target.name}: {artifact.status}: {artifact.reason}")
+    _require_compiled(artifact, helper, target)
     return artifact
 
 
@@ -79,9 +78,15 @@ def launch_helper(artifact: Artifact, helper: HelperKernel, arguments: HelperArg
     """The launch of a compiled kernel.
 
     Raises:
-        InputError: the target can't start it so.
+        InputError: it was not compiled, or the target can't start it so.
     """
+    _require_compiled(artifact, helper, target)
     launch = _compiler().helper_launch(artifact, helper, arguments)
     if fault := launch.fault(target):
         raise InputError(f"{helper.name} can't be launched on {target.name}: {fault}")
     return launch
+
+
+def _require_compiled(artifact: Artifact, helper: HelperKernel, target: Target) -> None:
+    if artifact.status != "ok":
+        raise InputError(f"{helper.name} was not compiled for {target.name}: {artifact.status}: {artifact.reason}")

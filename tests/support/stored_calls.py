@@ -1,0 +1,428 @@
+"""A library of products with scales, batches, groups and the kernels beside them, whose code objects are JSON.
+
+Run with a library's path it serves each public call where nothing that compiles can be imported, and prints how. With
+``cuda`` behind the path that is on a GPU, from a library of real kernels of the same results. Else a GPU stands in,
+which reads the parameters of each launch as the kernel would, and computes on the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tritongemm.core.config import Config
+from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.launch import Launch, Param
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+
+_PACKED = {"i32": "i", "i64": "q"}
+_SIZES = ("stride_a", "stride_b", "stride_c", "batch_a", "batch_b", "batch_c")
+BLOCKS = "a8w8_blockscale"
+EXPERTS, HIDDEN, INNER, TOPK = 4, 256, 128, 2
+TOKENS = 7
+_WIDE, _NARROW = Config("tile", 16, 64, 128, 1, 1, 4, 3), Config("tile", 16, 32, 64, 1, 1, 4, 2)
+_GROUPED = Config("grouped", 16, 64, 128, 1, 1, 4, 2, (("per_unit", 1),))
+CONFIGS = {"heads": _NARROW, "scaled batch": _NARROW, "rows": _WIDE, "blocks": _WIDE}  # the others are of groups
+
+
+def records(fp8: str = "fp8e4m3fn") -> dict[str, Record]:
+    """What the library holds, by names; that of blocks serves a range of M."""
+    from tests.support import libraries
+
+    found = {name: libraries.tuned(problem) for name, problem in problems(fp8).items()}
+    return {
+        name: replace(record, config=CONFIGS.get(name, _GROUPED), m_from=int(name == "blocks"))
+        for name, record in found.items()
+    }
+
+
+def problems(fp8: str) -> dict[str, Problem]:
+    """Of the records."""
+    from tritongemm.plugins import registry
+    from tritongemm.plugins.contracts import Family
+
+    def made(family: str, m: int, n: int, k: int, dtype: str = fp8, **form: Any) -> Problem:
+        one: Problem = registry.get(Family, family).problem(m, n, k, dtype, dtype, "bf16", row_major_b=False, **form)
+        return one
+
+    return {
+        "rows": made("a8w8", 16, 64, 256, bias="n"),
+        "blocks": made(BLOCKS, 32, 128, 384),
+        "heads": made("dense", 8, 32, 64, "bf16", batch=3),
+        "scaled batch": made("a8w8", 8, 32, 64, batch=3),
+        "first": made(BLOCKS, 40, 2 * INNER, HIDDEN, groups=EXPERTS),
+        "second": made(BLOCKS, 40, HIDDEN, INNER, groups=EXPERTS),
+        "plain first": made("dense", 40, 2 * INNER, HIDDEN, "bf16", groups=EXPERTS),
+        "plain second": made("dense", 40, HIDDEN, INNER, "bf16", groups=EXPERTS),
+    }
+
+
+def write(path: Path, patch: Any, lacking: str = "") -> None:
+    """Write the library; `lacking` is the kernel beside the products that it has not."""
+    from tests.support import libraries
+    from tritongemm.build import helpers
+    from tritongemm.core.stride_places import StridePlaces
+    from tritongemm.library import helper_building, writing
+    from tritongemm.library.entry import LibraryEntry
+    from tritongemm.library.launch_table import LaunchTable, tabulate
+    from tritongemm.search_spaces import loader
+
+    pairs: list[tuple[LibraryEntry, bytes]] = []
+    for name, record in records().items():
+        problem = record.problem
+        low = 1 if record.m_from or problem.groups > 1 else problem.m
+        table = tabulate(lambda m, problem=problem: _launch(problem.at(m)), low, problem.m, 16)
+        assert isinstance(table, LaunchTable), table
+        first = len(problem.operands) + 3
+        places = {size: (first + index, 8) for index, size in enumerate(_SIZES)} if problem.batch > 1 else {}
+        code = json.dumps({"name": name, "problem": problem.to_json()}).encode()
+        one = libraries.entry(record, code, strides=StridePlaces(1 << 20, places) if places else None)
+        assert one.kernel is not None
+        pairs.append((replace(one, kernel=replace(one.kernel, launches=table)), code))
+    torch_won = libraries.tuned(libraries.linear(8, 48, 32), winner="torch")
+    contents = libraries.contents(*pairs, (LibraryEntry(torch_won), b""))
+    patch.setattr(helpers, "compile_helpers", _compile_helpers(path.with_name("compiled"), lacking))
+    target = loader.load_target("sm90")
+    built = helper_building.build_helpers([e.record.problem for e, _ in pairs], target, libraries.TRITON)
+    assert bool(built.left_out) == bool(lacking)
+    codes = {helper.sha256: code for helper, code in built.helpers}
+    readers = {sha256: lambda code=code: code for sha256, code in codes.items()}
+    writing.add_beside(contents, [helper for helper, _ in built.helpers], {"sm90": target}, readers)
+    with writing.held(path):
+        writing.write(path, contents)
+
+
+def _launch(problem: Problem) -> Launch:
+    """A launch that has all operands, the sizes and the strides of a problem."""
+    apart = {name: spec.count // max(spec.batch, 1) * bool(spec.batch) for name, spec in problem.operands.items()}
+    params = [Param("pointer", name) for name in problem.operands]
+    params += [Param("i32", size) for size in (problem.m, problem.n, problem.k)]
+    params += [Param("i32", size) for size in (problem.k, problem.k, problem.n)]
+    params += [Param("i64", apart[name]) for name in "abc"]
+    return Launch(
+        "", "product", (-(-problem.m // 16), -(-problem.n // 32), problem.batch), (128, 1, 1), 0, tuple(params), ()
+    )
+
+
+def _compile_helpers(folder: Path, lacking: str) -> Callable[..., list[Any]]:
+    """Stands in for the compiler: code objects that tell the kernel's parameters."""
+    from hashlib import sha256
+
+    from tritongemm.core.artifact import Artifact
+
+    folder.mkdir()
+
+    def compile_helpers(wanted: Iterable[Any], target: Any, cache: Any) -> Iterator[Artifact]:
+        for number, helper in enumerate(wanted):
+            known = {"kernel": helper.name, "signature": helper.signature, "constants": helper.constants}
+            path = folder / f"{number}.cubin"
+            path.write_text(json.dumps(known))
+            kinds = ["pointer" if kind[0] == "*" else kind for kind in helper.signature.values()] + ["pointer"] * 2
+            offsets = Launch("", "", (1, 1, 1), (1, 1, 1), 0, tuple(Param(kind, 0) for kind in kinds), ()).offsets()
+            launch = {"dynamic_shared": 0, "cluster": 1, "offsets": offsets}
+            status = "compile_failed" if helper.name == lacking else "ok"
+            code = sha256(path.read_bytes()).hexdigest()
+            config = Config(helper.name, 0, 0, 0)
+            yield Artifact(config, "0" * 40, str(path), code, helper.name, threads=128, status=status, launch=launch)
+
+    return lambda *given: list(compile_helpers(*given))
+
+
+class Interpreted:
+    """Stands in for a kernel on the GPU: reads its parameters, and computes on the CPU.
+
+    Args:
+        code: the code object.
+        launched: names of the kernels that were launched.
+    """
+
+    attributes: dict[str, int] = {}  # noqa: RUF012
+
+    def __init__(self, code: bytes, launched: list[str]) -> None:
+        self._code, self._launched = json.loads(code), launched
+        self.params = bytearray()
+
+    def prepare(self, *arguments: Any) -> Interpreted:
+        """A launch of its own, as a function may have several."""
+        prepared = Interpreted(json.dumps(self._code).encode(), self._launched)
+        prepared.params = bytearray(arguments[3])
+        return prepared
+
+    def launch(self, stream: int) -> None:
+        """Compute."""
+        if "problem" in self._code:
+            self._launched.append(self._code["name"])
+            self._multiply(Problem.from_json(self._code["problem"]))
+        else:
+            self._launched.append(self._code["kernel"])
+            kinds = ["Q" if kind[0] == "*" else _PACKED[kind] for kind in self._code["signature"].values()]
+            given = dict(
+                zip(self._code["signature"], struct.unpack_from("=" + "".join(kinds), self.params), strict=True)
+            )
+            HELPERS[self._code["kernel"]](self._code["signature"], self._code["constants"], given)
+
+    def _multiply(self, problem: Problem) -> None:
+        from tritongemm.plugins import registry
+        from tritongemm.plugins.contracts import Family
+
+        names = list(problem.operands)
+        *addresses, m, n, k = struct.unpack_from(f"={len(names)}Q3i", self.params)
+        rest = struct.unpack_from("=3i", self.params, 8 * len(names) + 12)
+        apart = struct.unpack_from("=3q", self.params, 8 * len(names) + 24)
+        assert (n, k) == (problem.n, problem.k)
+        at, problem = dict(zip(names, addresses, strict=True)), problem.at(m)
+        found = {name: _lying(problem, name, at[name], rest, apart) for name in names}
+        family = registry.get(Family, problem.family)
+        exact = family.reference(problem, {name: t for name, t in found.items() if name != "c"})
+        found["c"].copy_(exact.to(found["c"].dtype))
+
+
+def _lying(problem: Problem, name: str, address: int, leads: tuple[int, ...], apart: tuple[int, ...]) -> Any:
+    """An operand at an address, as families take it."""
+    spec = problem.operands[name]
+    if name not in "abc":
+        flat = _memory(address, spec.dtype.torch, spec.count)
+        return flat.view(*spec.extents) if spec.applied == "mainloop" else flat.view(*spec.lead, -1)
+    if problem.batch > 1:
+        lead, between = leads["abc".index(name)], apart["abc".index(name)]
+        rows, columns = spec.shape if name != "b" else spec.shape[::-1]
+        reach = (problem.batch - 1) * between + (rows - 1) * lead + columns
+        whole = _memory(address, spec.dtype.torch, reach).as_strided((problem.batch, rows, columns), (between, lead, 1))
+    else:
+        shape = spec.shape if name != "b" else (*spec.shape[:-2], *spec.shape[:-3:-1])
+        whole = _memory(address, spec.dtype.torch, prod(shape)).view(shape)
+    return whole.mT if name == "b" else whole
+
+
+def _memory(address: int, dtype: str, count: int) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype)
+    return torch.frombuffer((ctypes.c_char * (count * kind.itemsize)).from_address(address), dtype=torch.uint8).view(
+        kind
+    )
+
+
+def _pointed(signature: Mapping[str, str], given: Mapping[str, int]) -> Callable[[str, int], Any]:
+    """Memory at a parameter, of so many elements of its type."""
+    torch_names = {f"*{d.triton}": d.torch for d in DTYPES.values()} | {
+        "*i32": "int32",
+        "*i64": "int64",
+        "*u8": "uint8",
+    }
+    return lambda name, count: _memory(given[f"{name}_ptr"], torch_names[signature[f"{name}_ptr"]], count)
+
+
+def _quantize(granularity: str) -> Callable[..., None]:
+    def run(signature: Mapping[str, str], constants: Mapping[str, float], given: Mapping[str, int]) -> None:
+        from tritongemm.serving.quantize import by_torch
+
+        at, m, k = _pointed(signature, given), given["M"], given["K"]
+        q, factors = by_torch(at("x", m * k).view(m, k), granularity, at("q", 1).dtype, "rows")
+        at("q", m * k).view(q.dtype).copy_(q.flatten())
+        strides = given.get("row_stride", 1), given.get("group_stride", 1)
+        reach = (m - 1) * strides[0] + (factors.shape[1] - 1) * strides[1] + 1
+        at("scale", reach).as_strided(factors.shape, strides).copy_(factors)
+
+    return run
+
+
+def _sort(signature: Mapping[str, str], constants: Mapping[str, float], given: Mapping[str, int]) -> None:
+    from tritongemm.serving import moe_torch
+
+    at, count = _pointed(signature, given), given["count"]
+    order, place, ends = moe_torch.sort(at("ids", count), given["experts"])
+    for name, found in (("order", order), ("place", place), ("ends", ends)):
+        at(name, found.numel()).copy_(found)
+
+
+def _gather(signature: Mapping[str, str], constants: Mapping[str, float], given: Mapping[str, int]) -> None:
+    from tritongemm.serving import moe_torch
+
+    at, rows, k, stride, topk = _pointed(signature, given), *(given[n] for n in ("rows", "K", "stride", "topk"))
+    x = at("x", (rows // topk - 1) * stride + k).as_strided((rows // topk, k), (stride, 1))
+    mode = ("", "row", "block")[int(constants["MODE"])]
+    _put(at, moe_torch.gather(x, at("order", rows), topk, mode, at("q", 1).dtype))
+
+
+def _activate(signature: Mapping[str, str], constants: Mapping[str, float], given: Mapping[str, int]) -> None:
+    from tritongemm.serving import moe_torch
+
+    at, rows, k = _pointed(signature, given), given["rows"], given["K"]
+    activation = "gelu" if constants["GELU"] else "silu"
+    mode = ("", "row", "block")[int(constants["MODE"])]
+    _put(at, moe_torch.activate(at("h", rows * 2 * k).view(rows, -1), activation, mode, at("q", 1).dtype))
+
+
+def _put(at: Callable[[str, int], Any], pair: tuple[Any, Any]) -> None:
+    import torch
+
+    q, scale = pair
+    at("q", q.numel()).view(torch.uint8).copy_(q.contiguous().view(torch.uint8).flatten())
+    if scale is not None:
+        at("scale", scale.numel()).copy_((scale.mT if scale.dim() == 2 else scale).flatten())
+
+
+def _combine(signature: Mapping[str, str], constants: Mapping[str, float], given: Mapping[str, int]) -> None:
+    from tritongemm.serving import moe_torch
+
+    at, k, topk = _pointed(signature, given), given["K"], given["topk"]
+    tokens = TOKENS  # which the grid tells, and no parameter
+    y, place = at("y", tokens * topk * k).view(-1, k), at("place", tokens * topk)
+    weights, ends = at("weights", tokens * topk).view(tokens, topk), at("ends", given["experts"])
+    at("out", tokens * k).copy_(moe_torch.combine(y, place, ends, weights, y.dtype).flatten())
+
+
+HELPERS = {
+    "quantize_rows": _quantize("row"),
+    "quantize_groups": _quantize("block"),
+    "sort_rows": _sort,
+    "gather_rows": _gather,
+    "activate_rows": _activate,
+    "combine_rows": _combine,
+}
+
+
+def stand_in(patch: Any) -> list[str]:
+    """Have the CPU stand in for a machine's one GPU; the names of the kernels that it is asked to launch."""
+    import torch
+
+    from tests.support import serve_library
+
+    launched: list[str] = []
+    host = serve_library.stand_in(patch)
+    patch.setattr(host, "load", lambda code: SimpleNamespace(function=lambda symbol: Interpreted(code, launched)))
+    patch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    patch.setattr(torch.cuda, "current_device", lambda: -1)
+    patch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+    return launched
+
+
+def calls(device: str = "cpu", fp8: str = "float8_e4m3fn") -> Iterator[tuple[str, Callable[[], Any], Any]]:
+    """Each public call: its name, what calls it, and its result in float64."""
+    import torch
+
+    import tritongemm
+
+    torch.manual_seed(0)
+    eight = getattr(torch, fp8)
+
+    def made(*shape: int) -> Any:
+        return torch.randn(shape).to(torch.bfloat16).to(device)
+
+    x, w, bias = made(16, 256), made(64, 256), made(64)
+    (a, of_a), (b, of_b) = tritongemm.quantize(x, "row", eight), tritongemm.quantize(w, "row", eight)
+    yield "quantize", lambda: _product(*tritongemm.quantize(x, "row", eight)), x.double()
+    exact = _product(a, of_a) @ _product(b, of_b).T + bias.double()
+    yield "scaled_mm", lambda: tritongemm.scaled_mm(a, b, of_a, of_b, bias), exact
+    y, v, of_v = made(5, 384), (made(128, 384) * 10).to(eight), made(1, 3).abs().float() + 0.5
+    exact = y.double() @ (v.double() * of_v.double().repeat_interleave(128, 0).repeat_interleave(128, 1)).T
+    yield "linear_fp8", lambda: tritongemm.linear_fp8(y, v, of_v), exact
+    heads, weights = made(8, 3, 80)[:, :, :64].transpose(0, 1), made(3, 32, 64).mT
+    yield "bmm", lambda: tritongemm.bmm(heads, weights), heads.double() @ weights.double()
+    (c, of_c), (d, of_d) = (tritongemm.quantize(made(3 * rows, 64), "row", eight) for rows in (8, 32))
+    c, d, of_c, of_d = c.view(3, 8, 64), d.view(3, 32, 64), of_c.view(3, 8), of_d.view(3, 32)
+    exact = _product(c, of_c[..., None]) @ _product(d, of_d[..., None]).mT
+    yield "scaled_bmm", lambda: tritongemm.scaled_bmm(c, d.mT, of_c, of_d), exact
+    e, f, ends = made(20, HIDDEN), made(EXPERTS, 2 * INNER, HIDDEN), torch.tensor([5, 5, 12, 20], dtype=torch.int32)
+    groups = torch.bucketize(torch.arange(20), ends.long(), right=True)
+    exact = torch.stack([e[row].double() @ f[group].double().T for row, group in enumerate(groups.tolist())])
+    ends = ends.to(device)
+    yield "grouped_mm", lambda: tritongemm.grouped_mm(e, f.mT, ends), exact
+    yield from mixtures(device, eight)
+
+
+def _product(q: Any, scale: Any) -> Any:
+    return q.double() * scale.double()
+
+
+def mixtures(device: str, eight: Any) -> Iterator[tuple[str, Callable[[], Any], Any]]:
+    """A mixture of experts in bf16 and in fp8 with factors of blocks; as `calls`."""
+    import torch
+    from torch.nn import functional
+
+    import tritongemm
+
+    x = torch.randn(TOKENS, HIDDEN).bfloat16().to(device)
+    weights, ids = torch.rand(TOKENS, TOPK).to(device), torch.randint(-1, EXPERTS, (TOKENS, TOPK)).to(device)
+    w1 = (torch.randn(EXPERTS, 2 * INNER, HIDDEN) / HIDDEN**0.5).bfloat16().to(device)
+    w2 = (torch.randn(EXPERTS, HIDDEN, INNER) / INNER**0.5).bfloat16().to(device)
+    exact = torch.zeros(TOKENS, HIDDEN, dtype=torch.float64, device=device)
+    for expert in range(EXPERTS):
+        gate, up = (x.double() @ w1[expert].double().T).chunk(2, 1)
+        share = torch.where(ids == expert, weights, 0.0).sum(1, keepdim=True).double()
+        exact += share * ((functional.silu(gate) * up) @ w2[expert].double().T)
+    yield "fused_moe", lambda: tritongemm.fused_moe(x, w1, w2, weights, ids), exact
+    packed = []
+    for w in (w1, w2):
+        blocks = w.float().view(EXPERTS, w.shape[1] // 128, 128, -1, 128)
+        of_blocks = blocks.abs().amax((2, 4)) / torch.finfo(eight).max
+        packed.append(((blocks / of_blocks[:, :, None, :, None]).view(w.shape).to(eight), of_blocks))
+    (q1, s1), (q2, s2) = packed
+    yield "fused_moe of fp8", lambda: tritongemm.fused_moe(x, q1, q2, weights, ids, "silu", s1, s2), exact
+
+
+def main(path: str, device: str = "cpu", fp8: str = "float8_e4m3fn") -> None:
+    """Serve each call, and print how far it is off, and what was launched for it."""
+    from tests.support.serve_library import REFUSED, RefusingFinder
+
+    sys.meta_path.insert(0, RefusingFinder())
+    sys.modules["tritongemm.build.pool"] = None  # type: ignore[assignment]
+    import warnings
+
+    import pytest
+
+    import tritongemm
+
+    launched = stand_in(pytest.MonkeyPatch()) if device == "cpu" else []
+    print("rows", tritongemm.load(path))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name, call, exact in calls(device, fp8):
+            launched.clear()
+            found = [call()] if device == "cpu" else [call(), _captured(call)]
+            close = all((one.double() - exact).norm() <= 0.1 * exact.norm() for one in found)
+            print(f"{name}: {', '.join([*launched, 'right' if close else 'wrong'])}")
+    for warning in caught:
+        print("warned:", str(warning.message).partition(" (")[0])
+    print("imported", sorted(name for name in REFUSED if name in sys.modules))
+    if device != "cpu":
+        print("not loaded", _not_loaded())
+
+
+def _captured(call: Callable[[], Any]) -> Any:
+    """The result of a call that a graph holds."""
+    import torch
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call()
+    graph.replay()
+    torch.cuda.synchronize()
+    return found
+
+
+def _not_loaded() -> list[str]:
+    """The entries whose kernels nobody called."""
+    from tritongemm.serving.api import default_dispatcher
+
+    kernels = default_dispatcher().device(0)
+    assert kernels is not None
+    (library,) = kernels.libraries
+    there = {sha256 for sha256, _ in kernels.loaded_code.functions}
+    return [e.name for e in library.entries if e.kernel is not None and e.kernel.sha256 not in there]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

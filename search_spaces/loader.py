@@ -108,4 +108,5 @@ def load_target(name: str, device_name: str = "", **measured: int) -> Target:
         if sibling in device_name:
             facts.update(corrections)
     found = space_schema.read_target(f"search_spaces/{name}.yaml: target", name, facts)
-    return replace(found, **measured)
+    facts = dict[str, Any](measured)
+    return replace(found, **facts)

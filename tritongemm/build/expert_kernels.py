@@ -6,7 +6,7 @@ two; not on how many tokens or experts there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import gcd
 from typing import TypeAlias
 
@@ -148,7 +148,7 @@ def _chosen(
     name: str,
     pointers: dict[str, str],
     numbers: dict[str, int],
-    constants: dict[str, float],
+    constants: Mapping[str, float],
     grid: tuple[int, int],
     divided: dict[str, int] | None = None,
 ) -> Chosen:

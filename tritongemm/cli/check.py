@@ -186,7 +186,7 @@ def _write(source: _Source, repaired: Sequence[tuple[Record, Record]], here: Mac
         codes = {**writing.readers(library), **built.readers()}
         contents = Contents({entry.key: entry for entry in whole}, codes)
         contents.entries |= {entry.key: entry for entry in built.entries}
-        writing.add_beside(contents, [*built.helpers, *kept], library.targets | built.targets, codes)
+        writing.add_beside(contents, [*built.helpers, *kept], {**library.targets, **built.targets}, codes)
         writing.write(source.path, contents)
     done = {entry.name for entry in built.entries}
     for name, fault in faults.items():

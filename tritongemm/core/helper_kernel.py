@@ -53,7 +53,7 @@ class HelperKernel:
 
     def __str__(self) -> str:
         types = [f"{name.removesuffix('_ptr')} {kind}" for name, kind in self.signature.items() if kind[0] == "*"]
-        told = [f"{name} {value:g}" for name, value in (self.constants | self.divisors).items()]
+        told = [f"{name} {value:g}" for name, value in {**self.constants, **self.divisors}.items()]
         return f"{self.name} of {', '.join(types)} ({', '.join(told)})"
 
 

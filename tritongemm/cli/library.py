@@ -74,7 +74,7 @@ def _build(args: argparse.Namespace) -> int:
             raise InputError(f"{', '.join(args.results)}: no result can be held in a library; tune some sizes first")
         contents = Contents()
         for what, reason in built.compiled_late:
-            door.tell(f"left out: {what}: {reason}; it is compiled where it is served, or PyTorch computes it")
+            door.tell(f"not held: {what}: {reason}; where nothing compiles it, PyTorch computes it")
         conflicts = writing.merge(contents, built.entries, built.readers())
         writing.add_beside(contents, built.helpers, built.targets, built.readers())
         writing.write(output, contents)

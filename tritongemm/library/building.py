@@ -26,7 +26,7 @@ from tritongemm.library.entry import LibraryEntry, LibraryKernel, record_m
 from tritongemm.library.helper import LibraryHelper
 from tritongemm.library.launch_table import LaunchTable, tabulate
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, KernelBackend
+from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
 
@@ -41,7 +41,7 @@ class Built:
         left_out: results that no library can hold, with the reason.
         helpers: kernels beside the products that calls of these results want.
         targets: facts of the results' architectures.
-        compiled_late: kernels beside the products that no library can hold, with the reason.
+        compiled_late: kernels, of products or beside them, that no library can hold, with the reason.
     """
 
     entries: list[LibraryEntry] = field(default_factory=list)
@@ -91,6 +91,9 @@ def _add_beside(built: Built, versions: dict[str, str]) -> None:
     problems: dict[str, list[Problem]] = {}
     for entry in built.entries:
         problems.setdefault(entry.record.target, []).append(entry.record.problem)
+        if _is_compiled_by_a_package(entry):
+            name = entry.record.winner
+            built.compiled_late.append((entry.name, f"{name}'s own package compiles its kernel where that is called"))
     for name, of_target in problems.items():
         try:
             target = loader.load_target(name)
@@ -102,6 +105,15 @@ def _add_beside(built: Built, versions: dict[str, str]) -> None:
         built.helpers += [helper for helper, _ in found.helpers]
         built.codes |= {helper.sha256: code for helper, code in found.helpers}
         built.compiled_late += found.left_out
+
+
+def _is_compiled_by_a_package(entry: LibraryEntry) -> bool:
+    """Whether an entry without code wants a compiler where it is served, that of a package of others."""
+    record = entry.record
+    if entry.kernel is not None or record.winner != record.config.backend:
+        return False
+    backend = registry.get(Backend, record.winner)
+    return isinstance(backend, LibraryBackend) and backend.compiles
 
 
 def _once_each(records: Iterable[Record]) -> list[list[Record]]:

@@ -408,7 +408,13 @@ class SearchedBackend(KernelBackend, abstract=True):
 
 
 class LibraryBackend(Backend, abstract=True):
-    """A library that is asked on its GPU for its algorithms, and launches them itself."""
+    """A library that is asked on its GPU for its algorithms, and launches them itself.
+
+    Attributes:
+        compiles: it compiles a kernel where that is first called.
+    """
+
+    compiles: ClassVar[bool] = False
 
     @final
     def list_algorithms(self, problem: Problem, operands: Operands, limit: int = 0) -> list[Config]:

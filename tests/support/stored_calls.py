@@ -67,8 +67,9 @@ def write(path: Path, patch: Any, lacking: str = "") -> None:
     """Write the library; `lacking` is the kernel beside the products that it has not."""
     from tests.support import libraries
     from tritongemm.build import helpers
+    from tritongemm.core.other_m import serves_other_m
     from tritongemm.core.stride_places import StridePlaces
-    from tritongemm.library import helper_building, writing
+    from tritongemm.library import helper_building, wider_table, writing
     from tritongemm.library.entry import LibraryEntry
     from tritongemm.library.launch_table import LaunchTable, tabulate
     from tritongemm.search_spaces import loader
@@ -76,9 +77,10 @@ def write(path: Path, patch: Any, lacking: str = "") -> None:
     pairs: list[tuple[LibraryEntry, bytes]] = []
     for name, record in records().items():
         problem = record.problem
-        low = 1 if record.m_from or problem.groups > 1 else problem.m
-        table = tabulate(partial(_launch_at, problem), low, problem.m, 16)
+        others = serves_other_m(problem, "sm90")
+        table = tabulate(partial(_launch_at, problem), 1 if record.m_from or others else problem.m, problem.m, 16)
         assert isinstance(table, LaunchTable), table
+        table = wider_table.widen(table, partial(_launch_at, problem), 16, 1000) if others else table
         first = len(problem.operands) + 3
         places = {size: (first + index, 8) for index, size in enumerate(_SIZES)} if problem.batch > 1 else {}
         code = json.dumps({"name": name, "problem": problem.to_json()}).encode()
@@ -172,15 +174,17 @@ def calls(device: str = "cpu", fp8: str = "float8_e4m3fn") -> Iterator[tuple[str
     yield "linear_fp8", lambda: tritongemm.linear_fp8(y, v, of_v), exact
     heads, weights = made(8, 3, 80)[:, :, :64].transpose(0, 1), made(3, 32, 64).mT
     yield "bmm", lambda: tritongemm.bmm(heads, weights), heads.double() @ weights.double()
-    (c, of_c), (d, of_d) = (tritongemm.quantize(made(3 * rows, 64), "row", eight) for rows in (8, 32))
-    c, d, of_c, of_d = c.view(3, 8, 64), d.view(3, 32, 64), of_c.view(3, 8), of_d.view(3, 32)
-    exact = _product(c, of_c[..., None]) @ _product(d, of_d[..., None]).mT
-    yield "scaled_bmm", lambda: tritongemm.scaled_bmm(c, d.mT, of_c, of_d), exact
-    e, f, ends = made(20, HIDDEN), made(EXPERTS, 2 * INNER, HIDDEN), torch.tensor([5, 5, 12, 20], dtype=torch.int32)
-    groups = torch.bucketize(torch.arange(20), ends.long(), right=True)
-    exact = torch.stack([e[row].double() @ f[group].double().T for row, group in enumerate(groups.tolist())])
-    ends = ends.to(device)
-    yield "grouped_mm", lambda: tritongemm.grouped_mm(e, f.mT, ends), exact
+    for m in (8, 3, 40):
+        (c, of_c), (d, of_d) = (tritongemm.quantize(made(3 * rows, 64), "row", eight) for rows in (m, 32))
+        c, d, of_c, of_d = c.view(3, m, 64), d.view(3, 32, 64), of_c.view(3, m), of_d.view(3, 32)
+        exact = _product(c, of_c[..., None]) @ _product(d, of_d[..., None]).mT
+        yield "scaled_bmm", partial(tritongemm.scaled_bmm, c, d.mT, of_c, of_d), exact
+    for m, numbers in ((20, [5, 5, 12, 20]), (200, [150, 150, 151, 200])):  # those of the largest M serve more rows
+        e, f, ends = made(m, HIDDEN), made(EXPERTS, 2 * INNER, HIDDEN), torch.tensor(numbers, dtype=torch.int32)
+        groups = torch.bucketize(torch.arange(m), ends.long(), right=True)
+        exact = torch.stack([e[row].double() @ f[group].double().T for row, group in enumerate(groups.tolist())])
+        given = e, f.mT, ends.to(device)
+        yield "grouped_mm", partial(tritongemm.grouped_mm, *given), exact
     yield from mixtures(device, eight)
 
 

@@ -14,13 +14,14 @@ from tritongemm.build.prepare import PreparedKernel
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
 from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.core.other_m import serves_other_m
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.driver import driver
-from tritongemm.library import helper_building
+from tritongemm.library import helper_building, wider_table
 from tritongemm.library.code_object import MOST_OBJECT_BYTES, SUFFIXES
 from tritongemm.library.entry import LibraryEntry, LibraryKernel, record_m
 from tritongemm.library.helper import LibraryHelper
@@ -29,6 +30,8 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
+
+_MOST_ROWS = 1 << 16  # of calls whose M no result has
 
 
 @dataclass
@@ -213,16 +216,23 @@ def _stride_places(prepared: PreparedKernel) -> StridePlaces | None:
 
 
 def launch_table(prepared: PreparedKernel) -> LaunchTable | Support:
-    """The launches of a kernel at every M that its record serves, or why they can't be told."""
-    record = prepared.record
-    low = high = record_m(record)
-    if record.m_from or record.problem.kind == "grouped":
-        low = record.m_from or 1
-        if not (carries := prepared.serves(low)):
-            return carries
+    """The launches of a kernel at every M that its record serves, others where it may serve calls of such, or why they
+    can't be told.
+    """
+    record, block = prepared.record, max(1, prepared.record.config.block_m)
+    high = record_m(record)
+    low = record.m_from or high
+    if not (carries := prepared.serves(low)):
+        return carries
+    widens = serves_other_m(record.problem, record.target)
+    if widens and prepared.serves(1):
+        low = 1
 
     def launch_at(m: int) -> Launch | Support:
         launch = prepared.launch if m == high else prepared.launch_at(m)
         return Support("its own host code launches it") if isinstance(launch, HostLaunch) else launch
 
-    return tabulate(launch_at, low, high, max(1, record.config.block_m))
+    table = tabulate(launch_at, low, high, block)
+    if isinstance(table, Support) or not widens or not prepared.serves(_MOST_ROWS):
+        return table
+    return wider_table.widen(table, launch_at, block, _MOST_ROWS)

@@ -109,7 +109,7 @@ class LibraryEntry:
             return SUPPORTED
         if record.predicted:
             return Support("its time is a prediction (timer: model), which serves nobody")
-        if (kernel.launches.low, kernel.launches.high) != (record.m_from or kernel.launches.low, record_m(record)):
+        if not kernel.launches.low <= (record.m_from or record_m(record)) <= record_m(record) <= kernel.launches.high:
             return Support("its launches are not those of its range of M")
         return SUPPORTED
 

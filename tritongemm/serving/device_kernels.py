@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import torch
 
 from tritongemm.core.errors import WorkspaceError
+from tritongemm.core.other_m import serves_other_m
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel
@@ -18,7 +19,6 @@ from tritongemm.core.target import Target
 from tritongemm.library.storage import KernelLibrary
 from tritongemm.serving import winners
 from tritongemm.serving.helper_kernels import HelperKernels
-from tritongemm.serving.other_m import serves_other_m
 from tritongemm.serving.record_table import RecordTable, rows_of
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.source_row import SourceRow

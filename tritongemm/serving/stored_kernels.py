@@ -15,6 +15,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel, PatchedLaunch
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.hip_ext.driver import driver
+from tritongemm.library.entry import record_m
 from tritongemm.library.storage import StoredCode
 from tritongemm.runtime.loaded_kernels import TunedKernel
 from tritongemm.serving import load_check
@@ -62,16 +63,16 @@ class StoredKernel:
         self._answer: driver.Function | Support | None = None
 
     def bytes(self, buffer: str) -> int:
-        """The most bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``, at any M."""
-        return self._code.kernel.launches.most_bytes(buffer)
+        """The most bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``, up to its record's M."""
+        return self._code.kernel.launches.most_bytes(buffer, record_m(self._record))
 
     def prepare(self, device: driver.Device) -> PatchedLaunch:
-        """A launch for one thread, at the largest M.
+        """A launch for one thread, at its record's M.
 
         Raises:
             InputError: its code is damaged, or can't be loaded.
         """
-        kernel = self.at(self._code.kernel.launches.high)
+        kernel = self.at(record_m(self._record))
         if isinstance(kernel, Support):
             raise InputError(kernel.reason)
         return kernel.prepare(device)
@@ -106,7 +107,7 @@ class StoredKernel:
     def _check(self, function: driver.Function) -> Support:
         """Whether it is right; what was measured needs no check, but a kernel that another Triton compiled since."""
         launches, record = self._code.kernel.launches, self._record
-        launch = launches.at(launches.high)
+        launch = launches.at(record_m(record))
         if self._code.kernel.toolchain.get("triton") == record.toolchain.get("triton"):
             return SUPPORTED
         if isinstance(launch, Support):

@@ -27,6 +27,7 @@ from tritongemm.plugins.contracts import Family
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
 from tritongemm.serving.helper_kernels import HelperKernels
+from tritongemm.workloads import sizes
 
 SM90 = loader.load_target("sm90")
 HERE = Machine(SM90, "", (), "", "")
@@ -126,9 +127,9 @@ def test_what_no_library_can_hold_is_told(
     told = dict(built.compiled_late)
     assert len(built.entries) == 1 and "own package compiles" in told.pop(built.entries[0].name)
     assert told and all(name.startswith("quantize_groups of x *bf16") for name in told)
-    monkeypatch.setattr(command.building, "build", lambda *given: built)
+    monkeypatch.setattr(building, "build", lambda *given: built)
     rows = SimpleNamespace(rows=(), damaged=())
-    monkeypatch.setattr(command.sizes, "from_results", lambda *given: rows)
+    monkeypatch.setattr(sizes, "from_results", lambda *given: rows)
     assert command.main(["build", "tuned.yaml", "-o", str(tmp_path / "out.zip")]) == 0
     said = capsys.readouterr().err
     assert said.count("not held: ") == len(built.compiled_late) and "no compiler here; where nothing" in said

@@ -80,7 +80,7 @@ def _entry(
 def _wanted(problem: Problem, target: Target) -> Iterable[tuple[HelperKernel, HelperArguments]]:
     """The kernels that quantise the A of a product, and those between the products of a mixture of experts."""
     types = tuple(dict.fromkeys(("bf16", problem.dtype_c))) if problem.dtype_c in _FLOATS else ("bf16",)
-    if target.supports(problem.a) or not problem.a.is_fp8 or problem.microscaled:
+    if target.supports(problem.a) or not problem.a.is_fp8:  # as `quantize` refuses others
         for dtype_x in types:
             for m in _ROWS:
                 asked = quantization_kernels.quantization_of(problem, dtype_x, m)

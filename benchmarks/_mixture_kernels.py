@@ -1,4 +1,4 @@
-"""The steps around products that want room between the rows of experts, as `tritongemm.runtime.moe_kernels` has them.
+"""The steps around products that want room between the rows of experts, as `templates/helpers/experts.j2` has them.
 
 They quantise as `fused_moe` does, and read and write rows at places that they are told, so that only the products of
 one form of a mixture and another differ.
@@ -11,7 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tritongemm.runtime.moe_kernels import DEPTH, _put
+from tritongemm.build.expert_kernels import DEPTH
+from tritongemm.build.helpers import read_text
+from tritongemm.codegen import modules
+
+_put = modules.run_text(read_text("experts"), "experts").put_row
 
 _MODES = {"": 0, "block": 2}
 

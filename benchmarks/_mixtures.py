@@ -169,17 +169,19 @@ class PaddedCalls:
     """
 
     def __init__(self, mixture: Mixture, places: Places, product: Product) -> None:
-        from tritongemm.runtime import moe_kernels
+        from tritongemm.serving import moe_api
+        from tritongemm.serving.api import default_dispatcher
 
         m, device = mixture, mixture.x.device
         self._mixture, self._places, self._product = m, places, product
+        self._steps = moe_api.steps_for(default_dispatcher(), m.x)
         experts, both, hidden = m.w1.shape
         self._left, self._inner = (self._operand(k) for k in (hidden, both // 2))
         self._h, self._y = (
             torch.zeros(*places.shape, n, dtype=m.x.dtype, device=device) for n in (both, hidden)
         )  # fmt: skip
-        _, place, _ = moe_kernels.sort(m.ids, experts)
-        self._combined_from = places.at[place.long()]
+        _, place, _ = self._steps.sort(m.ids, experts)
+        self._combined_from = places.at[place.long()].int()
         self._rows = torch.tensor([prod(places.shape)], dtype=torch.int32, device=device)
 
     def _operand(self, k: int) -> Pair:
@@ -194,16 +196,14 @@ class PaddedCalls:
         """The result in new memory."""
         import _mixture_kernels as kernels
 
-        from tritongemm.runtime import moe_kernels
-
         m, at = self._mixture, self._places.at
-        order, _, _ = moe_kernels.sort(m.ids, m.w1.shape[0])
+        order, _, _ = self._steps.sort(m.ids, m.w1.shape[0])
         kernels.gather_to(m.x, order, m.ids.shape[1], at, m.mode, *self._left)
         self._multiply(self._left, (m.w1, m.scale1), self._h)
         kernels.activate_at(self._h, at, m.mode, *self._inner)
         self._multiply(self._inner, (m.w2, m.scale2), self._y)
         y = self._y.view(-1, self._y.shape[-1])
-        return moe_kernels.combine(y, self._combined_from, self._rows, m.weights, m.x.dtype)
+        return self._steps.combine(y, self._combined_from, self._rows, m.weights, m.x.dtype)
 
     def _multiply(self, left: Pair, right: Pair, out: Tensor) -> None:
         a, of_a = left

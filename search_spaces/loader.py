@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,6 @@ def load_target(name: str, device_name: str = "", **measured: int) -> Target:
     for sibling, corrections in data.get("devices", {}).items():
         if sibling in device_name:
             facts.update(corrections)
-    annotations = {f.name: str(f.type) for f in fields(Target) if f.name != "name"}
-    facts = space_schema.check_target(f"search_spaces/{name}.yaml: target", facts, annotations)
-    facts["features"] = frozenset(facts["features"])
-    return Target(name=name, **{**facts, **measured})
+    found = space_schema.read_target(f"search_spaces/{name}.yaml: target", name, facts)
+    facts = dict[str, Any](measured)
+    return replace(found, **facts)

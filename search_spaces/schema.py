@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
+from tritongemm.core.target import Target
 
 # Texts of a file stand in generated modules, in quotes or behind a #, so they hold nothing that ends either.
 _TEXT = re.compile(r"[\w .,:;$()\[\]/+-]*", re.ASCII)
@@ -81,6 +83,29 @@ def check_target(where: str, section: Any, annotations: Mapping[str, str]) -> di
         if not fits(section[name]):
             raise InputError(f"{where}: {name} must be {kind}, not {section[name]!r}")
     return dict(section)
+
+
+def read_target(where: str, name: str, facts: Any) -> Target:
+    """The target with facts from a file.
+
+    Args:
+        where: file and section, for messages.
+        name: of the target.
+        facts: what the file has there.
+
+    Raises:
+        InputError: a fact is missing, unknown or of another kind; says which.
+    """
+    annotations = {f.name: str(f.type) for f in fields(Target) if f.name != "name"}
+    checked = check_target(where, facts, annotations)
+    return Target(name=name, **{**checked, "features": frozenset(checked["features"])})
+
+
+def tell_target(target: Target) -> dict[str, Any]:
+    """The facts of a target as `read_target` reads them."""
+    told = {f.name: getattr(target, f.name) for f in fields(Target) if f.name != "name"}
+    maps = {name: dict(value) for name, value in told.items() if isinstance(value, Mapping)}
+    return {**told, **maps, "features": sorted(target.features)}
 
 
 def check_template(where: str, section: Any, axes: Iterable[str]) -> None:

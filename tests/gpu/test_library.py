@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import tritongemm
 from tests.gpu.test_dispatch import CASES
-from tests.support import ROOT
+from tests.support import ROOT, stored_calls
 from tritongemm.core import settings
 from tritongemm.core.record import Record
 from tritongemm.library import building, writing
@@ -65,6 +67,7 @@ def library(
     assert len(built.entries) > len(records) // 2, built.left_out
     contents = Contents()
     writing.merge(contents, built.entries, built.readers())
+    writing.add_beside(contents, built.helpers, built.targets, built.readers())
     with writing.held(path):
         writing.write(path, contents)
     return path, [entry.record for entry in contents.entries.values()]
@@ -111,3 +114,70 @@ def test_it_serves_where_nothing_can_be_compiled(library: tuple[Path, list[Recor
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [str(len(records)), *["exact"] * len(records), "[]"]
     print(f"{len(records)} kernels of a library served in {time.perf_counter() - started:.1f} s with imports")
+
+
+@pytest.fixture(scope="module")
+def all_calls(gpu_machine: Machine, gpu_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library of products with scales, batches and groups, and of the kernels beside them."""
+    target = gpu_machine.target
+    if target.fp8 == "none":
+        pytest.skip("no fp8 units")
+    tools = {"triton": settings.version("triton")}
+    records = [
+        replace(record, target=target.name, compute_units=target.compute_units, toolchain=tools)
+        for record in stored_calls.records("fp8e4m3fnuz" if target.fp8 == "fnuz" else "fp8e4m3fn").values()
+    ]
+    path = tmp_path_factory.mktemp("all_calls") / "kernels.zip"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+        built = building.build(records, gpu_machine)
+    assert not built.left_out and not built.compiled_late, (built.left_out, built.compiled_late)
+    contents = Contents()
+    writing.merge(contents, built.entries, built.readers())
+    writing.add_beside(contents, built.helpers, built.targets, built.readers())
+    with writing.held(path):
+        writing.write(path, contents)
+    return path
+
+
+def test_every_call_is_served_where_nothing_can_be_compiled(
+    gpu_machine: Machine, all_calls: Path, tmp_path: Path
+) -> None:
+    """Eager and captured, against float64; no kernel of the library is left uncalled, and no call was PyTorch's."""
+    fp8 = "float8_e4m3fnuz" if gpu_machine.target.fp8 == "fnuz" else "float8_e4m3fn"
+    command = [sys.executable, "-m", "tests.support.stored_calls", str(all_calls), "cuda", fp8]
+    environment = {**os.environ, "TRITONGEMM_CACHE": str(tmp_path / "cache")}
+    started = time.perf_counter()
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0] == "rows 8" and said[-2:] == ["imported []", "not loaded []"], done.stdout
+    assert all(line.endswith(": right") for line in said[1:-2]) and len(said) == 14, done.stdout
+    assert not [*tmp_path.rglob("*.cubin"), *tmp_path.rglob("*.hsaco")], "nothing was compiled"
+    print(f"every call was served from a library in {time.perf_counter() - started:.1f} s with imports")
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "row", "block"])
+@pytest.mark.parametrize("m", [1, 300])
+def test_stored_kernels_quantise_as_compiled_ones_do(
+    gpu_machine: Machine,
+    gpu_cache: Path,
+    all_calls: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    granularity: str,
+    m: int,
+) -> None:
+    """Equal to the last bit; of `tensor`, which no product of the library wants, both are compiled."""
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+    dtype = torch.float8_e4m3fnuz if gpu_machine.target.fp8 == "fnuz" else torch.float8_e4m3fn
+    x = torch.randn(m, 384 if granularity == "block" else 256, device="cuda").bfloat16()
+    found = []
+    for source in (all_calls, None):
+        dispatcher = Dispatcher()
+        if source is not None:
+            dispatcher.load(source)
+        monkeypatch.setattr("tritongemm.serving.api._dispatcher", dispatcher)
+        found.append(tritongemm.quantize(x, granularity, dtype))
+    assert torch.equal(found[0][0].float(), found[1][0].float()) and torch.equal(found[0][1], found[1][1])

@@ -15,6 +15,7 @@ import tritongemm
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.other_m import serves_other_m
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling, granularity
@@ -23,7 +24,6 @@ from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, KernelBackend, LibraryBackend
 from tritongemm.search_spaces import loader
-from tritongemm.serving.other_m import serves_other_m
 from tritongemm.serving.quantize import by_torch, own_fp8
 from tritongemm.serving.scale_factors import spread
 

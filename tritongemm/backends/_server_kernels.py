@@ -61,6 +61,7 @@ class ServerBackend(LibraryBackend, abstract=True):
     """
 
     named_only = True
+    compiles = True
     capabilities = Capabilities(kinds=("one", "grouped"), scales=("mainloop",))
     top: ClassVar[str]
     dtypes: ClassVar[tuple[str, ...]]

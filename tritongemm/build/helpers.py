@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,10 +31,12 @@ def _compiler() -> SearchedBackend:
     """The backend that compiles such kernels.
 
     Raises:
-        UnavailableError: there is none.
+        UnavailableError: there is none, or what it compiles with is missing.
     """
     for backend in registry.every(Backend):
         if isinstance(backend, SearchedBackend) and backend.has_helpers:
+            if not (available := backend.available()):
+                raise UnavailableError(available.reason)
             return backend
     raise UnavailableError("no backend here compiles kernels beside the products")
 
@@ -49,28 +53,41 @@ def compile_helper(helper: HelperKernel, target: Target, cached: ArtifactCache) 
         InputError: it can't be compiled; says why.
         UnavailableError: nothing here compiles it.
     """
-    from tritongemm.build.pool import BuildPool
+    (artifact,) = compile_helpers([helper], target, cached)
+    _require_compiled(artifact, helper, target)
+    return artifact
 
-    job = _compiler().helper_job(helper, target)
-    artifact = cached.get(job.digest)
-    if artifact is None:
-        pool = BuildPool(cached, 1)
+
+def compile_helpers(wanted: Sequence[HelperKernel], target: Target, cached: ArtifactCache) -> list[Artifact]:
+    """What becomes of kernels that are compiled on all cores; arguments and errors are those of `compile_helper`."""
+    jobs = [_compiler().helper_job(helper, target) for helper in wanted]
+    there = {job.digest: cached.get(job.digest) for job in jobs}
+    found = {digest: artifact for digest, artifact in there.items() if artifact is not None}
+    missing = {job.digest: job for job in jobs if job.digest not in found}
+    if missing:
+        from tritongemm.build.pool import BuildPool
+
+        pool = BuildPool(cached, min(len(os.sched_getaffinity(0)), len(missing)))
         try:
-            artifact = pool.build(job)
+            found |= {artifact.digest: artifact for artifact in pool.stream(missing.values())}
         finally:
             pool.close()
-    if artifact.status != "ok":
-        raise InputError(f"{helper.name} was not compiled for {target.name}: {artifact.status}: {artifact.reason}")
-    return artifact
+    return [found[job.digest] for job in jobs]
 
 
 def launch_helper(artifact: Artifact, helper: HelperKernel, arguments: HelperArguments, target: Target) -> Launch:
     """The launch of a compiled kernel.
 
     Raises:
-        InputError: the target can't start it so.
+        InputError: it was not compiled, or the target can't start it so.
     """
+    _require_compiled(artifact, helper, target)
     launch = _compiler().helper_launch(artifact, helper, arguments)
     if fault := launch.fault(target):
         raise InputError(f"{helper.name} can't be launched on {target.name}: {fault}")
     return replace(launch, overlap=helper.overlaps and bool(target.overlap))
+
+
+def _require_compiled(artifact: Artifact, helper: HelperKernel, target: Target) -> None:
+    if artifact.status != "ok":
+        raise InputError(f"{helper.name} was not compiled for {target.name}: {artifact.status}: {artifact.reason}")

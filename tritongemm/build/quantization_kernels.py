@@ -9,6 +9,9 @@ from tritongemm.build.helpers import read_text
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.helper_kernel import PARTS, HelperArguments, HelperKernel
 from tritongemm.core.powers_of_two import Rounding
+from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import Scaling
+from tritongemm.numerics.scale_factors import scale_places
 
 GROUP = 128  # elements along K that share a factor of a block
 _MOST_COLUMNS = 16384  # of a row that a program holds at a time
@@ -42,6 +45,33 @@ class Quantization:
     granularity: str
     strides: tuple[int, int]
     places: tuple[str, str] = ("r * groups", "g")
+
+
+def quantization_of(problem: Problem, dtype_x: str, m: int) -> Quantization | None:
+    """What quantises activations to the A of a problem; None where there is no kernel for that.
+
+    Args:
+        problem: whose type and scale factors are wanted.
+        dtype_x: name of the activations' type.
+        m: rows of them.
+    """
+    scaling = problem.scale_a
+    if scaling is None or not problem.row_major_a:
+        return None
+    extents = scaling.shape(m, problem.k)
+    if problem.microscaled:
+        places = scale_places(scaling.layout)
+        return Quantization(m, problem.k, dtype_x, problem.dtype_a, "mx", extents, places) if all(places) else None
+    if not (problem.a.is_fp8 or problem.dtype_a == "int8"):
+        return None
+    if scaling == Scaling(rows=0):
+        return Quantization(m, problem.k, dtype_x, problem.dtype_a, "tensor", (1, 1))
+    if scaling.dtype != "fp32" or scaling.rows != 1 or scaling.depth not in (0, GROUP):
+        return None
+    if scaling.layout not in ("rows", "groups"):
+        return None
+    strides = (1, extents[1]) if scaling.layout == "groups" else (extents[1], 1)
+    return Quantization(m, problem.k, dtype_x, problem.dtype_a, "block" if scaling.depth else "row", strides)
 
 
 def choose_kernels(asked: Quantization) -> tuple[tuple[HelperKernel, HelperArguments], ...]:

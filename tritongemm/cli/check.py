@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from tritongemm.build.cache import ArtifactCache
@@ -194,9 +193,11 @@ def _write(source: _Source, repaired: Sequence[tuple[Record, Record]], here: Mac
         library = open_library(source.path)
         faults = library.faults()
         whole = [entry for entry in library.entries if entry.name not in faults]
-        codes = {e.kernel.sha256: partial(library.read_code, e.kernel) for e in whole if e.kernel is not None}
-        contents = Contents({entry.key: entry for entry in whole}, {**codes, **built.readers()})
+        kept = [helper for helper in library.helpers.values() if helper.name not in faults]
+        codes = {**writing.readers(library), **built.readers()}
+        contents = Contents({entry.key: entry for entry in whole}, codes)
         contents.entries |= {entry.key: entry for entry in built.entries}
+        writing.add_beside(contents, [*built.helpers, *kept], {**library.targets, **built.targets}, codes)
         writing.write(source.path, contents)
     done = {entry.name for entry in built.entries}
     for name, fault in faults.items():

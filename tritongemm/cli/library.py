@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tritongemm.cli import arguments, door, options
@@ -74,7 +73,10 @@ def _build(args: argparse.Namespace) -> int:
         if not built.entries:
             raise InputError(f"{', '.join(args.results)}: no result can be held in a library; tune some sizes first")
         contents = Contents()
+        for what, reason in built.compiled_late:
+            door.tell(f"not held: {what}: {reason}; where nothing compiles it, PyTorch computes it")
         conflicts = writing.merge(contents, built.entries, built.readers())
+        writing.add_beside(contents, built.helpers, built.targets, built.readers())
         writing.write(output, contents)
     _tell_written(output, contents, conflicts)
     return door.WRONG if damaged or built.left_out else door.DONE
@@ -92,18 +94,16 @@ def _merge(args: argparse.Namespace) -> int:
             for name, fault in faults.items():
                 door.tell(f"left out: {path}: {name}: {fault}")
             whole = [entry for entry in library.entries if entry.name not in faults]
-            conflicts += writing.merge(contents, whole, _readers(library, whole))
+            helpers = [helper for helper in library.helpers.values() if helper.name not in faults]
+            readers = writing.readers(library)
+            conflicts += writing.merge(contents, whole, readers)
+            writing.add_beside(contents, helpers, library.targets, readers)
             damaged |= bool(faults)
         if not contents.entries:
             raise InputError(f"{', '.join(args.libraries)}: there is no usable entry to merge")
         writing.write(output, contents)
     _tell_written(output, contents, conflicts)
     return door.WRONG if damaged else door.DONE
-
-
-def _readers(library: KernelLibrary, entries: Iterable[LibraryEntry]) -> dict[str, Callable[[], bytes]]:
-    kernels = [entry.kernel for entry in entries if entry.kernel is not None]
-    return {kernel.sha256: partial(library.read_code, kernel) for kernel in kernels}
 
 
 def _are_one(one: Path, other: Path) -> bool:
@@ -113,11 +113,12 @@ def _are_one(one: Path, other: Path) -> bool:
 def _tell_written(output: Path, contents: Contents, conflicts: Sequence[str]) -> None:
     for conflict in conflicts:
         door.tell(f"conflict: {conflict}")
-    kernels = [entry.kernel for entry in contents.entries.values() if entry.kernel is not None]
-    size = sum({kernel.sha256: kernel.size for kernel in kernels}.values())
+    kernels = sum(entry.kernel is not None for entry in contents.entries.values())
+    size = sum({code.sha256: code.size for code in contents.objects}.values())
+    beside = f" and {len(contents.helpers)} beside them" if contents.helpers else ""
     digest = open_library(output).digest
     print(
-        f"{output}: {len(contents.entries)} results, {len(kernels)} with kernels of {size / 1e6:.1f} MB, "
+        f"{output}: {len(contents.entries)} results, {kernels} with kernels{beside} of {size / 1e6:.1f} MB, "
         f"{len(conflicts)} conflicts (sha256 {digest[:12]})"
     )
 
@@ -134,7 +135,8 @@ def _list(args: argparse.Namespace) -> int:
     for path in args.libraries:
         library = open_library(Path(path))
         damaged |= _tell_damaged(library)
-        print(f"{path}: {len(library.entries)} results (sha256 {library.digest[:12]})")
+        beside = f", {len(library.helpers)} kernels beside them" if library.helpers else ""
+        print(f"{path}: {len(library.entries)} results{beside} (sha256 {library.digest[:12]})")
         if rows := [_row(entry) for entry in library.entries]:
             print(*plain_table.align(_COLUMNS, rows, _WORDS), sep="\n")
     return door.WRONG if damaged else door.DONE
@@ -165,6 +167,7 @@ def _verify(args: argparse.Namespace) -> int:
         for name, fault in faults.items():
             door.tell(f"damaged: {path}: {name}: {fault}")
         damaged += len(faults)
-        count = len(library.entries) + len(library.damaged)
-        print(f"{path}: {count - len(faults)} of {count} results are whole (sha256 {library.digest[:12]})")
+        count = len(library.entries) + len(library.helpers) + len(library.damaged)
+        what = "results and kernels beside them" if library.helpers else "results"
+        print(f"{path}: {count - len(faults)} of {count} {what} are whole (sha256 {library.digest[:12]})")
     return door.WRONG if damaged else door.DONE

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tritongemm.cli import arguments, door, options
 from tritongemm.core.errors import InputError
+from tritongemm.core.other_m import serves_other_m
 from tritongemm.core.printable import printable
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
@@ -20,7 +21,6 @@ from tritongemm.serving import winners
 from tritongemm.serving.calls import is_served
 from tritongemm.serving.config_files import merge
 from tritongemm.serving.loaded_tables import read_table
-from tritongemm.serving.other_m import serves_other_m
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.source_row import SourceRow, kind_of
 from tritongemm.workloads import sizes

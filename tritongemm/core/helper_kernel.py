@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.launch import Launch
 
 PARTS = 256  # most values of float32 that one kernel leaves to the next, at an address named part
 
@@ -31,6 +36,30 @@ class HelperKernel:
     num_warps: int = 4
     overlaps: bool = False
 
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """Names of the buffers in order: those of their parameters without ``_ptr``."""
+        return tuple(name.removesuffix("_ptr") for name, kind in self.signature.items() if kind.startswith("*"))
+
+    def digest(self, arch: str) -> str:
+        """Hash of all that a binary for an architecture depends on but the compiler."""
+        told = {
+            "arch": arch,
+            "name": self.name,
+            "source": self.source,
+            "signature": list(self.signature.items()),
+            "constants": dict(self.constants),
+            "divisors": {name: divisor for name, divisor in self.divisors.items() if divisor > 1},
+            "num_warps": self.num_warps,
+            "overlaps": self.overlaps,
+        }
+        return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+    def __str__(self) -> str:
+        types = [f"{name.removesuffix('_ptr')} {kind}" for name, kind in self.signature.items() if kind[0] == "*"]
+        told = [f"{name} {value:g}" for name, value in {**self.constants, **self.divisors}.items()]
+        return f"{self.name} of {', '.join(types)} ({', '.join(told)})"
+
 
 @dataclass(frozen=True)
 class HelperArguments:
@@ -43,3 +72,26 @@ class HelperArguments:
 
     grid: tuple[int, int, int]
     numbers: Mapping[str, int] = field(hash=False)
+
+    def given_to(self, launch: Launch, helper: HelperKernel) -> Launch:
+        """A launch of a helper kernel with this grid and these numbers.
+
+        Args:
+            launch: of the same binary, with any others.
+            helper: what was compiled.
+
+        Raises:
+            InputError: the launch has other parameters than the kernel.
+        """
+        params = list(launch.params)
+        found = [(param.kind, param.value if param.kind == "pointer" else "") for param in params]
+        wanted = [
+            ("pointer", name.removesuffix("_ptr")) if kind.startswith("*") else (kind, "")
+            for name, kind in helper.signature.items()
+        ]
+        if found[: len(wanted)] != wanted:
+            raise InputError(f"the launch of {helper.name} has other parameters than the kernel")
+        for index, name in enumerate(helper.signature):
+            if name in self.numbers:
+                params[index] = replace(params[index], value=self.numbers[name])
+        return replace(launch, grid=self.grid, params=tuple(params))

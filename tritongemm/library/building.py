@@ -14,16 +14,24 @@ from tritongemm.build.prepare import PreparedKernel
 from tritongemm.core import settings
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
 from tritongemm.core.launch import HostLaunch, Launch
+from tritongemm.core.other_m import serves_other_m
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.driver import driver
-from tritongemm.library.entry import MOST_OBJECT_BYTES, SUFFIXES, LibraryEntry, LibraryKernel, record_m
+from tritongemm.library import helper_building, wider_table
+from tritongemm.library.code_object import MOST_OBJECT_BYTES, SUFFIXES
+from tritongemm.library.entry import LibraryEntry, LibraryKernel, record_m
+from tritongemm.library.helper import LibraryHelper
 from tritongemm.library.launch_table import LaunchTable, tabulate
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, KernelBackend
+from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend
 from tritongemm.runtime.machine import Machine
 from tritongemm.search_spaces import loader
+
+_MOST_ROWS = 1 << 16  # of calls whose M no result has
 
 
 @dataclass
@@ -34,11 +42,17 @@ class Built:
         entries: of the library.
         codes: code objects by their hash.
         left_out: results that no library can hold, with the reason.
+        helpers: kernels beside the products that calls of these results want.
+        targets: facts of the results' architectures.
+        compiled_late: kernels, of products or beside them, that no library can hold, with the reason.
     """
 
     entries: list[LibraryEntry] = field(default_factory=list)
     codes: dict[str, bytes] = field(default_factory=dict)
     left_out: list[tuple[Record, str]] = field(default_factory=list)
+    helpers: list[LibraryHelper] = field(default_factory=list)
+    targets: dict[str, Target] = field(default_factory=dict)
+    compiled_late: list[tuple[str, str]] = field(default_factory=list)
 
     def readers(self) -> dict[str, Callable[[], bytes]]:
         """What reads each code object."""
@@ -71,7 +85,38 @@ def build(records: Sequence[Record], here: Machine) -> Built:
             continue
         for once in _once_each(group):
             _build_group(once, target, toolchain(here), built)
+    _add_beside(built, toolchain(here))
     return built
+
+
+def _add_beside(built: Built, versions: dict[str, str]) -> None:
+    """Add what calls of the entries want beside their kernels: facts of each architecture, and small kernels."""
+    problems: dict[str, list[Problem]] = {}
+    for entry in built.entries:
+        problems.setdefault(entry.record.target, []).append(entry.record.problem)
+        if _is_compiled_by_a_package(entry):
+            name = entry.record.winner
+            built.compiled_late.append((entry.name, f"{name}'s own package compiles its kernel where that is called"))
+    for name, of_target in problems.items():
+        try:
+            target = loader.load_target(name)
+        except TritonGemmError as error:
+            built.compiled_late.append((f"what its calls want beside the products for {name}", str(error)))
+            continue
+        built.targets[name] = target
+        found = helper_building.build_helpers(of_target, target, versions)
+        built.helpers += [helper for helper, _ in found.helpers]
+        built.codes |= {helper.sha256: code for helper, code in found.helpers}
+        built.compiled_late += found.left_out
+
+
+def _is_compiled_by_a_package(entry: LibraryEntry) -> bool:
+    """Whether an entry without code wants a compiler where it is served, that of a package of others."""
+    record = entry.record
+    if entry.kernel is not None or record.winner != record.config.backend:
+        return False
+    backend = registry.get(Backend, record.winner)
+    return isinstance(backend, LibraryBackend) and backend.compiles
 
 
 def _once_each(records: Iterable[Record]) -> list[list[Record]]:
@@ -154,23 +199,40 @@ def _entry(prepared: PreparedKernel, versions: dict[str, str]) -> tuple[LibraryE
         toolchain=versions,
         tf32=prepared.record.problem.dtype_a == "fp32" and target.has("tf32"),
         launches=table,
+        strides=_stride_places(prepared),
     )
     # The split and the order of a grid follow from the number of compute units.
     record = replace(prepared.record, compute_units=target.compute_units)
     return LibraryEntry(record, kernel), code
 
 
-def launch_table(prepared: PreparedKernel) -> LaunchTable | Support:
-    """The launches of a kernel at every M that its record serves, or why they can't be told."""
+def _stride_places(prepared: PreparedKernel) -> StridePlaces | None:
+    """Where a kernel of a batch, whose operands may lie anywhere, has their strides."""
     record = prepared.record
-    low = high = record_m(record)
-    if record.m_from or record.problem.kind == "grouped":
-        low = record.m_from or 1
-        if not (carries := prepared.serves(low)):
-            return carries
+    if record.problem.kind != "batched":
+        return None
+    found = registry.get(KernelBackend, record.winner).stride_places(record.config, record.problem)
+    return None if isinstance(found, Support) else found
+
+
+def launch_table(prepared: PreparedKernel) -> LaunchTable | Support:
+    """The launches of a kernel at every M that its record serves, others where it may serve calls of such, or why they
+    can't be told.
+    """
+    record, block = prepared.record, max(1, prepared.record.config.block_m)
+    high = record_m(record)
+    low = record.m_from or high
+    if not (carries := prepared.serves(low)):
+        return carries
+    widens = serves_other_m(record.problem, record.target)
+    if widens and prepared.serves(1):
+        low = 1
 
     def launch_at(m: int) -> Launch | Support:
         launch = prepared.launch if m == high else prepared.launch_at(m)
         return Support("its own host code launches it") if isinstance(launch, HostLaunch) else launch
 
-    return tabulate(launch_at, low, high, max(1, record.config.block_m))
+    table = tabulate(launch_at, low, high, block)
+    if isinstance(table, Support) or not widens or not prepared.serves(_MOST_ROWS):
+        return table
+    return wider_table.widen(table, launch_at, block, _MOST_ROWS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,75 +10,50 @@ from typing import Any, TypeAlias
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.core.values import FLAG, TEXTS, FieldKind, require
+from tritongemm.core.values import FLAG, TEXTS, FieldKind
+from tritongemm.library.code_object import MAP, OBJECT_KINDS, CodeObject, opened, require_all, sealed
 from tritongemm.library.launch_table import LaunchTable
-from tritongemm.library.launch_values import table_from_json, table_to_json
-
-MOST_OBJECT_BYTES = 64 << 20
-OBJECTS = "objects"  # the folder of code objects in a library
-SUFFIXES = ("cubin", "hsaco")
-_SHA256 = re.compile("[0-9a-f]{64}")
+from tritongemm.library.launch_values import places_from_json, places_to_json, table_from_json, table_to_json
 
 # What a library holds one result for: a product, a target, compute units, and whether it serves a range of M.
 EntryKey: TypeAlias = "tuple[Problem, str, int, bool]"
 
-_KERNEL_KINDS = {
-    "object": FieldKind("the SHA-256 of a code object", lambda v: isinstance(v, str) and bool(_SHA256.fullmatch(v))),
-    "suffix": FieldKind(f"one of {', '.join(SUFFIXES)}", lambda v: isinstance(v, str) and v in SUFFIXES),
-    "bytes": FieldKind(
-        f"a whole number from 1 to {MOST_OBJECT_BYTES}",
-        lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 < v <= MOST_OBJECT_BYTES,
-    ),
+_KERNEL_KINDS = OBJECT_KINDS | {
     "source": FieldKind(
         "a hash in hexadecimal digits", lambda v: isinstance(v, str) and bool(re.fullmatch("[0-9a-f]{40,64}", v))
     ),
     "toolchain": TEXTS,
     "tf32": FLAG,
-    "launches": FieldKind("a map", lambda v: isinstance(v, Mapping)),
+    "launches": MAP,
 }
 
 
 @dataclass(frozen=True)
-class LibraryKernel:
+class LibraryKernel(CodeObject):
     """A code object of a library and how it is launched.
 
     Attributes:
-        sha256: of the code object, which names it.
-        suffix: ``cubin`` or ``hsaco``.
-        size: its bytes.
         source: hash of all that it was compiled from: the kernel's text, constants, options and the compiler's version.
         toolchain: versions that compiled it; ``driver`` is that of the machine's GPU, where it had one.
         tf32: it rounds float32 operands to tf32.
         launches: at each M that it serves.
+        strides: where its launches have the strides of operands; None where it reads dense operands alone.
     """
 
-    sha256: str
-    suffix: str
-    size: int
     source: str
     toolchain: Mapping[str, str]
     tf32: bool
     launches: LaunchTable
-
-    @property
-    def member(self) -> str:
-        """Where a library holds the code object; no manifest can name another place."""
-        return f"{OBJECTS}/{self.sha256}.{self.suffix}"
-
-    def fault(self, code: bytes) -> str:
-        """Why some bytes are not the code object; "" where they are."""
-        if len(code) != self.size:
-            return f"its code object {self.member} has {len(code)} bytes, not {self.size}"
-        if hashlib.sha256(code).hexdigest() != self.sha256:
-            return f"its code object {self.member} is damaged"
-        return ""
+    strides: StridePlaces | None = None
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
-        told = {"object": self.sha256, "suffix": self.suffix, "bytes": self.size, "source": self.source}
         launches = table_to_json(self.launches)
-        return {**told, "toolchain": dict(self.toolchain), "tf32": self.tf32, "launches": launches}
+        told = {**self.object_to_json(), "source": self.source, "toolchain": dict(self.toolchain), "tf32": self.tf32}
+        told |= {} if self.strides is None else {"strides": places_to_json(self.strides)}
+        return {**told, "launches": launches}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LibraryKernel:
@@ -89,10 +62,9 @@ class LibraryKernel:
         Raises:
             InputError: a value is missing or wrong.
         """
-        if missing := sorted(_KERNEL_KINDS.keys() - data.keys()):
-            raise InputError(f"{missing[0]} of its kernel is missing")
-        require(data, _KERNEL_KINDS)
+        require_all("its kernel", data, _KERNEL_KINDS)
         launches = table_from_json(data["launches"], data["object"])
+        strides = places_from_json(data["strides"], launches.launch) if "strides" in data else None
         return cls(
             sha256=data["object"],
             suffix=data["suffix"],
@@ -101,6 +73,7 @@ class LibraryKernel:
             toolchain=data["toolchain"],
             tf32=data["tf32"],
             launches=launches,
+            strides=strides,
         )
 
 
@@ -136,16 +109,16 @@ class LibraryEntry:
             return SUPPORTED
         if record.predicted:
             return Support("its time is a prediction (timer: model), which serves nobody")
-        if (kernel.launches.low, kernel.launches.high) != (record.m_from or kernel.launches.low, record_m(record)):
+        if not kernel.launches.low <= (record.m_from or record_m(record)) <= record_m(record) <= kernel.launches.high:
             return Support("its launches are not those of its range of M")
         return SUPPORTED
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values with a hash of their own, so that an edit of a number is noticed."""
+        """JSON values, sealed."""
         told: dict[str, Any] = {"record": self.record.to_json()}
         if self.kernel is not None:
             told["kernel"] = self.kernel.to_json()
-        return {**told, "sha256": _hash(told)}
+        return sealed(told)
 
     @classmethod
     def from_record(cls, data: Any) -> LibraryEntry:
@@ -166,9 +139,7 @@ class LibraryEntry:
         """
         if not isinstance(data, Mapping) or not isinstance(data.get("record"), Mapping):
             raise InputError("it is no entry with a record")
-        told = {name: value for name, value in data.items() if name != "sha256"}
-        if data.get("sha256") != _hash(told):
-            raise InputError("it was changed after it was written")
+        told = opened(data)
         kernel = LibraryKernel.from_json(told["kernel"]) if "kernel" in told else None
         entry = cls(Record.from_json(told["record"]), kernel)
         if not (usable := entry.usable()):
@@ -179,8 +150,3 @@ class LibraryEntry:
 def record_m(record: Record) -> int:
     """The M by which a record's launches differ: its rows, or those that each group has room for."""
     return record.problem.room or record.problem.m
-
-
-def _hash(told: Mapping[str, Any]) -> str:
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()

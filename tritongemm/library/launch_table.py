@@ -61,13 +61,20 @@ class LaunchTable:
         numbers = {name: self._run(name, m).at(m) for name in self.runs}
         return _with_numbers(self.launch, numbers) if numbers else self.launch
 
-    def most_bytes(self, buffer: str) -> int:
-        """The most bytes that a buffer takes at any M, e.g. ``workspace``."""
+    def most_bytes(self, buffer: str, most: int = 0) -> int:
+        """The most bytes that a buffer takes, e.g. ``workspace``.
+
+        Args:
+            buffer: its name.
+            most: up to this M; 0 for any M.
+        """
         runs = self.runs.get(f"buffers.{buffer}")
         if runs is None:
             return sum(b.bytes for b in self.launch.buffers if b.name == buffer)
-        ends = [run.start - 1 for run in runs[1:]] + [self.high]
-        return max(max(run.value, run.at(end)) for run, end in zip(runs, ends, strict=True))
+        last = most or self.high
+        ends = [min(run.start - 1, last) for run in runs[1:]] + [last]
+        spans = [(run, end) for run, end in zip(runs, ends, strict=True) if run.start <= end]
+        return max(max(run.value, run.at(end)) for run, end in spans)
 
     def _run(self, name: str, m: int) -> Run:
         runs = self.runs[name]
@@ -94,13 +101,13 @@ def tabulate(launch_at: Callable[[int], Launch | Support], low: int, high: int, 
         if isinstance(found, Support):
             raise InputError(f"M {m}: {found}")
         launches[m] = found
-        return _numbers(found)
+        return numbers_of(found)
 
     try:
         for first in _firsts(low, high, block):
             last = min(high, (first - 1) // block * block + block)
             values += _between(numbers, first, last)
-        shapes = {_fixed(launch) for launch in launches.values()}
+        shapes = {fixed_of(launch) for launch in launches.values()}
         if len(shapes) > 1:
             return Support("its launches differ in more than numbers from one M to another")
     except InputError as error:
@@ -158,7 +165,7 @@ def _runs(low: int, series: Sequence[int]) -> Iterable[Run]:
         index = end
 
 
-def _numbers(launch: Launch) -> dict[str, int]:
+def numbers_of(launch: Launch) -> dict[str, int]:
     """The whole numbers of a launch that may change with M, by their names."""
     found = {f"grid.{axis}": count for axis, count in enumerate(launch.grid)}
     for index, param in enumerate(launch.params):
@@ -172,14 +179,14 @@ def _numbers(launch: Launch) -> dict[str, int]:
     return found
 
 
-def _fixed(launch: Launch) -> Launch:
+def fixed_of(launch: Launch) -> Launch:
     """A launch without what may change with M."""
     params = [replace(p, value=0) if p.kind in _COUNTED else replace(p, shape=(0, 0), stride=0) for p in launch.params]
     return replace(launch, grid=(1, 1, 1), params=tuple(params), buffers=(), zeroed=())
 
 
 def _with_numbers(launch: Launch, numbers: Mapping[str, int]) -> Launch:
-    """A launch with other numbers; the opposite of `_numbers`. A buffer of no bytes is left out."""
+    """A launch with other numbers; the opposite of `numbers_of`. A buffer of no bytes is left out."""
 
     def buffers(kind: str, given: Sequence[Buffer]) -> tuple[Buffer, ...]:
         sized = (Buffer(b.name, numbers.get(f"{kind}.{b.name}", b.bytes)) for b in given)
@@ -206,4 +213,4 @@ def _param(param: Param, name: str, numbers: Mapping[str, int]) -> Param:
 
 def names_of(launch: Launch) -> frozenset[str]:
     """The names of the numbers of a launch that may change with M."""
-    return frozenset(_numbers(launch))
+    return frozenset(numbers_of(launch))

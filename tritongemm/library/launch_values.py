@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from math import prod
@@ -9,7 +10,9 @@ from typing import Any
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import MOST_PROGRAMS, Buffer, Launch, Param
+from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.values import FINITE, FLAG, MOST, TEXT, FieldKind, require
+from tritongemm.library.code_object import MAP, require_all
 from tritongemm.library.launch_table import LaunchTable, Run, names_of
 
 _MOST_PARAMS, _MOST_RUNS = 256, 1 << 16
@@ -47,7 +50,6 @@ def _map_of(kind: FieldKind, most: int = _MOST_PARAMS) -> FieldKind:
 
 
 _NUMBER = _whole(-_MOST_NUMBER, _MOST_NUMBER)
-_MAP = FieldKind("a map", lambda value: isinstance(value, Mapping))
 _SYMBOL = FieldKind("the name of a kernel", lambda v: TEXT.holds(v) and 0 < len(v) <= _LONGEST_SYMBOL)
 _LAUNCH_KINDS = {
     "symbol": _SYMBOL,
@@ -57,16 +59,18 @@ _LAUNCH_KINDS = {
     "cluster": _whole(1, _MOST_CLUSTER),
     "overlap": FLAG,
     "at": _list_of(_whole(0, _MOST_BLOCK_BYTES), most=_MOST_PARAMS),
-    "params": _list_of(_MAP, most=_MOST_PARAMS),
+    "params": _list_of(MAP, most=_MOST_PARAMS),
     "buffers": _map_of(_whole(1, _MOST_BYTES)),
     "zeroed": _map_of(_whole(1, _MOST_BYTES)),
 }
 _TABLE_KINDS = {
     "low": _whole(1, MOST),
     "high": _whole(1, MOST),
-    "launch": _MAP,
+    "launch": MAP,
     "runs": _map_of(_list_of(_list_of(_NUMBER, 4)), 2 * _MOST_PARAMS),
 }
+_PLACES_KINDS = {"most_lead": _whole(1, _MOST_NUMBER), "places": _map_of(_list_of(_whole(1, 1 << 12), 2))}
+_STRIDE = re.compile("(stride|batch)_[a-z_]{1,64}")
 _VALUE_KINDS = {
     "pointer": FieldKind("the name of a buffer", lambda v: TEXT.holds(v) and len(v) <= 64),
     "tma": FieldKind("the name of a buffer", lambda v: TEXT.holds(v) and len(v) <= 64),
@@ -77,24 +81,49 @@ _VALUE_KINDS = {
 
 def table_to_json(table: LaunchTable) -> dict[str, Any]:
     """A table as JSON values; the code object is named beside it."""
-    launch = table.launch
+    runs = {name: [list(run) for run in runs] for name, runs in table.runs.items()}
+    return {"low": table.low, "high": table.high, "launch": launch_to_json(table.launch), "runs": runs}
+
+
+def launch_to_json(launch: Launch) -> dict[str, Any]:
+    """A launch as JSON values; the code object is named beside it."""
     return {
-        "low": table.low,
-        "high": table.high,
-        "launch": {
-            "symbol": launch.symbol,
-            "grid": list(launch.grid),
-            "block": list(launch.block),
-            "shared": launch.shared,
-            "cluster": launch.cluster,
-            "overlap": launch.overlap,
-            "at": launch.offsets(),
-            "params": [_param_to_json(param) for param in launch.params],
-            "buffers": {buffer.name: buffer.bytes for buffer in launch.buffers},
-            "zeroed": {buffer.name: buffer.bytes for buffer in launch.zeroed},
-        },
-        "runs": {name: [list(run) for run in runs] for name, runs in table.runs.items()},
+        "symbol": launch.symbol,
+        "grid": list(launch.grid),
+        "block": list(launch.block),
+        "shared": launch.shared,
+        "cluster": launch.cluster,
+        "overlap": launch.overlap,
+        "at": launch.offsets(),
+        "params": [_param_to_json(param) for param in launch.params],
+        "buffers": {buffer.name: buffer.bytes for buffer in launch.buffers},
+        "zeroed": {buffer.name: buffer.bytes for buffer in launch.zeroed},
     }
+
+
+def places_to_json(strides: StridePlaces) -> dict[str, Any]:
+    """Where a launch has strides, as JSON values."""
+    return {"most_lead": strides.most_lead, "places": {name: list(place) for name, place in strides.places.items()}}
+
+
+def places_from_json(data: Any, launch: Launch) -> StridePlaces:
+    """What `places_to_json` told.
+
+    Args:
+        data: JSON values from a file.
+        launch: whose parameters they are of.
+
+    Raises:
+        InputError: they are no numbers of the launch.
+    """
+    if not isinstance(data, Mapping):
+        raise InputError("strides must be a map")
+    require_all("its strides", data, _PLACES_KINDS)
+    counted = {index for index, param in enumerate(launch.params) if param.kind in ("i32", "i64")}
+    for name, (index, _) in data["places"].items():
+        if not _STRIDE.fullmatch(name) or index not in counted:
+            raise InputError(f"strides must be numbers among the parameters, not {name!r:.80} at {index}")
+    return StridePlaces(data["most_lead"], {name: (index, by) for name, (index, by) in data["places"].items()})
 
 
 def table_from_json(data: Mapping[str, Any], sha256: str) -> LaunchTable:
@@ -107,10 +136,10 @@ def table_from_json(data: Mapping[str, Any], sha256: str) -> LaunchTable:
     Raises:
         InputError: they are no launches that any GPU could start.
     """
-    _require_all(data, _TABLE_KINDS)
+    require_all("its launches", data, _TABLE_KINDS)
     if data["low"] > data["high"]:
         raise InputError(f"low must be at most high, {data['high']}, not {data['low']}")
-    launch = _launch_from_json(data["launch"], sha256)
+    launch = launch_from_json(data["launch"], sha256)
     runs = {name: tuple(Run(*run) for run in each) for name, each in data["runs"].items()}
     table = LaunchTable(data["low"], data["high"], launch, runs)
     for name, each in runs.items():
@@ -140,8 +169,9 @@ def _most_of(launch: Launch, name: str) -> int:
     return _MOST_NUMBER if kind == "i64" or name.endswith(".stride") else MOST
 
 
-def _launch_from_json(data: Mapping[str, Any], sha256: str) -> Launch:
-    _require_all(data, _LAUNCH_KINDS)
+def launch_from_json(data: Mapping[str, Any], sha256: str) -> Launch:
+    """The launch that `launch_to_json` told; arguments and errors are those of `table_from_json`."""
+    require_all("its launch", data, _LAUNCH_KINDS)
     if prod(data["block"]) > _MOST_THREADS:
         raise InputError(f"block must have at most {_MOST_THREADS} threads, not {prod(data['block'])}")
     if any(count > most for count, most in zip(data["grid"], MOST_PROGRAMS, strict=True)):
@@ -179,17 +209,6 @@ def _check_offsets(offsets: list[int], params: tuple[Param, ...]) -> None:
         end = offset + param.size
     if end > _MOST_BLOCK_BYTES:
         raise InputError(f"parameters must take at most {_MOST_BLOCK_BYTES} bytes, not {end}")
-
-
-def _require_all(data: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:
-    """Refuse values that are missing or of another kind.
-
-    Raises:
-        InputError: names the field.
-    """
-    if missing := sorted(kinds.keys() - data.keys()):
-        raise InputError(f"{missing[0]} is missing")
-    require(data, kinds)
 
 
 def _param_to_json(param: Param) -> dict[str, Any]:

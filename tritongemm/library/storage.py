@@ -13,8 +13,8 @@ import re
 import stat
 import struct
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -22,7 +22,11 @@ from typing import Any, NoReturn, Protocol
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
-from tritongemm.library.entry import OBJECTS, SUFFIXES, LibraryEntry, LibraryKernel
+from tritongemm.core.target import Target
+from tritongemm.library.code_object import OBJECTS, SUFFIXES, CodeObject, opened, sealed
+from tritongemm.library.entry import LibraryEntry, LibraryKernel
+from tritongemm.library.helper import HelperKey, LibraryHelper
+from tritongemm.search_spaces import schema
 
 MANIFEST = "library.json"
 SCHEMA = 1  # of the manifest; it rises where a reader that ignores a new key would serve another kernel
@@ -145,8 +149,10 @@ class KernelLibrary:
         path: as it was named.
         digest: SHA-256 of its manifest, which holds the hashes of all else.
         entries: that can be used, as far as that is known without their code.
-        damaged: the others.
+        damaged: the others, and other parts that can't be used.
         members: its files.
+        helpers: kernels beside the products, by what they are looked up by.
+        targets: facts of architectures, by their names.
     """
 
     path: Path
@@ -154,8 +160,10 @@ class KernelLibrary:
     entries: tuple[LibraryEntry, ...]
     damaged: tuple[DamagedEntry, ...]
     members: Members
+    helpers: Mapping[HelperKey, LibraryHelper] = field(default_factory=dict)
+    targets: Mapping[str, Target] = field(default_factory=dict)
 
-    def read_code(self, kernel: LibraryKernel) -> bytes:
+    def read_code(self, kernel: CodeObject) -> bytes:
         """The code object of a kernel.
 
         Raises:
@@ -170,14 +178,14 @@ class KernelLibrary:
         return code
 
     def faults(self) -> dict[str, str]:
-        """What is wrong with each entry that can't be used, by its name; reads every code object."""
+        """What is wrong with each part that can't be used, by its name; reads every code object."""
         found = {entry.name: printable(entry.reason) for entry in self.damaged}
-        for entry in self.entries:
+        codes = [(entry.name, entry.kernel) for entry in self.entries if entry.kernel is not None]
+        for name, code in [*codes, *((helper.name, helper) for helper in self.helpers.values())]:
             try:
-                if entry.kernel is not None:
-                    self.read_code(entry.kernel)
+                self.read_code(code)
             except InputError as error:
-                found[entry.name] = str(error)
+                found[name] = str(error)
         return found
 
 
@@ -231,16 +239,30 @@ def open_library(path: Path) -> KernelLibrary:
         raise InputError(f"{path}: there is no such library") from None
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror or error}") from None
-    listed = _listed(path, text)
+    data = _read_manifest(path, text)
     entries, damaged = list[LibraryEntry](), list[DamagedEntry]()
-    for number, data in enumerate(listed, 1):
-        found = _read_entry(data, number, members)
+    helpers, targets = dict[HelperKey, LibraryHelper](), dict[str, Target]()
+    for number, entry in enumerate(data["entries"], 1):
+        found = _read_entry(entry, number, members)
         (damaged if isinstance(found, DamagedEntry) else entries).append(found)  # type: ignore[arg-type]
-    return KernelLibrary(path, hashlib.sha256(text).hexdigest(), tuple(entries), tuple(damaged), members)
+    for number, one in enumerate(data["helpers"], 1):
+        helper = _read_helper(one, number, members)
+        if isinstance(helper, DamagedEntry):
+            damaged.append(helper)
+        else:
+            helpers[helper.key] = helper
+    for name, facts in data["targets"].items():
+        target = _read_target(name, facts)
+        if isinstance(target, DamagedEntry):
+            damaged.append(target)
+        else:
+            targets[name] = target
+    digest = hashlib.sha256(text).hexdigest()
+    return KernelLibrary(path, digest, tuple(entries), tuple(damaged), members, helpers, targets)
 
 
-def _listed(path: Path, text: bytes) -> list[object]:
-    """The entries of a manifest as they stand in it.
+def _read_manifest(path: Path, text: bytes) -> Mapping[str, Any]:
+    """The parts of a manifest as they stand in it; older ones have entries alone.
 
     Raises:
         InputError: it is no manifest of this version.
@@ -249,13 +271,14 @@ def _listed(path: Path, text: bytes) -> list[object]:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {MANIFEST} is no JSON: {error}; copy the library again") from None
-    schema = data.get(_KIND) if isinstance(data, Mapping) else None
-    if not isinstance(schema, int) or not isinstance(data.get("entries"), list):
+    version = data.get(_KIND) if isinstance(data, Mapping) else None
+    if not isinstance(version, int) or not isinstance(data.get("entries"), list):
         raise InputError(f"{path}: {MANIFEST} is no manifest of a library")
-    if schema > SCHEMA:
-        raise InputError(f"{path}: a newer version of tritongemm wrote it (schema {schema}); update tritongemm")
-    listed: list[object] = data["entries"]
-    return listed
+    if version > SCHEMA:
+        raise InputError(f"{path}: a newer version of tritongemm wrote it (schema {version}); update tritongemm")
+    if not isinstance(data.get("helpers", []), list) or not isinstance(data.get("targets", {}), Mapping):
+        raise InputError(f"{path}: {MANIFEST} must have a list of helpers and a map of targets; build it again")
+    return {"helpers": [], "targets": {}, **data}
 
 
 def _read_entry(data: object, number: int, members: Members) -> LibraryEntry | DamagedEntry:
@@ -264,12 +287,34 @@ def _read_entry(data: object, number: int, members: Members) -> LibraryEntry | D
     except _DAMAGED as error:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         return DamagedEntry(_name_of(data, number), reason)
-    if (kernel := entry.kernel) is not None:
-        size = members.size(kernel.member)
-        if size != kernel.size:
-            told = "is missing" if size is None else f"has {size} bytes, not {kernel.size}"
-            return DamagedEntry(entry.name, f"its code object {kernel.member} {told}")
-    return entry
+    missing = _why_missing(entry.kernel, members) if entry.kernel is not None else ""
+    return DamagedEntry(entry.name, missing) if missing else entry
+
+
+def _read_helper(data: object, number: int, members: Members) -> LibraryHelper | DamagedEntry:
+    try:
+        helper = LibraryHelper.from_json(data)
+    except _DAMAGED as error:
+        return DamagedEntry(f"kernel {number} beside the products", str(error))
+    missing = _why_missing(helper, members)
+    return DamagedEntry(helper.name, missing) if missing else helper
+
+
+def _read_target(name: str, data: Any) -> Target | DamagedEntry:
+    where = f"the facts of {name}"
+    try:
+        return schema.read_target(where, name, opened(data)["facts"])
+    except _DAMAGED as error:
+        return DamagedEntry(where, str(error))
+
+
+def _why_missing(code: CodeObject, members: Members) -> str:
+    """Why a code object can't be there; "" where it may be."""
+    size = members.size(code.member)
+    if size == code.size:
+        return ""
+    told = "is missing" if size is None else f"has {size} bytes, not {code.size}"
+    return f"its code object {code.member} {told}"
 
 
 def _name_of(data: object, number: int) -> str:
@@ -280,10 +325,20 @@ def _name_of(data: object, number: int) -> str:
         return f"entry {number}"
 
 
-def manifest_text(entries: list[LibraryEntry]) -> str:
-    """The manifest of these entries."""
-    listed = ",\n".join(json.dumps(entry.to_json(), separators=(",", ":")) for entry in entries)
-    return f'{{"{_KIND}": {SCHEMA}, "entries": [\n{listed}\n]}}\n'
+def manifest_text(
+    entries: Sequence[LibraryEntry], helpers: Sequence[LibraryHelper] = (), targets: Sequence[Target] = ()
+) -> str:
+    """The manifest of these entries, kernels beside them and facts of targets."""
+    listed = [",\n".join(_compact(one.to_json()) for one in several) for several in (entries, helpers)]
+    facts = ",\n".join(f"{json.dumps(t.name)}:{_compact(sealed({'facts': schema.tell_target(t)}))}" for t in targets)
+    return (
+        f'{{"{_KIND}": {SCHEMA}, "entries": [\n{listed[0]}\n], "helpers": [\n{listed[1]}\n], '
+        f'"targets": {{\n{facts}\n}}}}\n'
+    )
+
+
+def _compact(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"))
 
 
 def is_manifest(start: bytes) -> bool:

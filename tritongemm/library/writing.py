@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from tritongemm.core import files
 from tritongemm.core.errors import OutputError
-from tritongemm.library.entry import OBJECTS, EntryKey, LibraryEntry
-from tritongemm.library.storage import MANIFEST, is_archive, is_manifest, manifest_text
+from tritongemm.core.target import Target
+from tritongemm.library.code_object import OBJECTS, CodeObject
+from tritongemm.library.entry import EntryKey, LibraryEntry
+from tritongemm.library.helper import HelperKey, LibraryHelper
+from tritongemm.library.storage import MANIFEST, KernelLibrary, is_archive, is_manifest, manifest_text
 
 ARCHIVE_SUFFIX = ".zip"
 ADVICE = "choose another place with -o"
@@ -28,10 +32,25 @@ class Contents:
     Attributes:
         entries: by what they are results of.
         codes: code objects by their hash, or what reads one.
+        helpers: kernels beside the products.
+        targets: facts of architectures.
     """
 
     entries: dict[EntryKey, LibraryEntry] = field(default_factory=dict)
     codes: dict[str, Callable[[], bytes]] = field(default_factory=dict)
+    helpers: dict[HelperKey, LibraryHelper] = field(default_factory=dict)
+    targets: dict[str, Target] = field(default_factory=dict)
+
+    @property
+    def objects(self) -> list[CodeObject]:
+        """The code objects that it names."""
+        kernels = [entry.kernel for entry in self.entries.values() if entry.kernel is not None]
+        return [*kernels, *self.helpers.values()]
+
+    def manifest(self) -> str:
+        """The text of its manifest."""
+        helpers = [self.helpers[key] for key in sorted(self.helpers)]
+        return manifest_text(self.listed(), helpers, [self.targets[name] for name in sorted(self.targets)])
 
     def listed(self) -> list[LibraryEntry]:
         """The entries in the order of their names, so that equal contents make equal files."""
@@ -88,15 +107,14 @@ def write(path: Path, contents: Contents) -> None:
         OutputError: it can't be written; what was there still is.
         InputError: a code object can't be read.
     """
-    entries = contents.listed()
-    wanted = {e.kernel.member: contents.codes[e.kernel.sha256] for e in entries if e.kernel is not None}
+    manifest, wanted = contents.manifest(), {one.member: contents.codes[one.sha256] for one in contents.objects}
     if path.suffix == ARCHIVE_SUFFIX:
-        files.atomic_write(path, _archived(manifest_text(entries), wanted), ADVICE)
+        files.atomic_write(path, _archived(manifest, wanted), ADVICE)
         return
     for name, read in wanted.items():
         if not _is_there(path / name, code := read()):
             files.atomic_write(path / name, code, ADVICE)
-    files.atomic_write(path / MANIFEST, manifest_text(entries), ADVICE)
+    files.atomic_write(path / MANIFEST, manifest, ADVICE)
     for folder in (path, path / OBJECTS):
         files.sweep(folder)
 
@@ -137,6 +155,32 @@ def merge(contents: Contents, entries: Sequence[LibraryEntry], codes: Mapping[st
             conflicts.append(f"{kept.name}: kept {_described(kept)}, not {_described(given_up)}")
     contents.codes |= {sha256: read for sha256, read in codes.items() if sha256 not in contents.codes}
     return conflicts
+
+
+def readers(library: KernelLibrary) -> dict[str, Callable[[], bytes]]:
+    """What reads each code object of a library, by its hash."""
+    kernels = [entry.kernel for entry in library.entries if entry.kernel is not None]
+    return {code.sha256: partial(library.read_code, code) for code in [*kernels, *library.helpers.values()]}
+
+
+def add_beside(
+    contents: Contents,
+    helpers: Iterable[LibraryHelper],
+    targets: Mapping[str, Target],
+    codes: Mapping[str, Callable[[], bytes]],
+) -> None:
+    """Add kernels beside the products and facts of architectures; of two for one thing the first counts.
+
+    Args:
+        contents: what is added to.
+        helpers: the kernels.
+        targets: the facts.
+        codes: as of `merge`.
+    """
+    for helper in helpers:
+        if contents.helpers.setdefault(helper.key, helper) is helper:
+            contents.codes.setdefault(helper.sha256, codes[helper.sha256])
+    contents.targets |= {name: target for name, target in targets.items() if name not in contents.targets}
 
 
 def _seconds(entry: LibraryEntry) -> tuple[bool, float]:

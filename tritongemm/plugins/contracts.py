@@ -47,6 +47,7 @@ from tritongemm.core.search_limits import SearchLimits
 from tritongemm.core.search_results import Predictions, Pruned
 from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.space import Space
+from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
@@ -335,6 +336,7 @@ class KernelBackend(Backend, abstract=True):
     @abstractmethod
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch | HostLaunch: ...
 
+    @final
     def with_strides(
         self, launch: Launch, config: Config, problem: Problem, strides: Mapping[str, tuple[int, int]]
     ) -> Launch | Support:
@@ -345,6 +347,16 @@ class KernelBackend(Backend, abstract=True):
             config: what is launched.
             problem: what it computes.
             strides: by an operand's name, elements from one stored row to the next and from one product to the next.
+        """
+        found = self.stride_places(config, problem)
+        return found if isinstance(found, Support) else found.move(launch, strides)
+
+    def stride_places(self, config: Config, problem: Problem) -> StridePlaces | Support:
+        """Where a config's launches have the strides of operands, or why they read dense operands alone.
+
+        Args:
+            config: what is launched.
+            problem: what it computes.
         """
         return Support(f"kernels of {self.name} read dense operands alone")
 
@@ -396,7 +408,13 @@ class SearchedBackend(KernelBackend, abstract=True):
 
 
 class LibraryBackend(Backend, abstract=True):
-    """A library that is asked on its GPU for its algorithms, and launches them itself."""
+    """A library that is asked on its GPU for its algorithms, and launches them itself.
+
+    Attributes:
+        compiles: it compiles a kernel where that is first called.
+    """
+
+    compiles: ClassVar[bool] = False
 
     @final
     def list_algorithms(self, problem: Problem, operands: Operands, limit: int = 0) -> list[Config]:

@@ -8,6 +8,7 @@ from functools import partial
 
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.stride_places import StridePlaces
 from tritongemm.hip_ext.driver import driver, tensor_map
 from tritongemm.hip_ext.driver.module import PreparedLaunch
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
@@ -23,10 +24,12 @@ class TunedKernel:
     Attributes:
         launch: its launch on this device.
         function: the loaded code.
+        strides: where the launch has the strides of operands, of a library's kernel that reads others than dense ones.
     """
 
     launch: Launch
     function: driver.Function
+    strides: StridePlaces | None = None
 
     def bytes(self, buffer: str) -> int:
         """Bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``."""

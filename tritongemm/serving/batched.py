@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.launch import Launch
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel, Resolution
+from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout
@@ -228,7 +229,7 @@ class _Resolver:
         self.answers = dispatcher.answer(readings, operands.a.get_device())
         kernel, device = self.answers.resolution.kernel, self.answers.device
         if device is not None:
-            check_encodings_on(operands.a, operands.b, device.device.arch)
+            check_encodings_on(operands.a, operands.b, device)
         if kernel is None or device is None:
             return
         record = self.answers.resolution.record
@@ -248,14 +249,24 @@ def _moved(kernel: LoadedKernel, record: Record, product: BatchProduct) -> Loade
     strides: dict[str, Strides] = product.moved(problem)
     if not strides:
         return kernel
+    if not isinstance(kernel, TunedKernel):
+        return Support(f"{record.winner} reads dense operands alone; {', '.join(strides)} lie otherwise")
+    places = kernel.strides or _stride_places(record, problem)
+    launch = places if isinstance(places, Support) else places.move(kernel.launch, strides)
+    return launch if isinstance(launch, Support) else replace(kernel, launch=launch)
+
+
+def _stride_places(record: Record, problem: Problem) -> StridePlaces | Support:
+    """Where launches of a record's kernel have the strides of operands, asked of its backend."""
     from tritongemm.plugins.contracts import KernelBackend
     from tritongemm.serving import winners
 
-    backend = winners.find_winner(record)  # which a machine that serves a library may lack
-    if not isinstance(kernel, TunedKernel) or not isinstance(backend, KernelBackend):
-        return Support(f"{record.winner} reads dense operands alone; {', '.join(strides)} lie otherwise")
-    launch = backend.with_strides(kernel.launch, record.config, problem, strides)
-    return replace(kernel, launch=launch) if isinstance(launch, Launch) else launch
+    backend = winners.find_winner(record)
+    if isinstance(backend, Support):
+        return backend  # a machine that serves a library may lack what the backend needs
+    if not isinstance(backend, KernelBackend):
+        return Support(f"{record.winner} reads dense operands alone")
+    return backend.stride_places(record.config, problem)
 
 
 def _tensors(operands: BatchOperands) -> list[Any]:

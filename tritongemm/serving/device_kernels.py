@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import torch
 
 from tritongemm.core.errors import WorkspaceError
+from tritongemm.core.other_m import serves_other_m
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel
 from tritongemm.core.support import Support
+from tritongemm.core.target import Target
+from tritongemm.library.storage import KernelLibrary
 from tritongemm.serving import winners
-from tritongemm.serving.other_m import serves_other_m
+from tritongemm.serving.helper_kernels import HelperKernels
 from tritongemm.serving.record_table import RecordTable, rows_of
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.source_row import SourceRow
-from tritongemm.serving.stored_kernels import StoredKernel
+from tritongemm.serving.stored_kernels import LoadedCode, StoredKernel
 from tritongemm.serving.torch_kernels import TorchKernels
 
 if TYPE_CHECKING:
@@ -48,6 +52,8 @@ class DeviceKernels:
         binders: what gives the kernel of another M, by the problem and the least M of a record that serves others.
         tf32: the problems whose kernels round float32 operands to tf32.
         online: what tries algorithms for sizes that were never tuned; None where that was not asked for.
+        libraries: those that were loaded, the latest last.
+        loaded_code: code of libraries on the GPU.
     """
 
     device: ServingDevice
@@ -58,6 +64,18 @@ class DeviceKernels:
     binders: dict[tuple[Problem, int], Binder] = field(default_factory=dict)
     tf32: frozenset[Problem] = frozenset()
     online: OnlineTuner | None = None
+    libraries: tuple[KernelLibrary, ...] = ()
+    loaded_code: LoadedCode = field(default_factory=LoadedCode)
+
+    @cached_property
+    def helpers(self) -> HelperKernels:
+        """The kernels beside the products."""
+        return HelperKernels(self.device, self.libraries, self.loaded_code)
+
+    @property
+    def target(self) -> Target:
+        """Facts of the GPU's architecture; errors are those of `HelperKernels.target`."""
+        return self.helpers.target
 
     def find_row(self, problem: Problem) -> SourceRow | Support:
         """The tuned row of a problem for this GPU, or why there is none."""

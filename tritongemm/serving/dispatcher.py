@@ -271,7 +271,10 @@ class Dispatcher:
                 if index not in self._devices:
                     from tritongemm.serving import kernel_loading  # which imports what it takes to compile
 
-                    self._devices[index] = kernel_loading.load_device(index, self._records, self._former.get(index))
+                    libraries = tuple(table.library for table in self._tables if table.library is not None)
+                    self._devices[index] = kernel_loading.load_device(
+                        index, self._records, self._former.get(index), libraries
+                    )
                     announce(self._tables, self._devices[index], self._times_added)
                 device = self._devices[index]
         return device

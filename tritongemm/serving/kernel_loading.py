@@ -20,6 +20,7 @@ from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.support import Support
 from tritongemm.hip_ext.driver.module import Function
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
+from tritongemm.library.storage import KernelLibrary
 from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
 from tritongemm.runtime.loaded_kernels import HostLaunchedKernel, TunedKernel
 from tritongemm.serving import load_check, winners
@@ -27,24 +28,28 @@ from tritongemm.serving.device_kernels import Binder, DeviceKernels
 from tritongemm.serving.record_table import RecordTable, rows_of
 from tritongemm.serving.serving_device import ServingDevice, open_device
 from tritongemm.serving.source_row import SourceRow
-from tritongemm.serving.stored_kernels import LoadedCode, StoredKernel
+from tritongemm.serving.stored_kernels import StoredKernel
 from tritongemm.serving.torch_fallback import float32_precision
 from tritongemm.serving.torch_kernels import TorchKernels
 
 _TOLD = 10  # records that a warning names
 
 
-def load_device(index: int, records: RecordTable, former: DeviceKernels | None = None) -> DeviceKernels:
+def load_device(
+    index: int, records: RecordTable, former: DeviceKernels | None = None, libraries: tuple[KernelLibrary, ...] = ()
+) -> DeviceKernels:
     """The kernels that a GPU can launch for tuned records.
 
     Args:
         index: the GPU's number, as PyTorch counts.
         records: the tuned records of all devices.
         former: what the GPU could launch before, whose workspaces are kept where they are large enough.
+        libraries: those that records came from, the latest last.
     """
     with torch.cuda.device(index):
         device = open_device(index, former.device.workspaces if former else None)
-        found = DeviceKernels(device, records, TorchKernels(device))
+        found = DeviceKernels(device, records, TorchKernels(device), libraries=libraries)
+        found.loaded_code = former.loaded_code if former else found.loaded_code
         if settings.online():
             from tritongemm.serving import online
 
@@ -67,11 +72,10 @@ def load_device(index: int, records: RecordTable, former: DeviceKernels | None =
 
 def _add_stored(found: DeviceKernels, rows: Sequence[SourceRow]) -> None:
     """Add the kernels that libraries hold for a GPU to what it can launch, with workspaces for them."""
-    loaded = LoadedCode()
     for row in rows:
         if row.code is None:
             continue
-        record, kernel = row.record, StoredKernel(found.device, row.record, row.code, loaded)
+        record, kernel = row.record, StoredKernel(found.device, row.record, row.code, found.loaded_code)
         (found.loaded_ranges if record.m_from else found.loaded)[record.problem] = kernel
         found.binders[record.problem, record.m_from] = kernel.at
         if row.code.kernel.tf32:

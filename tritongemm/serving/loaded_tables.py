@@ -16,14 +16,13 @@ from tritongemm.core import settings
 from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.library import storage
 from tritongemm.serving import rank_agreement
 from tritongemm.serving.calls import ExpertWeights, expert_weights, is_layer, is_scaled, is_served
-from tritongemm.serving.library_rows import read_library
 from tritongemm.serving.record_source import read_source
 from tritongemm.serving.source_row import SourceRow
 
 if TYPE_CHECKING:
+    from tritongemm.library.storage import KernelLibrary
     from tritongemm.serving.device_kernels import DeviceKernels
 
 _LOG = logging.getLogger("tritongemm")
@@ -38,11 +37,13 @@ class LoadedTable:
         name: the file's path, or ``records``.
         digest: the first digits of the SHA-256 of the file, or of a library's manifest, in hexadecimal.
         rows: those of linear layers, with or without scales, of batches and of groups, which calls can ask for.
+        library: that the rows are from; None for a file or records.
     """
 
     name: str
     digest: str
     rows: tuple[SourceRow, ...]
+    library: KernelLibrary | None = None
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -79,9 +80,13 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = 
         InputError: the file can't be read, or holds no tuned result.
         TypeError: the source is neither a path nor records.
     """
+    from tritongemm.library import storage  # whose import takes longer than that of the rest
+
     if isinstance(source, str | Path) and storage.is_library(Path(source)):
+        from tritongemm.serving.library_rows import read_library
+
         library, rows = read_library(Path(source))
-        return LoadedTable(os.fspath(source), library.digest[:_DIGEST_DIGITS], _served(rows))
+        return LoadedTable(os.fspath(source), library.digest[:_DIGEST_DIGITS], _served(rows), library)
     rows = read_source(source, family)
     if isinstance(source, str | os.PathLike):
         name, content = os.fspath(source), b""

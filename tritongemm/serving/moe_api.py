@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
-from tritongemm.core import settings
+from tritongemm.build.expert_kernels import ACTIVATIONS
 from tritongemm.core.errors import InputError
 from tritongemm.serving import moe_torch
 from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.grouped_api import run
 from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
+from tritongemm.serving.moe_kernels import MixtureSteps, MoeKernels
 from tritongemm.serving.operand_checks import SCALED_RESULTS, check_tensors, check_values
 from tritongemm.serving.traced_operations import define_operation
-
-ACTIVATIONS = ("silu", "gelu")
 
 
 def fused_moe(
@@ -75,27 +73,24 @@ def _operation(
     mode = _mode(x, w1, w2, w1_scale, w2_scale)
     if not x.shape[0]:
         return x.new_empty(x.shape)
-    steps, dispatcher = _steps(x), default_dispatcher()
     if x.is_cuda and torch.cuda.current_device() != x.get_device():
         with torch.cuda.device(x.get_device()):
             return _operation(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale)
+    dispatcher = default_dispatcher()
+    steps = steps_for(dispatcher, x)
     x, weights = x if x.stride(1) == 1 else x.contiguous(), topk_weights.contiguous()
     order, place, ends = steps.sort(topk_ids.contiguous(), w1.shape[0])
     rows, of_rows = steps.gather(x, order, topk_ids.shape[1], mode, w1.dtype)
     h = run(dispatcher, GroupedOperands(rows, w1.mT, ends, of_rows, w1_scale, x.dtype))
     inner, of_inner = steps.activate(h, activation, mode, w2.dtype)
     y = run(dispatcher, GroupedOperands(inner, w2.mT, ends, of_inner, w2_scale, x.dtype))
-    combined: Tensor = steps.combine(y, place, ends, weights, x.dtype)
-    return combined
+    return steps.combine(y, place, ends, weights, x.dtype)
 
 
-def _steps(x: Tensor) -> ModuleType:
+def steps_for(dispatcher: Dispatcher, x: Tensor) -> MixtureSteps:
     """Who does what is between the products."""
-    if x.is_cuda and settings.version("triton") != "missing":
-        from tritongemm.runtime import moe_kernels  # which imports Triton
-
-        return moe_kernels
-    return moe_torch
+    device = dispatcher.device(x.get_device()) if x.is_cuda else None
+    return moe_torch if device is None else MoeKernels(device, dispatcher.calls.table)
 
 
 def _check(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, activation: str) -> None:

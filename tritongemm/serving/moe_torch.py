@@ -1,6 +1,6 @@
-"""The steps between the products of `fused_moe` in plain PyTorch, where there is no GPU or no Triton.
+"""The steps between the products of `fused_moe` in plain PyTorch, where there is no GPU or no kernel.
 
-They give what those of `tritongemm.runtime.moe_kernels` give, and ask a GPU for no number either.
+They give what those of `tritongemm.serving.moe_kernels` give, and ask a GPU for no number either.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from tritongemm.core.target import Target
+    from tritongemm.serving.device_kernels import DeviceKernels
 
 SCALED_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -115,11 +116,9 @@ def check_encodings(operands: Mapping[str, str], target: Target) -> None:
             )
 
 
-def check_encodings_on(a: Tensor, b: Tensor, arch: str) -> None:
-    """As `check_encodings`, for operands on a GPU of this architecture."""
+def check_encodings_on(a: Tensor, b: Tensor, device: DeviceKernels) -> None:
+    """As `check_encodings`, for operands on a GPU."""
     names = {name: DTYPE_NAMES.get(tensor.dtype, "") for name, tensor in (("a", a), ("b", b))}
     fp8 = {name: dtype for name, dtype in names.items() if dtype and DTYPES[dtype].is_fp8}
     if fp8:
-        from tritongemm.search_spaces import loader  # which reads YAML
-
-        check_encodings(fp8, loader.load_target(arch))
+        check_encodings(fp8, device.target)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from tritongemm.core import settings
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.helper_kernel import PARTS
@@ -26,7 +24,7 @@ from tritongemm.serving.torch_fallback import DTYPE_NAMES
 from tritongemm.serving.traced_operations import define_operation
 
 if TYPE_CHECKING:
-    from tritongemm.hip_ext.driver.module import Function
+    from tritongemm.serving.device_kernels import DeviceKernels
     from tritongemm.serving.serving_device import ServingDevice
 
 GRANULARITIES = ("tensor", "row", "block", "mx")
@@ -141,8 +139,9 @@ def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _
     x = x.contiguous()
     if not x.is_cuda:
         return by_torch(x, granularity, dtype, layout)
-    key = (x.shape, x.dtype, x.get_device(), granularity, dtype, layout)
-    launch = _ready.table.get(key)
+    key = ("quantize", x.shape, x.dtype, x.get_device(), granularity, dtype, layout)
+    table: dict[Any, Any] = default_dispatcher().calls.table
+    launch: Callable[[Tensor], _Pair] | None = table.get(key)
     if launch is None:
         launch = _make_ready(key, x, granularity, dtype, layout)
     return launch(x)
@@ -167,17 +166,6 @@ def by_torch(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _P
     q = quotients.round().to(dtype) if dtype == torch.int8 else quotients.to(dtype)
     out = empty_factors(x, granularity, layout)
     return q.reshape(x.shape), out.copy_(factors.squeeze(-1))
-
-
-class _ReadyLaunches(threading.local):
-    """What quantises activations of a shape, in one thread, and the loaded kernels by device and digest."""
-
-    def __init__(self) -> None:
-        self.table: dict[tuple[Any, ...], Callable[[Tensor], _Pair]] = {}
-        self.functions: dict[tuple[int, str], Function] = {}
-
-
-_ready: Final = _ReadyLaunches()
 
 
 class _Launch:
@@ -223,22 +211,23 @@ def _make_ready(
 ) -> Callable[[Tensor], _Pair]:
     """The kernel of a key, loaded and kept in the thread's table; PyTorch's operations where there is none.
 
-    While a graph is captured nothing is compiled or loaded, and nothing kept.
+    While a graph is captured nothing is compiled or loaded, and what PyTorch computes then is not kept.
     """
-    by_operations = partial(by_torch, granularity=granularity, dtype=dtype, layout=layout)
-    if torch.cuda.is_current_stream_capturing():
-        return by_operations
-    device = default_dispatcher().device(x.get_device())
-    assert device is not None, "nothing is captured"
-    launch: Callable[[Tensor], _Pair]
+    launch: Callable[[Tensor], _Pair] = partial(by_torch, granularity=granularity, dtype=dtype, layout=layout)
+    dispatcher = default_dispatcher()
+    device = dispatcher.device(x.get_device())
+    if device is None:
+        return launch
     try:
-        launch = _load(device.device, x, granularity, dtype, layout)
+        launch = _load(device, x, granularity, dtype, layout)
     except (TritonGemmError, OSError) as error:
+        if torch.cuda.is_current_stream_capturing():
+            return launch
         warnings.warn(f"PyTorch's operations quantise activations, as no kernel does: {error}", stacklevel=3)
-        launch = by_operations
-    if len(_ready.table) >= _MOST_CALLS:
-        _ready.table.clear()
-    _ready.table[key] = launch
+    table: dict[Any, Any] = dispatcher.calls.table
+    if len(table) >= _MOST_CALLS:
+        table.clear()
+    table[key] = launch
     return launch
 
 
@@ -250,20 +239,15 @@ def _extents(x: Tensor, granularity: str, layout: str) -> tuple[int, int]:
     return strides[0], strides[1]
 
 
-def _load(device: ServingDevice, x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Launch:
-    """The kernel for activations like x, compiled where the cache lacks it.
+def _load(device: DeviceKernels, x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Launch:
+    """The kernel for activations like x, of a library, or compiled where the cache lacks it.
 
     Raises:
         TritonGemmError, OSError: there is none.
     """
-    from tritongemm.build import helpers
-    from tritongemm.build.cache import ArtifactCache
     from tritongemm.build.quantization_kernels import Quantization, choose_kernels
-    from tritongemm.runtime.loaded_kernels import TunedKernel
-    from tritongemm.search_spaces import loader
 
-    target = loader.load_target(device.arch)
-    k, microscaled = x.shape[-1], granularity == "mx"
+    target, k, microscaled = device.target, x.shape[-1], granularity == "mx"
     name = microscaling.FORMATS[dtype] if microscaled else DTYPE_NAMES[dtype]
     if DTYPES[name].is_fp8 and not target.supports(DTYPES[name]):
         raise InputError(f"{target.name} has no {name}: its fp8 encoding is {target.fp8}")
@@ -273,17 +257,8 @@ def _load(device: ServingDevice, x: Tensor, granularity: str, dtype: torch.dtype
         asked = replace(asked, places=scale_places(layout))
         if not all(asked.places):
             raise InputError(f"no kernel writes powers of two in the order {layout}")
-    prepared = []
-    for helper, arguments in choose_kernels(asked):
-        artifact = helpers.compile_helper(helper, target, ArtifactCache(settings.cache_folder()))
-        launch = helpers.launch_helper(artifact, helper, arguments, target)
-        with torch.cuda.device(device.index):
-            device.driver_device.make_current()
-            own = device.index, artifact.digest
-            if own not in _ready.functions:
-                _ready.functions[own] = device.driver_device.load(launch.read_code()).function(launch.symbol)
-            prepared.append(TunedKernel(launch, _ready.functions[own]).prepare(device.driver_device))
-    return _Launch(prepared, device, granularity, dtype, layout)
+    prepared = [device.helpers.prepare(helper, arguments) for helper, arguments in choose_kernels(asked)]
+    return _Launch(prepared, device.device, granularity, dtype, layout)
 
 
 def _fake(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:

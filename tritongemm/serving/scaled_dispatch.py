@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.serving import CallSignature, Resolution
-from tritongemm.core.target import Target
 from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
 from tritongemm.serving.operand_checks import check_values
 from tritongemm.serving.scaled_call import ScaledCall
@@ -86,9 +85,10 @@ def ask(dispatcher: Dispatcher, product: ScaledProduct, operands: ScaledOperands
     if not product.dense:
         return _fallback(f"b has strides {operands.b.stride()}; kernels take a dense weight")
     index = operands.a.get_device()
-    target = _target(dispatcher, index)
-    if target is None:
+    device = dispatcher.device(index)
+    if device is None:
         return _fallback("nothing is loaded on this device; call tritongemm.load or run it once first", lasting=False)
+    target = device.target
     check_encoding(product, target)
     if operands.bias is not None and operands.bias.dtype != operands.out_dtype:
         return _fallback(f"the bias is {operands.bias.dtype}; kernels take {operands.out_dtype}")
@@ -100,14 +100,6 @@ def ask(dispatcher: Dispatcher, product: ScaledProduct, operands: ScaledOperands
 
 def _fallback(reason: str, lasting: bool = True) -> CallAnswers:
     return CallAnswers(Resolution("fallback", reason, lasting=lasting))
-
-
-def _target(dispatcher: Dispatcher, index: int) -> Target | None:
-    """Facts of a GPU; None while a graph is captured and nothing was loaded before."""
-    from tritongemm.search_spaces import loader  # which reads YAML
-
-    device = dispatcher.device(index)
-    return None if device is None else loader.load_target(device.device.arch)
 
 
 def explain(dispatcher: Dispatcher, operands: ScaledOperands) -> str:

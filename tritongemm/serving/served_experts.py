@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from tritongemm.build import expert_kernels
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.serving import moe_api
 from tritongemm.serving.calls import ExpertWeights
@@ -41,7 +42,7 @@ def why_left(module: Any, known: frozenset[ExpertWeights]) -> str:
         if getattr(module, name, usual) != usual:
             return f"its {name} is {getattr(module, name)}"
     if type(module.act_fn).__name__ not in _ACTIVATIONS or not _has_plain_gate(module):
-        return f"its gate is none of {', '.join(moe_api.ACTIVATIONS)}"
+        return f"its gate is none of {', '.join(expert_kernels.ACTIVATIONS)}"
     w1, w2 = module.gate_up_proj, module.down_proj
     if w1.dtype not in DTYPE_NAMES or w1.dtype != w2.dtype or not (w1.is_contiguous() and w2.is_contiguous()):
         return f"its weights are {w1.dtype} and {w2.dtype}"

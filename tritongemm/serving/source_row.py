@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tritongemm.core.record import Record
-from tritongemm.library.storage import StoredCode
+
+if TYPE_CHECKING:
+    from tritongemm.library.storage import StoredCode
 
 _STEPS = ((256, 16), (1024, 32), (4096, 64))  # up to this M, multiples of that
 _STEP_ABOVE = 128

@@ -10,10 +10,12 @@ import torch
 
 from tritongemm.build.prepare import or_refusal
 from tritongemm.core.errors import InputError
+from tritongemm.core.launch import Launch
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel, PatchedLaunch
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.hip_ext.driver import driver
+from tritongemm.library.entry import record_m
 from tritongemm.library.storage import StoredCode
 from tritongemm.runtime.loaded_kernels import TunedKernel
 from tritongemm.serving import load_check
@@ -28,6 +30,22 @@ class LoadedCode:
 
     functions: dict[tuple[str, str], driver.Function] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def function(self, device: ServingDevice, code: bytes, launch: Launch) -> driver.Function:
+        """The function of a launch, loaded by the first caller.
+
+        Args:
+            device: the GPU.
+            code: the code object, whose hash the launch has.
+            launch: names the function.
+        """
+        key = launch.sha256, launch.symbol
+        if key not in self.functions:
+            with torch.cuda.device(device.index), device.driver_device.relaxed():
+                function = device.driver_device.load(code).function(launch.symbol)
+                _ = function.attributes  # The driver may load code late, which must not be during a capture.
+                self.functions[key] = function
+        return self.functions[key]
 
 
 class StoredKernel:
@@ -45,16 +63,16 @@ class StoredKernel:
         self._answer: driver.Function | Support | None = None
 
     def bytes(self, buffer: str) -> int:
-        """The most bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``, at any M."""
-        return self._code.kernel.launches.most_bytes(buffer)
+        """The most bytes of a buffer that the runtime owns, ``workspace`` or ``semaphore``, up to its record's M."""
+        return self._code.kernel.launches.most_bytes(buffer, record_m(self._record))
 
     def prepare(self, device: driver.Device) -> PatchedLaunch:
-        """A launch for one thread, at the largest M.
+        """A launch for one thread, at its record's M.
 
         Raises:
             InputError: its code is damaged, or can't be loaded.
         """
-        kernel = self.at(self._code.kernel.launches.high)
+        kernel = self.at(record_m(self._record))
         if isinstance(kernel, Support):
             raise InputError(kernel.reason)
         return kernel.prepare(device)
@@ -65,7 +83,7 @@ class StoredKernel:
         if isinstance(launch, Support):
             return launch
         function = self._function()
-        return function if isinstance(function, Support) else TunedKernel(launch, function)
+        return function if isinstance(function, Support) else TunedKernel(launch, function, self._code.kernel.strides)
 
     def _function(self) -> driver.Function | Support:
         """The kernel's code on the GPU, loaded by the first caller."""
@@ -80,20 +98,16 @@ class StoredKernel:
         return self._answer
 
     def _load(self) -> driver.Function | Support:
-        kernel, device = self._code.kernel, self._device
-        key = kernel.sha256, kernel.launches.launch.symbol
-        if key not in self._loaded.functions:
-            with torch.cuda.device(device.index), device.driver_device.relaxed():
-                function = device.driver_device.load(self._code.read()).function(key[1])
-                _ = function.attributes  # The driver may load code late, which must not be during a capture.
-                self._loaded.functions[key] = function
-        checked = self._check(self._loaded.functions[key])
-        return self._loaded.functions[key] if checked else checked
+        launch = self._code.kernel.launches.launch
+        function = self._loaded.functions.get((launch.sha256, launch.symbol))
+        function = function or self._loaded.function(self._device, self._code.read(), launch)
+        checked = self._check(function)
+        return function if checked else checked
 
     def _check(self, function: driver.Function) -> Support:
         """Whether it is right; what was measured needs no check, but a kernel that another Triton compiled since."""
         launches, record = self._code.kernel.launches, self._record
-        launch = launches.at(launches.high)
+        launch = launches.at(record_m(record))
         if self._code.kernel.toolchain.get("triton") == record.toolchain.get("triton"):
             return SUPPORTED
         if isinstance(launch, Support):

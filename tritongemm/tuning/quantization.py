@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tritongemm.build import helpers
+from tritongemm.build import helpers, quantization_kernels
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.quantization_kernels import GROUP, Quantization, choose_kernels
+from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
-from tritongemm.core.scaling import Scaling
 from tritongemm.core.target import Target
-from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.plugins.contracts import Evaluator
 
 FROM = "bf16"  # the type of the activations that are quantised
@@ -37,29 +35,7 @@ def with_quantization(result: RaceResult, problem: Problem, evaluator: Evaluator
 
 def quantization_of(problem: Problem) -> Quantization | None:
     """What `tritongemm.quantize` does for the A of a problem; None where it has no kernel for that."""
-    scaling, is_eight_bits = problem.scale_a, problem.a.is_fp8 or problem.dtype_a == "int8"
-    if scaling is None or problem.kind != "one" or not problem.row_major_a:
-        return None
-    if problem.microscaled:
-        return _by_powers(problem, scaling)
-    if not is_eight_bits:
-        return None
-    if scaling == Scaling(rows=0):
-        return Quantization(problem.m, problem.k, FROM, problem.dtype_a, "tensor", (1, 1))
-    if scaling.dtype != "fp32" or scaling.rows != 1 or scaling.depth not in (0, GROUP):
-        return None
-    extents = scaling.shape(problem.m, problem.k)
-    if scaling.layout not in ("rows", "groups"):
-        return None
-    strides = (1, extents[1]) if scaling.layout == "groups" else (extents[1], 1)
-    granularity = "block" if scaling.depth else "row"
-    return Quantization(problem.m, problem.k, FROM, problem.dtype_a, granularity, strides)
-
-
-def _by_powers(problem: Problem, scaling: Scaling) -> Quantization | None:
-    places = scale_places(scaling.layout)
-    extents = scaling.shape(problem.m, problem.k)
-    return Quantization(problem.m, problem.k, FROM, problem.dtype_a, "mx", extents, places) if all(places) else None
+    return quantization_kernels.quantization_of(problem, FROM, problem.m) if problem.kind == "one" else None
 
 
 def _launches(asked: Quantization, target: Target) -> tuple[Launch, ...]:

@@ -48,7 +48,7 @@ ALLOWED = {
     "codegen": {"core", "plugins", "numerics"},
     "runtime": {"core", "hip_ext", "search_spaces"},
     "search": {"core", "plugins", "workers", "numerics", "codegen", "search_spaces"},
-    "build": {"core", "plugins", "workers", "codegen"},
+    "build": {"core", "plugins", "workers", "numerics", "codegen"},
     "backends": {"core", "plugins", "numerics", "codegen", "search", "search_spaces", "hip_ext", "runtime"},
     "formats": {"core", "plugins", "search_spaces"},
     "measure": {"core", "plugins", "workers", "hip_ext", "runtime", "numerics", "codegen", "search"},

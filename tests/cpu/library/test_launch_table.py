@@ -17,6 +17,7 @@ from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.support import Support
 from tritongemm.library.launch_table import LaunchTable, tabulate
 from tritongemm.library.launch_values import table_from_json, table_to_json
+from tritongemm.library.wider_table import widen
 
 SHA256 = "0" * 64
 
@@ -121,3 +122,41 @@ def test_numbers_from_a_file_are_bounded(change: Callable[[dict[str, Any]], None
     change(data)
     with pytest.raises(InputError, match=complaint):
         table_from_json(data, SHA256)
+
+
+@given(
+    low=st.integers(1, 40),
+    count=st.integers(1, 60),
+    block=st.sampled_from([1, 16, 64]),
+    units=st.sampled_from([7, 132, 10**9]),
+    columns=st.integers(1, 9),
+    cut=st.booleans(),
+    asked=st.lists(st.integers(1, 5000), min_size=1, max_size=9),
+)
+def test_a_wider_table_has_the_launches_of_other_m(
+    low: int, count: int, block: int, units: int, columns: int, cut: bool, asked: list[int]
+) -> None:
+    """Up to where the GPU is full and behind it; where workspaces come and go it ends early."""
+
+    def launch_at(m: int) -> Launch | Support:
+        tiles = blocks(m, block) * columns
+        buffers = (Buffer("workspace", 4 * (tiles % units)),) if cut and tiles % units else ()
+        params = Param("tma", "a", (block, 64), (m, 64), 64), Param("i32", m), Param("i64", 8 * m)
+        launch = Launch("", "k", (min(tiles, units), 1, 1), (128, 1, 1), 64, params, buffers, sha256=SHA256)
+        return launch if m <= 4000 else Support("too many rows")
+
+    table = tabulate(launch_at, low, low + count, block)
+    assert isinstance(table, LaunchTable)
+    wider = widen(table, launch_at, block, 5000)
+    assert wider.low == low and low + count <= wider.high <= 4000
+    assert cut or wider.high == 4000
+    for m in asked:
+        wanted = launch_at(m) if low <= m <= wider.high else None
+        found = wider.at(m)
+        assert found == wanted if wanted is not None else isinstance(found, Support)
+    told = json.loads(json.dumps(table_to_json(wider)))
+    assert json.loads(json.dumps(table_to_json(table_from_json(told, SHA256)))) == told
+    for most in (low, low + count // 2, low + count):
+        first = [launch_at(m) for m in range(low, most + 1)]
+        sizes = [sum(b.bytes for b in one.buffers) for one in first if isinstance(one, Launch)]
+        assert wider.most_bytes("workspace", most) == max(sizes)

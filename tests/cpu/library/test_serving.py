@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tritongemm
-from tests.support import ROOT, libraries, serve_library
+from tests.support import ROOT, libraries, serve_library, stored_calls
 from tests.support.libraries import linear, tuned
 from tests.support.serve_library import REFUSED, HostDriver
 from tritongemm.core.errors import DamagedFileWarning, InputError
@@ -38,6 +38,39 @@ def test_nothing_that_compiles_is_imported(tmp_path: Path) -> None:
         "imported []",
     ], done.stderr
     assert {"triton", "jinja2", "joblib", "yaml"} <= set(REFUSED)
+
+
+SERVED = """\
+rows 9
+quantize: quantize_rows, right
+scaled_mm: rows, right
+linear_fp8: quantize_groups, blocks, right
+bmm: heads, right
+scaled_bmm: scaled batch, right
+scaled_bmm: scaled batch, right
+scaled_bmm: scaled batch, right
+grouped_mm: plain first, right
+grouped_mm: plain first, right
+fused_moe: sort_rows, gather_rows, plain first, activate_rows, plain second, combine_rows, right
+fused_moe of fp8: sort_rows, gather_rows, first, activate_rows, second, combine_rows, right
+"""
+
+
+@pytest.mark.parametrize("lacking", ["", "combine_rows", "quantize_rows"])
+def test_every_call_is_served_where_nothing_can_be_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    """Kernels beside the products are the library's too; of one that it lacks PyTorch takes the place, and says so."""
+    stored_calls.write(tmp_path / "library.zip", monkeypatch, lacking)
+    command = [sys.executable, "-m", "tests.support.stored_calls", str(tmp_path / "library.zip")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=120)
+    assert done.returncode == 0, done.stderr
+    calls, _, notices = done.stdout.partition("warned: ")
+    wanted = SERVED.replace(f", {lacking}", "").replace(f" {lacking},", "") if lacking else SERVED + "imported []\n"
+    assert calls == wanted, done.stdout
+    assert bool(notices) == bool(lacking)
+    if lacking:
+        assert f"no library that is loaded has {lacking} of" in notices and notices.endswith("imported []\n")
 
 
 @pytest.fixture

@@ -277,7 +277,7 @@ def test_the_environment_names_the_records(gpu: Gpu, tmp_path: Path, monkeypatch
     file.write_text(results_format().write([record(problem(16, 32, 64), winner="torch")]))
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
     monkeypatch.setattr(
-        "tritongemm.serving.kernel_loading.load_device", lambda _, records, former: stand_in_kernels(records)
+        "tritongemm.serving.kernel_loading.load_device", lambda _, records, *others: stand_in_kernels(records)
     )
     assert say(Dispatcher(), empty(16, 64), empty(32, 64)).startswith("library: torch won")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(tmp_path / "gone.yaml"))

@@ -192,12 +192,26 @@ def test_the_call_is_one_operation_to_a_tracer() -> None:
 
 KERNELS_AND_PYTORCH = """
 import torch
-from tritongemm.runtime import moe_kernels
+from tritongemm.build import expert_kernels
+from tritongemm.build.helpers import read_text
+from tritongemm.codegen.modules import run_text
 from tritongemm.serving import moe_torch
+from tritongemm.serving.moe_kernels import MoeKernels
+
+module = run_text(read_text("experts"), "experts")
+
+class Interpreted(MoeKernels):
+    def _run(self, choose, asked, operands):
+        helper, given = choose(*asked)
+        assert list(operands) == list(helper.pointers) and list(given.numbers) == list(helper.signature)[len(operands):]
+        getattr(module, helper.name)[given.grid](*operands.values(), *given.numbers.values(), **helper.constants)
+        return True
+
 torch.manual_seed(0)
+moe_kernels = Interpreted(None, {})
+expert_kernels._SORTED_AT_A_TIME = 16, 64
 for tokens, topk, experts, k in ((3, 2, 5, 256), (70, 4, 9, 384)):
     ids = torch.randint(-1, experts + 1, (tokens, topk))
-    moe_kernels._SORTED_AT_A_TIME = 64
     ours, theirs = moe_kernels.sort(ids, experts), moe_torch.sort(ids, experts)
     for one, other in zip(ours, theirs):
         assert torch.equal(one.long(), other.long())

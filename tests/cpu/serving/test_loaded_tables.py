@@ -53,7 +53,7 @@ def test_it_is_logged_once_a_device(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(
         "tritongemm.serving.kernel_loading.load_device",
-        lambda _, records, former: stand_in_kernels(records, {problem(16, 32, 64): StandInKernel()}),
+        lambda _, records, *others: stand_in_kernels(records, {problem(16, 32, 64): StandInKernel()}),
     )
     dispatcher = Dispatcher()
     with caplog.at_level(logging.INFO, "tritongemm"):

@@ -18,6 +18,7 @@ from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
 from tritongemm.core.errors import WorkspaceError
+from tritongemm.core.other_m import serves_other_m
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel
@@ -28,7 +29,6 @@ from tritongemm.search_spaces import loader
 from tritongemm.serving import kernel_loading
 from tritongemm.serving.device_kernels import NearKernel
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.other_m import serves_other_m
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.tuned_blocks import BlockOperands, compute_or, find_layout
 

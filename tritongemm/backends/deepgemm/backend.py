@@ -36,6 +36,7 @@ class DeepGemmBackend(LibraryBackend):
     summary = "DeepGEMM's bf16 and block-scaled fp8, where the deep_gemm package is installed"
     aliases = ("deep_gemm",)
     compile_limit_s = 60.0
+    compiles = True
     capabilities = Capabilities(archs=("sm90",), kinds=("one", "grouped"), scales=("mainloop",))
 
     def available(self) -> Support:

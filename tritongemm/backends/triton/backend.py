@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from math import gcd, lcm, prod
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.space import Space
+from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts import BuildInputs, Capabilities, SearchedBackend
@@ -119,26 +119,19 @@ class TritonBackend(SearchedBackend):
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch:
         return _make_launch(artifact, problem, target)
 
-    def with_strides(
-        self, launch: Launch, config: Config, problem: Problem, strides: Mapping[str, tuple[int, int]]
-    ) -> Launch | Support:
-        """A launch of a config on operands that are not dense, where its binary can read them."""
+    def stride_places(self, config: Config, problem: Problem) -> StridePlaces | Support:
+        """Where a config's launches have the strides of operands, behind the operands themselves."""
         template = template_facts.kernel_template(config.template)
         if template.descriptors:
             return Support(f"template {config.template} describes dense operands to the copy engine")
-        places = [*NUMBERS, *template_facts.batch_strides(problem)]
-        first, params, known = len(template_facts.arguments(template, problem)), list(launch.params), divisors(problem)
-        for operand, (lead, apart) in strides.items():
-            if lead * max(config.tile) * _WIDEST > LARGEST_INDEX:
-                return Support(f"rows of {operand} {lead} elements apart are beyond the 32 bits of offsets in a tile")
-            for name, value in ((f"stride_{operand}", lead), (f"batch_{operand}", apart)):
-                if name not in places:
-                    continue
-                if value % known.get(name, 1):
-                    return Support(f"{name} of {value} is no multiple of {known[name]}, as the kernel was compiled for")
-                index = first + places.index(name)
-                params[index] = replace(params[index], value=value)
-        return replace(launch, params=tuple(params))
+        first, known = len(template_facts.arguments(template, problem)), divisors(problem)
+        order = [*NUMBERS, *template_facts.batch_strides(problem)]
+        places = {
+            name: (first + index, known.get(name, 1))
+            for index, name in enumerate(order)
+            if name.startswith(("stride_", "batch_"))
+        }
+        return StridePlaces(LARGEST_INDEX // (max(config.tile) * _WIDEST), places)
 
     def manifest_row(self, record: Record, launch: Launch, target: Target) -> dict[str, Any] | Support:
         """A tuned kernel as a row of a manifest, without its object's name; or why it can't be told."""

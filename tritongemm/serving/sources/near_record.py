@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from tritongemm.core.other_m import serves_other_m
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
-from tritongemm.serving.other_m import serves_other_m
 from tritongemm.serving.source_row import tell_kernel
 
 

@@ -1,0 +1,169 @@
+"""Kernels beside the products and facts of targets in a library: kept whole, merged, refused by name, and told."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support import libraries, stored_calls
+from tests.support.linear_layers import stand_in_device
+from tritongemm.build import expert_kernels, helpers
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.cli import library as command
+from tritongemm.core import settings
+from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.library import building, helper_building
+from tritongemm.library.storage import MANIFEST, open_library
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.runtime.machine import Machine
+from tritongemm.search_spaces import loader
+from tritongemm.serving.helper_kernels import HelperKernels
+from tritongemm.workloads import sizes
+
+SM90 = loader.load_target("sm90")
+HERE = Machine(SM90, "", (), "", "")
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A library of products with scales, batches and groups."""
+    stored_calls.write(tmp_path / "library", monkeypatch)
+    return tmp_path / "library"
+
+
+def edit(library: Path, old: str, new: str) -> None:
+    text = (library / MANIFEST).read_text(encoding="utf-8")
+    assert old in text
+    (library / MANIFEST).write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def test_what_is_beside_the_products_is_read_as_it_was_written(library: Path, tmp_path: Path) -> None:
+    found = open_library(library)
+    assert found.targets == {"sm90": SM90} and not found.damaged and not found.faults()
+    problems = [entry.record.problem for entry in found.entries]
+    wanted = {h.digest("sm90") for p in problems for h, _ in helper_building._wanted(p, SM90)}
+    assert {asked for _, asked in found.helpers} == wanted and len(wanted) > 20
+    assert command.main(["merge", str(library), "-o", str(tmp_path / "merged.zip")]) == 0
+    merged = open_library(tmp_path / "merged.zip")
+    assert merged.digest == found.digest and not merged.faults()
+    strides = {e.record.problem.batch: e.kernel.strides for e in merged.entries if e.kernel is not None}
+    assert strides[1] is None and strides[3] is not None and strides[3].places["stride_a"][1] == 8
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ('"name":"sort_rows"', '"name":"sort_row"', "kernel [0-9]+ beside the products"),
+        ('"lds_bytes":', '"lds_bytes":1', "the facts of sm90"),
+        ('"most_lead":1048576', '"most_lead":1048577', "8x32x64_bf16_TN_batch3 on sm90"),
+    ],
+)
+def test_an_edited_part_is_refused_by_name(library: Path, old: str, new: str, name: str) -> None:
+    edit(library, old, new)
+    (damaged,) = open_library(library).damaged
+    assert re.match(name, damaged.name) and "changed after it was written" in damaged.reason
+
+
+def test_a_kernel_without_its_code_is_left_out(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = next(helper for helper in open_library(library).helpers.values() if helper.kernel == "combine_rows")
+    (library / gone.member).unlink()
+    (damaged,) = open_library(library).damaged
+    assert damaged.name == gone.name and damaged.reason.endswith("is missing")
+    assert command.main(["verify", str(library)]) == 1
+    assert f"damaged: {library}: {gone.name}" in capsys.readouterr().err
+
+
+def test_a_manifest_of_an_older_version_has_neither(library: Path) -> None:
+    data = json.loads((library / MANIFEST).read_text(encoding="utf-8"))
+    old = {name: data[name] for name in ("tritongemm_library", "entries")}
+    (library / MANIFEST).write_text(json.dumps(old), encoding="utf-8")
+    found = open_library(library)
+    assert len(found.entries) == 9 and not (found.helpers or found.targets or found.damaged)
+    (library / MANIFEST).write_text(json.dumps({**old, "helpers": 7}), encoding="utf-8")
+    with pytest.raises(InputError, match="a list of helpers"):
+        open_library(library)
+
+
+def test_facts_come_from_a_library_or_are_asked_for_by_name(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = open_library(library)
+    own = replace(found, targets={"sm90": replace(SM90, fp8="none")})
+    assert HelperKernels(stand_in_device(), (found, own)).target.fp8 == "none", "the latest counts"
+    assert HelperKernels(stand_in_device()).target == SM90
+    monkeypatch.setitem(sys.modules, "tritongemm.search_spaces.loader", None)
+    monkeypatch.delattr("tritongemm.search_spaces.loader", raising=False)
+    with pytest.raises(UnavailableError, match="no library that is loaded has the facts of sm90"):
+        _ = HelperKernels(stand_in_device()).target
+
+
+def test_a_launch_of_other_parameters_is_refused(library: Path) -> None:
+    helper, given = expert_kernels.choose_sort("i32", 5, 4)
+    other = next(h for h in open_library(library).helpers.values() if h.kernel == "combine_rows")
+    with pytest.raises(InputError, match="other parameters than the kernel"):
+        given.given_to(other.launch, helper)
+
+
+def test_what_no_library_can_hold_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*given: Any) -> None:
+        raise UnavailableError("no compiler here")
+
+    blocks = registry.get(Family, "a8w8_blockscale").problem(
+        16, 256, 512, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False
+    )
+    package = Config("gemm", 0, 0, 0, options=(("overlap", 1),), backend="deepgemm")
+    monkeypatch.setattr(helpers, "compile_helpers", refuse)
+    record = replace(libraries.tuned(blocks, winner="deepgemm"), config=package)
+    built = building.build([record], HERE)
+    told = dict(built.compiled_late)
+    assert len(built.entries) == 1 and "own package compiles" in told.pop(built.entries[0].name)
+    assert told and all(name.startswith("quantize_groups of x *bf16") for name in told)
+    monkeypatch.setattr(building, "build", lambda *given: built)
+    rows = SimpleNamespace(rows=(), damaged=())
+    monkeypatch.setattr(sizes, "from_results", lambda *given: rows)
+    assert command.main(["build", "tuned.yaml", "-o", str(tmp_path / "out.zip")]) == 0
+    said = capsys.readouterr().err
+    assert said.count("not held: ") == len(built.compiled_late) and "no compiler here; where nothing" in said
+
+
+@pytest.mark.parametrize(("arch", "fp8"), [("sm90", "fp8e4m3fn"), ("gfx942", "fp8e4m3fnuz")])
+@pytest.mark.usefixtures("session_cache")
+def test_kernels_of_experts_compile_ahead_of_time(arch: str, fp8: str) -> None:
+    target = loader.load_target(arch)
+    chosen = [
+        expert_kernels.choose_sort("i64", 14, 8),
+        expert_kernels.choose_gather("bf16", fp8, "block", 14, 256, 256, 2),
+        expert_kernels.choose_activate("bf16", fp8, "row", 14, 200, "gelu"),
+        expert_kernels.choose_combine("bf16", "fp32", 7, 256, 8, 3),
+    ]
+    cache = ArtifactCache(settings.cache_folder())
+    built = helpers.compile_helpers([helper for helper, _ in chosen], target, cache)
+    for (helper, given), artifact in zip(chosen, built, strict=True):
+        launch = helpers.launch_helper(artifact, helper, given, target)
+        assert [p.value for p in launch.params[: len(helper.pointers)]] == list(helper.pointers)
+        assert launch.grid == given.grid and artifact.spills == 0 and launch.read_code()
+        again = given.given_to(replace(launch, grid=(1, 1, 1)), helper)
+        assert again == launch
+
+
+def test_binaries_do_not_depend_on_how_many_rows_there_are() -> None:
+    def digests(rows: int, experts: int) -> list[str]:
+        chosen = [
+            expert_kernels.choose_sort("i32", 2000 + rows, experts),
+            expert_kernels.choose_gather("bf16", "bf16", "", rows, 4096, 4096, experts),
+            expert_kernels.choose_activate("bf16", "bf16", "", rows, 4096, "silu"),
+            expert_kernels.choose_combine("bf16", "fp32", rows, 4096, experts, 5 + rows % 4),
+        ]
+        return [helper.digest("sm90") for helper, _ in chosen]
+
+    assert digests(7, 8) == digests(1000, 256)
+    assert len({*digests(7, 8)}) == 4

@@ -1,0 +1,159 @@
+"""The kernels between the products of a mixture of experts, for one call: which one, with which grid and numbers.
+
+Binaries depend on types, on K to a power of two and its divisors, and on how many experts a token has to a power of
+two; not on how many tokens or experts there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import gcd
+from typing import TypeAlias
+
+from tritongemm.build.helpers import read_text
+from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
+from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import Scaling
+
+Chosen: TypeAlias = "tuple[HelperKernel, HelperArguments]"
+
+DEPTH = 128  # elements of a row that share a factor of a block
+ACTIVATIONS = ("silu", "gelu")
+ID_TYPES = ("i32", "i64")
+WEIGHT_TYPES = ("fp32", "bf16", "fp16")
+MOST_TOPK = 16  # experts of a token for which a library has kernels
+_MODES = {"": 0, "row": 1, "block": 2}
+_SORTED_AT_A_TIME = (128, 1024)  # ids that a program looks at together, where there are few and many
+_COMBINED_AT_A_TIME = 1024  # columns of a token's result
+_FEW_COLUMNS = 4096  # of a row that four warps hold
+_DIVISOR = 16  # the most elements that a size is known to be a multiple of
+
+
+def choose_sort(ids: str, count: int, experts: int) -> Chosen:
+    """The kernel that sorts rows by expert.
+
+    Args:
+        ids: one of `ID_TYPES`.
+        count: of ids.
+        experts: how many there are.
+    """
+    few, many = _SORTED_AT_A_TIME
+    pointers = {"ids_ptr": f"*{ids}"} | dict.fromkeys(("order_ptr", "place_ptr", "ends_ptr"), "*i32")
+    numbers = {"count": count, "experts": experts}
+    return _chosen("sort_rows", pointers, numbers, {"BLOCK": few if count <= few else many}, (experts + 1, 1))
+
+
+def choose_gather(dtype_x: str, dtype_q: str, mode: str, rows: int, k: int, stride: int, topk: int) -> Chosen:
+    """The kernel that writes the token of each sorted row.
+
+    Args:
+        dtype_x: name of the tokens' type.
+        dtype_q: name of the type that is written.
+        mode: ``row`` or ``block`` where it is quantised, what shares a factor; else "".
+        rows: how many are written.
+        k: elements of a row.
+        stride: elements from one token to the next.
+        topk: experts of a token.
+    """
+    pointers = {"x_ptr": _pointer(dtype_x), "order_ptr": "*i32", **_results(dtype_q)}
+    numbers = {"rows": rows, "K": k, "stride": stride, "topk": topk}
+    divided = {"K": k, "stride": stride}
+    return _chosen("gather_rows", pointers, numbers, _row_constants(dtype_q, mode, k), (rows, 1), divided)
+
+
+def choose_activate(dtype_h: str, dtype_q: str, mode: str, rows: int, k: int, activation: str) -> Chosen:
+    """The kernel that writes the activation of the left half of each row times its right half.
+
+    Args:
+        dtype_h: name of the type of what is activated.
+        dtype_q: name of the type that is written.
+        mode: as of `choose_gather`.
+        rows: how many are written.
+        k: elements of half a row.
+        activation: one of `ACTIVATIONS`.
+    """
+    pointers = {"h_ptr": _pointer(dtype_h), **_results(dtype_q)}
+    constants = {"GELU": int(activation == "gelu"), **_row_constants(dtype_q, mode, k)}
+    return _chosen("activate_rows", pointers, {"rows": rows, "K": k}, constants, (rows, 1), {"K": k})
+
+
+def choose_combine(dtype_y: str, weights: str, tokens: int, k: int, experts: int, topk: int) -> Chosen:
+    """The kernel that adds up each token's rows with its weights.
+
+    Args:
+        dtype_y: name of the rows' type, which is the result's too.
+        weights: one of `WEIGHT_TYPES`.
+        tokens: how many there are.
+        k: elements of a row.
+        experts: how many there are.
+        topk: experts of a token.
+    """
+    y = _pointer(dtype_y)
+    pointers = {"y_ptr": y, "place_ptr": "*i32", "weights_ptr": _pointer(weights), "ends_ptr": "*i32", "out_ptr": y}
+    block = min(_COMBINED_AT_A_TIME, _power_of_two(k))
+    constants = {"MOST": _power_of_two(topk), "BLOCK": block}
+    numbers = {"K": k, "experts": experts, "topk": topk}
+    return _chosen("combine_rows", pointers, numbers, constants, (tokens, -(-k // block)), {"K": k})
+
+
+def kernels_for(problem: Problem) -> Iterator[Chosen]:
+    """The kernels that stand beside a grouped product in a mixture, as its first product and as its second."""
+    mode = _mode(problem)
+    if mode is None:
+        return
+    x, q, k = problem.dtype_c, problem.dtype_a, problem.k
+    for ids in ID_TYPES:
+        yield from (choose_sort(ids, count, problem.groups) for count in _SORTED_AT_A_TIME)
+    yield choose_gather(x, q, mode, problem.m, k, k, 1)
+    yield from (choose_activate(x, q, mode, problem.m, k, activation) for activation in ACTIVATIONS)
+    for weights in dict.fromkeys(("fp32", x)):
+        for power in range(MOST_TOPK.bit_length()):
+            yield choose_combine(x, weights, problem.m, problem.n, problem.groups, 1 << power)
+
+
+def _mode(problem: Problem) -> str | None:
+    """How `fused_moe` would quantise the A of a grouped product; None where it has no such product."""
+    if problem.kind != "grouped" or problem.room or problem.layout != "TN" or problem.bias != "none":
+        return None
+    if problem.scale_a is None:
+        return "" if problem.dtype_a == problem.dtype_c else None
+    if not problem.a.is_fp8 or problem.scale_b is None:
+        return None
+    if problem.scale_a == problem.scale_b == Scaling():
+        return "row"
+    a, b = problem.scale_a, problem.scale_b
+    blocks = (a.dtype, a.rows, a.depth, b.rows, b.depth) == ("fp32", 1, DEPTH, DEPTH, DEPTH)
+    return "block" if blocks else None
+
+
+def _row_constants(dtype_q: str, mode: str, k: int) -> dict[str, float]:
+    maximum = DTYPES[dtype_q].maximum if mode else 0.0
+    return {"MODE": _MODES[mode], "MAXIMUM": maximum, "BLOCK": max(DEPTH, _power_of_two(k)), "DEPTH": DEPTH}
+
+
+def _results(dtype_q: str) -> dict[str, str]:
+    return {"q_ptr": _pointer(dtype_q), "scale_ptr": "*fp32"}
+
+
+def _pointer(dtype: str) -> str:
+    return f"*{DTYPES[dtype].triton}"
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _chosen(
+    name: str,
+    pointers: dict[str, str],
+    numbers: dict[str, int],
+    constants: Mapping[str, float],
+    grid: tuple[int, int],
+    divided: dict[str, int] | None = None,
+) -> Chosen:
+    divisors = {number: gcd(value, _DIVISOR) for number, value in (divided or {}).items()}
+    warps = 8 if constants["BLOCK"] > _FEW_COLUMNS else 4
+    signature = pointers | dict.fromkeys(numbers, "i32")
+    helper = HelperKernel(name, read_text("experts"), signature, constants, divisors, warps)
+    return helper, HelperArguments((*grid, 1), numbers)

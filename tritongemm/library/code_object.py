@@ -1,0 +1,99 @@
+"""The noun `CodeObject`: what a manifest says of a file of code in a library."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.values import FieldKind, require
+
+MOST_OBJECT_BYTES = 64 << 20
+OBJECTS = "objects"  # the folder of code objects in a library
+SUFFIXES = ("cubin", "hsaco")
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+SHA256 = FieldKind("a SHA-256", lambda v: isinstance(v, str) and bool(_SHA256.fullmatch(v)))
+MAP = FieldKind("a map", lambda v: isinstance(v, Mapping))
+OBJECT_KINDS = {
+    "object": FieldKind("the SHA-256 of a code object", SHA256.holds),
+    "suffix": FieldKind(f"one of {', '.join(SUFFIXES)}", lambda v: isinstance(v, str) and v in SUFFIXES),
+    "bytes": FieldKind(
+        f"a whole number from 1 to {MOST_OBJECT_BYTES}",
+        lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 < v <= MOST_OBJECT_BYTES,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class CodeObject:
+    """A file of code of a library.
+
+    Attributes:
+        sha256: of the code object, which names it.
+        suffix: ``cubin`` or ``hsaco``.
+        size: its bytes.
+    """
+
+    sha256: str
+    suffix: str
+    size: int
+
+    @property
+    def member(self) -> str:
+        """Where a library holds the code object; no manifest can name another place."""
+        return f"{OBJECTS}/{self.sha256}.{self.suffix}"
+
+    def fault(self, code: bytes) -> str:
+        """Why some bytes are not the code object; "" where they are."""
+        if len(code) != self.size:
+            return f"its code object {self.member} has {len(code)} bytes, not {self.size}"
+        if hashlib.sha256(code).hexdigest() != self.sha256:
+            return f"its code object {self.member} is damaged"
+        return ""
+
+    def object_to_json(self) -> dict[str, Any]:
+        """What a manifest says of the code object."""
+        return {"object": self.sha256, "suffix": self.suffix, "bytes": self.size}
+
+
+def require_all(what: str, data: Mapping[str, Any], kinds: Mapping[str, FieldKind]) -> None:
+    """Refuse values that are missing or of another kind.
+
+    Args:
+        what: they belong to, for messages.
+        data: values by their names.
+        kinds: what each must be.
+
+    Raises:
+        InputError: names the field.
+    """
+    if missing := sorted(kinds.keys() - data.keys()):
+        raise InputError(f"{missing[0]} of {what} is missing")
+    require(data, kinds)
+
+
+def sealed(told: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON values with a hash of their own, so that an edit of a number is noticed."""
+    return {**told, "sha256": _hash(told)}
+
+
+def opened(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What `sealed` was given.
+
+    Raises:
+        InputError: it was changed.
+    """
+    told = {name: value for name, value in data.items() if name != "sha256"}
+    if data.get("sha256") != _hash(told):
+        raise InputError("it was changed after it was written")
+    return told
+
+
+def _hash(told: Mapping[str, Any]) -> str:
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

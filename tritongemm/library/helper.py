@@ -1,0 +1,74 @@
+"""The noun `LibraryHelper`: a kernel beside the products with its code object, as a library's manifest tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tritongemm.core.errors import InputError
+from tritongemm.core.launch import Launch
+from tritongemm.core.values import TEXT, TEXTS, FieldKind
+from tritongemm.library.code_object import MAP, OBJECT_KINDS, SHA256, CodeObject, opened, require_all, sealed
+from tritongemm.library.launch_values import launch_from_json, launch_to_json
+
+HelperKey: TypeAlias = "tuple[str, str]"  # an architecture, and the digest of a `HelperKernel` for it
+
+_NAME = FieldKind("a name of at most 64 characters", lambda v: TEXT.holds(v) and 0 < len(v) <= 64)
+_KINDS = OBJECT_KINDS | {"name": _NAME, "target": _NAME, "asked": SHA256, "toolchain": TEXTS, "launch": MAP}
+
+
+@dataclass(frozen=True)
+class LibraryHelper(CodeObject):
+    """A kernel beside the products, e.g. one that quantises activations, in a library.
+
+    Attributes:
+        kernel: its name.
+        target: the architecture that it is compiled for.
+        asked: digest of the `core.helper_kernel.HelperKernel` that it is; nothing else tells what it computes.
+        toolchain: versions that compiled it.
+        launch: a launch of it, of any grid and numbers; its path is empty.
+    """
+
+    kernel: str
+    target: str
+    asked: str
+    toolchain: Mapping[str, str]
+    launch: Launch
+
+    @property
+    def key(self) -> HelperKey:
+        """What it is looked up by."""
+        return self.target, self.asked
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"{self.kernel} for {self.target} ({self.asked[:12]})"
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, sealed."""
+        told = {"name": self.kernel, "target": self.target, "asked": self.asked, **self.object_to_json()}
+        return sealed({**told, "toolchain": dict(self.toolchain), "launch": launch_to_json(self.launch)})
+
+    @classmethod
+    def from_json(cls, data: object) -> LibraryHelper:
+        """The kernel that `to_json` told.
+
+        Raises:
+            InputError: it was changed, or a value is missing or wrong.
+        """
+        if not isinstance(data, Mapping):
+            raise InputError("it is no kernel")
+        told = opened(data)
+        require_all("a kernel beside the products", told, _KINDS)
+        return cls(
+            sha256=told["object"],
+            suffix=told["suffix"],
+            size=told["bytes"],
+            kernel=told["name"],
+            target=told["target"],
+            asked=told["asked"],
+            toolchain=told["toolchain"],
+            launch=launch_from_json(told["launch"], told["object"]),
+        )

@@ -14,7 +14,8 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, log2
@@ -33,9 +34,11 @@ from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.search_results import Predictions
 from tritongemm.core.space import Space
+from tritongemm.core.trial import Trial
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import SearchPlan, Strategy
 from tritongemm.search.cost_model import model as cost_model
+from tritongemm.search.cost_model.correction import Correction
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
@@ -78,10 +81,16 @@ class Replay:
         return self.expected.configs
 
     @classmethod
-    def prepare(cls, table: Table) -> Replay:
-        """Rank a table's configs and cut its space to what it has."""
+    def prepare(cls, table: Table, learned: Correction | None = None) -> Replay:
+        """Rank a table's configs, by another correction than the target's where one is given; cut its space to them."""
         chip = target_files.load_target(table.target, device_name=table.device)
         expected = cost_model.rank(table.times, table.problem, chip)
+        if learned:
+            analytical, rows = cost_model.features(expected.configs, table.problem, chip, learned.templates)
+            seconds = analytical * learned.factors(expected.configs, rows)
+            order = np.argsort(seconds, kind="stable")
+            configs = tuple(expected.configs[i] for i in order)
+            expected = Predictions(configs, seconds[order], expected.terms[order])
         return cls(table, _recorded_part(space(table.problem, chip), table), expected)
 
     @cached_property
@@ -101,21 +110,25 @@ class Replay:
             expected[k] = (missed[:-1] - missed[1:]) @ values
         return expected
 
+    def batches(
+        self, strategy: str, budget: int = 0, seeds: Sequence[Config] = (), population: int = 0
+    ) -> Iterator[list[Trial]]:
+        """The trials of each batch that a strategy asks for; `population` 0 is the strategy's own."""
+        plan = SearchPlan(self.space, self.expected, tuple(seeds), population=population)
+        search = registry.get(Strategy, strategy).search(plan, budget)
+        batch = next(search)
+        with suppress(StopIteration):
+            while True:
+                trials = [self.table.trial(c) for c in batch]
+                yield trials
+                batch = search.send(trials)
+
     def run(self, strategy: str, budget: int = 0, seeds: Sequence[Config] = ()) -> tuple[Floats, int]:
         """Best-so-far in seconds after each config, and the number of batches."""
-        plan = SearchPlan(self.space, self.expected, tuple(seeds))
-        search = registry.get(Strategy, strategy).search(plan, budget)
         worst = max(t for t in self.table.times.values() if isinstance(t, float))
-        found: list[float] = []
-        rounds, batch = 0, next(search)
-        try:
-            while True:
-                rounds += 1
-                trials = [self.table.trial(c) for c in batch]
-                found += [t.seconds if t.status == "ok" else worst for t in trials]
-                batch = search.send(trials)
-        except StopIteration:
-            return np.minimum.accumulate(found), rounds
+        batches = list(self.batches(strategy, budget, seeds))
+        found = [t.seconds if t.status == "ok" else worst for trials in batches for t in trials]
+        return np.minimum.accumulate(found), len(batches)
 
     def patience(self) -> int:
         """Configs after which random search expects to be NEAR_SHARE of the way to the best."""

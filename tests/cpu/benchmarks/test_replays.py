@@ -16,6 +16,7 @@ from tests.support import ROOT
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.trial import Trial
+from tritongemm.search.cost_model import correction
 
 BENCHMARKS = ROOT / "benchmarks"
 RECORDED = BENCHMARKS / "data" / "h200_bf16_sample.jsonl.gz"
@@ -126,3 +127,59 @@ def test_a_replay_keeps_axes_whose_values_are_no_longer_tried(scripts: tuple[Mod
     (axes,) = replay.space.axes
     assert dict(axes.values)["num_stages"] == (3,) and all(axes.config(axes.point(c)) == c for c in times)
     assert set(times) <= set(replay.space.neighbours(next(iter(times)))) | {next(iter(times))}
+
+
+@pytest.fixture(scope="module")
+def side_by_side(scripts: tuple[ModuleType, ModuleType]) -> ModuleType:
+    sys.path.insert(0, str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("guided_and_genetic", BENCHMARKS / "guided_and_genetic.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["guided_and_genetic"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_compilers_start_anew_with_each_batch(side_by_side: ModuleType) -> None:
+    """Three kernels on two cores take two turns; a kernel that only walks its tiles otherwise is compiled already."""
+    first = [Trial(Config("tile", m, 64, 64), "ok", samples=(m * 1e-6,)) for m in (64, 32, 128)]
+    second = [
+        Trial(Config("tile", 64, 64, 64, group_m=4), "ok", samples=(30e-6,)),
+        Trial(Config("tile", 16, 64, 64), "timeout"),
+    ]
+    found = side_by_side.course([first, second], cores=2)
+    turn, screen = side_by_side.COMPILE_SECONDS, side_by_side.SCREEN_SECONDS
+    assert found.spent == pytest.approx((0, 2 * turn + 3 * screen, 3 * turn + 5 * screen))
+    assert found.best == (np.inf, 32e-6, 30e-6) and (found.configs, found.kernels) == (5, 4)
+    assert found.until(32e-6) == found.spent[1] and found.until(31e-6) == found.spent[2]
+    assert found.until(1e-6) == np.inf
+
+
+def test_guided_and_genetic_search_side_by_side(
+    scripts: tuple[ModuleType, ModuleType],
+    side_by_side: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tables, script = scripts
+    few = tmp_path / "few.jsonl"
+    tables.write(few, tables.read(RECORDED)[6:8])
+    # Fitting a correction for each (N, K) takes as many seconds as all other tests of this file.
+    monkeypatch.setattr(side_by_side, "held_out", lambda given: [script.Replay.prepare(t) for t in given])
+    assert side_by_side.main([str(few), "--population", "40", "--generations", "3", "--budget", "48"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    genetic, guided, verdict = printed[-3:]
+    assert genetic.startswith("genetic: 240 configs") and guided.startswith("guided: ")
+    assert int(guided.split()[1]) <= 96 and "in 2 of 2 tables" in verdict
+    assert [row.split()[0] for row in printed[2:4]] == ["1024x1280x8192_bf16_TN", "1024x4096x4096_bf16_TN"]
+
+
+def test_another_correction_orders_a_replay_otherwise(scripts: tuple[ModuleType, ModuleType]) -> None:
+    tables, script = scripts
+    table = tables.read(RECORDED)[6]
+    shipped = script.Replay.prepare(table)
+    learned = correction.fitted("sm90")
+    assert script.Replay.prepare(table, learned).order == shipped.order
+    none = correction.Correction(**{**vars(learned), "most": 0.0})
+    assert set(script.Replay.prepare(table, none).order) == set(shipped.order) != shipped.order

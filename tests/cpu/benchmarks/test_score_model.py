@@ -61,17 +61,48 @@ def test_amd_tuned_tiles_are_kept_and_rank_early(script: ModuleType) -> None:
 def test_stream_k_rows_whose_tiles_fill_the_programs(script: ModuleType) -> None:
     row = script.Row(Problem(4864, 4096, 4096, row_major_b=False), (256, 256, 64), 304)
     assert script.score([row], GFX942)[0].rank == 1
-    assert script.score([row], GFX942, cut_k=True)[0].rank == 1  # nothing is left over to cut
+    assert script.score([row], GFX942, script.Conditions(cut_k=True))[0].rank == 1  # nothing is left over to cut
 
 
 def test_stream_k_rows_are_ranked_by_whole_tiles_unless_told(script: ModuleType) -> None:
-    row = script.Row(Problem(2048, 5120, 512, row_major_b=False), (256, 256, 64), 304)
-    whole = script.order(row, GFX942)
-    assert whole.index(row.tile) < 5 and whole == script.order(script.Row(row.problem, row.tile, 0), GFX942)
-    assert script.order(row, GFX942, cut_k=True) != whole
+    row = script.Row(Problem(512, 1024, 5120, row_major_b=False), (64, 32, 256), 304)
+    whole, cut = script.order(row, GFX942), script.order(row, GFX942, script.Conditions(cut_k=True))
+    assert whole[0] == row.tile  # 256 tiles, each a program's
+    assert cut[0] != row.tile and cut.index(row.tile) > 3  # larger tiles, cut so that 304 programs have a share
+
+
+def test_programs_of_stream_k_rows_have_a_compute_unit_to_themselves(script: ModuleType) -> None:
+    """Small tiles gain nothing by sharing compute units, as they do where each has a program of its own."""
+    problem = Problem(2048, 2048, 512, row_major_b=False)
+    alone = script.order(script.Row(problem, (64, 64, 64), 304), GFX942)
+    shared = script.order(script.Row(problem, (64, 64, 64), 0), GFX942)
+    assert alone.index((64, 64, 64)) > shared.index((64, 64, 64))
+
+
+NAME = "N=1536,K=7168,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,128].json"
+
+
+def test_tables_of_tiles_rank_what_they_name(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tiles of 32 rows are the least that the table's tuner had, so no rule drops them where there is one row."""
+    rows = {1: (32, 32), 512: (32, 64), 4096: (64, 128)}
+    common = {"BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 8, "num_warps": 4, "num_stages": 2}
+    table = {str(m): {"BLOCK_SIZE_M": high, "BLOCK_SIZE_N": wide, **common} for m, (high, wide) in rows.items()}
+    file = tmp_path / NAME
+    file.write_text(json.dumps(table))
+    read = script.read(file)
+    assert [(r.problem.m, r.tile[:2], r.problem.a.name) for r in read] == [
+        (m, tile, "fp8e4m3fnuz") for m, tile in rows.items()
+    ]
+    named = script.Conditions(named=frozenset(r.tile for r in read))
+    assert [s.tiles for s in script.score(read, GFX942, named)] == [3, 3, 3]
+    assert script.score(read, GFX942)[0].rank == 0 and script.score(read, GFX942, named)[0].rank == 1
+    assert script.main([str(file), str(FIXTURE), "--named"]) == 0
+    assert "all            6" in capsys.readouterr().out
 
 
 def test_ranks_only_what_the_tuner_tried_unless_told(script: ModuleType) -> None:
     row = script.Row(Problem(512, 1024, 5120, row_major_b=True), (64, 32, 128), 0)
-    assert script.order(row, GFX942) != script.order(row, GFX942, tried=False)
-    assert script.order(row, GFX942) != script.order(row, GFX942, warm=False)
+    assert script.order(row, GFX942) != script.order(row, GFX942, script.Conditions(tried=False))
+    assert script.order(row, GFX942) != script.order(row, GFX942, script.Conditions(warm=False))

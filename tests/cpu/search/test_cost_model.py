@@ -10,7 +10,9 @@ import pytest
 from tritongemm.core import target
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
+from tritongemm.formats import make_problem
 from tritongemm.search.cost_model import occupancy
 from tritongemm.search.cost_model.model import predict, rank
 from tritongemm.search.pruning.prune import prune
@@ -164,6 +166,34 @@ def test_half_a_line_a_row_takes_l2_twice_the_traffic() -> None:
     half, whole = Config("tile", 128, 128, 32), Config("tile", 128, 128, 64)
     seconds = [predict(c, LARGE, GFX942).terms["l2"] for c in (half, whole)]
     assert 1.5 < seconds[0] / seconds[1] < 2.5
+
+
+def test_late_loads_are_hidden_by_a_compute_units_other_programs() -> None:
+    """With scales along K, gfx942's kernels load B after they multiply; AMD's tables have these smaller tiles."""
+    blocks = Defaults(row_major_b=False, family="a8w8_blockscale", fp8_encoding="fnuz")
+    for m, n, k, small, large in (
+        (1024, 1536, 7168, (64, 64), (128, 64)),
+        (128, 7168, 2048, (32, 32), (64, 64)),
+        (256, 1536, 1536, (32, 32), (64, 32)),
+    ):
+        problem = make_problem(blocks, m, n, k)
+        plain = replace(problem, family="gemm", scale_a=None, scale_b=None)
+        configs = [
+            replace(TILE, block_m=rows, block_n=columns, block_k=128, num_warps=warps)
+            for rows, columns in (small, large)
+            for warps in (4, 8)
+        ]
+        assert rank(configs, problem, GFX942, warm=True)[0].config.tile[:2] == small
+        assert rank(configs, plain, GFX942, warm=True)[0].config.tile[:2] == large
+        late = predict(configs[0], problem, GFX942).terms["latency"]
+        assert late > 1.02 * predict(configs[0], plain, GFX942).terms["latency"]
+
+
+def test_hoppers_loads_are_early_with_scales_too() -> None:
+    problem = make_problem(Defaults(row_major_b=False, family="a8w8_blockscale"), 1024, 1536, 7168)
+    plain = replace(problem, family="gemm", scale_a=None, scale_b=None)
+    config = Config("tile", 64, 64, 128, num_warps=4, num_stages=3)
+    assert predict(config, problem, SM90).terms["latency"] == predict(config, plain, SM90).terms["latency"]
 
 
 def test_operands_that_stay_in_caches_come_from_there() -> None:

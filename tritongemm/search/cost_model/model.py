@@ -109,6 +109,7 @@ class _Batch:
         spilled: bytes of scratch that a thread writes and reads each iteration.
         reduce: seconds to add up shared tiles.
         hidden: number of memory latencies that pass while the last kernel still ends.
+        late: 1 where an iteration asks for its next block of B after its matrix instructions, else 0.
     """
 
     axes: Floats
@@ -120,6 +121,7 @@ class _Batch:
     spilled: Floats
     reduce: Floats
     hidden: Floats
+    late: Floats
 
     @classmethod
     def gather(
@@ -141,6 +143,7 @@ class _Batch:
             np.array(memo.map(lambda c, b, w: spilled_bytes(c, problem, target, b, w), built, wanted), np.float64),
             np.array([combined for _, combined in launches]),
             np.array(memo.map(lambda c: _hidden(c, problem, target)), np.float64),
+            np.array(memo.map(lambda c: _late(c, problem, target)), np.float64),
         )
 
     def demand(self, terms: Floats, seconds: Floats) -> Demand:
@@ -178,6 +181,16 @@ def _hidden(config: Config, problem: Problem, target: Target) -> int:
     if occupancy.without_matrix_units(config) and not occupancy.has_single_row(config):
         return 0
     return min(1, config.option("ahead")) + config.option("early")
+
+
+def _late(config: Config, problem: Problem, target: Target) -> bool:
+    """Whether an iteration asks for its next block of B after its matrix instructions, which then hide no latency.
+
+    So Triton 3.9 orders the loop where loads pass through registers and scales change along K (seen on gfx942); without
+    such scales all loads come first.
+    """
+    scaled = problem.scale_depth > 0 and not problem.microscaled and target.has("register_staging")
+    return scaled and config.is_generated and not occupancy.without_matrix_units(config)
 
 
 def _launch(config: Config, problem: Problem, target: Target, fits: int) -> tuple[tuple[Wave[int], ...], float]:
@@ -220,7 +233,8 @@ def _times(batch: _Batch, problem: Problem, target: Target, warm: bool) -> tuple
             "latency": (latency + iteration.traffic / cu_rate) / np.maximum(1, batch.stages - 1) + SYNC_CLOCKS / clock,
             "scratch": resident * scratch,
         }
-        step["latency"] += np.where(batch.stages <= 1, step["matrix"] + step["lds"], 0.0)
+        own = np.maximum(1.0, batch.warps / SIMDS) * iteration.matrix + iteration.lds
+        step["latency"] += np.where(batch.stages <= 1, step["matrix"] + step["lds"], batch.late * own)
         warps_a_simd = resident * batch.warps / SIMDS
         traffic = np.maximum(np.maximum(step["l2"], step["llc"]), step["hbm"])
         load = _overlap(QUEUE_OVERLAP, traffic, step["latency"])

@@ -192,8 +192,10 @@ def test_the_call_is_one_operation_to_a_tracer() -> None:
 
 KERNELS_AND_PYTORCH = """
 import torch
+from tests.support import quick_interpreter
 from tritongemm.runtime import moe_kernels
 from tritongemm.serving import moe_torch
+quick_interpreter.hasten()
 torch.manual_seed(0)
 for tokens, topk, experts, k in ((3, 2, 5, 256), (70, 4, 9, 384)):
     ids = torch.randint(-1, experts + 1, (tokens, topk))

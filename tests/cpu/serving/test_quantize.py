@@ -116,10 +116,12 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], says: str) -> None:
 # One process runs all kernels: an interpreter must be chosen before Triton is imported.
 _INTERPRETED = """
 import sys, torch
+from tests.support import quick_interpreter
 from tritongemm.build.helpers import read_text
 from tritongemm.codegen.modules import run_text
 from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 from tritongemm.core.helper_kernel import PARTS
+quick_interpreter.hasten()
 module = run_text(read_text("quantize"), "quantize")
 saved = {}
 for name, dtype in (("fp8e4m3fn", torch.float8_e4m3fn), ("int8", torch.int8)):

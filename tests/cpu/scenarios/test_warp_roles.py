@@ -193,7 +193,7 @@ def test_scales_of_fp8_compile_without_spills(
     assert bool(astride) == (not scales), "columns of one scale are those of a part of a tile"
 
 
-@pytest.mark.parametrize("m", [64, 1024, 4096])
+@pytest.mark.parametrize("m", [64, pytest.param(1024, marks=pytest.mark.heavy), 4096])
 def test_its_rings_are_as_deep_as_fits(m: int) -> None:
     """Every kept config fits with C's part, none could hold a slot more, and none is both split and shared.
 

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
 
-from tritongemm.codegen.template_facts import _code, in_halves, kernel_template, operand_of, pieces_of_b, stored_block
+from tritongemm.codegen.template_facts import (
+    LONG_FP8_SUM,
+    _code,
+    in_halves,
+    kernel_template,
+    operand_of,
+    pieces_of_b,
+    stored_block,
+)
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 
@@ -77,7 +85,7 @@ def _scope(config: Config, problem: Problem, compute_units: int) -> dict[str, An
     sizes |= {"DEPTH": gcd(*depths) or config.block_k}
     sizes |= {"INTEGERS": problem.a.is_integer}
     sizes |= {"SCALED_N": problem.scale_b.rows if problem.scale_b and problem.scale_depth else 1}
-    sizes |= {"SCALE_DEPTH": problem.scale_depth}
+    sizes |= {"SCALE_DEPTH": problem.scale_depth, "LONG_SUM": problem.a.is_fp8 and problem.k > LONG_FP8_SUM}
     return {**constants(config, problem), **sizes, "cdiv": lambda a, b: -(-a // b), "min": min, "max": max}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
+import logging
 import os
 import shutil
 import subprocess
@@ -26,6 +28,20 @@ from tritongemm.plugins import registry
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("any machine")
+
+
+def pytest_collection_finish() -> None:
+    """Spares each test what grows with all that was imported for the others."""
+    gc.collect()
+    gc.freeze()  # a collection looks through what tests make, and not through PyTorch
+    for logger in logging.Logger.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+            logger.propagate = True  # pytest listens to each logger that does not, several times a test
+
+
+def pytest_sessionfinish() -> None:
+    """Lets the end of the process find everything again."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

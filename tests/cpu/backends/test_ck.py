@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import emulated, scaled_operands
+from tests.support.covering import pairwise
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.ck import backend as ck_module
 from tritongemm.backends.ck import instances as ck_instances
@@ -54,9 +55,14 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hip_compiler, "compiler", lambda arch: hip_compiler.HipCompiler(("none",), "none 1.0"))
 
 
-@pytest.mark.parametrize("facts", [GFX942, GFX950])
-@pytest.mark.parametrize("layout", ["TN", "TT", "NN", "NT"])
-@pytest.mark.parametrize("size", [(1, 4096, 4096), (33, 100, 77), (1024, 1280, 8192), (4096, 4096, 4096)])
+SIZES = ((1, 4096, 4096), (33, 100, 77), (1024, 1280, 8192), (4096, 4096, 4096))
+
+
+@pytest.mark.parametrize(
+    ("facts", "layout", "size"),
+    pairwise([GFX942, GFX950], ["TN", "TT", "NN", "NT"], SIZES),
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_every_size_has_instances_that_render(facts: Target, layout: str, size: tuple[int, int, int]) -> None:
     problem = Problem(*size, "bf16", "bf16", "bf16", layout[0] == "T", layout[1] == "T")
     configs = ck.candidates(problem, facts)

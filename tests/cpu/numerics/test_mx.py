@@ -4,7 +4,6 @@ at a time, in batches and in groups."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from tests.support import emulated, interpreted
+from tests.support.covering import pairwise
 from tests.support.kernel_cases import MX_BATCHED, MX_GEMV, MX_GROUPED, UNEVEN
 from tritongemm.codegen import modules
 from tritongemm.core import settings
@@ -58,13 +58,6 @@ def uneven(dtype: str, scales: str, room: int = 0, n: int = 45, k: int = 330) ->
     form = "masked" if room else "contiguous"
     groups = {"groups": len(UNEVEN), "group_form": form, "spread": "captured", "counts": UNEVEN, "room": room}
     return of(dtype, scales, sum(UNEVEN), n, k, "bf16", **groups)
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[WorkerProcess]:
-    child = WorkerProcess("tritongemm.measure.offline_evaluator:Interpreter", {"TRITON_INTERPRET": "1"})
-    yield child
-    child.kill()
 
 
 def _interpreted() -> bool:
@@ -173,11 +166,12 @@ def test_a_scale_in_another_place_fails(dtype: str, scales: str) -> None:
     assert family.reference(problem, nan).isnan().all()
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm90", "sm100"])
-@pytest.mark.parametrize(("dtype", "scales"), FORMS)
-@pytest.mark.parametrize("m", [1, 4096])
-def test_there_are_candidates(arch: str, dtype: str, scales: str, m: int) -> None:
+@pytest.mark.parametrize(
+    ("arch", "form", "m"), pairwise(["gfx942", "gfx950", "sm90", "sm100"], FORMS, [1, 4096]), ids=str
+)
+def test_there_are_candidates(arch: str, form: tuple[str, str], m: int) -> None:
     target = target_files.load_target(arch)
+    dtype, scales = form
     problem = of(dtype, scales, m, 2112, 7168)
     assert registry.get(Family, problem.family).supports(problem, target)
     assert TRITON.supports(problem, target)
@@ -215,14 +209,17 @@ def test_what_is_refused() -> None:
         uneven(E4M3, "mx"), sm90).reason  # fmt: skip
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm90", "sm100"])
-@pytest.mark.parametrize("more", [{"batch": 4}, {"groups": 8}, {"groups": 8, "group_form": "masked", "room": 64}])
-def test_there_are_candidates_of_batches_and_groups(arch: str, more: dict[str, Any]) -> None:
+MANY = ({"batch": 4}, {"groups": 8}, {"groups": 8, "group_form": "masked", "room": 64})
+
+
+@pytest.mark.parametrize(
+    ("arch", "form", "more"), pairwise(["gfx942", "gfx950", "sm90", "sm100"], FORMS, MANY), ids=str
+)
+def test_there_are_candidates_of_batches_and_groups(arch: str, form: tuple[str, str], more: dict[str, Any]) -> None:
     target = target_files.load_target(arch)
-    for dtype, scales in FORMS:
-        problem = of(dtype, scales, 64, 2112, 7168, **more)
-        assert registry.get(Family, problem.family).supports(problem, target)
-        assert TRITON.candidates(problem, target)
+    problem = of(*form, 64, 2112, 7168, **more)
+    assert registry.get(Family, problem.family).supports(problem, target)
+    assert TRITON.candidates(problem, target)
 
 
 EMULATED = {

@@ -156,19 +156,31 @@ def test_it_is_for_operands_of_one_type_in_aligned_rows(dtypes: tuple[str, str, 
     assert ("ws_tma" in {a.template for a in space(problem, SM90).axes}) == there
 
 
-@pytest.mark.parametrize(("family", "scales"), [("a8w8", ""), ("a8w8_blockscale", "block")])
-def test_scales_of_fp8_compile_with_little_in_scratch_memory(family: str, scales: str, session_cache: Path) -> None:
+WITH_SCALES = (
+    Config("ws_tma", 128, 128, 128, 8, num_warps=8, num_stages=4, options=(("share", 2),)),
+    Config("ws_tma", 64, 64, 128, 1, 3, num_warps=4, num_stages=8),
+    Config("ws_tma", 192, 128, 128, 8, num_warps=12, num_stages=3),
+    Config("ws_tma", 128, 192, 128, 8, num_warps=8, num_stages=3, options=(("share", 1),)),
+    Config("ws_tma_swapped", 40, 64, 128, 1, 2, num_warps=4, num_stages=3, options=(("swap_ab", 1),)),
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "scales", "configs"),
+    [
+        ("a8w8", "", WITH_SCALES[:2]),
+        ("a8w8_blockscale", "block", WITH_SCALES[2:]),
+        pytest.param("a8w8", "", WITH_SCALES[2:], marks=pytest.mark.heavy),
+        pytest.param("a8w8_blockscale", "block", WITH_SCALES[:2], marks=pytest.mark.heavy),
+    ],
+)
+def test_scales_of_fp8_compile_with_little_in_scratch_memory(
+    family: str, scales: str, configs: tuple[Config, ...], session_cache: Path
+) -> None:
     """Whole tiles, splits, and columns of two powers of two, whose factors lie beside them."""
     fp8 = "fp8e4m3fn"
     problem = registry.get(Family, family).problem(
         1000, 768, 1024, fp8, fp8, "bf16", row_major_b=False, bias="n", scales=scales
-    )
-    configs = (
-        Config("ws_tma", 128, 128, 128, 8, num_warps=8, num_stages=4, options=(("share", 2),)),
-        Config("ws_tma", 64, 64, 128, 1, 3, num_warps=4, num_stages=8),
-        Config("ws_tma", 192, 128, 128, 8, num_warps=12, num_stages=3),
-        Config("ws_tma", 128, 192, 128, 8, num_warps=8, num_stages=3, options=(("share", 1),)),
-        Config("ws_tma_swapped", 40, 64, 128, 1, 2, num_warps=4, num_stages=3, options=(("swap_ab", 1),)),
     )
     compiler = BuildPool(ArtifactCache(session_cache), jobs=1)
     triton = registry.get(KernelBackend, "triton")
@@ -184,7 +196,7 @@ def test_scales_of_fp8_compile_with_little_in_scratch_memory(family: str, scales
     assert bool(astride) == (not scales), "columns of one scale are those of a part of a tile"
 
 
-@pytest.mark.parametrize("m", [64, 1024, 4096])
+@pytest.mark.parametrize("m", [64, pytest.param(1024, marks=pytest.mark.heavy), 4096])
 def test_its_rings_are_as_deep_as_fits(m: int) -> None:
     """Every kept config fits with C's part, none could hold a slot more, and none is both split and shared.
 

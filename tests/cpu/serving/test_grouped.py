@@ -195,7 +195,9 @@ import torch
 from tritongemm.build import expert_kernels
 from tritongemm.build.helpers import read_text
 from tritongemm.codegen.modules import run_text
+from tests.support import quick_interpreter
 from tritongemm.serving import moe_torch
+quick_interpreter.hasten()
 from tritongemm.serving.moe_kernels import MoeKernels
 
 module = run_text(read_text("experts"), "experts")

@@ -173,10 +173,12 @@ def test_calls_are_taken_for_the_problem_that_was_tuned(arch: str, dtype: torch.
 # One process runs all kernels: an interpreter must be chosen before Triton is imported.
 _INTERPRETED = """
 import sys, torch
+from tests.support import quick_interpreter
 from tritongemm.codegen.modules import run_text
 from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.serving import microscaling
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel
+quick_interpreter.hasten()
 saved = {}
 x = torch.load(sys.argv[1])
 for dtype, name in microscaling.FORMATS.items():

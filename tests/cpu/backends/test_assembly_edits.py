@@ -24,6 +24,7 @@ from tritongemm.search_spaces import loader
 SM90 = loader.load_target("sm90")
 PAIR = Config("ws_tma", 128, 128, 128, 4, num_warps=8, num_stages=4, options=(("pair", 1),))
 ALONE = Config("ws_tma", 128, 128, 128, 4, num_warps=8, num_stages=4)
+AHEAD = Config("ws_tma", 64, 64, 128, 1, num_warps=4, num_stages=12, options=(("ahead", 8),))
 
 
 def scaled(m: int = 4096) -> Problem:
@@ -35,7 +36,7 @@ def scaled(m: int = 4096) -> Problem:
 def assembly() -> dict[Config, tuple[str, str]]:
     """Of each config what Triton made, and what was made of that."""
     made: dict[Config, tuple[str, str]] = {}
-    for config in (PAIR, ALONE):
+    for config in (PAIR, ALONE, AHEAD):
         seen: list[tuple[str, str]] = []
 
         def note(text: str, seen: list[tuple[str, str]] = seen) -> str:
@@ -69,6 +70,20 @@ def test_a_pair_shares_one_operand(assembly: dict[Config, tuple[str, str]]) -> N
     assert "barrier.cluster" not in assembly[ALONE][1] and "multicast" not in assembly[ALONE][1]
 
 
+def test_the_first_weights_come_before_the_last_kernel_has_ended(assembly: dict[Config, tuple[str, str]]) -> None:
+    after = assembly[AHEAD][1]
+    fetched = re.search(r"cp\.async\.bulk\.prefetch\.tensor\.2d\.L2\.global \[%\S+, \{[^}]*\}\];", after)
+    assert fetched and after.count("prefetch.tensor") == 1, "of B alone, and into no shared memory"
+    assert re.search(r"griddepcontrol\.wait", after[fetched.end() :])
+    assert all("prefetch.tensor" not in assembly[config][1] for config in (PAIR, ALONE))
+
+
+def test_no_barrier_is_made_that_nothing_waits_at(assembly: dict[Config, tuple[str, str]]) -> None:
+    """Shared memory of such a barrier was used for other things, and kernels that overlapped hung on an H200."""
+    for config, (before, _) in assembly.items():
+        assert before.count("mbarrier.init") == 2 * config.num_stages, "a slot is ready with its factors, and free"
+
+
 def test_all_pieces_of_a_block_are_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
     """128 columns of bf16 side by side are two copies: the copy engine swizzles 128 bytes at a time."""
     problem = Problem(1000, 776, 1032, "bf16", "bf16", "bf16", True, True)
@@ -90,7 +105,7 @@ def test_a_text_without_marks_stays_as_it_is() -> None:
     assert edit(text) == text
 
 
-@pytest.mark.parametrize("what", ["alone", "arrive", "arrive at both", "fetch for both"])
+@pytest.mark.parametrize("what", ["alone", "arrive", "arrive at both", "fetch for both", "into L2"])
 def test_what_is_not_there_is_told(what: str) -> None:
     with pytest.raises(UnknownAssemblyError, match=f"mark for it: {what}"):
         edit(f".entry k(\n)\n{{\n\t// tritongemm: {what}\n\tret;\n}}\n")
@@ -113,6 +128,7 @@ def test_a_tile_in_two_parts_keeps_its_group_in_step(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(assembly_edits, "edit", note)
     compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, scaled(), SM90))
     assert "// tritongemm: arrive" in seen[0] and "// tritongemm: alone" not in seen[0]
+    assert seen[0].count("mbarrier.init") == 3 * config.num_stages, "factors have a barrier of their own"
 
 
 def test_a_launch_of_pairs(session_cache: Path) -> None:

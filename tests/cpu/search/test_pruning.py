@@ -124,6 +124,10 @@ def tma(m: int, n: int, stages: int) -> Config:
     return Config("tma", m, n, 64, num_warps=8, num_stages=stages)
 
 
+def roles(m: int, stages: int, **options: int) -> Config:
+    return Config("ws_tma", m, 64, 64, num_warps=m // 16, num_stages=stages, options=tuple(sorted(options.items())))
+
+
 @pytest.mark.parametrize(
     ("rule", "m", "kept", "dropped"),
     [
@@ -140,6 +144,14 @@ def tma(m: int, n: int, stages: int) -> Config:
         ),
         ("overlap", 256, [tile(128, 128, template="tma", ahead=1)], [tile(128, 128, template="tma", ahead=1, early=1)]),
         ("overlap", 1024, [tile(128, 128, template="tma")], [tile(128, 128, template="tma", ahead=1)]),
+        (
+            "overlap",
+            64,
+            [roles(64, 12, ahead=8), roles(64, 8, ahead=0)],
+            [roles(64, 12, ahead=0), roles(64, 8, ahead=8)],
+        ),
+        ("alternate", 4096, [tile(128, 128, template="ws_tma", alternate=1)], [roles(128, 4, alternate=1)]),
+        ("alternate", 256, [roles(128, 4, alternate=0)], [tile(128, 128, template="ws_tma", alternate=1)]),
         ("deep", 256, [tma(128, 128, 7), tma(64, 128, 9), tma(32, 32, 6)], [tma(64, 128, 7), tma(32, 32, 9)]),
     ],
 )

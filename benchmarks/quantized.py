@@ -28,7 +28,7 @@ from _common import ROOT, make_operands, time_calls
 
 from tritongemm.build import helpers
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.prepare import prepare_launches
+from tritongemm.build.prepare import brings_kernels, prepare_launches
 from tritongemm.build.quantization_kernels import choose_kernel
 from tritongemm.core import settings
 from tritongemm.core.errors import TritonGemmError
@@ -116,7 +116,9 @@ def race(contenders: dict[str, Contender], rounds: int = ROUNDS) -> dict[str, fl
 
 
 def our_calls(record: Record, problem: Problem, sets: OperandSets, here: machine.Machine) -> Calls:
-    """Our tuned kernel on each copy; none where a library won and nothing of ours is in the row."""
+    """Our tuned kernel on each copy; none where a library won."""
+    if not brings_kernels(record.config):
+        return []
     launch = prepare_launches([record], here.target, ArtifactCache(settings.cache_folder()))[record.problem]
     if isinstance(launch, str):
         print(f"{problem.key}: {launch}")

@@ -12,6 +12,8 @@ from tritongemm.core import target
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.space import Space, TemplateSpace
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.pruning.rules import RULES, Rule
@@ -159,6 +161,18 @@ def test_on_hopper(rule: str, m: int, kept: list[Config], dropped: list[Config])
     problem = Problem(m, 8192, 4096)
     assert [c for c in kept if rule in reasons(c, problem, SM90)] == []
     assert [c for c in dropped if rule not in reasons(c, problem, SM90)] == []
+
+
+def test_small_tiles_in_two_parts_scale_no_sums() -> None:
+    problem = registry.get(Family, "a8w8_blockscale").problem(
+        256, 2112, 7168, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False
+    )
+
+    def found(m: int, n: int) -> bool:
+        config = Config("ws_tma", m, n, 128, num_warps=m // 16, num_stages=4)
+        return "scaled" in reasons(config, problem, SM90).get("two_parts", "")
+
+    assert found(64, 96) and found(256, 96) and found(64, 192) and not found(128, 192) and not found(128, 128)
 
 
 def test_hopper_reads_128_bytes_of_a_row_where_both_operands_lie_along_k() -> None:

@@ -29,6 +29,13 @@ def run_scaled(folder: Path, *plans: Path) -> None:
     assert said.count("races 0") == len(plans)
 
 
+def run_helpers(folder: Path, arch: str) -> None:
+    """Execute the kernels that quantise, and those of mixtures of experts, and compare with PyTorch's operations."""
+    script = str(Path(__file__).with_name("run_helpers.py"))
+    said = _executed(folder, lambda place, checkout: [script, str(place), checkout, arch, str(folder / "cache")])
+    assert "launches, races 0" in said
+
+
 def _executed(folder: Path, arguments: Callable[[Path, str], list[str]]) -> str:
     """What the script that `arguments` begin with prints."""
     checkout = settings.emulator_checkout()

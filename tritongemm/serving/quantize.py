@@ -162,7 +162,8 @@ def by_torch(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _P
     # By a tensor: PyTorch's division by a number multiplies by its reciprocal on a GPU, which may be a bit off.
     unit = largest / torch.full_like(largest, maximum)
     factors = torch.where(largest > 0, unit.clamp_min(torch.finfo(torch.float32).tiny), 1.0)
-    quotients = (padded * (torch.ones_like(factors) / factors)).view(rows.shape[0], -1)[:, :k]
+    scaled = padded / factors if dtype == torch.int8 else padded * (torch.ones_like(factors) / factors)
+    quotients = scaled.view(rows.shape[0], -1)[:, :k]
     q = quotients.round().to(dtype) if dtype == torch.int8 else quotients.to(dtype)
     out = empty_factors(x, granularity, layout)
     return q.reshape(x.shape), out.copy_(factors.squeeze(-1))

@@ -1,0 +1,58 @@
+"""What a backend says of its kernels, and what a compile is given beside a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.core.target import Target
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend's kernels can compute at all; an empty tuple of architectures is all of them.
+
+    Attributes:
+        archs: names of the targets.
+        kinds: of `Problem.kind`.
+        orders_b: orders of B in memory.
+        scales: where its kernels can apply scale factors: ``epilogue``, ``mainloop``.
+        tensor_scales: whether their epilogue takes one factor for all of A, and for all of B.
+    """
+
+    archs: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ("one",)
+    orders_b: tuple[str, ...] = (PLAIN,)
+    scales: tuple[str, ...] = ()
+    tensor_scales: bool = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Whether a problem is of a kind that these kernels compute."""
+        if self.archs and target.name not in self.archs:
+            return Support(f"its kernels are for {' and '.join(self.archs)}, not {target.name}")
+        if problem.kind not in self.kinds:
+            return Support(f"it computes {' or '.join(self.kinds)} GEMM at a time, not {problem.kind} ones")
+        if problem.order_b not in self.orders_b:
+            return Support(f"it reads B in the order {' or '.join(self.orders_b)}, not {problem.order_b}")
+        for spec in problem.extras:
+            if spec.scaling is not None and spec.applied not in self.scales:
+                return Support(f"its kernels can't apply {spec.name} in the {spec.applied}")
+            if spec.single and not self.tensor_scales:
+                return Support(f"its kernels take a {spec.name} for each row, not one for all")
+        return SUPPORTED
+
+
+@dataclass(frozen=True)
+class BuildInputs:
+    """Files that compiling may need beside the config.
+
+    Attributes:
+        manifests: files that list kernels; empty for those that the environment names.
+    """
+
+    manifests: tuple[Path, ...] = ()
+
+
+NO_INPUTS = BuildInputs()

@@ -1,0 +1,87 @@
+"""The contract of searches, and of what is told of their progress."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, TypeAlias
+
+from tritongemm.core.artifact import Artifact
+from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
+from tritongemm.core.search_results import Predictions, Pruned
+from tritongemm.core.space import Space
+from tritongemm.core.trial import Trial
+from tritongemm.plugins.contracts.plugin import Plugin
+
+Search: TypeAlias = Generator[list[Config], list[Trial], None]  # yields batches of configs, and is sent their trials
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """What a strategy is given.
+
+    Attributes:
+        space: where neighbours are looked for; names the problem and the target.
+        expected: kept configs with their predictions, the best first; at least one.
+        seeds: winners of similar problems, to be tried first.
+        compiled: names of kernels that other problems of the run ask for, which cost no compile.
+        population: configs of a generation, for a strategy that has generations; 0 for its own number.
+    """
+
+    space: Space
+    expected: Predictions
+    seeds: tuple[Config, ...] = ()
+    compiled: Collection[str] = field(default=frozenset())
+    population: int = 0
+
+
+class Strategy(Plugin, abstract=True):
+    """A search: which of a problem's configs are tried, in which order.
+
+    Attributes:
+        population: configs of a generation, where the search has generations and a plan does not say; 0 where it has
+            none.
+    """
+
+    package = "tritongemm.search.strategies"
+    kind = "strategy"
+    population: ClassVar[int] = 0
+
+    @abstractmethod
+    def search(self, plan: SearchPlan, budget: int) -> Search:
+        """A generator that yields batches of configs and is sent their trials; it ends where it wants no more.
+
+        Args:
+            plan: what there is to try.
+            budget: most configs to try; 0 for the strategy's own.
+        """
+
+
+class Watcher(Protocol):
+    """What is told of the progress of a run."""
+
+    def planned(self, problem: Problem, total: int, pruned: Pruned) -> None:
+        """A space of `total` configs was pruned."""
+
+    def offered(self, problem: Problem, backend: str, count: int, why: str) -> None:
+        """A backend has `count` candidates; `why` is said where there are none."""
+
+    def refused(self, problem: Problem, backend: str, reason: str) -> None:
+        """A backend can't compute the problem, or failed to say."""
+
+    def stage(self, name: str, total: int) -> None:
+        """A stage begins that has `total` steps."""
+
+    def step(self, name: str, count: int = 1) -> None:
+        """Steps of a stage are done."""
+
+    def trial(self, problem: Problem, trial: Trial) -> None:
+        """A candidate was timed, verified or refused."""
+
+    def failed(self, problem: Problem, reason: str) -> None:
+        """The run has no result for the problem."""
+
+    def compiled(self, builds: Mapping[Problem, Collection[Artifact]]) -> None:
+        """Kernels were compiled, or could not be."""

@@ -26,7 +26,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
-from tritongemm.library import building, writing
+from tritongemm.export.library import building, writing
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.plugins.validity import check_config
@@ -42,7 +42,7 @@ import torch
 torch.zeros(1, device="cuda")
 started = time.perf_counter()
 import tritongemm
-from tritongemm.library.storage import open_library
+from tritongemm.export.library.storage import open_library
 count = tritongemm.load(sys.argv[1])
 loaded = time.perf_counter()
 sizes = [entry.record.problem for entry in open_library(sys.argv[1]).entries]

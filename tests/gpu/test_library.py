@@ -17,8 +17,8 @@ from tests.gpu.test_dispatch import CASES
 from tests.support import ROOT, stored_calls
 from tritongemm.core import settings
 from tritongemm.core.record import Record
-from tritongemm.library import building, writing
-from tritongemm.library.writing import Contents
+from tritongemm.export.library import building, writing
+from tritongemm.export.library.writing import Contents
 from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family

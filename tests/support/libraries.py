@@ -14,10 +14,10 @@ from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.library import writing
-from tritongemm.library.entry import LibraryEntry, LibraryKernel
-from tritongemm.library.launch_table import LaunchTable, tabulate
-from tritongemm.library.writing import Contents
+from tritongemm.export.library import writing
+from tritongemm.export.library.entry import LibraryEntry, LibraryKernel
+from tritongemm.export.library.launch_table import LaunchTable, tabulate
+from tritongemm.export.library.writing import Contents
 
 TILE = Config("tile", 16, 32, 32, split_k=2, num_warps=4, num_stages=2)
 TRITON = {"triton": "3.7.0"}  # which made and compiled them

@@ -69,9 +69,9 @@ def write(path: Path, patch: Any, lacking: str = "") -> None:
     from tritongemm.build import helpers
     from tritongemm.core.other_m import serves_other_m
     from tritongemm.core.stride_places import StridePlaces
-    from tritongemm.library import helper_building, wider_table, writing
-    from tritongemm.library.entry import LibraryEntry
-    from tritongemm.library.launch_table import LaunchTable, tabulate
+    from tritongemm.export.library import helper_building, wider_table, writing
+    from tritongemm.export.library.entry import LibraryEntry
+    from tritongemm.export.library.launch_table import LaunchTable, tabulate
     from tritongemm.search_spaces import loader
 
     pairs: list[tuple[LibraryEntry, bytes]] = []

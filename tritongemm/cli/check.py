@@ -18,11 +18,11 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.tuning_options import TuningOptions
+from tritongemm.export.library import building, checking, storage, writing
+from tritongemm.export.library.checking import Checked, Claim
+from tritongemm.export.library.storage import open_library
+from tritongemm.export.library.writing import Contents
 from tritongemm.formats import Defaults
-from tritongemm.library import building, checking, storage, writing
-from tritongemm.library.checking import Checked, Claim
-from tritongemm.library.storage import open_library
-from tritongemm.library.writing import Contents
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.report import plain_table

@@ -11,11 +11,11 @@ from tritongemm.cli import arguments, door, options
 from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
+from tritongemm.export.library import building, storage, writing
+from tritongemm.export.library.entry import LibraryEntry
+from tritongemm.export.library.storage import KernelLibrary, open_library
+from tritongemm.export.library.writing import Contents
 from tritongemm.formats import Defaults
-from tritongemm.library import building, storage, writing
-from tritongemm.library.entry import LibraryEntry
-from tritongemm.library.storage import KernelLibrary, open_library
-from tritongemm.library.writing import Contents
 from tritongemm.report import plain_table
 from tritongemm.runtime import machine
 from tritongemm.workloads import sizes

@@ -16,7 +16,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, LoadedKernel
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
-from tritongemm.library.storage import KernelLibrary
+from tritongemm.export.library.storage import KernelLibrary
 from tritongemm.serving import winners
 from tritongemm.serving.helper_kernels import HelperKernels
 from tritongemm.serving.record_table import RecordTable, rows_of

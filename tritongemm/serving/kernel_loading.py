@@ -18,9 +18,9 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.core.support import Support
+from tritongemm.export.library.storage import KernelLibrary
 from tritongemm.hip_ext.driver.module import Function
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
-from tritongemm.library.storage import KernelLibrary
 from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
 from tritongemm.runtime.loaded_kernels import HostLaunchedKernel, TunedKernel
 from tritongemm.serving import load_check, winners

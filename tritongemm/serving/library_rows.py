@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 
 from tritongemm.core.errors import DamagedFileWarning, InputError
-from tritongemm.library.storage import KernelLibrary, StoredCode, open_library
+from tritongemm.export.library.storage import KernelLibrary, StoredCode, open_library
 from tritongemm.serving.source_row import SourceRow
 
 _TOLD = 10  # entries that a warning names

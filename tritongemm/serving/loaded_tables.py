@@ -22,7 +22,7 @@ from tritongemm.serving.record_source import read_source
 from tritongemm.serving.source_row import SourceRow
 
 if TYPE_CHECKING:
-    from tritongemm.library.storage import KernelLibrary
+    from tritongemm.export.library.storage import KernelLibrary
     from tritongemm.serving.device_kernels import DeviceKernels
 
 _LOG = logging.getLogger("tritongemm")
@@ -80,7 +80,7 @@ def read_table(source: str | os.PathLike[str] | Iterable[Record], family: str = 
         InputError: the file can't be read, or holds no tuned result.
         TypeError: the source is neither a path nor records.
     """
-    from tritongemm.library import storage  # whose import takes longer than that of the rest
+    from tritongemm.export.library import storage  # whose import takes longer than that of the rest
 
     if isinstance(source, str | Path) and storage.is_library(Path(source)):
         from tritongemm.serving.library_rows import read_library

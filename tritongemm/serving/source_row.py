@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tritongemm.core.record import Record
 
 if TYPE_CHECKING:
-    from tritongemm.library.storage import StoredCode
+    from tritongemm.export.library.storage import StoredCode
 
 _STEPS = ((256, 16), (1024, 32), (4096, 64))  # up to this M, multiples of that
 _STEP_ABOVE = 128

@@ -14,9 +14,9 @@ from tritongemm.core.launch import Launch
 from tritongemm.core.record import Record
 from tritongemm.core.serving import LoadedKernel, PatchedLaunch
 from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.export.library.entry import record_m
+from tritongemm.export.library.storage import StoredCode
 from tritongemm.hip_ext.driver import driver
-from tritongemm.library.entry import record_m
-from tritongemm.library.storage import StoredCode
 from tritongemm.runtime.loaded_kernels import TunedKernel
 from tritongemm.serving import load_check
 from tritongemm.serving.serving_device import ServingDevice

@@ -20,7 +20,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
-from tritongemm.library.storage import open_library
+from tritongemm.export.library.storage import open_library
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.results.store import Store
 from tritongemm.runtime import machine

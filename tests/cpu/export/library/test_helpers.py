@@ -20,8 +20,8 @@ from tritongemm.cli import library as command
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.library import building, helper_building
-from tritongemm.library.storage import MANIFEST, open_library
+from tritongemm.export.library import building, helper_building
+from tritongemm.export.library.storage import MANIFEST, open_library
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.runtime.machine import Machine

@@ -16,9 +16,9 @@ from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED
-from tritongemm.library import building, checking
-from tritongemm.library.checking import Checked, Claim
-from tritongemm.library.entry import LibraryEntry
+from tritongemm.export.library import building, checking
+from tritongemm.export.library.checking import Checked, Claim
+from tritongemm.export.library.entry import LibraryEntry
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend
 from tritongemm.runtime.machine import Machine

@@ -12,8 +12,8 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.launch import MOST_PROGRAMS, Buffer, Launch, Param
 from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.values import FINITE, FLAG, MOST, TEXT, FieldKind, require
-from tritongemm.library.code_object import MAP, require_all
-from tritongemm.library.launch_table import LaunchTable, Run, names_of
+from tritongemm.export.library.code_object import MAP, require_all
+from tritongemm.export.library.launch_table import LaunchTable, Run, names_of
 
 _MOST_PARAMS, _MOST_RUNS = 256, 1 << 16
 _MOST_THREADS, _MOST_SHARED, _MOST_CLUSTER = 1024, 1 << 20, 16  # of any GPU

@@ -13,9 +13,9 @@ from tritongemm.core.record import Record
 from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.values import FLAG, TEXTS, FieldKind
-from tritongemm.library.code_object import MAP, OBJECT_KINDS, CodeObject, opened, require_all, sealed
-from tritongemm.library.launch_table import LaunchTable
-from tritongemm.library.launch_values import places_from_json, places_to_json, table_from_json, table_to_json
+from tritongemm.export.library.code_object import MAP, OBJECT_KINDS, CodeObject, opened, require_all, sealed
+from tritongemm.export.library.launch_table import LaunchTable
+from tritongemm.export.library.launch_values import places_from_json, places_to_json, table_from_json, table_to_json
 
 # What a library holds one result for: a product, a target, compute units, and whether it serves a range of M.
 EntryKey: TypeAlias = "tuple[Problem, str, int, bool]"

@@ -13,10 +13,10 @@ from tests.support import libraries
 from tests.support.libraries import linear, tuned
 from tritongemm.cli import library as command
 from tritongemm.core.errors import OutputError
-from tritongemm.library import writing
-from tritongemm.library.entry import LibraryEntry
-from tritongemm.library.storage import MANIFEST, open_library
-from tritongemm.library.writing import Contents
+from tritongemm.export.library import writing
+from tritongemm.export.library.entry import LibraryEntry
+from tritongemm.export.library.storage import MANIFEST, open_library
+from tritongemm.export.library.writing import Contents
 
 SIZE = linear(16, 48, 64)
 

@@ -17,8 +17,8 @@ from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
 from tritongemm.core.record import Record
-from tritongemm.library import building
-from tritongemm.library.storage import open_library
+from tritongemm.export.library import building
+from tritongemm.export.library.storage import open_library
 from tritongemm.results.store import Store
 from tritongemm.runtime import machine
 from tritongemm.runtime.machine import Machine

@@ -20,8 +20,8 @@ from tritongemm.core.launch import HostLaunch
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
-from tritongemm.library.building import target_of
-from tritongemm.library.entry import LibraryKernel, record_m
+from tritongemm.export.library.building import target_of
+from tritongemm.export.library.entry import LibraryKernel, record_m
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend
 from tritongemm.plugins.validity import check_config

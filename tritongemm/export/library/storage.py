@@ -23,9 +23,9 @@ from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
 from tritongemm.core.target import Target
-from tritongemm.library.code_object import OBJECTS, SUFFIXES, CodeObject, opened, sealed
-from tritongemm.library.entry import LibraryEntry, LibraryKernel
-from tritongemm.library.helper import HelperKey, LibraryHelper
+from tritongemm.export.library.code_object import OBJECTS, SUFFIXES, CodeObject, opened, sealed
+from tritongemm.export.library.entry import LibraryEntry, LibraryKernel
+from tritongemm.export.library.helper import HelperKey, LibraryHelper
 from tritongemm.search_spaces import schema
 
 MANIFEST = "library.json"

@@ -15,7 +15,7 @@ from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.library.helper import LibraryHelper
+from tritongemm.export.library.helper import LibraryHelper
 
 _FLOATS = ("bf16", "fp16", "fp32")
 _ROWS = (1, 1024)  # few and many: binaries do not depend on M otherwise

@@ -15,10 +15,10 @@ from filelock import FileLock, Timeout
 from tritongemm.core import files
 from tritongemm.core.errors import OutputError
 from tritongemm.core.target import Target
-from tritongemm.library.code_object import OBJECTS, CodeObject
-from tritongemm.library.entry import EntryKey, LibraryEntry
-from tritongemm.library.helper import HelperKey, LibraryHelper
-from tritongemm.library.storage import MANIFEST, KernelLibrary, is_archive, is_manifest, manifest_text
+from tritongemm.export.library.code_object import OBJECTS, CodeObject
+from tritongemm.export.library.entry import EntryKey, LibraryEntry
+from tritongemm.export.library.helper import HelperKey, LibraryHelper
+from tritongemm.export.library.storage import MANIFEST, KernelLibrary, is_archive, is_manifest, manifest_text
 
 ARCHIVE_SUFFIX = ".zip"
 ADVICE = "choose another place with -o"

@@ -20,12 +20,12 @@ from tritongemm.core.record import Record
 from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
+from tritongemm.export.library import helper_building, wider_table
+from tritongemm.export.library.code_object import MOST_OBJECT_BYTES, SUFFIXES
+from tritongemm.export.library.entry import LibraryEntry, LibraryKernel, record_m
+from tritongemm.export.library.helper import LibraryHelper
+from tritongemm.export.library.launch_table import LaunchTable, tabulate
 from tritongemm.hip_ext.driver import driver
-from tritongemm.library import helper_building, wider_table
-from tritongemm.library.code_object import MOST_OBJECT_BYTES, SUFFIXES
-from tritongemm.library.entry import LibraryEntry, LibraryKernel, record_m
-from tritongemm.library.helper import LibraryHelper
-from tritongemm.library.launch_table import LaunchTable, tabulate
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend
 from tritongemm.runtime.machine import Machine

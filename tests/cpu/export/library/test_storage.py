@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.support import libraries
 from tests.support.libraries import linear, tuned
 from tritongemm.core.errors import InputError
-from tritongemm.library.entry import LibraryEntry
-from tritongemm.library.storage import MANIFEST, KernelLibrary, is_library, open_library
+from tritongemm.export.library.entry import LibraryEntry
+from tritongemm.export.library.storage import MANIFEST, KernelLibrary, is_library, open_library
 
 RECORDS = tuned(linear(32, 48, 64), m_from=1), tuned(linear(16, 48, 64)), tuned(linear(8, 16, 32), winner="torch")
 

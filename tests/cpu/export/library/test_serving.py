@@ -17,7 +17,7 @@ from tests.support.libraries import linear, tuned
 from tests.support.serve_library import REFUSED, HostDriver
 from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.support import Support
-from tritongemm.library import writing
+from tritongemm.export.library import writing
 from tritongemm.serving import api, load_check
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.loaded_tables import read_table

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tritongemm.core.launch import Buffer, Launch
 from tritongemm.core.support import Support
-from tritongemm.library.launch_table import LaunchTable, Run, fixed_of, numbers_of, tabulate
+from tritongemm.export.library.launch_table import LaunchTable, Run, fixed_of, numbers_of, tabulate
 
 _LOOKED_AT = 4  # blocks of M that show how numbers go on
 _MOST_PIECES = 8  # which a table has where launches are regular

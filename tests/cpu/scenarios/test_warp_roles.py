@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import triton
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -156,6 +159,21 @@ def test_it_is_for_operands_of_one_type_in_aligned_rows(dtypes: tuple[str, str, 
     assert ("ws_tma" in {a.template for a in space(problem, SM90).axes}) == there
 
 
+def scratch_in_loops(built: Artifact) -> list[str]:
+    """Instructions that touch scratch memory in the innermost loops that multiply: each iteration would wait for it."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    said = subprocess.run([tool, "-c", built.path], check=True, capture_output=True, text=True, encoding="utf-8").stdout
+    lines = said.splitlines()
+    labels = {line[:-1]: at for at, line in enumerate(lines) if re.fullmatch(r"\.L_\w+:", line)}
+    # Jumps back without a condition are from waits that lie behind everything.
+    jumps = [(at, re.search(r"@!?P\d BRA.*`\((\.L_\w+)\)", line)) for at, line in enumerate(lines)]
+    loops = [range(labels[to[1]], at) for at, to in jumps if to and labels[to[1]] < at]
+    multiply = [loop for loop in loops if any("GMMA" in lines[at] for at in loop)]
+    assert multiply, "nvdisasm writes loops in another way"
+    innermost = [one for one in multiply if not any(one != other and other[0] in one for other in multiply)]
+    return [lines[at] for loop in innermost for at in loop if re.search(r"\b(LDL|STL)\b", lines[at])]
+
+
 WITH_SCALES = (
     Config("ws_tma", 128, 128, 128, 8, num_warps=8, num_stages=4, options=(("share", 2),)),
     Config("ws_tma", 64, 64, 128, 1, 3, num_warps=4, num_stages=8),
@@ -174,7 +192,7 @@ WITH_SCALES = (
         pytest.param("a8w8_blockscale", "block", WITH_SCALES[:2], marks=pytest.mark.heavy),
     ],
 )
-def test_scales_of_fp8_compile_with_little_in_scratch_memory(
+def test_scales_of_fp8_compile_without_spills_in_loops(
     family: str, scales: str, configs: tuple[Config, ...], session_cache: Path
 ) -> None:
     """Whole tiles, splits, and columns of two powers of two, whose factors lie beside them."""
@@ -189,9 +207,8 @@ def test_scales_of_fp8_compile_with_little_in_scratch_memory(
         built = list(compiler.stream(triton.compile_job(c, problem, SM90) for c in configs))
     finally:
         compiler.close()
-    assert all(b.status == "ok" for b in built)
-    # Triton 3.9's assembler keeps a few addresses of the whole tile there, none that the loops read.
-    assert max(b.spills for b in built) <= 96
+    # Triton 3.9's assembler may keep a few addresses of the whole tile in scratch memory, none that a loop reads.
+    assert all(b.status == "ok" and (b.spills == 0 or (b.spills <= 96 and not scratch_in_loops(b))) for b in built)
     astride = triton.check(Config("ws_tma", 128, 144, 128, 8, num_warps=8, num_stages=4), problem, SM90)
     assert bool(astride) == (not scales), "columns of one scale are those of a part of a tile"
 

@@ -28,8 +28,9 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
         return None
     if "warp_roles" in search_facts(config.template).rules:
         # The warp that fetches starts early by itself; its first weights come ahead where the ring is deep besides.
-        deep = config.num_stages > RING_SLOTS_LIMIT
-        return None if (config.option("ahead") > 0) == deep else f"fetching ahead with {config.num_stages} slots"
+        slots, deep = config.num_stages, config.num_stages > RING_SLOTS_LIMIT
+        goes = (config.option("ahead") > 0) == deep
+        return None if goes else f"ahead goes with num_stages above {RING_SLOTS_LIMIT}, here {slots}"
     ahead, early, split = config.option("ahead"), config.option("early"), config.split_k > 1
     rows = min(problem.m, problem.n)
     if rows > FETCH_AHEAD_ROWS or not target.overlap:

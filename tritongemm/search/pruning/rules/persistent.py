@@ -45,7 +45,9 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     loop = -(-problem.k // (config.block_k * config.split_k))
     few = min(problem.m, problem.n) <= FEW_ROWS
     if slots > RING_SLOTS_LIMIT and not (few and loop >= slots):
-        return f"{slots} slots for {loop} blocks of K of {problem.m} x {problem.n}"
+        return (
+            f"{slots} slots for {problem.m} x {problem.n} and {loop} K blocks: that many are for up to {FEW_ROWS} rows"
+        )
     step = 1 if slots < RING_SLOTS_LIMIT else 2
     # Of few rows a ring of the usual depth races the deepest: which one wins differs from size to size.
     enough = DEEP_RING_LIMIT if slots > RING_SLOTS_LIMIT else RING_SLOTS_LIMIT
@@ -106,7 +108,7 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     small = problem.groups == 1 and not config.option("swap_ab") and (rows < 128 or width < 192)
     if small and problem.scale_depth:
         # On an H200 none of these came within 3 % of the best at 35 sizes: their sums are scaled one after the other.
-        return f"{rows} x {width} in two parts whose sums are scaled"
+        return f"tiles of {rows} x {width} in two parts, whose sums are scaled one after the other"
     if in_halves(problem) and 2 * rest == width - rest:
         return None  # wide tiles are computed in parts anyway
     if config.option("share"):
@@ -164,9 +166,13 @@ def alternate(config: Config, problem: Problem, target: Target) -> str | None:
     if not config.option("alternate"):
         return None
     if (config.block_m, config.block_n) != (128, 128):
-        return f"tiles of {config.block_m} x {config.block_n} for one group of warps"
+        return f"tiles of {config.block_m} x {config.block_n}, not 128 x 128, for each group of warps"
     tiles = count_tiles(config, problem)
-    return f"{tiles} tiles for {target.compute_units} CUs of two groups" if tiles < 2 * target.compute_units else None
+    return (
+        f"{tiles} tiles are less than two for each of {target.compute_units} CUs"
+        if tiles < 2 * target.compute_units
+        else None
+    )
 
 
 def stream_k(config: Config, problem: Problem, target: Target) -> str | None:

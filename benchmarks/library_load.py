@@ -114,7 +114,9 @@ def build(path: Path, count: int, here: machine.Machine) -> None:
     with writing.held(path):
         writing.write(path, contents)
     seconds, size = time.perf_counter() - started, path.stat().st_size / 1e6
-    print(f"build of {len(made.entries)} kernels and {len(made.helpers)} beside them: {seconds:.1f} s, {size:.1f} MB")
+    print(
+        f"build of {len(made.entries)} kernels and {len(made.helpers)} helper kernels: {seconds:.1f} s, {size:.1f} MB"
+    )
     for record, reason in made.left_out:
         print(f"left out: {record.config.name}: {reason}")
 

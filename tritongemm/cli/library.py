@@ -115,7 +115,7 @@ def _tell_written(output: Path, contents: Contents, conflicts: Sequence[str]) ->
         door.tell(f"conflict: {conflict}")
     kernels = sum(entry.kernel is not None for entry in contents.entries.values())
     size = sum({code.sha256: code.size for code in contents.objects}.values())
-    beside = f" and {len(contents.helpers)} beside them" if contents.helpers else ""
+    beside = f" and {len(contents.helpers)} helper kernels" if contents.helpers else ""
     digest = open_library(output).digest
     print(
         f"{output}: {len(contents.entries)} results, {kernels} with kernels{beside} of {size / 1e6:.1f} MB, "
@@ -135,7 +135,7 @@ def _list(args: argparse.Namespace) -> int:
     for path in args.libraries:
         library = open_library(Path(path))
         damaged |= _tell_damaged(library)
-        beside = f", {len(library.helpers)} kernels beside them" if library.helpers else ""
+        beside = f", {len(library.helpers)} helper kernels" if library.helpers else ""
         print(f"{path}: {len(library.entries)} results{beside} (sha256 {library.digest[:12]})")
         if rows := [_row(entry) for entry in library.entries]:
             print(*plain_table.align(_COLUMNS, rows, _WORDS), sep="\n")
@@ -165,9 +165,9 @@ def _verify(args: argparse.Namespace) -> int:
         library = open_library(Path(path))
         faults = library.faults()
         for name, fault in faults.items():
-            door.tell(f"damaged: {path}: {name}: {fault}")
+            door.tell(f"damaged: {path}: {name}: {fault.removeprefix(f'{path}: ')}")
         damaged += len(faults)
         count = len(library.entries) + len(library.helpers) + len(library.damaged)
-        what = "results and kernels beside them" if library.helpers else "results"
+        what = "results and helper kernels" if library.helpers else "results"
         print(f"{path}: {count - len(faults)} of {count} {what} are whole (sha256 {library.digest[:12]})")
     return door.WRONG if damaged else door.DONE

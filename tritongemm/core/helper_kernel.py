@@ -1,4 +1,4 @@
-"""The noun `HelperKernel`: a kernel beside the products, e.g. one that quantises their operands, as text."""
+"""The noun `HelperKernel`: a kernel that is no product, e.g. one that quantises operands of products, as text."""
 
 from __future__ import annotations
 

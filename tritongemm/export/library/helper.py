@@ -1,4 +1,4 @@
-"""The noun `LibraryHelper`: a kernel beside the products with its code object, as a library's manifest tells it."""
+"""The noun `LibraryHelper`: a helper kernel, e.g. one that quantises, with its code object, as a manifest tells it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LibraryHelper(CodeObject):
         if not isinstance(data, Mapping):
             raise InputError("it is no kernel")
         told = opened(data)
-        require_all("a kernel beside the products", told, _KINDS)
+        require_all("a helper kernel", told, _KINDS)
         return cls(
             sha256=told["object"],
             suffix=told["suffix"],

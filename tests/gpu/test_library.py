@@ -30,7 +30,7 @@ RANGED = ("tile", "split", "stream-K", "tma", "persistent")  # cases that are tr
 SERVED = """
 import sys
 from tests.support.serve_library import REFUSED, RefusingFinder
-sys.meta_path.insert(0, RefusingFinder())
+RefusingFinder().install()
 import torch, tritongemm
 print(tritongemm.load(sys.argv[1]))
 for m, n, k in eval(sys.argv[2]):

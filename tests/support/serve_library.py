@@ -6,11 +6,13 @@ Prints what was served. Called with the library's path.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import struct
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +20,21 @@ REFUSED = ("triton", "jinja2", "joblib", "yaml", "rich", "scipy", "filelock")
 
 
 class RefusingFinder(MetaPathFinder):
-    """Finds no package that only tuning needs."""
+    """Finds no package that only tuning needs, nor lets `importlib.util.find_spec` see it, by which PyTorch asks."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> None:
         if name.partition(".")[0] in REFUSED:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    def install(self) -> None:
+        """Stands before the interpreter's own finders for as long as the process lives."""
+        ask = importlib.util.find_spec
+
+        def look(name: str, package: str | None = None) -> ModuleSpec | None:
+            return None if name.partition(".")[0] in REFUSED else ask(name, package)
+
+        sys.meta_path.insert(0, self)
+        importlib.util.find_spec = look
 
 
 class HostFunction:
@@ -99,7 +111,7 @@ def stand_in(patch: Any) -> HostDriver:
 
 def main(path: str) -> None:
     """Serve, and print what became of it."""
-    sys.meta_path.insert(0, RefusingFinder())
+    RefusingFinder().install()
     import pytest
     import torch
 

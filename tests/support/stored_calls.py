@@ -222,7 +222,7 @@ def main(path: str, device: str = "cpu", fp8: str = "float8_e4m3fn") -> None:
     """Serve each call, and print how far it is off, and what was launched for it."""
     from tests.support.serve_library import REFUSED, RefusingFinder
 
-    sys.meta_path.insert(0, RefusingFinder())
+    RefusingFinder().install()
     sys.modules["tritongemm.build.pool"] = None  # type: ignore[assignment]
     import warnings
 

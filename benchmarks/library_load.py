@@ -37,6 +37,7 @@ _AXES = (16, 32, 64, 128), (32, 64, 128), (64, 32, 128), (4, 8), (2, 3, 4)  # M,
 _WIDTHS = (0, 8, 4)  # columns beside a multiple of 64: what N is divided by makes another binary
 LOAD = """
 import sys, time
+from pathlib import Path
 sys.modules["triton"] = None
 import torch
 torch.zeros(1, device="cuda")
@@ -45,7 +46,7 @@ import tritongemm
 from tritongemm.export.library.storage import open_library
 count = tritongemm.load(sys.argv[1])
 loaded = time.perf_counter()
-sizes = [entry.record.problem for entry in open_library(sys.argv[1]).entries]
+sizes = [entry.record.problem for entry in open_library(Path(sys.argv[1])).entries]
 mine = [p for p in sizes if p.family == "dense" and p.kind == "one"]
 operands = [(torch.randn(p.m, p.k, device="cuda").bfloat16(), torch.randn(p.n, p.k, device="cuda").bfloat16())
             for p in mine]

@@ -117,8 +117,12 @@ def test_an_instruction_behind_the_next_mark_is_not_taken() -> None:
         edit(text + "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];\n}\n")
 
 
-def test_a_tile_in_two_parts_keeps_its_group_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config("ws_tma", 128, 256, 128, 4, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
+@pytest.mark.parametrize("along_k", [False, True])
+def test_the_two_parts_of_a_tile(along_k: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of warps keeps in step; where sums of blocks are scaled, two groups take turns instead."""
+    problem = scaled() if along_k else Problem(4096, 4096, 7168, "bf16", "bf16", "bf16", row_major_b=False)
+    block_n, block_k = (256, 128) if along_k else (192, 64)
+    config = Config("ws_tma", 128, block_n, block_k, 4, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
     seen: list[str] = []
 
     def note(text: str) -> str:
@@ -126,9 +130,10 @@ def test_a_tile_in_two_parts_keeps_its_group_in_step(monkeypatch: pytest.MonkeyP
         return edit(text)
 
     monkeypatch.setattr(assembly_edits, "edit", note)
-    compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, scaled(), SM90))
-    assert "// tritongemm: arrive" in seen[0] and "// tritongemm: alone" not in seen[0]
-    assert seen[0].count("mbarrier.init") == 3 * config.num_stages, "factors have a barrier of their own"
+    compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, problem, SM90))
+    assert "// tritongemm: arrive" in seen[0]
+    assert ("// tritongemm: alone" in seen[0]) == along_k
+    assert seen[0].count("mbarrier.init") == 2 * config.num_stages + 2 * along_k, "two say whose turn it is"
 
 
 def test_a_launch_of_pairs(session_cache: Path) -> None:

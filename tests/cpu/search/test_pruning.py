@@ -163,6 +163,12 @@ def test_on_hopper(rule: str, m: int, kept: list[Config], dropped: list[Config])
     assert [c for c in dropped if rule not in reasons(c, problem, SM90)] == []
 
 
+@pytest.mark.parametrize(("m", "k", "tried"), [(64, 16384, True), (64, 4096, False), (128, 16384, False)])
+def test_weights_come_ahead_into_a_ring_of_usual_depth_where_sums_are_long(m: int, k: int, tried: bool) -> None:
+    assert ("overlap" not in reasons(roles(64, 8, ahead=8), Problem(m, 8192, k), SM90)) == tried
+    assert "overlap" not in reasons(roles(64, 8, ahead=0), Problem(m, 8192, k), SM90)
+
+
 def test_small_tiles_in_two_parts_scale_no_sums() -> None:
     problem = registry.get(Family, "a8w8_blockscale").problem(
         256, 2112, 7168, "fp8e4m3fn", "fp8e4m3fn", "bf16", row_major_b=False

@@ -229,7 +229,7 @@ class _Resolver:
         self.answers = dispatcher.answer(readings, operands.a.get_device())
         kernel, device = self.answers.resolution.kernel, self.answers.device
         if device is not None:
-            check_encodings_on(operands.a, operands.b, device)
+            check_encodings_on(operands.a, operands.b, operands.scale_a, device)
         if kernel is None or device is None:
             return
         record = self.answers.resolution.record

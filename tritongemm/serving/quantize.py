@@ -116,7 +116,7 @@ def _check_powers(x: Tensor, dtype: torch.dtype, layout: str) -> torch.dtype:
 def _empty_pair(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
     """Memory for the quantised activations and their factors."""
     if granularity == "mx":
-        return microscaling.empty_pair(x, dtype, layout)
+        return microscaling.empty_pair(x.shape, dtype, layout, x.device)
     return torch.empty_like(x, dtype=dtype), empty_factors(x, granularity, layout)
 
 

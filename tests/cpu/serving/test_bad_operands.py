@@ -14,12 +14,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
+from tests.support.kernel_cases import GFX942
 from tests.support.linear_layers import attach_device, run_on_cpu
 from tritongemm.core.errors import InputError
 from tritongemm.integrations import aiter
 from tritongemm.serving import batched, grouped_api
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.grouped_operands import GroupedOperands
+from tritongemm.serving.operand_checks import check_encodings_on
 
 B, M, N, K, GROUPS, TOKENS, HIDDEN, INNER = 2, 16, 32, 256, 4, 5, 128, 256
 FP8, FNUZ, INT8 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.int8
@@ -287,3 +289,15 @@ def test_another_targets_fp8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         operands = GroupedOperands(rows, b, offs, *factors, torch.bfloat16)
         with pytest.raises(InputError, match=says):
             grouped_api._resolve(dispatcher, operands)
+
+
+def test_powers_of_two_are_read_in_ocps_encoding_by_every_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gfx942 multiplies them as wider numbers; with float32 factors it has no such product of that encoding."""
+    run_on_cpu(monkeypatch)
+    kernels = attach_device(Dispatcher())
+    monkeypatch.setattr(type(kernels), "target", property(lambda self: GFX942))
+    operands = q(M, K), q(N, K)
+    check_encodings_on(*operands, E8M0["scale_a"], kernels)
+    for factors in (None, ONE(M, 2)):
+        with pytest.raises(InputError, match="a is float8_e4m3fn; the fp8 encoding of gfx942 is fnuz"):
+            check_encodings_on(*operands, factors, kernels)

@@ -193,19 +193,17 @@ def test_the_call_is_one_operation_to_a_tracer() -> None:
 KERNELS_AND_PYTORCH = """
 import torch
 from tritongemm.build import expert_kernels
-from tritongemm.build.helpers import read_text
 from tritongemm.codegen.modules import run_text
 from tests.support import quick_interpreter
 from tritongemm.serving import moe_torch
 quick_interpreter.hasten()
 from tritongemm.serving.moe_kernels import MoeKernels
 
-module = run_text(read_text("experts"), "experts")
-
 class Interpreted(MoeKernels):
     def _run(self, choose, asked, operands):
         helper, given = choose(*asked)
         assert list(operands) == list(helper.pointers) and list(given.numbers) == list(helper.signature)[len(operands):]
+        module = run_text(helper.source, "experts")
         getattr(module, helper.name)[given.grid](*operands.values(), *given.numbers.values(), **helper.constants)
         return True
 

@@ -184,7 +184,7 @@ x = torch.load(sys.argv[1])
 for dtype, name in microscaling.FORMATS.items():
     for layout in ("rows", "e8m0_32x8"):
         if dtype.itemsize == 1 and "float4" not in str(dtype):
-            q, powers = microscaling.empty_pair(x, dtype, layout)
+            q, powers = microscaling.empty_pair(x.shape, dtype, layout, x.device)
             m, k = x.shape
             asked = Quantization(m, k, "fp32", name, "mx", tuple(powers.shape), scale_places(layout))
             helper, given = choose_kernel(asked)

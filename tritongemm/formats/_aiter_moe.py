@@ -67,7 +67,8 @@ def read_line(line: CsvLine, where: str, defaults: Defaults) -> tuple[FormatRow,
         config = own_config(cells.text(f"kernelName{stage}")) if target and not target.startswith(TARGETS) else None
         us = cells.text(f"us{stage}")
         record = None if config is None else read_record(us, problem, config, target, units)
-        found.append(FormatRow(problem, config, record, line.number, line.row, target, units, subject=line.cells))
+        places = line.number, line.row, target, units
+        found.append(FormatRow(problem, config, record, *places, subject=line.cells, optional=True))
     return tuple(found)
 
 

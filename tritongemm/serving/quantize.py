@@ -61,6 +61,9 @@ def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = No
     Raises:
         InputError: an argument is none of these.
     """
+    if torch.compiler.is_compiling() and granularity == "mx":  # a tracer does not follow a look-up of layouts
+        traced: _Pair = torch.ops.tritongemm.quantize(x, granularity, dtype or torch.float8_e4m3fn, layout)
+        return traced
     dtype = _check(x, granularity, dtype, layout)
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         pair: _Pair = torch.ops.tritongemm.quantize(x, granularity, dtype, layout)
@@ -263,7 +266,7 @@ def _load(device: DeviceKernels, x: Tensor, granularity: str, dtype: torch.dtype
 
 
 def _fake(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
-    return _empty_pair(x, granularity, dtype, layout)
+    return _empty_pair(x, granularity, _check(x, granularity, dtype, layout), layout)
 
 
 define_operation(

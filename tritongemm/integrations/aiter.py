@@ -78,6 +78,9 @@ def gemm_a16w16(
         return tritongemm.mm(A, B, bias, otype)
     import torch
 
+    from tritongemm.serving.operand_checks import check_tensors
+
+    check_tensors({"A": A, "B": B})
     one = torch.ones(1, device=A.device)
     of_a, of_b = (one if scale is None else scale for scale in (scale_a, scale_b))
     return tritongemm.scaled_mm(A, B, of_a, of_b, bias, otype or torch.bfloat16)

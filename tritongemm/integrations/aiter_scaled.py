@@ -182,5 +182,14 @@ def _result(dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _row(bias: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
-    """A bias [N] in the type of the result, as kernels read it."""
-    return None if bias is None else bias.reshape(-1).to(_result(dtype))
+    """A bias [N] in the type of the result, as kernels read it.
+
+    Raises:
+        TypeError: it is no tensor.
+    """
+    from tritongemm.serving.operand_checks import check_tensors
+
+    if bias is None:
+        return None
+    check_tensors({"bias": bias})
+    return bias.reshape(-1).to(_result(dtype))

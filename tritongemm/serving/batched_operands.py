@@ -174,7 +174,7 @@ def _factors(
         of_rows = scales.mT if turned else scales
         if any(scaling.depth for scaling in read_factors(of_rows, rows, k, layout)):
             return scales
-        if 1 not in scales.shape[1:]:
+        if tuple(scales.shape[1:]) not in ((rows, 1), (1, rows)):
             known = describe_known(rows, k, "N" if turned else "M", turned)
             raise InputError(
                 f"{name} is {scales.dtype} {tuple(scales.shape)} with strides {scales.stride()}; of each product it "

@@ -9,6 +9,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout, WeightLayout
+from tritongemm.serving.operand_checks import check_tensors
 from tritongemm.serving.scale_factors import EXPONENTS
 from tritongemm.serving.scaled_operands import dtype_name
 
@@ -80,6 +81,7 @@ def _checked(w: Tensor, order: str) -> WeightLayout:
         InputError: it has not.
     """
     layout = registry.get(WeightLayout, order)
+    check_tensors({"w": w})
     if w.dim() != 2 or not w.numel() or not w.is_contiguous():
         raise InputError(f"w is {tuple(w.shape)} with strides {w.stride()}; a weight is [N, K], dense and row-major")
     dtype = dtype_name("w", w)
@@ -91,6 +93,7 @@ def _checked(w: Tensor, order: str) -> WeightLayout:
 
 
 def _exponents(scales: Tensor) -> Tensor:
+    check_tensors({"scales": scales})
     if scales.dtype not in EXPONENTS or scales.dim() != 2 or not scales.numel():
         raise InputError(f"scales are {scales.dtype} {tuple(scales.shape)}; they are e8m0 [rows, groups along K]")
     return scales.contiguous().view(torch.uint8)

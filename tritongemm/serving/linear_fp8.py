@@ -10,6 +10,7 @@ from torch import Tensor
 from tritongemm.core.errors import InputError
 from tritongemm.serving.api import explain, mm
 from tritongemm.serving.layer_choice import judge
+from tritongemm.serving.operand_checks import check_tensors
 from tritongemm.serving.quantize import empty_factors, quantize
 from tritongemm.serving.scale_factors import describe_known, find_scalings
 from tritongemm.serving.scaled_api import scaled_mm
@@ -47,9 +48,10 @@ def linear_fp8(
         [..., N], dense, in order of the current stream.
 
     Raises:
+        TypeError: an operand is no tensor.
         InputError: operands that do not belong together.
     """
-    wanted = x.dtype if out_dtype is None else out_dtype
+    wanted = getattr(x, "dtype", None) if out_dtype is None else out_dtype
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         result: Tensor = torch.ops.tritongemm.linear_fp8(x, weight, weight_scale, bias, wanted, unquantized)
         return result
@@ -91,6 +93,7 @@ def _linear(
     out_dtype: torch.dtype,
     unquantized: Tensor | None = None,
 ) -> Tensor:
+    check_tensors({"x": x, "weight": weight, "weight_scale": weight_scale})
     operands = BlockOperands(x, weight, weight_scale, None, bias, out_dtype)
     if unquantized is not None:
         _check_unquantized(x, weight, unquantized)

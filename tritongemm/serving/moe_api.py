@@ -87,7 +87,7 @@ def _operation(  # noqa: PLR0913
         with torch.cuda.device(x.get_device()):
             return _operation(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout)
     dispatcher = default_dispatcher()
-    steps = steps_for(dispatcher, x)
+    steps = steps_for(dispatcher, x, w1, w2, topk_weights)
     x, weights = x if x.stride(1) == 1 else x.contiguous(), topk_weights.contiguous()
     order, place, ends = steps.sort(topk_ids.contiguous(), w1.shape[0])
     rows, of_rows = steps.gather(x, order, topk_ids.shape[1], mode, w1.dtype)
@@ -97,8 +97,10 @@ def _operation(  # noqa: PLR0913
     return steps.combine(y, place, ends, weights, x.dtype)
 
 
-def steps_for(dispatcher: Dispatcher, x: Tensor) -> MixtureSteps:
-    """Who does what is between the products."""
+def steps_for(dispatcher: Dispatcher, x: Tensor, *others: Tensor) -> MixtureSteps:
+    """Who does what is between the products: kernels on a GPU, but PyTorch's operations where a gradient is wanted."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *others)):
+        return moe_torch
     device = dispatcher.device(x.get_device()) if x.is_cuda else None
     return moe_torch if device is None else MoeKernels(device, dispatcher.calls.table)
 

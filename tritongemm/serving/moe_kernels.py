@@ -63,6 +63,7 @@ class MoeKernels:
 
     def gather(self, x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> _Pair:
         """As `MixtureSteps.gather`."""
+        x = _aligned(x)  # before its stride is told: a copy's rows are dense
         rows, k = order.numel(), x.shape[1]
         q, scale = _result(x, rows, k, mode, dtype)
         operands = {"x": x, "order": order.int(), "q": q, "scale": q if scale is None else scale}

@@ -19,6 +19,7 @@ from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.runtime.patched_launch import call_all
 from tritongemm.serving import microscaling
 from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.operand_checks import check_tensors
 from tritongemm.serving.scale_factors import GROUP
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 from tritongemm.serving.traced_operations import define_operation
@@ -59,6 +60,7 @@ def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = No
         q [..., K], dense, and the factors: [1, 1], [M, 1] or [M, K / 128], or bytes [M, K / 32].
 
     Raises:
+        TypeError: x is no tensor.
         InputError: an argument is none of these.
     """
     if torch.compiler.is_compiling() and granularity == "mx":  # a tracer does not follow a look-up of layouts
@@ -82,8 +84,10 @@ def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) 
     """The type to quantise to.
 
     Raises:
+        TypeError: x is no tensor.
         InputError: names the argument.
     """
+    check_tensors({"x": x})
     if granularity not in GRANULARITIES:
         raise InputError(f"granularity is {granularity!r}; there are: {', '.join(GRANULARITIES)}")
     if granularity == "mx":

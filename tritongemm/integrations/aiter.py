@@ -162,7 +162,9 @@ def fused_moe(  # noqa: PLR0913 (AITER's own arguments)
 
 def _of_experts(scale: Tensor | None, w: Tensor) -> Tensor | None:
     """Factors of experts as `tritongemm.fused_moe` takes them, of AITER's [experts, rows, 1] and [experts, 1] too."""
-    if scale is None or not hasattr(scale, "dim"):
+    import torch
+
+    if not isinstance(scale, torch.Tensor):
         return scale
     if scale.dim() == 3 and scale.shape[2] == 1 and scale.shape[1] == w.shape[1] > 1:
         return scale.squeeze(2)

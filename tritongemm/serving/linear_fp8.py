@@ -51,7 +51,8 @@ def linear_fp8(
         TypeError: an operand is no tensor.
         InputError: operands that do not belong together.
     """
-    wanted = getattr(x, "dtype", None) if out_dtype is None else out_dtype
+    check_tensors({"x": x, "weight": weight, "weight_scale": weight_scale})
+    wanted = x.dtype if out_dtype is None else out_dtype
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         result: Tensor = torch.ops.tritongemm.linear_fp8(x, weight, weight_scale, bias, wanted, unquantized)
         return result
@@ -93,7 +94,6 @@ def _linear(
     out_dtype: torch.dtype,
     unquantized: Tensor | None = None,
 ) -> Tensor:
-    check_tensors({"x": x, "weight": weight, "weight_scale": weight_scale})
     operands = BlockOperands(x, weight, weight_scale, None, bias, out_dtype)
     if unquantized is not None:
         _check_unquantized(x, weight, unquantized)

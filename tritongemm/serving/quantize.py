@@ -130,16 +130,19 @@ def _empty_pair(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) ->
 def empty_factors(x: Tensor, granularity: str, layout: str) -> Tensor:
     """Memory for the factors."""
     k = x.shape[-1]
-    m, groups = x.numel() // k, -(-k // GROUP)
+    m = x.numel() // k
     if granularity != "block":
         return x.new_empty((m if granularity == "row" else 1, 1), dtype=torch.float32)
+    return empty_in(layout, m, -(-k // GROUP), x.device)
+
+
+def empty_in(layout: str, rows: int, groups: int, device: torch.device) -> Tensor:
+    """Memory for float32 factors [rows, groups along K] in one of `LAYOUTS`."""
     if layout == "rows":
-        return x.new_empty((m, groups), dtype=torch.float32)
-    if layout == "groups" or m % _TMA_ROWS == 0:
-        return torch.empty_strided((m, groups), (1, m), dtype=torch.float32, device=x.device)
-    padded = -(-m // _TMA_ROWS) * _TMA_ROWS
+        return torch.empty((rows, groups), dtype=torch.float32, device=device)
+    padded = rows if layout == "groups" else -(-rows // _TMA_ROWS) * _TMA_ROWS
     # There is memory for all that is padded.
-    return x.new_empty(groups * padded, dtype=torch.float32).as_strided((m, groups), (1, padded))
+    return torch.empty(groups * padded, dtype=torch.float32, device=device).as_strided((rows, groups), (1, padded))
 
 
 def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:

@@ -220,3 +220,20 @@ def test_kernels_compile_ahead_of_time(arch: str, dtype: str, tmp_path: Path) ->
     launch = launch_helper(built, helper, given, target)
     assert built.spills == 0 and launch.grid == (4, 28, 1)
     assert [p.value for p in launch.params] == ["x", "q", "scale", 13, 7168, 32, 224, "", ""]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8])
+def test_float_factors_lie_as_a_layout_says(rows: int) -> None:
+    """What `quantize` writes, and a product reads."""
+    x = torch.randn(rows, 300)
+    for layout in ("rows", "groups", "tma"):
+        _, wanted = tritongemm.quantize(x, "block", layout=layout)
+        _, plain = tritongemm.quantize(x, "block")
+        packed = tritongemm.pack_scales(plain, layout)
+        assert torch.equal(packed, wanted) and packed.stride() == wanted.stride()
+        back = tritongemm.unpack_scales(packed, rows, 3, layout)
+        assert torch.equal(back, plain) and back.is_contiguous()
+    with pytest.raises(InputError, match="in the layout tma they are float32"):
+        tritongemm.pack_scales(plain.double(), "tma")
+    with pytest.raises(InputError, match="not 2 x 9"):
+        tritongemm.unpack_scales(plain, 2, 9, "groups")

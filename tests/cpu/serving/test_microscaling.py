@@ -23,6 +23,7 @@ from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader
+from tritongemm.serving.linear_fp8 import explain_linear_fp8
 from tritongemm.serving.scaled_operands import ScaledOperands, check_encoding, read_product
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -237,3 +238,15 @@ def test_float_factors_lie_as_a_layout_says(rows: int) -> None:
         tritongemm.pack_scales(plain.double(), "tma")
     with pytest.raises(InputError, match="not 2 x 9"):
         tritongemm.unpack_scales(plain, 2, 9, "groups")
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_a_linear_layer_of_mx_quantises_its_activations_so(dtype: torch.dtype) -> None:
+    x, w = torch.randn(2, 3, 330), torch.randn(45, 330) * torch.logspace(-3, 3, 330)
+    q, powers = tritongemm.quantize(w, "mx", dtype)
+    rows, of_rows = tritongemm.quantize(x, "mx", dtype)
+    found = tritongemm.linear_fp8(x, q, powers, torch.ones(45))
+    assert torch.equal(found, tritongemm.scaled_mm(rows, q, of_rows, powers, torch.ones(45), torch.float32))
+    assert explain_linear_fp8(x, q, powers).startswith("quantised: ")
+    with pytest.raises(InputError, match="scale_b is"):
+        tritongemm.linear_fp8(x, q, powers[:, :-1])

@@ -160,7 +160,7 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
     _require_tensors(A=A)
     m, n = A.numel() // max(1, A.shape[-1]) if A.dim() else 0, B.shape[0]
     if out is None and _is_memory(bias, m):
-        bias, dtype, out = dtype, None, bias  # type: ignore[assignment]  # as older AITER's are called
+        bias, dtype, out = dtype, None, bias  # as older AITER's are called
     if out is not None:
         _require_matrices(A=A, out=out)
         if out.shape[0] < m or out.shape[1] != n:

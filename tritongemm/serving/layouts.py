@@ -35,7 +35,7 @@ def pack_scales(scales: Tensor, layout: str = "e8m0_32x8") -> Tensor:
     """
     if layout in LAYOUTS:
         _check_floats(scales, layout)
-        return empty_in(layout, *scales.shape, scales.device).copy_(scales)
+        return empty_in(layout, scales.shape[0], scales.shape[1], scales.device).copy_(scales)
     order = registry.get(ScaleLayout, layout)
     exponents = _exponents(scales)
     (rows, groups), (of_rows, of_groups) = scales.shape, order.pad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -122,10 +123,11 @@ def test_a_weight_that_aiter_shuffled_is_not_read_as_plain() -> None:
     torch.testing.assert_close(aiter.gemm_a8w8_bpreshuffle(x, marked, one, one), exact)
     wide = torch.randn(32, 64)
     wide.is_shuffled = True
-    for refused in (
+    calls: tuple[Callable[[], Tensor], ...] = (
         lambda: aiter.gemm_a8w8(x, marked, one, one),
         lambda: aiter.gemm_a8w8_blockscale(x, marked, torch.ones(M, K // 128), torch.ones(N // 128, K // 128)),
         lambda: aiter.gemm_a16w16(torch.randn(2, 64), wide),
-    ):
+    )
+    for refused in calls:
         with pytest.raises(InputError, match="is shuffled, and read as it was before"):
             refused()

@@ -95,9 +95,10 @@ def test_a_family_that_the_target_can_not_compute(
     assert "row 1 (line 2): 128x1536x7168_fp4e2m1" in said and "sm80 computes the families a8w8," in said
 
 
+@pytest.mark.usefixtures("without_gpu")
 def test_rows_of_other_targets_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As in the files that AITER ships, which hold both encodings of fp8; a row that no target computes is refused."""
-    path, gfx942 = tmp_path / "a8w8_untuned_gemm.csv", machine.find_machine("gfx942", None, 1)
+    path, gfx942 = tmp_path / "a8w8_untuned_gemm.csv", machine.find_machine("gfx942")
     lines = ["M,N,K,q_dtype_w", "16,64,64,torch.int8", *(f"{m},64,64,torch.float8_e4m3fn" for m in (1, 2))]
     path.write_text("\n".join(lines))
     args = options.parse(["--gemm_size_file", str(path), "--target", "gfx942"])

@@ -209,6 +209,18 @@ def test_bmm_reads_operands_as_they_lie(served: Problem) -> None:
     assert served_by(normal(6, 528, 33).transpose(1, 2), b) == "fallback"
 
 
+def test_memory_for_the_result_is_written_under_torch_compile(served: Problem) -> None:
+    """By the tuned kernel, which is one operation of the graph."""
+    a, b, out = (
+        normal(6, 33, 528),
+        normal(6, 136, 528).transpose(1, 2),
+        torch.zeros(6, 33, 136, device="cuda").bfloat16(),
+    )
+    compiled = torch.compile(lambda a, b, out: tritongemm.bmm(a, b, out=out), fullgraph=True)
+    compiled(a, b, out)
+    assert torch.equal(out, tritongemm.bmm(a, b))
+
+
 @pytest.mark.parametrize("m", [1, 7, 33, 64])
 def test_a_range_of_m_serves_each(served: Problem, m: int) -> None:
     a, b = normal(3, m, 528), normal(3, 136, 528).transpose(1, 2)

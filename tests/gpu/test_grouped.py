@@ -191,7 +191,7 @@ def close(c: torch.Tensor, exact: torch.Tensor, tolerance: float) -> None:
     assert error <= tolerance
 
 
-@pytest.mark.parametrize("mode", ["", "row", "block"])
+@pytest.mark.parametrize("mode", ["", "row", "block", "mx", "mx_shuffled", "mx fp4"])
 @pytest.mark.parametrize("tokens", [1, 77])
 def test_a_mixture_of_experts(gpu_machine: Machine, mode: str, tokens: int) -> None:
     """Against the same in float32, expert by expert; captured, compiled, and with ids of no expert."""
@@ -208,14 +208,20 @@ def test_a_mixture_of_experts(gpu_machine: Machine, mode: str, tokens: int) -> N
         share = torch.where(ids == expert, weights, 0.0).sum(1, keepdim=True)
         exact += share * ((functional.silu(gate) * up) @ w2[expert].float().T)
     scales: list[torch.Tensor | None] = [None, None]
-    if mode:
+    layout = "e8m0_32x8" if mode == "mx_shuffled" else ""
+    if mode.startswith("mx"):
+        dtype = torch.uint8 if mode == "mx fp4" else torch.float8_e4m3fn
+        pairs = [[tritongemm.quantize(one, "mx", dtype, layout or "rows") for one in w] for w in (w1, w2)]
+        w1, w2 = (torch.stack([q for q, _ in each]) for each in pairs)
+        scales = [torch.stack([powers for _, powers in each]) for each in pairs]
+    elif mode:
         dtype = torch.float8_e4m3fnuz if fp8(gpu_machine.target).endswith("uz") else torch.float8_e4m3fn
         (w1, scales[0]), (w2, scales[1]) = (quantised(w, mode, dtype) for w in (w1, w2))
 
     def compute() -> torch.Tensor:
-        return tritongemm.fused_moe(x, w1, w2, weights, ids, "silu", *scales)
+        return tritongemm.fused_moe(x, w1, w2, weights, ids, "silu", *scales, scale_layout=layout)
 
-    limit = 0.08 if mode else 0.02
+    limit = 0.4 if mode == "mx fp4" else 0.08 if mode else 0.02
     norm = exact.norm().clamp_min(1e-3)
     assert (compute().float() - exact).norm() / norm < limit
     compiled = torch.compile(compute)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.expert_kernels import Chosen
+from tritongemm.build.expert_kernels import MX_MODES, Chosen, powers_of
 from tritongemm.build.helpers import compile_helper, launch_helper
 from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 from tritongemm.core.helper_kernel import PARTS
@@ -23,6 +23,7 @@ from tritongemm.search_spaces import loader
 from tritongemm.serving import moe_torch
 from tritongemm.serving import quantize as quantization
 from tritongemm.serving.moe_kernels import MoeKernels
+from tritongemm.serving.scale_factors import spread
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 K = 330  # no multiple of a block, nor of what a thread loads at once
@@ -110,6 +111,8 @@ def mixture(gpu: Emulated, dtype: torch.dtype, mode: str) -> float:
     ]  # fmt: skip
     for (q, scale), (wanted, factors) in pairs:
         worst = max(worst, differ(q, wanted))
+        if factors is not None and mode in MX_MODES:
+            scale, factors = (spread(each, powers_of(mode), q.shape[0], K) for each in (scale, factors))
         assert factors is None or (scale is not None and torch.allclose(scale, factors, rtol=1e-5)), "factors"
     y = torch.randn(tokens * topk, K).bfloat16()
     combined = steps.combine(y, place, ends, weights, torch.bfloat16)
@@ -156,6 +159,7 @@ def main() -> int:
     }
     found["mixture"] = mixture(gpu, torch.bfloat16, "")
     found |= {f"mixture {dtype} {mode}": mixture(gpu, dtype, mode) for dtype in fp8 for mode in ("row", "block")}
+    found |= {f"mixture fp4 {mode}": mixture(gpu, torch.uint8, mode) for mode in MX_MODES}
     for what, share in found.items():
         print(f"{what}: {share:.2g} differ")
     print(f"{gpu.launches} launches, races {gpu.races}")

@@ -13,8 +13,11 @@ from typing import TypeAlias
 from tritongemm.build.helpers import read_text
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
+from tritongemm.core.powers_of_two import Rounding
 from tritongemm.core.problem import Problem
-from tritongemm.core.scaling import Scaling
+from tritongemm.core.scaling import GRANULARITIES, Scaling, granularity
+from tritongemm.core.target import Target
+from tritongemm.numerics.scale_factors import scale_places
 
 Chosen: TypeAlias = "tuple[HelperKernel, HelperArguments]"
 
@@ -23,7 +26,10 @@ ACTIVATIONS = ("silu", "gelu")
 ID_TYPES = ("i32", "i64")
 WEIGHT_TYPES = ("fp32", "bf16", "fp16")
 MOST_TOPK = 16  # experts of a token for which a library has kernels
+MX_MODES = ("mx", "mx_shuffled")  # granularities with a power of two for each 32 elements of a row
 _MODES = {"": 0, "row": 1, "block": 2}
+_POWERS, _PACKED_POWERS = 3, 4  # of fp8, and of fp4
+_GROUPS_STORED = 8  # powers of a row that are stored together, at most
 _SORTED_AT_A_TIME = (128, 1024)  # ids that a program looks at together, where there are few and many
 _COMBINED_AT_A_TIME = 1024  # columns of a token's result
 _FEW_COLUMNS = 4096  # of a row that four warps hold
@@ -50,16 +56,17 @@ def choose_gather(dtype_x: str, dtype_q: str, mode: str, rows: int, k: int, stri
     Args:
         dtype_x: name of the tokens' type.
         dtype_q: name of the type that is written.
-        mode: ``row`` or ``block`` where it is quantised, what shares a factor; else "".
+        mode: ``row``, ``block`` or one of `MX_MODES` where it is quantised, what shares a factor; else "".
         rows: how many are written.
         k: elements of a row.
         stride: elements from one token to the next.
         topk: experts of a token.
     """
-    pointers = {"x_ptr": _pointer(dtype_x), "order_ptr": "*i32", **_results(dtype_q)}
+    pointers = {"x_ptr": _pointer(dtype_x), "order_ptr": "*i32", **_results(dtype_q, mode)}
     numbers = {"rows": rows, "K": k, "stride": stride, "topk": topk}
     divided = {"K": k, "stride": stride}
-    return _chosen("gather_rows", pointers, numbers, _row_constants(dtype_q, mode, k), (rows, 1), divided)
+    text, constants = _text(mode), _row_constants(dtype_q, mode, k)
+    return _chosen("gather_rows", pointers, numbers, constants, (rows, 1), divided, text)
 
 
 def choose_activate(dtype_h: str, dtype_q: str, mode: str, rows: int, k: int, activation: str) -> Chosen:
@@ -73,9 +80,9 @@ def choose_activate(dtype_h: str, dtype_q: str, mode: str, rows: int, k: int, ac
         k: elements of half a row.
         activation: one of `ACTIVATIONS`.
     """
-    pointers = {"h_ptr": _pointer(dtype_h), **_results(dtype_q)}
+    pointers = {"h_ptr": _pointer(dtype_h), **_results(dtype_q, mode)}
     constants = {"GELU": int(activation == "gelu"), **_row_constants(dtype_q, mode, k)}
-    return _chosen("activate_rows", pointers, {"rows": rows, "K": k}, constants, (rows, 1), {"K": k})
+    return _chosen("activate_rows", pointers, {"rows": rows, "K": k}, constants, (rows, 1), {"K": k}, _text(mode))
 
 
 def choose_combine(dtype_y: str, weights: str, tokens: int, k: int, experts: int, topk: int) -> Chosen:
@@ -97,16 +104,20 @@ def choose_combine(dtype_y: str, weights: str, tokens: int, k: int, experts: int
     return _chosen("combine_rows", pointers, numbers, constants, (tokens, -(-k // block)), {"K": k})
 
 
-def kernels_for(problem: Problem) -> Iterator[Chosen]:
-    """The kernels that stand beside a grouped product in a mixture, as its first product and as its second."""
+def kernels_for(problem: Problem, target: Target) -> Iterator[Chosen]:
+    """The kernels that stand beside a grouped product in a mixture, as its first product and as its second.
+
+    Those that write fp8 in an encoding that the target can't convert to are left out: PyTorch's operations write it.
+    """
     mode = _mode(problem)
     if mode is None:
         return
     x, q, k = problem.dtype_c, problem.dtype_a, problem.k
     for ids in ID_TYPES:
         yield from (choose_sort(ids, count, problem.groups) for count in _SORTED_AT_A_TIME)
-    yield choose_gather(x, q, mode, problem.m, k, k, 1)
-    yield from (choose_activate(x, q, mode, problem.m, k, activation) for activation in ACTIVATIONS)
+    if target.supports(problem.a) or not problem.a.is_fp8:
+        yield choose_gather(x, q, mode, problem.m, k, k, 1)
+        yield from (choose_activate(x, q, mode, problem.m, k, activation) for activation in ACTIVATIONS)
     for weights in dict.fromkeys(("fp32", x)):
         for power in range(MOST_TOPK.bit_length()):
             yield choose_combine(x, weights, problem.m, problem.n, problem.groups, 1 << power)
@@ -118,6 +129,9 @@ def _mode(problem: Problem) -> str | None:
         return None
     if problem.scale_a is None:
         return "" if problem.dtype_a == problem.dtype_c else None
+    if problem.microscaled:
+        pair = granularity((problem.scale_a, problem.scale_b))
+        return pair if pair in MX_MODES else None
     if not problem.a.is_fp8 or problem.scale_b is None:
         return None
     if problem.scale_a == problem.scale_b == Scaling():
@@ -127,13 +141,31 @@ def _mode(problem: Problem) -> str | None:
     return "block" if blocks else None
 
 
+def powers_of(mode: str) -> Scaling:
+    """How the powers of two of one of `MX_MODES` lie."""
+    scaling, _ = GRANULARITIES[mode]
+    assert scaling is not None
+    return scaling
+
+
 def _row_constants(dtype_q: str, mode: str, k: int) -> dict[str, float]:
-    maximum = DTYPES[dtype_q].maximum if mode else 0.0
-    return {"MODE": _MODES[mode], "MAXIMUM": maximum, "BLOCK": max(DEPTH, _power_of_two(k)), "DEPTH": DEPTH}
+    constants = {"MAXIMUM": 0.0, "DEPTH": DEPTH, "CARRY": 0, "LESS": 0, "PAD": 1, "BLOCK": max(DEPTH, _power_of_two(k))}
+    if mode not in MX_MODES:
+        return constants | {"MODE": _MODES[mode], "MAXIMUM": DTYPES[dtype_q].maximum if mode else 0.0}
+    scaling, rounding, packed = powers_of(mode), Rounding.of(dtype_q), DTYPES[dtype_q].packed > 1
+    constants |= {"MODE": _PACKED_POWERS if packed else _POWERS, "CARRY": rounding.carry, "LESS": rounding.less}
+    block = max(scaling.depth * _GROUPS_STORED, _power_of_two(k))
+    return constants | {"DEPTH": scaling.depth, "PAD": scaling.pad[1], "BLOCK": block}
 
 
-def _results(dtype_q: str) -> dict[str, str]:
-    return {"q_ptr": _pointer(dtype_q), "scale_ptr": "*fp32"}
+def _text(mode: str = "") -> str:
+    """The module of kernels, with the order in which powers of two are stored."""
+    of_row, of_group = scale_places(powers_of(mode).layout if mode in MX_MODES else "rows")
+    return read_text("experts").replace("ROW_PLACE", of_row).replace("GROUP_PLACE", of_group)
+
+
+def _results(dtype_q: str, mode: str) -> dict[str, str]:
+    return {"q_ptr": _pointer(dtype_q), "scale_ptr": "*u8" if mode in MX_MODES else "*fp32"}
 
 
 def _pointer(dtype: str) -> str:
@@ -151,9 +183,10 @@ def _chosen(
     constants: Mapping[str, float],
     grid: tuple[int, int],
     divided: dict[str, int] | None = None,
+    text: str = "",
 ) -> Chosen:
     divisors = {number: gcd(value, _DIVISOR) for number, value in (divided or {}).items()}
     warps = 8 if constants["BLOCK"] > _FEW_COLUMNS else 4
     signature = pointers | dict.fromkeys(numbers, "i32")
-    helper = HelperKernel(name, read_text("experts"), signature, constants, divisors, warps)
+    helper = HelperKernel(name, text or _text(), signature, constants, divisors, warps)
     return helper, HelperArguments((*grid, 1), numbers)

@@ -19,7 +19,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
-from tritongemm.numerics.computable_families import name_others
+from tritongemm.numerics.computable_families import is_computed_by, name_others
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.report import candidates_csv
@@ -32,6 +32,7 @@ from tritongemm.results.run_files import RunFiles, holding_module_folder
 from tritongemm.results.store import Store
 from tritongemm.results.told_file import ToldFile
 from tritongemm.runtime.machine import Machine, find_machine
+from tritongemm.search_spaces.loader import load_target, target_names
 from tritongemm.tuning.m_table import MTable
 from tritongemm.tuning.revalidate import Revalidation, require_results
 from tritongemm.tuning.roster import choose_roster
@@ -160,10 +161,12 @@ def _computable(
 ) -> list[FormatRow]:
     """The rows that the target can compute; others of a workload or a model are named, of sizes none may be.
 
+    Of a file for several targets, rows that another target computes are left out, and told in one line.
+
     Raises:
         InputError: says which, where in the file of sizes, and why.
     """
-    path, kept = args.gemm_size_file or args.workload, list[FormatRow]()
+    path, kept, others = args.gemm_size_file or args.workload, list[FormatRow](), list[str]()
     for row in rows:
         supported = registry.get(Family, row.problem.family).supports(row.problem, machine.target)
         if supported:
@@ -171,13 +174,19 @@ def _computable(
             continue
         where = "" if path is None else f"{row.where(path)}: "
         complaint = f"{where}{row.problem.key}: {supported}{name_others(row.problem, machine.target)}"
+        if row.optional and is_computed_by(row.problem, map(load_target, target_names())):
+            others.append(complaint)
+            continue
         if args.workload is None and args.model_dir is None:
             raise InputError(complaint)
         reporter.say(f"left out: {complaint}")
     if not rows:
         raise InputError(f"{path} holds no sizes; write one line a size")
     if not kept:
-        raise InputError(f"{path}: {machine.target.name} can compute none of its products")
+        raise InputError(others[0] if others else f"{path}: {machine.target.name} can compute none of its products")
+    if others:
+        more = f", and {len(others) - 1} others" if len(others) > 1 else ""
+        reporter.say(f"left out, as another target computes it{more}: {others[0]}")
     return kept
 
 

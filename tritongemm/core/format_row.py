@@ -35,6 +35,7 @@ class FormatRow:
         callers: modules that called it.
         subject: what a row of another tool's file says by its columns, where results are told in rows of the same
             words; empty elsewhere.
+        optional: the file is for several targets, of which each passes over the rows that another one alone computes.
     """
 
     problem: Problem
@@ -48,6 +49,7 @@ class FormatRow:
     operation: str = ""
     callers: tuple[str, ...] = ()
     subject: Mapping[str, str] = field(default_factory=dict, compare=False)
+    optional: bool = field(default=False, compare=False)
 
     def where(self, path: str) -> str:
         """The file at `path`, and the row and line in it, for messages."""

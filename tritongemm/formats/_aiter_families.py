@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,13 +94,16 @@ FAMILIES = (
     CsvFamily("fmoe", "", _MOE, ("us",), ("fmoe", "fhmoe")),
 )  # fmt: skip
 _KEYS = frozenset(key for family in FAMILIES for key in family.keys)
+_COLUMNS = _KEYS.union(DEVICE, OLDER_NAMES, *(family.results for family in FAMILIES))
 _FIRST = ("gfx", "cu_num", "M", "B", "token")
+_INDEX = "Unnamed: "  # what pandas calls a column without a name, such as one of row numbers
 
 
-def is_header(columns: Collection[str]) -> bool:
-    """Whether the first line of a file is one of AITER's."""
+def is_header(columns: Sequence[str]) -> bool:
+    """Whether the first line of a file is one of AITER's, in any order where all columns are AITER's."""
     known = {*_SIZES} <= {*columns} or {"token", "model_dim", "expert"} <= {*columns}
-    return known and next(iter(columns), "") in _FIRST
+    named = [name for name in columns if name and not name.startswith(_INDEX)]
+    return known and (named[0] in _FIRST or _COLUMNS.issuperset(named))
 
 
 def fitting(columns: Collection[str]) -> tuple[CsvFamily, ...]:

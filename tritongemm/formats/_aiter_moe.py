@@ -45,6 +45,7 @@ _RESULTS = (
     *("tflops", "bw"),
 )
 _STAGES = ("1", "2")
+_ANY = "-1"  # AITER's word for any topk
 
 
 def read_line(line: CsvLine, where: str, defaults: Defaults) -> tuple[FormatRow, ...]:
@@ -67,7 +68,8 @@ def read_line(line: CsvLine, where: str, defaults: Defaults) -> tuple[FormatRow,
         config = own_config(cells.text(f"kernelName{stage}")) if target and not target.startswith(TARGETS) else None
         us = cells.text(f"us{stage}")
         record = None if config is None else read_record(us, problem, config, target, units)
-        found.append(FormatRow(problem, config, record, line.number, line.row, target, units, subject=line.cells))
+        places = line.number, line.row, target, units
+        found.append(FormatRow(problem, config, record, *places, subject=line.cells, optional=True))
     return tuple(found)
 
 
@@ -78,6 +80,8 @@ def _problems(cells: Cells, encoding: str) -> Iterator[Problem]:
         raise KeptError(f"no family here has experts with scales {kind or 'of no q_type'}")
     if cells.text("q_dtype_a") != weights:
         raise KeptError(f"experts' {cells.text('q_dtype_a')} by {weights} is multiplied by no family here")
+    if cells.text("topk") == _ANY:
+        raise KeptError(f"topk {_ANY} does not tell to how many experts a token goes")
     tokens, hidden, inner, experts, chosen = (
         cells.whole(name, 1) for name in ("token", "model_dim", "inter_dim", "expert", "topk")
     )

@@ -67,7 +67,7 @@ class CellReader:
         problem = self._problem(cells, target)
         config = self._config(cells, target)
         record = None if config is None else read_record(cells.text("us"), problem, config, target, units)
-        return FormatRow(problem, config, record, line.number, line.row, target, units)
+        return FormatRow(problem, config, record, line.number, line.row, target, units, optional=True)
 
     def _problem(self, cells: Cells, target: str) -> Problem:
         m, n, k = (cells.whole(name, 1) for name in "MNK")

@@ -122,7 +122,7 @@ def read_m(member: Member) -> int:
         InputError: its key is none.
     """
     if not _NUMBER.fullmatch(member.key) or int(member.key) > MAX_DIM:
-        raise InputError(f"M must be a whole number from 1 to {MAX_DIM} in quotes, as in {LADDER[2]!s}")
+        raise InputError(f'M must be a whole number from 1 to {MAX_DIM} in quotes, as in "{LADDER[2]}"')
     return int(member.key)
 
 

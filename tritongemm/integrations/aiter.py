@@ -18,17 +18,23 @@ from tritongemm.integrations.aiter_batches import (
     batched_gemm_bf16_CK,
 )
 from tritongemm.integrations.aiter_scaled import (
+    SHUFFLED,
     gemm_a4w4,
     gemm_a8w8,
     gemm_a8w8_blockscale,
     gemm_a8w8_blockscale_bpreshuffle,
     gemm_a8w8_bpreshuffle,
     gemm_a8w8_CK,
+    is_shuffled,
+    require_plain,
 )
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+_NOTHING: Final = (0, -1, "separated")  # values of AITER's further arguments that ask for nothing
+_HOW: Final = ("block_size_M", "moe_sorting_dispatch_policy", "splitk")  # those that say how its kernels run
 
 __all__ = [
     "TunedGemm",
@@ -70,17 +76,23 @@ def gemm_a16w16(
         scale_c: None; results are not scaled.
 
     Raises:
-        InputError: scale_c is given; or as `tritongemm.mm` or `scaled_mm` says.
+        InputError: scale_c is given, or a weight that AITER shuffled has no scales; or as `tritongemm.mm` or
+            `scaled_mm` says.
     """
     if scale_c is not None:
         raise InputError("scale_c: results are not scaled; call AITER's own function for it")
     if scale_a is None and scale_b is None:
+        require_plain(B=B)
         return tritongemm.mm(A, B, bias, otype)
     import torch
 
+    from tritongemm.serving.operand_checks import check_tensors
+
+    check_tensors({"A": A, "B": B})
     one = torch.ones(1, device=A.device)
     of_a, of_b = (one if scale is None else scale for scale in (scale_a, scale_b))
-    return tritongemm.scaled_mm(A, B, of_a, of_b, bias, otype or torch.bfloat16)
+    order = SHUFFLED if is_shuffled(B) else "plain"
+    return tritongemm.scaled_mm(A, B, of_a, of_b, bias, otype or torch.bfloat16, order_b=order)
 
 
 class TunedGemm:
@@ -115,6 +127,7 @@ def fused_moe(  # noqa: PLR0913 (AITER's own arguments)
     doweight_stage1: bool = False,
     w1_scale: Tensor | None = None,
     w2_scale: Tensor | None = None,
+    **others: Any,
 ) -> Tensor:
     """The experts of a mixture, as `tritongemm.fused_moe` computes them.
 
@@ -128,13 +141,31 @@ def fused_moe(  # noqa: PLR0913 (AITER's own arguments)
         activation: AITER's ActivationType, ``Silu`` or ``Gelu``, or its name.
         quant_type: not read; the shapes of the factors tell it.
         doweight_stage1: False; weights are applied to what the second product gives.
-        w1_scale: of w1; see `tritongemm.fused_moe`.
+        w1_scale: of w1; see `tritongemm.fused_moe`. AITER's [experts, rows, 1] and [experts, 1] are known too.
         w2_scale: of w2.
+        others: AITER's further arguments, where they ask for nothing; those that say how its kernels run are not read.
 
     Raises:
         InputError: an argument that is not served; or as `tritongemm.fused_moe` says.
     """
     if expert_mask is not None or doweight_stage1:
         raise InputError("expert_mask and doweight_stage1 are not served; call AITER's own fused_moe for them")
-    name = str(activation).rpartition(".")[2].lower()
-    return tritongemm.fused_moe(hidden_states, w1, w2, topk_weight, topk_ids, name, w1_scale, w2_scale)
+    for name, value in others.items():
+        says_nothing = value is None or (isinstance(value, (int, str)) and value in _NOTHING)
+        if not says_nothing and name not in _HOW and not (name == "dtype" and value == hidden_states.dtype):
+            raise InputError(f"{name} is not served; call AITER's own fused_moe for it")
+    require_plain(w1=w1, w2=w2)
+    named = str(activation).rpartition(".")[2].lower()
+    of_w1, of_w2 = _of_experts(w1_scale, w1), _of_experts(w2_scale, w2)
+    return tritongemm.fused_moe(hidden_states, w1, w2, topk_weight, topk_ids, named, of_w1, of_w2)
+
+
+def _of_experts(scale: Tensor | None, w: Tensor) -> Tensor | None:
+    """Factors of experts as `tritongemm.fused_moe` takes them, of AITER's [experts, rows, 1] and [experts, 1] too."""
+    import torch
+
+    if not isinstance(scale, torch.Tensor):
+        return scale
+    if scale.dim() == 3 and scale.shape[2] == 1 and scale.shape[1] == w.shape[1] > 1:
+        return scale.squeeze(2)
+    return scale.expand(-1, w.shape[1]) if scale.dim() == 2 and scale.shape[1] == 1 else scale

@@ -12,19 +12,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _turned(WQ: Tensor) -> Tensor:
-    """The weights as [B, K, N].
+def _turned(WQ: Tensor, name: str = "WQ") -> Tensor:
+    """The weights, or their factors along K, with K before N.
 
     Raises:
         TypeError: they are no tensor.
         InputError: they have not three dimensions.
     """
+    _require_tensors(**{name: WQ})
+    if WQ.dim() != 3:
+        raise InputError(f"{name} is {tuple(WQ.shape)}; it is [B, N, K]")
+    return WQ.transpose(1, 2)
+
+
+def _require_tensors(**operands: Tensor) -> None:
+    """Refuse what is no tensor.
+
+    Raises:
+        TypeError: names it.
+    """
     from tritongemm.serving.operand_checks import check_tensors  # which imports torch
 
-    check_tensors({"WQ": WQ})
-    if WQ.dim() != 3:
-        raise InputError(f"WQ is {tuple(WQ.shape)}; it is [B, N, K]")
-    return WQ.transpose(1, 2)
+    check_tensors(operands)
 
 
 def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None = None, splitK: int = 0) -> Tensor:
@@ -40,6 +49,7 @@ def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None =
     Raises:
         InputError: as `tritongemm.bmm` says.
     """
+    _require_tensors(out=out)
     return tritongemm.bmm(XQ, _turned(WQ), bias, out.dtype, out=out)
 
 
@@ -73,6 +83,7 @@ def batched_gemm_a8w8(
     Raises:
         InputError: as `tritongemm.bmm` says.
     """
+    _require_tensors(out=out)
     return tritongemm.scaled_bmm(XQ, _turned(WQ), x_scale, w_scale, bias, out.dtype, out=out)
 
 
@@ -104,4 +115,6 @@ def batched_gemm_a8w8_blockscale(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scal
     Raises:
         InputError: as `tritongemm.scaled_bmm` says.
     """
-    return tritongemm.scaled_bmm(XQ, _turned(WQ), x_scale, w_scale.mT, None, Y.dtype, out=Y)
+    _require_tensors(Y=Y)
+    of_w = _turned(w_scale, "w_scale")
+    return tritongemm.scaled_bmm(XQ, _turned(WQ), x_scale, of_w, None, Y.dtype, out=Y)

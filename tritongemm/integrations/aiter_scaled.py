@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_SHUFFLED = "shuffled_16x16"  # the order of AITER's `shuffle_weight`
+SHUFFLED = "shuffled_16x16"  # the order of AITER's `shuffle_weight`
 _SHUFFLED_SCALES = "e8m0_32x8"  # the order of its `e8m0_shuffle`
 _SCALE_ROWS = 32  # of a block of those
 
@@ -39,6 +39,7 @@ def gemm_a8w8(
     Raises:
         InputError: as `tritongemm.scaled_mm` says.
     """
+    require_plain(WQ=WQ)
     return tritongemm.scaled_mm(XQ, WQ, x_scale, _flat(w_scale), _row(bias, dtype), _result(dtype))
 
 
@@ -56,7 +57,7 @@ def gemm_a8w8_bpreshuffle(
 ) -> Tensor:
     """The result of `gemm_a8w8` for a weight in the order of AITER's ``shuffle_weight(…, layout=(16, 16))``."""
     factors = _flat(w_scale)
-    return tritongemm.scaled_mm(XQ, WQ, x_scale, factors, _row(bias, dtype), _result(dtype), order_b=_SHUFFLED)
+    return tritongemm.scaled_mm(XQ, WQ, x_scale, factors, _row(bias, dtype), _result(dtype), order_b=SHUFFLED)
 
 
 def gemm_a8w8_blockscale(
@@ -82,21 +83,34 @@ def gemm_a8w8_blockscale(
     """
     if isBpreshuffled:
         return gemm_a8w8_blockscale_bpreshuffle(XQ, WQ, x_scale, w_scale, dtype)
+    require_plain(WQ=WQ)
     return tritongemm.scaled_mm(XQ, WQ, x_scale, w_scale, None, _result(dtype))
 
 
 def gemm_a8w8_blockscale_bpreshuffle(
-    XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype | None = None
+    XQ: Tensor,
+    WQ: Tensor,
+    x_scale: Tensor,
+    w_scale: Tensor,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The result of `gemm_a8w8_blockscale` for a shuffled weight.
 
     AITER keeps the factors of XQ M-major for such weights, in a tensor that says it were [M, K / 128] row-major; here
-    it is read so too. One that says by its strides that it is M-major is read as it says.
+    it is read so too. One that says by its strides that it is M-major is read as it says. The result is written to
+    `out`, [M, N] of `dtype`, where that is given.
     """
     _require_matrices(x_scale=x_scale)
     rows, groups = x_scale.shape
     m_major = x_scale.as_strided((rows, groups), (1, rows)) if x_scale.is_contiguous() else x_scale
-    return tritongemm.scaled_mm(XQ, WQ, m_major, w_scale, None, _result(dtype), order_b=_SHUFFLED)
+    result = tritongemm.scaled_mm(XQ, WQ, m_major, w_scale, None, _result(dtype), order_b=SHUFFLED)
+    if out is None:
+        return result
+    _require_matrices(out=out)
+    if (out.shape, out.dtype) != (result.shape, result.dtype):
+        raise InputError(f"out is {out.dtype} {tuple(out.shape)}; the result is {result.dtype} {tuple(result.shape)}")
+    return out.copy_(result)
 
 
 def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
@@ -104,43 +118,99 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
     B: Tensor,
     A_scale: Tensor,
     B_scale: Tensor,
-    out: Tensor,
     bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
     alpha: float | None = 1.0,
     beta: float | None = 0.0,
     bpreshuffle: bool | None = True,
+    apreshuffle: bool | None = False,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """A @ B.T of fp4 with a power of two for each 32 numbers along K, written to `out`.
+    """A @ B.T of fp4 with a power of two for each 32 numbers along K.
+
+    Older AITER has `out` and `bias` where newer has `bias` and `dtype`: a matrix of 16 bits with M rows or more, of
+    which there are several, is that.
 
     Args:
-        A: [M, K / 2] bytes.
+        A: [..., K / 2] bytes, M rows in all.
         B: [N, K / 2] bytes.
         A_scale: e8m0 in the order of AITER's ``e8m0_shuffle``, M padded to at least a multiple of 32.
         B_scale: the same of B.
-        out: [M or more, N]; rows beyond M stay as they are.
         bias: [N] or [1, N], or None.
+        dtype: of the result; that of `out`, or bfloat16.
         alpha: 1.
         beta: 0.
         bpreshuffle: whether B is in the order of AITER's ``shuffle_weight``.
+        apreshuffle: False.
+        out: None, or [M or more, N], which the result is written to; rows beyond M stay as they are.
 
     Returns:
-        `out`.
+        [..., N], or `out`.
 
     Raises:
-        InputError: another alpha or beta; or as `tritongemm.scaled_mm` says.
+        TypeError: an operand is no tensor.
+        InputError: another alpha or beta, or a shuffled A; or as `tritongemm.scaled_mm` says.
     """
-    if alpha not in (None, 1) or beta not in (None, 0):
-        raise InputError(f"alpha is {alpha} and beta {beta}; products are served with 1 and 0")
-    _require_matrices(A=A, B=B, A_scale=A_scale, B_scale=B_scale, out=out)
-    m, n = A.shape[0], B.shape[0]
-    if out.shape[0] < m or out.shape[1] != n:
-        raise InputError(f"out is {tuple(out.shape)}; it has {m} or more rows, and {n} columns")
+    import torch
+
+    if alpha not in (None, 1) or beta not in (None, 0) or apreshuffle:
+        raise InputError(f"alpha is {alpha}, beta {beta}, apreshuffle {apreshuffle}; served are 1, 0 and False")
+    _require_matrices(B=B, A_scale=A_scale, B_scale=B_scale)
+    _require_tensors(A=A)
+    m, n = A.numel() // max(1, A.shape[-1]) if A.dim() else 0, B.shape[0]
+    if out is None and _is_memory(bias, m):
+        bias, dtype, out = dtype, None, bias  # as older AITER's are called
+    if out is not None:
+        _require_matrices(A=A, out=out)
+        if out.shape[0] < m or out.shape[1] != n:
+            raise InputError(f"out is {tuple(out.shape)}; it has {m} or more rows, and {n} columns")
+        dtype = dtype or out.dtype
+    wanted = dtype or torch.bfloat16
     result = tritongemm.scaled_mm(
-        A, B, _whole_blocks(A_scale, m), _whole_blocks(B_scale, n), _row(bias, out.dtype), out.dtype,
-        order_b=_SHUFFLED if bpreshuffle else "plain", scale_layout=_SHUFFLED_SCALES,
+        A, B, _whole_blocks(A_scale, m), _whole_blocks(B_scale, n), _row(bias, wanted), wanted,
+        order_b=SHUFFLED if bpreshuffle else "plain", scale_layout=_SHUFFLED_SCALES,
     )  # fmt: skip
+    if out is None:
+        return result
     out[:m].copy_(result)
     return out
+
+
+def _is_memory(given: object, m: int) -> bool:
+    """Whether what stands where a bias may is memory for a result of M rows."""
+    import torch
+
+    if not isinstance(given, torch.Tensor) or given.dim() != 2:
+        return False
+    return bool(given.element_size() == 2 and given.shape[0] >= max(m, 2))
+
+
+def is_shuffled(w: object) -> bool:
+    """Whether a weight is one that AITER's ``shuffle_weight`` made."""
+    return getattr(w, "is_shuffled", False) is True
+
+
+def require_plain(**weights: object) -> None:
+    """Refuse weights in AITER's order, where plain ones are read.
+
+    Raises:
+        InputError: names the weight.
+    """
+    for name, w in weights.items():
+        if is_shuffled(w):
+            raise InputError(f"{name} is shuffled, and read as it was before; tritongemm.unpack_weight is the way back")
+
+
+def _require_tensors(**operands: object) -> None:
+    """Refuse what is no tensor.
+
+    Raises:
+        TypeError: names it.
+    """
+    from tritongemm.serving.operand_checks import check_tensors  # which imports torch
+
+    check_tensors(operands, together=False)
 
 
 def _require_matrices(**operands: Tensor) -> None:
@@ -150,9 +220,7 @@ def _require_matrices(**operands: Tensor) -> None:
         TypeError: one is no tensor.
         InputError: names it.
     """
-    from tritongemm.serving.operand_checks import check_tensors  # which imports torch
-
-    check_tensors(operands)
+    _require_tensors(**operands)
     for name, tensor in operands.items():
         if tensor.dim() != 2:
             raise InputError(f"{name} is {tuple(tensor.shape)}; it has two dimensions")
@@ -164,9 +232,7 @@ def _flat(w_scale: Tensor) -> Tensor:
     Raises:
         TypeError: it is no tensor.
     """
-    from tritongemm.serving.operand_checks import check_tensors
-
-    check_tensors({"w_scale": w_scale})
+    _require_tensors(w_scale=w_scale)
     return w_scale.reshape(-1)
 
 
@@ -182,5 +248,12 @@ def _result(dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _row(bias: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
-    """A bias [N] in the type of the result, as kernels read it."""
-    return None if bias is None else bias.reshape(-1).to(_result(dtype))
+    """A bias [N] in the type of the result, as kernels read it.
+
+    Raises:
+        TypeError: it is no tensor.
+    """
+    if bias is None:
+        return None
+    _require_tensors(bias=bias)
+    return bias.reshape(-1).to(_result(dtype))

@@ -1,8 +1,8 @@
-"""Which families a target computes, for messages that refuse another one."""
+"""Which families a target computes, for messages that refuse or leave out another one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from tritongemm.core.dtypes import dtype
@@ -26,6 +26,12 @@ def name_others(problem: Problem, target: Target) -> str:
     if any((typical.family, typical.order_b) == (problem.family, problem.order_b) for typical in found.values()):
         return ""
     return f"; {target.name} computes the families {', '.join(found)}"
+
+
+def is_computed_by(problem: Problem, targets: Iterable[Target]) -> bool:
+    """Whether any of these targets computes a problem, whatever kernels there are."""
+    family = registry.get(Family, problem.family)
+    return any(family.supports(problem, target) for target in targets)
 
 
 def _computable(target: Target) -> Iterator[tuple[str, Problem]]:

@@ -22,7 +22,14 @@ from tritongemm.runtime.loaded_kernels import TunedKernel
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.batched_call import BatchedCall
 from tritongemm.serving.batched_fallback import torch_bmm
-from tritongemm.serving.batched_operands import BatchOperands, BatchProduct, Strides, check_shapes, read_batch
+from tritongemm.serving.batched_operands import (
+    BatchOperands,
+    BatchProduct,
+    Strides,
+    check_out,
+    check_shapes,
+    read_batch,
+)
 from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
 from tritongemm.serving.operand_checks import check_eight_bits, check_encodings_on, check_tensors
 from tritongemm.serving.torch_fallback import float32_precision, output_dtype
@@ -130,14 +137,14 @@ def explain_bmm(
 
 def _call(operands: BatchOperands) -> Tensor:
     if _compiling():
-        return _traced(operands) if operands.out is None else torch_bmm(check_shapes(operands))
+        return _traced(operands)
     tensors = _tensors(operands)
     in_a_mode = _modes() or _autocast() or _tracing() is not None or _forward._current_level >= 0
     if not in_a_mode and all(type(t) in _PLAIN and not (t.requires_grad and _grad()) for t in tensors):
         return run(default_dispatcher(), operands)
     operands = _checked(operands)
     wants_gradient = _grad() and any(t.requires_grad for t in tensors)
-    if _modes() and operands.out is None and not wants_gradient and _tracing() is None:
+    if _modes() and not wants_gradient and _tracing() is None:
         return _traced(operands)  # make_fx, fake tensors and the like see one operation
     return torch_bmm(operands)
 
@@ -229,7 +236,7 @@ class _Resolver:
         self.answers = dispatcher.answer(readings, operands.a.get_device())
         kernel, device = self.answers.resolution.kernel, self.answers.device
         if device is not None:
-            check_encodings_on(operands.a, operands.b, device)
+            check_encodings_on(operands.a, operands.b, operands.scale_a, device)
         if kernel is None or device is None:
             return
         record = self.answers.resolution.record
@@ -291,13 +298,16 @@ def _checked(operands: BatchOperands) -> BatchOperands:
 
 
 def _traced(operands: BatchOperands) -> Tensor:
-    """The call as torch.compile and torch.export trace it."""
-    a, b, bias, out_dtype, scale_a, scale_b, _, layout = operands
+    """The call as torch.compile and torch.export trace it; the operation gives new memory, which is copied to `out`."""
+    a, b, bias, out_dtype, scale_a, scale_b, out, layout = operands
     wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(operands))
     if wants_gradient or torch.is_autocast_enabled("cuda"):
         return torch_bmm(check_shapes(operands))
     result: Tensor = torch.ops.tritongemm.bmm(a, b, bias, out_dtype, scale_a, scale_b, layout)
-    return result
+    if out is None:
+        return result
+    check_out(operands)
+    return out.copy_(result)
 
 
 def _operation(

@@ -140,13 +140,11 @@ def check_shapes(operands: BatchOperands) -> BatchOperands:
     Raises:
         InputError: shapes that do not belong together; names them.
     """
-    a, b, bias, _, scale_a, scale_b, out, layout = operands
+    a, b, bias, _, scale_a, scale_b, _, layout = operands
     if a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         raise InputError(f"a {tuple(a.shape)} and b {tuple(b.shape)} are not [B, M, K] and [B, K, N]")
     batch, m, n = a.shape[0], a.shape[1], b.shape[2]
-    if out is not None and (out.shape != (batch, m, n) or out.dtype != output_dtype(a, operands.out_dtype)):
-        raise InputError(f"out is {out.dtype} {tuple(out.shape)}; the result is {output_dtype(a, operands.out_dtype)} "
-                         f"{(batch, m, n)}")  # fmt: skip
+    check_out(operands)
     if (scale_a is None) != (scale_b is None):
         raise InputError("scale_a and scale_b go together")
     return operands._replace(
@@ -154,6 +152,18 @@ def check_shapes(operands: BatchOperands) -> BatchOperands:
         scale_a=_factors("scale_a", scale_a, batch, m, operands.k, layout),
         scale_b=_factors("scale_b", scale_b, batch, n, operands.k, layout, turned=True),
     )
+
+
+def check_out(operands: BatchOperands) -> None:
+    """Refuse memory for the result that is none for it.
+
+    Raises:
+        InputError: names it, and what the result is.
+    """
+    a, b, out = operands.a, operands.b, operands.out
+    shape, dtype = (a.shape[0], a.shape[1], b.shape[2]), output_dtype(a, operands.out_dtype)
+    if out is not None and (tuple(out.shape) != shape or out.dtype != dtype):
+        raise InputError(f"out is {out.dtype} {tuple(out.shape)}; the result is {dtype} {shape}")
 
 
 def _factors(
@@ -164,7 +174,7 @@ def _factors(
         of_rows = scales.mT if turned else scales
         if any(scaling.depth for scaling in read_factors(of_rows, rows, k, layout)):
             return scales
-        if 1 not in scales.shape[1:]:
+        if tuple(scales.shape[1:]) not in ((rows, 1), (1, rows)):
             known = describe_known(rows, k, "N" if turned else "M", turned)
             raise InputError(
                 f"{name} is {scales.dtype} {tuple(scales.shape)} with strides {scales.stride()}; of each product it "

@@ -97,7 +97,7 @@ def _resolve(dispatcher: Dispatcher, operands: GroupedOperands) -> tuple[Callabl
     device = dispatcher.device(operands.a.get_device())
     if device is None:
         return _checked, False
-    check_encodings_on(operands.a, operands.b, device)
+    check_encodings_on(operands.a, operands.b, operands.scale_a, device)
     found = device.find_near(problem)
     if isinstance(found, Support):
         return _checked, True

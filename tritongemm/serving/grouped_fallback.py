@@ -27,6 +27,8 @@ def grouped(operands: GroupedOperands) -> Tensor:
             return product
     left, right = _plain_operands(operands)
     c = torch.zeros((a.shape[0], b.shape[2]), dtype=out_dtype, device=a.device)
+    if c.is_meta:  # where there are no numbers of rows
+        return c
     first = 0
     for group, end in enumerate(offs.tolist()):
         if end > first:

@@ -78,8 +78,9 @@ class GroupedOperands(NamedTuple):
     @property
     def tensors(self) -> dict[str, Tensor]:
         """All operands by their names."""
-        found = {"a": self.a, "b": self.b, "offs": self.offs, "scale_a": self.scale_a, "scale_b": self.scale_b}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+        scales = {"scale_a": self.scale_a, "scale_b": self.scale_b}
+        found = {"a": self.a, "b": self.b, "offs": self.offs}
+        return found | {name: tensor for name, tensor in scales.items() if tensor is not None}
 
 
 def check(operands: GroupedOperands) -> None:
@@ -114,7 +115,7 @@ def check(operands: GroupedOperands) -> None:
         _check_scales(operands, scale_a, scale_b)
         if operands.dtypes[:2] != ("fp4e2m1", "fp4e2m1"):
             check_eight_bits(a, b, out_dtype)
-    if not a.is_cuda:
+    if not (a.is_cuda or a.is_meta):
         _check_numbers(operands)
 
 
@@ -181,9 +182,10 @@ def problem_of(operands: GroupedOperands) -> Problem | Support:
 def as_kernels_read(operands: GroupedOperands) -> dict[str, Tensor]:
     """The operands by the names of a problem; scale factors of blocks of A lie with K first, as kernels read them.
 
-    Factors whose strides are those already are not copied.
+    Factors whose strides are those already are not copied, and so are dense rows of groups.
     """
-    found = {"a": operands.a, "b": operands.b, "counts" if operands.masked else "offsets": operands.offs}
+    rows = operands.offs.contiguous()
+    found = {"a": operands.a, "b": operands.b, "counts" if operands.masked else "offsets": rows}
     if operands.scale_a is None or operands.scale_b is None:
         return found
     of_a = operands.scale_a

@@ -9,6 +9,8 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout, WeightLayout
+from tritongemm.serving.operand_checks import check_tensors
+from tritongemm.serving.quantize import LAYOUTS, empty_in
 from tritongemm.serving.scale_factors import EXPONENTS
 from tritongemm.serving.scaled_operands import dtype_name
 
@@ -19,15 +21,21 @@ def pack_scales(scales: Tensor, layout: str = "e8m0_32x8") -> Tensor:
     """Scale factors in an order that kernels read, padded with ones.
 
     Args:
-        scales: [rows, groups along K], bytes or e8m0.
-        layout: a plug-in of numerics/scale_layouts; ``e8m0_32x8`` is AITER's ``e8m0_shuffle``.
+        scales: [rows, groups along K], bytes or e8m0; or float32.
+        layout: a plug-in of numerics/scale_layouts; ``e8m0_32x8`` is AITER's ``e8m0_shuffle``. Of float32 factors how
+            they lie, as of `tritongemm.quantize`: ``rows``, ``groups`` or ``tma``.
 
     Returns:
-        Factors of the same type, dense, rows and groups padded to whole blocks of the layout.
+        Factors of the same type, dense, rows and groups padded to whole blocks of the layout; those of float32 have
+        the same shape, and strides that tell the layout.
 
     Raises:
+        TypeError: they are no tensor.
         InputError: no such layout, or no such factors.
     """
+    if layout in LAYOUTS:
+        _check_floats(scales, layout)
+        return empty_in(layout, scales.shape[0], scales.shape[1], scales.device).copy_(scales)
     order = registry.get(ScaleLayout, layout)
     exponents = _exponents(scales)
     (rows, groups), (of_rows, of_groups) = scales.shape, order.pad
@@ -45,8 +53,14 @@ def unpack_scales(scales: Tensor, rows: int, groups: int, layout: str = "e8m0_32
         layout: as of `pack_scales`.
 
     Raises:
+        TypeError: they are no tensor.
         InputError: no such layout, or factors that hold not so many rows and groups, or are no whole blocks.
     """
+    if layout in LAYOUTS:
+        _check_floats(scales, layout)
+        if tuple(scales.shape) != (rows, groups):
+            raise InputError(f"scales are {tuple(scales.shape)}, not {rows} x {groups}")
+        return scales.contiguous()
     order = registry.get(ScaleLayout, layout)
     exponents = _exponents(scales)
     wanted = tuple(-(-size // whole) * whole for size, whole in zip((rows, groups), order.pad, strict=True))
@@ -80,6 +94,7 @@ def _checked(w: Tensor, order: str) -> WeightLayout:
         InputError: it has not.
     """
     layout = registry.get(WeightLayout, order)
+    check_tensors({"w": w})
     if w.dim() != 2 or not w.numel() or not w.is_contiguous():
         raise InputError(f"w is {tuple(w.shape)} with strides {w.stride()}; a weight is [N, K], dense and row-major")
     dtype = dtype_name("w", w)
@@ -90,7 +105,21 @@ def _checked(w: Tensor, order: str) -> WeightLayout:
     return layout
 
 
+def _check_floats(scales: Tensor, layout: str) -> None:
+    """Refuse what is no tensor of float32 factors.
+
+    Raises:
+        TypeError, InputError: as `pack_scales`.
+    """
+    check_tensors({"scales": scales})
+    if scales.dtype != torch.float32 or scales.dim() != 2 or not scales.numel():
+        raise InputError(
+            f"scales are {scales.dtype} {tuple(scales.shape)}; in the layout {layout} they are float32 [rows, groups]"
+        )
+
+
 def _exponents(scales: Tensor) -> Tensor:
+    check_tensors({"scales": scales})
     if scales.dtype not in EXPONENTS or scales.dim() != 2 or not scales.numel():
         raise InputError(f"scales are {scales.dtype} {tuple(scales.shape)}; they are e8m0 [rows, groups along K]")
     return scales.contiguous().view(torch.uint8)

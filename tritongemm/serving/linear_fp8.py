@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError
+from tritongemm.serving import microscaling
 from tritongemm.serving.api import explain, mm
 from tritongemm.serving.layer_choice import judge
+from tritongemm.serving.operand_checks import check_tensors
 from tritongemm.serving.quantize import empty_factors, quantize
-from tritongemm.serving.scale_factors import describe_known, find_scalings
+from tritongemm.serving.scale_factors import EXPONENTS, describe_known, find_scalings
 from tritongemm.serving.scaled_api import scaled_mm
 from tritongemm.serving.scaled_operands import ScaledOperands
 from tritongemm.serving.traced_operations import define_operation
@@ -29,7 +31,8 @@ def linear_fp8(
     """X @ (weight * weight_scale).T (+ bias): x is quantised by one kernel, then multiplied by `scaled_mm`.
 
     Where the weight's factors change along K, activations have a factor for each 128 elements along K, in the layout
-    that the tuned kernel of this size reads; else they have one for each row. Under torch.compile both kernels are one
+    that the tuned kernel of this size reads, or a power of two for each 32 where the weight has that (OCP MX); else
+    they have one for each row. Under torch.compile both kernels are one
     operation. There is no gradient.
 
     Given `unquantized` too, the loaded rows decide at each M: where quantisation and quantised product together take no
@@ -37,8 +40,8 @@ def linear_fp8(
 
     Args:
         x: [..., K] of bfloat16, float16 or float32.
-        weight: [N, K] of fp8 or int8.
-        weight_scale: float32: one, [N], [N / 128, K / 128] or [N, K / 128].
+        weight: [N, K] of fp8 or int8; of fp4 bytes [N, K / 2].
+        weight_scale: float32: one, [N], [N / 128, K / 128] or [N, K / 128]; or e8m0 [N, K / 32].
         bias: [N] or None.
         out_dtype: x's by default.
         unquantized: the weight [N, K] in x's type, its factors multiplied in, or None.
@@ -47,8 +50,10 @@ def linear_fp8(
         [..., N], dense, in order of the current stream.
 
     Raises:
+        TypeError: an operand is no tensor.
         InputError: operands that do not belong together.
     """
+    check_tensors({"x": x, "weight": weight, "weight_scale": weight_scale})
     wanted = x.dtype if out_dtype is None else out_dtype
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         result: Tensor = torch.ops.tritongemm.linear_fp8(x, weight, weight_scale, bias, wanted, unquantized)
@@ -96,6 +101,9 @@ def _linear(
         _check_unquantized(x, weight, unquantized)
         if judge(operands, _scaled_operands).unquantized:
             return mm(x, unquantized, bias, out_dtype)
+    if weight_scale.dtype in EXPONENTS:
+        q, powers = quantize(x, "mx", weight.dtype)
+        return scaled_mm(q, weight, powers, weight_scale, bias, out_dtype)
     if _changes_along_k(weight, weight_scale):
         return compute(operands, find_layout(operands, near=True) or LAYOUTS[0])
     q, scale = quantize(x, "row", weight.dtype)
@@ -112,6 +120,9 @@ def _factors_of_rows(weight: Tensor, weight_scale: Tensor) -> Tensor:
 def _scaled_operands(operands: BlockOperands) -> ScaledOperands:
     """What `scaled_mm` would be given; the memory of activations and of their factors holds nothing."""
     x, weight, weight_scale, _, bias, out_dtype = operands
+    if weight_scale.dtype in EXPONENTS:
+        pair = microscaling.empty_pair(x.shape, weight.dtype, "rows", x.device)
+        return ScaledOperands(pair[0], weight, pair[1], weight_scale, bias, out_dtype)
     q = torch.empty_like(x, dtype=weight.dtype)
     if _changes_along_k(weight, weight_scale):
         factors = empty_factors(x, "block", find_layout(operands, near=True) or LAYOUTS[0])
@@ -129,10 +140,11 @@ def _check_unquantized(x: Tensor, weight: Tensor, unquantized: Tensor | None) ->
     if unquantized is None:
         return
     found = unquantized.shape, unquantized.dtype, unquantized.device
-    if found != (weight.shape, x.dtype, weight.device):
+    shape = torch.Size((*weight.shape[:1], x.shape[-1]))  # a byte of fp4 holds two numbers
+    if found != (shape, x.dtype, weight.device):
         raise InputError(
-            f"unquantized is {found[1]} {tuple(found[0])} on {found[2]}; of this layer it is {x.dtype} "
-            f"{tuple(weight.shape)} on {weight.device}"
+            f"unquantized is {found[1]} {tuple(found[0])} on {found[2]}; of this layer it is {x.dtype} {tuple(shape)} "
+            f"on {weight.device}"
         )
 
 

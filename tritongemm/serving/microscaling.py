@@ -7,6 +7,9 @@ NaN, where one is NaN or infinite.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -39,12 +42,11 @@ def padded_shape(rows: int, k: int, layout: str) -> tuple[int, int]:
     return -(-rows // of_rows) * of_rows, -(-groups // of_groups) * of_groups
 
 
-def empty_pair(x: Tensor, dtype: torch.dtype, layout: str) -> tuple[Tensor, Tensor]:
-    """Memory for x in a type, and for its powers."""
-    k = x.shape[-1]
-    shape = (*x.shape[:-1], k // DTYPES[FORMATS[dtype]].packed)
-    powers = padded_shape(x.numel() // k, k, layout)
-    return torch.empty(shape, dtype=dtype, device=x.device), x.new_empty(powers, dtype=torch.uint8)
+def empty_pair(extents: Sequence[int], dtype: torch.dtype, layout: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Memory for activations [..., K] of these extents in a type, and for their powers."""
+    *rows, k = extents
+    q = torch.empty((*rows, k // DTYPES[FORMATS[dtype]].packed), dtype=dtype, device=device)
+    return q, torch.empty(padded_shape(prod(rows), k, layout), dtype=torch.uint8, device=device)
 
 
 def by_torch(x: Tensor, dtype: torch.dtype, layout: str) -> tuple[Tensor, Tensor]:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tritongemm.build.expert_kernels import ACTIVATIONS
+from tritongemm.build.expert_kernels import ACTIVATIONS, MX_MODES, powers_of
+from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.serving import moe_torch
 from tritongemm.serving.api import default_dispatcher
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.grouped_api import run
 from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
+from tritongemm.serving.microscaling import FORMATS
 from tritongemm.serving.moe_kernels import MixtureSteps, MoeKernels
 from tritongemm.serving.operand_checks import SCALED_RESULTS, check_tensors, check_values
+from tritongemm.serving.scale_factors import EXPONENTS
 from tritongemm.serving.traced_operations import define_operation
 
 
-def fused_moe(
+def fused_moe(  # noqa: PLR0913 (what a mixture has)
     x: Tensor,
     w1: Tensor,
     w2: Tensor,
@@ -26,23 +29,29 @@ def fused_moe(
     activation: str = "silu",
     w1_scale: Tensor | None = None,
     w2_scale: Tensor | None = None,
+    *,
+    scale_layout: str = "",
 ) -> Tensor:
     """The weighted sum of what each token's experts make of it: w2 @ (activation(gate) * up), of gate and up by w1.
 
     For inference. Tokens are sorted by expert on the GPU, which nobody waits for, so it can be captured. The two
-    products are those of `grouped_mm`, by tuned kernels where a record has them. With weights of fp8, tokens and what
-    the activation gives are quantised in between, as the weights' factors are: a factor for each row, or for each 128
-    elements along K.
+    products are those of `grouped_mm`, by tuned kernels where a record has them. With weights of fp8 or fp4, tokens and
+    what the activation gives are quantised to their type in between, as the weights' factors are: a factor for each
+    row, for each 128 elements along K, or a power of two for each 32.
 
     Args:
         x: [tokens, hidden] of bfloat16 or float16, or float32 on a CPU.
-        w1: [experts, 2 * inner, hidden]: the gate's rows, then those of up.
-        w2: [experts, hidden, inner].
+        w1: [experts, 2 * inner, hidden]: the gate's rows, then those of up. Of fp4 bytes, two numbers each along K.
+        w2: [experts, hidden, inner], the same.
         topk_weights: [tokens, k], of the router.
         topk_ids: int32 or int64 [tokens, k], the experts; an id of no expert, e.g. one of another rank, counts nothing.
         activation: ``silu`` or ``gelu``.
-        w1_scale: None; float32 [experts, 2 * inner], or [experts, 2 * inner / 128, hidden / 128].
-        w2_scale: None; float32 [experts, hidden], or [experts, hidden / 128, inner / 128].
+        w1_scale: None; float32 [experts, 2 * inner], or [experts, 2 * inner / 128, hidden / 128]; or powers of two
+            (e8m0) [experts, 2 * inner, hidden / 32], of OCP's fp8 and fp4.
+        w2_scale: None; float32 [experts, hidden], or [experts, hidden / 128, inner / 128]; or e8m0
+            [experts, hidden, inner / 32].
+        scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts, in whose order those of
+            each expert lie, padded.
 
     Returns:
         [tokens, hidden] of x's type, in order of the current stream.
@@ -53,13 +62,13 @@ def fused_moe(
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         result: Tensor = torch.ops.tritongemm.fused_moe(
-            x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale
+            x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout
         )
         return result
-    return _operation(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale)
+    return _operation(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout)
 
 
-def _operation(
+def _operation(  # noqa: PLR0913
     x: Tensor,
     w1: Tensor,
     w2: Tensor,
@@ -68,27 +77,30 @@ def _operation(
     activation: str,
     w1_scale: Tensor | None,
     w2_scale: Tensor | None,
+    scale_layout: str = "",
 ) -> Tensor:
     _check(x, w1, w2, topk_weights, topk_ids, activation)
-    mode = _mode(x, w1, w2, w1_scale, w2_scale)
+    mode = _mode(x, w1, w2, w1_scale, w2_scale, scale_layout)
     if not x.shape[0]:
         return x.new_empty(x.shape)
     if x.is_cuda and torch.cuda.current_device() != x.get_device():
         with torch.cuda.device(x.get_device()):
-            return _operation(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale)
+            return _operation(x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale, scale_layout)
     dispatcher = default_dispatcher()
-    steps = steps_for(dispatcher, x)
+    steps = steps_for(dispatcher, x, w1, w2, topk_weights)
     x, weights = x if x.stride(1) == 1 else x.contiguous(), topk_weights.contiguous()
     order, place, ends = steps.sort(topk_ids.contiguous(), w1.shape[0])
     rows, of_rows = steps.gather(x, order, topk_ids.shape[1], mode, w1.dtype)
-    h = run(dispatcher, GroupedOperands(rows, w1.mT, ends, of_rows, w1_scale, x.dtype))
+    h = run(dispatcher, GroupedOperands(rows, w1.mT, ends, of_rows, w1_scale, x.dtype, scale_layout))
     inner, of_inner = steps.activate(h, activation, mode, w2.dtype)
-    y = run(dispatcher, GroupedOperands(inner, w2.mT, ends, of_inner, w2_scale, x.dtype))
+    y = run(dispatcher, GroupedOperands(inner, w2.mT, ends, of_inner, w2_scale, x.dtype, scale_layout))
     return steps.combine(y, place, ends, weights, x.dtype)
 
 
-def steps_for(dispatcher: Dispatcher, x: Tensor) -> MixtureSteps:
-    """Who does what is between the products."""
+def steps_for(dispatcher: Dispatcher, x: Tensor, *others: Tensor) -> MixtureSteps:
+    """Who does what is between the products: kernels on a GPU, but PyTorch's operations where a gradient is wanted."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *others)):
+        return moe_torch
     device = dispatcher.device(x.get_device()) if x.is_cuda else None
     return moe_torch if device is None else MoeKernels(device, dispatcher.calls.table)
 
@@ -105,14 +117,17 @@ def _check(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Te
         raise InputError(f"activation is {activation!r}; there are: {', '.join(ACTIVATIONS)}")
     if x.dtype not in SCALED_RESULTS:
         raise InputError(f"x must be bfloat16 or float16, or float32 on a CPU, not {x.dtype}")
-    if x.dim() != 2 or w1.dim() != 3 or w2.dim() != 3 or x.shape[1] != w1.shape[2]:
+    packed = _packed(w1)
+    if x.dim() != 2 or w1.dim() != 3 or w2.dim() != 3 or x.shape[1] != w1.shape[2] * packed:
         shapes = f"x {tuple(x.shape)}, w1 {tuple(w1.shape)} and w2 {tuple(w2.shape)}"
+        halves = ", of fp4 with two numbers a byte along K" if packed > 1 else ""
         raise InputError(
-            f"{shapes} must be [tokens, hidden], [experts, 2 * inner, hidden] and [experts, hidden, inner]"
+            f"{shapes} must be [tokens, hidden], [experts, 2 * inner, hidden] and [experts, hidden, inner]{halves}"
         )
-    experts, both, hidden = w1.shape
-    if both % 2 or tuple(w2.shape) != (experts, hidden, both // 2):
-        raise InputError(f"w1 {tuple(w1.shape)} wants a w2 {(experts, hidden, both // 2)}, not {tuple(w2.shape)}")
+    (experts, both, _), hidden = w1.shape, x.shape[1]
+    if both % (2 * packed) or tuple(w2.shape) != (experts, hidden, both // 2 // packed):
+        wanted = experts, hidden, both // 2 // packed
+        raise InputError(f"w1 {tuple(w1.shape)} wants a w2 {wanted}, not {tuple(w2.shape)}")
     if topk_ids.dim() != 2 or topk_ids.shape != topk_weights.shape or topk_ids.shape[0] != x.shape[0]:
         shapes = f"topk_ids {tuple(topk_ids.shape)} and topk_weights {tuple(topk_weights.shape)}"
         raise InputError(f"{shapes} must be [{x.shape[0]}, experts of a token]")
@@ -124,19 +139,30 @@ def _check(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Te
         raise InputError(f"a token can't go to {topk_ids.shape[1]} of {experts} experts")
 
 
-def _mode(x: Tensor, w1: Tensor, w2: Tensor, w1_scale: Tensor | None, w2_scale: Tensor | None) -> str:
-    """How rows are quantised: ``row``, ``block``, or "" for not at all.
+def _packed(w: Tensor) -> int:
+    """Numbers that an element of a weight holds; bytes are fp4."""
+    return DTYPES[FORMATS[w.dtype]].packed if w.dtype in FORMATS else 1
+
+
+def _mode(
+    x: Tensor, w1: Tensor, w2: Tensor, w1_scale: Tensor | None, w2_scale: Tensor | None, scale_layout: str
+) -> str:
+    """How rows are quantised: ``row``, ``block``, one of `MX_MODES`, or "" for not at all.
 
     Raises:
         InputError: weights and factors that do not belong together.
     """
     if w1.dtype != w2.dtype or (w1_scale is None) != (w2_scale is None):
         raise InputError("w1 and w2 must be of one type, both with scale factors or both without")
+    if scale_layout and (w1_scale is None or w1_scale.dtype not in EXPONENTS):
+        raise InputError(f"scale_layout is {scale_layout!r}; it is of factors that are powers of two (e8m0)")
     if w1_scale is None or w2_scale is None:
         if w1.dtype != x.dtype:
             raise InputError(f"x is {x.dtype}, w1 is {w1.dtype}: without scale factors they are of one type")
         return ""
     check_tensors({"x": x, "w1_scale": w1_scale, "w2_scale": w2_scale})
+    if w1_scale.dtype in EXPONENTS:
+        return _mode_of_powers(w1, w2, w1_scale, w2_scale, scale_layout)
     if w1.element_size() != 1 or not w1.dtype.is_floating_point:
         raise InputError(f"w1_scale is for weights of fp8, not {w1.dtype}")
     if w1_scale.dim() != w2_scale.dim():
@@ -152,7 +178,29 @@ def _mode(x: Tensor, w1: Tensor, w2: Tensor, w1_scale: Tensor | None, w2_scale: 
     return mode
 
 
-def _fake(
+def _mode_of_powers(w1: Tensor, w2: Tensor, w1_scale: Tensor, w2_scale: Tensor, scale_layout: str) -> str:
+    """As `_mode`, of weights with powers of two along K.
+
+    Raises:
+        InputError: as `_mode`.
+    """
+    layout = scale_layout or "rows"
+    mode = next((mode for mode in MX_MODES if powers_of(mode).layout == layout), "")
+    if not mode:
+        known = ", ".join(powers_of(mode).layout for mode in MX_MODES)
+        raise InputError(f"scale_layout is {scale_layout!r}; powers of two of experts lie in {known}")
+    if w1.dtype not in FORMATS:
+        raise InputError(f"w1_scale is of powers of two, for OCP's fp8 and fp4, not {w1.dtype}")
+    for name, scale, w in (("w1_scale", w1_scale, w1), ("w2_scale", w2_scale, w2)):
+        experts, rows, depth = w.shape
+        wanted = (experts, *powers_of(mode).shape(rows, depth * _packed(w)))
+        if tuple(scale.shape) != wanted or scale.dtype not in EXPONENTS:
+            raise InputError(f"{name} must be e8m0 {wanted}, not {scale.dtype} {tuple(scale.shape)}")
+    check_values(w1_scale=w1_scale, w2_scale=w2_scale)
+    return mode
+
+
+def _fake(  # noqa: PLR0913
     x: Tensor,
     w1: Tensor,
     w2: Tensor,
@@ -161,13 +209,14 @@ def _fake(
     activation: str,
     w1_scale: Tensor | None,
     w2_scale: Tensor | None,
+    scale_layout: str = "",
 ) -> Tensor:
     return x.new_empty((x.shape[0], w2.shape[1]))
 
 
 define_operation(
     "fused_moe(Tensor x, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, str activation, Tensor? w1_scale, "
-    "Tensor? w2_scale) -> Tensor",
+    "Tensor? w2_scale, str scale_layout='') -> Tensor",
     _operation,
     _fake,
 )

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tritongemm.build import expert_kernels
-from tritongemm.build.expert_kernels import DEPTH, Chosen
+from tritongemm.build.expert_kernels import DEPTH, MX_MODES, Chosen, powers_of
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.serving import moe_torch
+from tritongemm.serving import microscaling, moe_torch
 from tritongemm.serving.helper_kernels import HelperCall
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
@@ -63,10 +63,11 @@ class MoeKernels:
 
     def gather(self, x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> _Pair:
         """As `MixtureSteps.gather`."""
+        x = _aligned(x)  # before its stride is told: a copy's rows are dense
         rows, k = order.numel(), x.shape[1]
         q, scale = _result(x, rows, k, mode, dtype)
         operands = {"x": x, "order": order.int(), "q": q, "scale": q if scale is None else scale}
-        asked = DTYPE_NAMES[x.dtype], DTYPE_NAMES[dtype], mode, rows, k, x.stride(0), topk
+        asked = DTYPE_NAMES[x.dtype], _name(dtype, mode), mode, rows, k, x.stride(0), topk
         done = self._run(expert_kernels.choose_gather, asked, operands)
         return (q, _as_taken(scale, mode)) if done else moe_torch.gather(x, order, topk, mode, dtype)
 
@@ -75,7 +76,7 @@ class MoeKernels:
         rows, k = h.shape[0], h.shape[1] // 2
         q, scale = _result(h, rows, k, mode, dtype)
         operands = {"h": h, "q": q, "scale": q if scale is None else scale}
-        asked = DTYPE_NAMES[h.dtype], DTYPE_NAMES[dtype], mode, rows, k, activation
+        asked = DTYPE_NAMES[h.dtype], _name(dtype, mode), mode, rows, k, activation
         done = self._run(expert_kernels.choose_activate, asked, operands)
         return (q, _as_taken(scale, mode)) if done else moe_torch.activate(h, activation, mode, dtype)
 
@@ -118,9 +119,16 @@ class MoeKernels:
 
 def _result(near: Tensor, rows: int, k: int, mode: str, dtype: torch.dtype) -> _Pair:
     """Memory for rows and their factors."""
+    if mode in MX_MODES:
+        return microscaling.empty_pair((rows, k), dtype, powers_of(mode).layout, near.device)
     shapes = {"row": (rows,), "block": (-(-k // DEPTH), rows)}
     scale = near.new_empty(shapes[mode], dtype=torch.float32) if mode else None
     return near.new_empty((rows, k), dtype=dtype), scale
+
+
+def _name(dtype: torch.dtype, mode: str) -> str:
+    """Our name of the type of rows; with powers of two bytes are fp4."""
+    return microscaling.FORMATS[dtype] if mode in MX_MODES else DTYPE_NAMES[dtype]
 
 
 def _as_taken(scale: Tensor | None, mode: str) -> Tensor | None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tritongemm.build.expert_kernels import MX_MODES, powers_of
+from tritongemm.serving import microscaling
 from tritongemm.serving.grouped_operands import DEPTH
 
 _Pair = tuple[Tensor, "Tensor | None"]
@@ -45,6 +47,8 @@ def combine(y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torc
 def _put(values: Tensor, mode: str, dtype: torch.dtype) -> _Pair:
     if not mode:
         return values.to(dtype), None
+    if mode in MX_MODES:
+        return microscaling.by_torch(values, dtype, powers_of(mode).layout)
     rows, k = values.shape
     most = torch.finfo(dtype).max
     depth = k if mode == "row" else DEPTH

@@ -19,6 +19,7 @@ from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.runtime.patched_launch import call_all
 from tritongemm.serving import microscaling
 from tritongemm.serving.api import default_dispatcher
+from tritongemm.serving.operand_checks import check_tensors
 from tritongemm.serving.scale_factors import GROUP
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 from tritongemm.serving.traced_operations import define_operation
@@ -59,8 +60,12 @@ def quantize(x: Tensor, granularity: str = "row", dtype: torch.dtype | None = No
         q [..., K], dense, and the factors: [1, 1], [M, 1] or [M, K / 128], or bytes [M, K / 32].
 
     Raises:
+        TypeError: x is no tensor.
         InputError: an argument is none of these.
     """
+    if torch.compiler.is_compiling() and granularity == "mx":  # a tracer does not follow a look-up of layouts
+        traced: _Pair = torch.ops.tritongemm.quantize(x, granularity, dtype or torch.float8_e4m3fn, layout)
+        return traced
     dtype = _check(x, granularity, dtype, layout)
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         pair: _Pair = torch.ops.tritongemm.quantize(x, granularity, dtype, layout)
@@ -79,8 +84,10 @@ def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) 
     """The type to quantise to.
 
     Raises:
+        TypeError: x is no tensor.
         InputError: names the argument.
     """
+    check_tensors({"x": x})
     if granularity not in GRANULARITIES:
         raise InputError(f"granularity is {granularity!r}; there are: {', '.join(GRANULARITIES)}")
     if granularity == "mx":
@@ -116,23 +123,26 @@ def _check_powers(x: Tensor, dtype: torch.dtype, layout: str) -> torch.dtype:
 def _empty_pair(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
     """Memory for the quantised activations and their factors."""
     if granularity == "mx":
-        return microscaling.empty_pair(x, dtype, layout)
+        return microscaling.empty_pair(x.shape, dtype, layout, x.device)
     return torch.empty_like(x, dtype=dtype), empty_factors(x, granularity, layout)
 
 
 def empty_factors(x: Tensor, granularity: str, layout: str) -> Tensor:
     """Memory for the factors."""
     k = x.shape[-1]
-    m, groups = x.numel() // k, -(-k // GROUP)
+    m = x.numel() // k
     if granularity != "block":
         return x.new_empty((m if granularity == "row" else 1, 1), dtype=torch.float32)
+    return empty_in(layout, m, -(-k // GROUP), x.device)
+
+
+def empty_in(layout: str, rows: int, groups: int, device: torch.device) -> Tensor:
+    """Memory for float32 factors [rows, groups along K] in one of `LAYOUTS`."""
     if layout == "rows":
-        return x.new_empty((m, groups), dtype=torch.float32)
-    if layout == "groups" or m % _TMA_ROWS == 0:
-        return torch.empty_strided((m, groups), (1, m), dtype=torch.float32, device=x.device)
-    padded = -(-m // _TMA_ROWS) * _TMA_ROWS
+        return torch.empty((rows, groups), dtype=torch.float32, device=device)
+    padded = rows if layout == "groups" else -(-rows // _TMA_ROWS) * _TMA_ROWS
     # There is memory for all that is padded.
-    return x.new_empty(groups * padded, dtype=torch.float32).as_strided((m, groups), (1, padded))
+    return torch.empty(groups * padded, dtype=torch.float32, device=device).as_strided((rows, groups), (1, padded))
 
 
 def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
@@ -263,7 +273,7 @@ def _load(device: DeviceKernels, x: Tensor, granularity: str, dtype: torch.dtype
 
 
 def _fake(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
-    return _empty_pair(x, granularity, dtype, layout)
+    return _empty_pair(x, granularity, _check(x, granularity, dtype, layout), layout)
 
 
 define_operation(

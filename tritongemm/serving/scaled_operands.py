@@ -181,8 +181,10 @@ def _check_tensors(operands: ScaledOperands) -> None:
         dtype = DTYPES[dtype_name(name, named[name])]
         if not dtype.is_fp8 and dtype.name not in ("int8", "fp4e2m1"):
             raise InputError(f"{name} is {named[name].dtype}; scaled products take fp8, int8 or fp4")
-    if "int8" in (dtype_name("a", operands.a), dtype_name("b", operands.b)) and operands.a.dtype != operands.b.dtype:
-        raise InputError(f"a is {operands.a.dtype}, b is {operands.b.dtype}: int8 is multiplied by int8")
+    names = dtype_name("a", operands.a), dtype_name("b", operands.b)
+    for name, alone in (("int8", "int8"), ("fp4e2m1", "fp4")):
+        if names.count(name) == 1:
+            raise InputError(f"a is {operands.a.dtype}, b is {operands.b.dtype}: {alone} is multiplied by {alone}")
 
 
 def check_devices(operands: ScaledOperands) -> None:

@@ -36,6 +36,7 @@ PROBES = {
     "backends.triton.compiling: getattr(meta, 'tensordesc_meta', None)": _OLDER,
     "formats._yaml_values: getattr(error, 'problem', None)": "only some of PyYAML's errors say what is wrong",
     "formats._yaml_values: getattr(error, 'problem_mark', None)": "only some of PyYAML's errors know the line",
+    "integrations.aiter_scaled: getattr(w, 'is_shuffled', False)": "AITER marks tensors so",
     "plugins.contracts.plugin: getattr(member, '__isabstractmethod__', False)": "abc marks abstract methods so",
     "plugins.registry: hasattr(module, '__path__')": "Python tells a package from a module by it",
 }

@@ -174,6 +174,28 @@ def test_a_scale_for_a_whole_operand_is_refused_by_name() -> None:
     assert row.problem.order_b == "shuffled_16x16"
 
 
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        ("K,N,M", "256,512,16"),
+        (" N , M,K", "512,16, 256"),
+        (",M,N,K", "0,16,512,256"),  # pandas wrote its row numbers too
+        ("Unnamed: 0,N,M,K", "7,512,16,256"),
+        ("M,N,K,whatever", "16,512,256,x"),
+    ],
+)
+def test_columns_may_stand_in_any_order(header: str, row: str) -> None:
+    path, text = Path("a8w8_blockscale_untuned_gemm.csv"), f"{header}\n{row}\n"
+    assert plugin().recognises(path, text)
+    (found,) = plugin().read(path, text, Defaults())
+    assert (found.problem.m, found.problem.n, found.problem.k) == (16, 512, 256)
+
+
+def test_other_tables_with_sizes_are_none_of_aiters() -> None:
+    assert not plugin().recognises(Path("x.csv"), "size,M,N,K,dtype_a\n")
+    assert not plugin().recognises(Path("x.csv"), "N,K\n")
+
+
 def test_doubles_are_dropped_with_a_note() -> None:
     text = TUNED["bf16_tuned_gemm.csv"]
     line = text.splitlines()[1]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
 import tritongemm
 from tritongemm.core.errors import InputError
@@ -45,3 +48,30 @@ def test_a_mixture_by_aiters_names() -> None:
     assert torch.equal(found, tritongemm.fused_moe(x, w1, w2, weights, ids, "gelu"))
     with pytest.raises(InputError, match="doweight_stage1"):
         fused_moe(x, w1, w2, weights, ids, doweight_stage1=True)
+
+
+def test_a_mixture_with_aiters_further_arguments() -> None:
+    torch.manual_seed(0)
+    x, weights, ids = torch.randn(4, 128), torch.rand(4, 2), torch.randint(0, 3, (4, 2))
+    w1, w2 = (torch.randn(3, rows, 128).to(torch.float8_e4m3fn) for rows in (256, 128))
+    of_w1, of_w2 = torch.rand(3, 256), torch.rand(3, 128)
+    given = x, w1, w2, weights, ids
+    layer: Callable[..., Tensor] = partial(fused_moe, *given)
+    wanted = tritongemm.fused_moe(*given, "silu", of_w1, of_w2)
+    says_nothing = {"a1_scale": None, "splitk": 2, "hidden_pad": 0, "gate_mode": "separated", "dtype": torch.float32}
+    named = {"w1_scale": of_w1[..., None], "w2_scale": of_w2[..., None]}
+    assert torch.equal(layer(**named, **says_nothing), wanted)
+    one = torch.rand(3, 1)
+    wide = one.expand(3, 256).contiguous(), one.expand(3, 128).contiguous()
+    assert torch.equal(layer(w1_scale=one, w2_scale=one), tritongemm.fused_moe(*given, "silu", *wide))
+    for other in (
+        {"a1_scale": torch.ones(1)},
+        {"bias1": torch.ones(3, 256)},
+        {"dtype": torch.float16},
+        {"hidden_pad": 8},
+    ):
+        with pytest.raises(InputError, match=f"{next(iter(other))} is not served"):
+            layer(**named, **other)
+    w1.is_shuffled = True
+    with pytest.raises(InputError, match="w1 is shuffled"):
+        layer(**named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -68,6 +69,15 @@ def test_fp4(variant: str) -> None:
     with pytest.raises(InputError, match="beta 1"):
         aiter.gemm_a4w4(*given, beta=1.0)
     assert registry.get(ScaleLayout, "e8m0_32x8").unpack(padded).shape == padded.shape
+    # Newer AITER gives new memory, for activations of any dimensions, and has a bias in that place.
+    bias, shuffles = torch.ones(1, 64), variant == "a4w4_bpreshuffle"
+    newer = aiter.gemm_a4w4(given[0].view(3, 11, -1), *given[1:4], bias, dtype=torch.float16, bpreshuffle=shuffles)
+    assert newer.shape == (3, 11, 64) and newer.dtype == torch.float16
+    assert error_metric.deviation(newer.view(33, 64), exact + 1) < 0.01
+    older = aiter.gemm_a4w4(*given, torch.ones(64), 1.0, 0.0, shuffles)
+    assert older is out and error_metric.deviation(out[:33], exact + 1) < 0.01
+    with pytest.raises(InputError, match="apreshuffle True"):
+        aiter.gemm_a4w4(*given[:4], apreshuffle=True)
 
 
 def _signatures() -> dict[str, list[str]]:
@@ -89,4 +99,35 @@ def test_parameters_are_aiters() -> None:
         pytest.skip("AITER is not installed")
     for name in ("gemm_a8w8", "gemm_a8w8_CK", "gemm_a8w8_bpreshuffle", "gemm_a8w8_blockscale", "gemm_a4w4"):
         code = getattr(aiter_scaled, name).__code__
-        assert list(code.co_varnames[: code.co_argcount]) == real[name], name
+        ours = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        assert {*real[name]} - {"global_A_scale", "global_B_scale"} <= {*ours}, name
+
+
+def test_memory_for_blocks_of_a_shuffled_weight() -> None:
+    x, w, of_x = torch.randn(M, K).to(FP8), torch.randn(N, K).to(FP8), torch.rand(M, K // 128)
+    given = x, shuffled(w), of_x, torch.rand(N // 128, K // 128)
+    out = torch.empty(M, N, dtype=torch.bfloat16)
+    assert aiter.gemm_a8w8_blockscale_bpreshuffle(*given, out=out) is out
+    assert torch.equal(out, aiter.gemm_a8w8_blockscale_bpreshuffle(*given))
+    with pytest.raises(InputError, match=r"out is torch.float16"):
+        aiter.gemm_a8w8_blockscale_bpreshuffle(*given, out=out.half())
+
+
+def test_a_weight_that_aiter_shuffled_is_not_read_as_plain() -> None:
+    """AITER's own functions look at the mark, or take only such weights."""
+    x, w, one = torch.randn(M, K).to(FP8), torch.randn(N, K).to(FP8), torch.ones(1)
+    exact = (x.float() @ w.float().T).bfloat16()
+    marked = shuffled(w)
+    marked.is_shuffled = True
+    torch.testing.assert_close(aiter.tgemm.mm(x, marked, scale_a=one, scale_b=one), exact)
+    torch.testing.assert_close(aiter.gemm_a8w8_bpreshuffle(x, marked, one, one), exact)
+    wide = torch.randn(32, 64)
+    wide.is_shuffled = True
+    calls: tuple[Callable[[], Tensor], ...] = (
+        lambda: aiter.gemm_a8w8(x, marked, one, one),
+        lambda: aiter.gemm_a8w8_blockscale(x, marked, torch.ones(M, K // 128), torch.ones(N // 128, K // 128)),
+        lambda: aiter.gemm_a16w16(torch.randn(2, 64), wide),
+    )
+    for refused in calls:
+        with pytest.raises(InputError, match="is shuffled, and read as it was before"):
+            refused()

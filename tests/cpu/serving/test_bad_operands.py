@@ -14,12 +14,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
+from tests.support.kernel_cases import GFX942
 from tests.support.linear_layers import attach_device, run_on_cpu
 from tritongemm.core.errors import InputError
 from tritongemm.integrations import aiter
 from tritongemm.serving import batched, grouped_api
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.grouped_operands import GroupedOperands
+from tritongemm.serving.operand_checks import check_encodings_on
 
 B, M, N, K, GROUPS, TOKENS, HIDDEN, INNER = 2, 16, 32, 256, 4, 5, 128, 256
 FP8, FNUZ, INT8 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.int8
@@ -63,6 +65,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
             "no tokens": ({"a": q(0, K), "scale_a": ONE(0, 2)}, "is empty"),
             "types": ({"b": q(N, K, dtype=INT8)}, "int8 is multiplied by int8"),
             "no tensor": ({"scale_a": 1.0}, "scale_a must be a tensor"),
+            "fp4 by fp8": ({"b": torch.zeros(N, K, dtype=torch.uint8)}, "fp4 is multiplied by fp4"),
+            "fp8 by fp4": ({"a": torch.zeros(M, K, dtype=torch.uint8)}, "fp4 is multiplied by fp4"),
             "elsewhere": ({"scale_b": ONE(1, 2, device="meta")}, "scale_b is on meta"),
             "order": ({"b": q(N + 8, K), "scale_b": ONE(1, 2), "order_b": "shuffled_16x16"}, "N a multiple of 16"),
         },
@@ -103,6 +107,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
         {
             "groups": ({"scale_a": ONE(B, M, 3)}, r"scale_a is .*\(16, 2\)"),
             "rows": ({"scale_a": ONE(B, M + 1, 2)}, "scale_a is"),
+            "one row": ({"a": q(B, 1, K), "scale_a": ONE(B, 1, 4)[..., ::2]}, r"of each product it .* \(1, 2\)"),
             "batch": ({"scale_a": ONE(B + 1, M, 2)}, "scale_a is"),
             "not turned": ({"scale_b": ONE(B, N, 2)}, r"scale_b is .*\(2, "),
             "strides": ({"scale_a": ONE(B, M, 4)[..., ::2]}, "with strides"),
@@ -127,6 +132,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
             "types": ({"b": torch.ones(GROUPS, K, N).half()}, "without scale factors they are of one type"),
             "sparse": ({"a": torch.ones(M, K).to_sparse()}, "a is torch.sparse_coo"),
             "no tensor": ({"a": 3}, "a must be a tensor"),
+            "nothing": ({"a": None}, "a must be a tensor, not NoneType"),
+            "no rows of groups": ({"offs": None}, "offs must be a tensor"),
         },
     ),
     "grouped_mm with scales": (
@@ -180,6 +187,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
             "shape of b": ({"w_scale": ONE(2, N)}, "scale_b is"),
             "nan": ({"x_scale": ONE(M, 1) * NAN}, "holds NaN"),
             "bias": ({"bias": ONE(N + 1)}, "bias is"),
+            "no bias": ({"bias": 1.0}, "bias must be a tensor"),
             "no tensor": ({"w_scale": 1.0}, "w_scale must be a tensor"),
         },
     ),
@@ -217,7 +225,50 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
         {
             "out": ({"out": torch.empty(B, M, N + 1)}, "out is"),
             "two dimensions": ({"WQ": torch.ones(N, K)}, "WQ is"),
+            "no memory": ({"out": None}, "out must be a tensor"),
         },
+    ),
+    "batched_gemm_a8w8_blockscale": (
+        aiter.batched_gemm_a8w8_blockscale,
+        {
+            "XQ": q(B, M, K), "WQ": q(B, N, K), "x_scale": ONE(B, M, 2), "w_scale": ONE(B, 1, 2),
+            "Y": torch.empty(B, M, N, dtype=torch.bfloat16),
+        },
+        {
+            "one dimension": ({"w_scale": ONE(2)}, "w_scale is"),
+            "no tensor": ({"w_scale": 1.0}, "w_scale must be a tensor"),
+            "no memory": ({"Y": None}, "Y must be a tensor"),
+        },
+    ),
+    "tgemm.mm": (
+        aiter.tgemm.mm,
+        {"inp": q(M, K), "weights": q(N, K), "scale_a": ONE(1), "scale_b": ONE(1)},
+        {"no tensor": ({"inp": None}, "A must be a tensor"), "nan": ({"scale_b": ONE(1) * NAN}, "holds NaN")},
+    ),
+    "quantize": (
+        lambda **given: tritongemm.quantize(**given)[1],
+        {"x": torch.ones(M, K)},
+        {
+            "no tensor": ({"x": None}, "x must be a tensor"),
+            "sparse": ({"x": torch.ones(M, K).to_sparse()}, "x is torch.sparse_coo"),
+            "integers": ({"x": torch.ones(M, K).int()}, "x is torch.int32"),
+        },
+    ),
+    "linear_fp8": (
+        tritongemm.linear_fp8,
+        {"x": torch.ones(M, K), "weight": q(N, K), "weight_scale": ONE(1, 2)},
+        {
+            "no tensor": ({"x": None}, "x must be a tensor"),
+            "no weight": ({"weight": [1.0]}, "weight must be a tensor"),
+            "no factors": ({"weight_scale": 2.0}, "weight_scale must be a tensor"),
+            "nan": ({"weight_scale": ONE(1, 2) * NAN}, "holds NaN"),
+        },
+    ),
+    "pack_scales": (
+        tritongemm.pack_scales, {"scales": E8M0["scale_a"]}, {"no tensor": ({"scales": 1}, "scales must be a tensor")},
+    ),
+    "pack_weight": (
+        lambda w: tritongemm.pack_weight(w).float(), {"w": q(N, K)}, {"no tensor": ({"w": 1}, "w must be a tensor")},
     ),
     "batched_gemm_a8w8": (
         aiter.batched_gemm_a8w8_CK,
@@ -287,3 +338,15 @@ def test_another_targets_fp8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         operands = GroupedOperands(rows, b, offs, *factors, torch.bfloat16)
         with pytest.raises(InputError, match=says):
             grouped_api._resolve(dispatcher, operands)
+
+
+def test_powers_of_two_are_read_in_ocps_encoding_by_every_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gfx942 multiplies them as wider numbers; with float32 factors it has no such product of that encoding."""
+    run_on_cpu(monkeypatch)
+    kernels = attach_device(Dispatcher())
+    monkeypatch.setattr(type(kernels), "target", property(lambda self: GFX942))
+    operands = q(M, K), q(N, K)
+    check_encodings_on(*operands, E8M0["scale_a"], kernels)
+    for factors in (None, ONE(M, 2)):
+        with pytest.raises(InputError, match="a is float8_e4m3fn; the fp8 encoding of gfx942 is fnuz"):
+            check_encodings_on(*operands, factors, kernels)

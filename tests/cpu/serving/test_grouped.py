@@ -23,9 +23,11 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving import grouped_operands, moe_torch
+from tritongemm.serving import grouped_operands, moe_api, moe_torch
 from tritongemm.serving.device_kernels import DeviceKernels
+from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.grouped_operands import GroupedOperands
+from tritongemm.serving.moe_kernels import MoeKernels
 from tritongemm.serving.record_table import RecordTable
 
 COUNTS = (5, 0, 9, 2)
@@ -125,6 +127,39 @@ def test_the_record_of_the_next_larger_m_serves() -> None:
     assert served(lost, 3) == 8 and "PyTorch's own product won there" in str(lost.find_near(problem("a8w8", 0, 65, ())))
 
 
+def test_kernels_read_rows_of_groups_that_lie_densely() -> None:
+    ends = torch.tensor([[5, 0], [5, 0], [14, 0], [16, 0]], dtype=torch.int32)[:, 0]
+    assert not ends.is_contiguous()
+    operands = GroupedOperands(torch.randn(16, 32), torch.randn(4, 8, 32).mT, ends, None, None, torch.float32)
+    read = grouped_operands.as_kernels_read(operands)
+    assert read["offsets"].is_contiguous() and torch.equal(read["offsets"], ends)
+
+
+def test_tokens_at_odd_addresses_are_copied_before_their_stride_is_told() -> None:
+    told: list[tuple[Any, ...]] = []
+
+    class Watched(MoeKernels):
+        def _run(self, choose: Any, asked: tuple[Any, ...], operands: dict[str, Tensor]) -> bool:
+            told.append((asked[-2], operands["x"].stride(0), operands["x"].data_ptr() % 16))
+            return True
+
+    wide = torch.randn(5, 80)
+    order = torch.arange(10, dtype=torch.int32)
+    for x in (wide[:, :32], wide[:, 1:33]):
+        Watched(None, {}).gather(x, order, 2, "", torch.float32)  # type: ignore[arg-type]
+    assert told == [(80, 80, 0), (32, 32, 0)]
+
+
+def test_a_gradient_is_pytorchs() -> None:
+    torch.manual_seed(0)
+    x, w1, w2 = torch.randn(4, 16, requires_grad=True), torch.randn(3, 8, 16), torch.randn(3, 16, 4)
+    weights, ids = torch.rand(4, 2), torch.randint(0, 3, (4, 2))
+    assert moe_api.steps_for(Dispatcher(), x) is moe_torch
+    (found,) = torch.autograd.grad(tritongemm.fused_moe(x, w1, w2, weights, ids).sum(), x)
+    (exact,) = torch.autograd.grad(experts_one_by_one(x, w1, w2, weights, ids).sum(), x)
+    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
+
+
 def experts_one_by_one(x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, gelu: bool = False) -> Tensor:
     out = torch.zeros_like(x)
     for token in range(x.shape[0]):
@@ -193,19 +228,17 @@ def test_the_call_is_one_operation_to_a_tracer() -> None:
 KERNELS_AND_PYTORCH = """
 import torch
 from tritongemm.build import expert_kernels
-from tritongemm.build.helpers import read_text
 from tritongemm.codegen.modules import run_text
 from tests.support import quick_interpreter
 from tritongemm.serving import moe_torch
 quick_interpreter.hasten()
 from tritongemm.serving.moe_kernels import MoeKernels
 
-module = run_text(read_text("experts"), "experts")
-
 class Interpreted(MoeKernels):
     def _run(self, choose, asked, operands):
         helper, given = choose(*asked)
         assert list(operands) == list(helper.pointers) and list(given.numbers) == list(helper.signature)[len(operands):]
+        module = run_text(helper.source, "experts")
         getattr(module, helper.name)[given.grid](*operands.values(), *given.numbers.values(), **helper.constants)
         return True
 

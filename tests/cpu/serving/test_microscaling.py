@@ -23,6 +23,7 @@ from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader
+from tritongemm.serving.linear_fp8 import explain_linear_fp8
 from tritongemm.serving.scaled_operands import ScaledOperands, check_encoding, read_product
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -184,7 +185,7 @@ x = torch.load(sys.argv[1])
 for dtype, name in microscaling.FORMATS.items():
     for layout in ("rows", "e8m0_32x8"):
         if dtype.itemsize == 1 and "float4" not in str(dtype):
-            q, powers = microscaling.empty_pair(x, dtype, layout)
+            q, powers = microscaling.empty_pair(x.shape, dtype, layout, x.device)
             m, k = x.shape
             asked = Quantization(m, k, "fp32", name, "mx", tuple(powers.shape), scale_places(layout))
             helper, given = choose_kernel(asked)
@@ -220,3 +221,32 @@ def test_kernels_compile_ahead_of_time(arch: str, dtype: str, tmp_path: Path) ->
     launch = launch_helper(built, helper, given, target)
     assert built.spills == 0 and launch.grid == (4, 28, 1)
     assert [p.value for p in launch.params] == ["x", "q", "scale", 13, 7168, 32, 224, "", ""]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8])
+def test_float_factors_lie_as_a_layout_says(rows: int) -> None:
+    """What `quantize` writes, and a product reads."""
+    x = torch.randn(rows, 300)
+    for layout in ("rows", "groups", "tma"):
+        _, wanted = tritongemm.quantize(x, "block", layout=layout)
+        _, plain = tritongemm.quantize(x, "block")
+        packed = tritongemm.pack_scales(plain, layout)
+        assert torch.equal(packed, wanted) and packed.stride() == wanted.stride()
+        back = tritongemm.unpack_scales(packed, rows, 3, layout)
+        assert torch.equal(back, plain) and back.is_contiguous()
+    with pytest.raises(InputError, match="in the layout tma they are float32"):
+        tritongemm.pack_scales(plain.double(), "tma")
+    with pytest.raises(InputError, match="not 2 x 9"):
+        tritongemm.unpack_scales(plain, 2, 9, "groups")
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_a_linear_layer_of_mx_quantises_its_activations_so(dtype: torch.dtype) -> None:
+    x, w = torch.randn(2, 3, 330), torch.randn(45, 330) * torch.logspace(-3, 3, 330)
+    q, powers = tritongemm.quantize(w, "mx", dtype)
+    rows, of_rows = tritongemm.quantize(x, "mx", dtype)
+    found = tritongemm.linear_fp8(x, q, powers, torch.ones(45))
+    assert torch.equal(found, tritongemm.scaled_mm(rows, q, of_rows, powers, torch.ones(45), torch.float32))
+    assert explain_linear_fp8(x, q, powers).startswith("quantised: ")
+    with pytest.raises(InputError, match="scale_b is"):
+        tritongemm.linear_fp8(x, q, powers[:, :-1])

@@ -86,4 +86,4 @@ def _wanted(problem: Problem, target: Target) -> Iterable[tuple[HelperKernel, He
                 asked = quantization_kernels.quantization_of(problem, dtype_x, m)
                 yield from quantization_kernels.choose_kernels(asked) if asked is not None else ()
     if problem.dtype_c in _FLOATS:
-        yield from expert_kernels.kernels_for(problem)
+        yield from expert_kernels.kernels_for(problem, target)

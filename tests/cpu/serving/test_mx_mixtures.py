@@ -1,0 +1,113 @@
+"""`fused_moe` of OCP MX: results by PyTorch and by kernels in the interpreter, rows asked for, what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import tritongemm
+from tests.support import ROOT, mixtures
+from tests.support.kernel_cases import GFX942, SM90
+from tests.support.mixtures import FP4, FP8, HIDDEN, INNER, SHUFFLED, Mixture
+from tritongemm.build import expert_kernels
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.integrations import aiter
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.serving import grouped_api, moe_api
+from tritongemm.serving.grouped_operands import GroupedOperands, problem_of
+from tritongemm.serving.microscaling import FORMATS
+
+
+def tuned(dtype: torch.dtype, n: int, k: int, layout: str) -> Problem:
+    """The problem that a table has for a product of such a mixture."""
+    family, name = "a4w4_blockscale" if dtype == FP4 else "a8w8_blockscale", FORMATS[dtype]
+    made: Problem = registry.get(Family, family).problem(
+        mixtures.TOKENS * mixtures.TOPK, n, k, name, name, "fp32", row_major_b=False, groups=mixtures.EXPERTS,
+        scales="mx_shuffled" if layout else "mx",
+    )  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize("layout", ["", SHUFFLED])
+@pytest.mark.parametrize("dtype", [FP8, torch.float8_e5m2, FP4])
+def test_it_is_the_sum_of_its_experts(dtype: torch.dtype, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever serves: with powers of two along K, and those of activations in the order of the weights'."""
+    asked: list[object] = []
+
+    def run(dispatcher: object, operands: GroupedOperands) -> Tensor:
+        asked.append(problem_of(operands))
+        return grouped_api.run(dispatcher, operands)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(moe_api, "run", run)
+    mixture = Mixture.make(dtype, layout)
+    found, exact = mixture.compute(), mixture.exact()
+    assert (found - exact).norm() / exact.norm() < 1e-5
+    assert asked == [tuned(dtype, 2 * INNER, HIDDEN, layout), tuned(dtype, HIDDEN, INNER, layout)]
+
+
+def test_all_its_kernels_give_the_same(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    script = [sys.executable, str(ROOT / "tests/support/run_mixture.py"), str(tmp_path)]
+    ran = subprocess.run(script, env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]
+    errors = [float(line.split(": ")[1]) for line in ran.stdout.splitlines()[:2]]
+    assert max(errors) < 1e-5, ran.stdout
+
+
+def test_it_is_one_operation_to_a_compiler() -> None:
+    mixture = Mixture.make(FP4, SHUFFLED)
+    compiled = torch.compile(mixture.compute, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(), mixture.compute())
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    mixture = Mixture.make(FP4, "")
+    (w1, w2), (scale1, scale2) = mixture.w, mixture.scales
+    fp8 = Mixture.make(FP8, "")
+    wrong = (
+        ({"scales": (scale1[..., :-1], scale2)}, r"w1_scale must be e8m0 \(3, 148, 4\), not torch.uint8 \(3, 148, 3\)"),
+        ({"scales": (scale1, scale2.float())}, r"w2_scale must be e8m0 \(3, 106, 3\), not torch.float32"),
+        ({"scales": (torch.full_like(scale1, 255), scale2)}, "w1_scale holds NaN"),
+        ({"layout": "spiral"}, "scale_layout is 'spiral'; powers of two of experts lie in rows, e8m0_32x8"),
+        ({"layout": SHUFFLED}, r"w1_scale must be e8m0 \(3, 160, 8\)"),
+        ({"w": (w1[..., :-1], w2)}, "of fp4 with two numbers a byte along K"),
+        ({"w": (w1, w2[..., :-1])}, r"wants a w2 \(3, 106, 37\)"),
+        ({"w": (w1, fp8.w[1])}, "wants a w2"),
+        ({"w": (fp8.w[0].view(torch.float8_e4m3fnuz), fp8.w[1].view(torch.float8_e4m3fnuz))}, "OCP's fp8 and fp4"),
+    )
+    for changes, says in wrong:
+        with pytest.raises(InputError, match=says):
+            replace(mixture, **changes).compute()
+    floats = [torch.ones(3, w.shape[1]) for w in fp8.w]
+    with pytest.raises(InputError, match="it is of factors that are powers of two"):
+        replace(fp8, scales=(floats[0], floats[1]), layout=SHUFFLED).compute()
+
+
+def test_a_library_has_its_kernels_where_the_target_converts_to_its_type() -> None:
+    fp8, fp4 = (tuned(dtype, HIDDEN, INNER, SHUFFLED) for dtype in (FP8, FP4))
+    counts = {
+        (p.dtype_a, t.name): len(list(expert_kernels.kernels_for(p, t))) for p in (fp8, fp4) for t in (SM90, GFX942)
+    }
+    assert counts["fp8e4m3fn", "gfx942"] == counts["fp8e4m3fn", "sm90"] - 3  # gather, and both activations
+    assert counts["fp4e2m1", "gfx942"] == counts["fp4e2m1", "sm90"] == counts["fp8e4m3fn", "sm90"]
+    gather, _ = expert_kernels.choose_gather("bf16", "fp4e2m1", "mx_shuffled", 5, INNER, INNER, 2)
+    assert "r // 32 * (32 * groups)" in gather.source and gather.signature["scale_ptr"] == "*u8"
+
+
+def test_aiters_name_takes_it_too() -> None:
+    mixture = Mixture.make(FP4, "")
+    found = aiter.fused_moe(
+        mixture.x, *mixture.w, mixture.weights, mixture.ids, activation="ActivationType.Silu",
+        w1_scale=mixture.scales[0], w2_scale=mixture.scales[1],
+    )  # fmt: skip
+    assert torch.equal(found, mixture.compute())
+    assert tritongemm.fused_moe.__doc__

@@ -1,0 +1,111 @@
+"""Compute mixtures of experts by `fused_moe` with all its kernels in Triton's interpreter, and compare with float64.
+
+usage: TRITON_INTERPRET=1 run_mixture.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support import quick_interpreter
+from tests.support.kernel_cases import MX_GROUPED, SM90
+from tests.support.mixtures import FP4, FP8, SHUFFLED, Mixture
+from tritongemm.build import expert_kernels
+from tritongemm.codegen import modules
+from tritongemm.core.problem import Problem
+from tritongemm.numerics import error_metric
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.serving import moe_api, moe_torch
+from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, problem_of
+from tritongemm.serving.moe_kernels import MoeKernels
+from tritongemm.serving.scale_factors import spread
+from tritongemm.serving.scaled_fallback import numbers
+
+CONFIG = MX_GROUPED[0]
+
+
+class InterpretedSteps(MoeKernels):
+    """The steps between the products, each beside what PyTorch's operations give."""
+
+    def __init__(self) -> None:
+        super().__init__(None, {})  # type: ignore[arg-type]
+
+    def _run(self, choose: Any, asked: tuple[Any, ...], operands: dict[str, Tensor]) -> bool:
+        helper, given = choose(*asked)
+        assert list(operands) == list(helper.pointers)
+        module = modules.run_text(helper.source, "experts")
+        getattr(module, helper.name)[given.grid](*operands.values(), *given.numbers.values(), **helper.constants)
+        return True
+
+    def gather(self, x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Any:
+        found, wanted = super().gather(x, order, topk, mode, dtype), moe_torch.gather(x, order, topk, mode, dtype)
+        return alike(found, wanted, mode, x.shape[1])
+
+    def activate(self, h: Tensor, activation: str, mode: str, dtype: torch.dtype) -> Any:
+        found, wanted = super().activate(h, activation, mode, dtype), moe_torch.activate(h, activation, mode, dtype)
+        return alike(found, wanted, mode, h.shape[1] // 2)
+
+
+def alike(found: Any, wanted: Any, mode: str, k: int) -> Any:
+    """What is wanted, which was found: the powers, and the numbers but for the interpreter's rounding of fp8."""
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+    rows = found[0].shape[0]
+    powers, wanted_powers = (spread(pair[1], expert_kernels.powers_of(mode), rows, k) for pair in (found, wanted))
+    there = ~wanted_powers.isnan()  # rows of no expert hold what nobody computed
+    assert torch.equal(powers.isnan(), ~there) and torch.equal(powers[there], wanted_powers[there]), "powers"
+    ours, theirs = (numbers(pair[0])[there] for pair in (found, wanted))
+    near = torch.isclose(ours, theirs, rtol=0.13, atol=2**-8) if found[0].dtype == FP8 else ours == theirs
+    assert near.double().mean() > 0.9, "numbers"
+    return wanted
+
+
+class InterpretedProducts:
+    """Grouped products by a generated kernel."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.worst = folder, 0.0
+
+    def __call__(self, _: object, operands: GroupedOperands) -> Tensor:
+        problem = problem_of(operands)
+        assert isinstance(problem, Problem), problem
+        given = as_kernels_read(operands)
+        text = modules.write_candidates(problem, [CONFIG], SM90, self._folder).read_text(encoding="utf-8")
+        module = modules.run_text(text, "generated")
+        vars(module)["torch"] = torch
+        module.teach_interpreter()
+        c = torch.full((operands.a.shape[0], operands.b.shape[2]), float("nan"), dtype=operands.out_dtype)
+        module.launch(CONFIG.name, c=c, **given)
+        family = registry.get(Family, problem.family)
+        exact = family.reference(problem, given)
+        there = int(operands.offs[-1])
+        error = error_metric.deviation(c[:there], exact[:there])
+        self.worst = max(self.worst, error / family.tolerance(problem))
+        return c
+
+
+def main() -> int:
+    quick_interpreter.hasten()
+    products = InterpretedProducts(Path(sys.argv[1]))
+    for dtype, layout in ((FP8, ""), (FP4, SHUFFLED)):
+        mixture = Mixture.make(dtype, layout)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(moe_api, "steps_for", lambda *_: InterpretedSteps())
+            patch.setattr(moe_api, "run", products)
+            found = mixture.compute()
+        exact = mixture.exact()
+        print(f"{dtype} {layout or 'rows'}: {float((found - exact).norm() / exact.norm()):.1e}")
+        torch.testing.assert_close(found, mixture.compute(), rtol=1e-3, atol=1e-3)
+    print(f"worst product {products.worst:.1e} of the tolerance")
+    return int(products.worst > 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -132,10 +132,12 @@ class DamagedEntry:
     Attributes:
         name: of what it is the result, as far as that can be told.
         reason: what is wrong with it.
+        part: what the manifest says of it, where that is whole and its code object is not.
     """
 
     name: str
     reason: str
+    part: LibraryEntry | LibraryHelper | None = None
 
     def __str__(self) -> str:
         return f"{printable(self.name)}: {printable(self.reason)}"
@@ -288,7 +290,7 @@ def _read_entry(data: object, number: int, members: Members) -> LibraryEntry | D
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         return DamagedEntry(_name_of(data, number), reason)
     missing = _why_missing(entry.kernel, members) if entry.kernel is not None else ""
-    return DamagedEntry(entry.name, missing) if missing else entry
+    return DamagedEntry(entry.name, missing, entry) if missing else entry
 
 
 def _read_helper(data: object, number: int, members: Members) -> LibraryHelper | DamagedEntry:
@@ -297,7 +299,7 @@ def _read_helper(data: object, number: int, members: Members) -> LibraryHelper |
     except _DAMAGED as error:
         return DamagedEntry(f"kernel {number} beside the products", str(error))
     missing = _why_missing(helper, members)
-    return DamagedEntry(helper.name, missing) if missing else helper
+    return DamagedEntry(helper.name, missing, helper) if missing else helper
 
 
 def _read_target(name: str, data: Any) -> Target | DamagedEntry:

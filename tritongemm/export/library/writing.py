@@ -31,7 +31,8 @@ class Contents:
 
     Attributes:
         entries: by what they are results of.
-        codes: code objects by their hash, or what reads one.
+        codes: what reads each code object, by its hash. Of a damaged one there is nothing to be read: what names it
+            stays in the manifest, where it is refused by name.
         helpers: kernels beside the products.
         targets: facts of architectures.
     """
@@ -107,7 +108,8 @@ def write(path: Path, contents: Contents) -> None:
         OutputError: it can't be written; what was there still is.
         InputError: a code object can't be read.
     """
-    manifest, wanted = contents.manifest(), {one.member: contents.codes[one.sha256] for one in contents.objects}
+    manifest, codes = contents.manifest(), contents.codes
+    wanted = {one.member: codes[one.sha256] for one in contents.objects if one.sha256 in codes}
     if path.suffix == ARCHIVE_SUFFIX:
         files.atomic_write(path, _archived(manifest, wanted), ADVICE)
         return

@@ -116,7 +116,7 @@ def _contests(folder: Path, records: Iterable[Record], tools: MeasuringTools) ->
     contests: dict[str, Contest] = {}
     for row, artifact in compile_rows(rows, tools.machine.target, tools.pool):
         key, known = row.problem.key, contests.get(row.problem.key)
-        count, columns = counts.get(key, (1.0, ()))
+        count, columns = counts.get(key, (0.0, ()))  # another campaign's product saves nothing of this log's time
         reference = artifact if known is None else known.reference
         contests[key] = Contest(row.problem, reference, None if known is None else artifact, count, columns)
     return list(contests.values())

@@ -123,7 +123,7 @@ def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | No
     run_files = RunFiles(out)
     run_files.hold()
     try:
-        first, second = _records(mine), _records(theirs)
+        first, second = (read_results(path, read_text(path)) for path in (mine, theirs))
         disputed = {
             key: Conflict(first[key], r) for key, r in second.items() if key in first and _differ(first[key], r)
         }
@@ -141,13 +141,16 @@ def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | No
     return MergedResults(records, tuple(notes))
 
 
-def _records(path: Path) -> dict[_Key, Record]:
+def read_results(path: Path, text: str) -> dict[_Key, Record]:
     """The results of a file by what they are of.
+
+    Args:
+        path: of the file, for messages.
+        text: of it.
 
     Raises:
         InputError: it has none, or rows that can't be kept.
     """
-    text = read_text(path)
     results = results_format().read_results(path, text, Defaults()).require_undamaged()
     if results.newer:
         raise InputError(

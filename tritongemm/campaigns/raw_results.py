@@ -51,12 +51,12 @@ def write_products(
     Raises:
         OutputError: it can't be written; what was there is safe.
     """
-    own = list(dict.fromkeys(name for p in products for name, _ in p.columns if name not in (*_MEASURED, REASON)))
+    whole = products if every is None else every
+    own = list(dict.fromkeys(name for p in whole for name, _ in p.columns if name not in (*_MEASURED, REASON)))
     out = io.StringIO()
     columns = [*own, *_MEASURED, *([] if reasons is None else [REASON])]
     writer = csv.DictWriter(out, columns, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    whole = products if every is None else every
     shares = dict(
         zip(
             (p.problem for p in whole),
@@ -75,7 +75,7 @@ def _cells(product: ComparedProduct, share: float) -> dict[str, str]:
     reference, tuned, ratio = product.reference_seconds, product.tuned_seconds, product.ratio
     cells = {
         "problem": product.problem,
-        "call_count": f"{product.count:g}",
+        "call_count": f"{product.count:.15g}",
         "us_reference": _us(reference),
         "us_tuned": _us(tuned),
         "pct_of_total": f"{share:.4f}",

@@ -14,7 +14,6 @@ from tritongemm.core.format_row import Defaults
 from tritongemm.core.logged_call import LogContents, LoggedCall, LoggedRow
 from tritongemm.core.printable import printable
 from tritongemm.core.problem import Problem
-from tritongemm.core.reading import read_bytes
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.formats import format_of, plain_text
@@ -57,17 +56,18 @@ class JobWorkload:
     remarks: tuple[str, ...] = ()
 
 
-def read_workload(path: Path, target: Target) -> JobWorkload:
+def read_workload(path: Path, contents: bytes, target: Target) -> JobWorkload:
     """What a log or a captured workload tells.
 
     Args:
-        path: of the file; bytes that are no text, as other programs may write them between, are passed over.
+        path: of the file, for messages.
+        contents: of it; bytes that are no text, as other programs may write them between, are passed over.
         target: for which it is asked what can be computed.
 
     Raises:
-        InputError: the file can't be read, holds no product, or is in no form that is known.
+        InputError: the file holds no product, or is in no form that is known.
     """
-    text = plain_text(read_bytes(path).decode("utf-8", "replace"))
+    text = plain_text(contents.decode("utf-8", "replace"))
     read = {log.title: log.read(text) for log in registry.every(CallLog)}
     found = {title: contents for title, contents in read.items() if contents.rows or contents.faults or contents.others}
     if not found:
@@ -161,11 +161,9 @@ def _tell_others(path: Path, every: Iterable[LogContents]) -> Iterator[str]:
 
 def _tell_architectures(path: Path, text: str, target: Target) -> Iterator[str]:
     """Which other architectures a log names, as programs print them between its lines."""
-    named = re.compile(rf"\b(?:{'|'.join(target_files.target_names())})\b")
-    first: dict[str, int] = {}
-    for match in named.finditer(text):
-        first.setdefault(match[0], match.start())
-    for name, place in first.items():
-        if name != target.name:
-            number = text.count("\n", 0, place) + 1
+    for name in target_files.target_names():
+        # A search for plain text first: it takes a hundredth of the time over what may be hundreds of megabytes.
+        match = re.search(rf"\b{name}\b", text) if name in text and name != target.name else None
+        if match is not None:
+            number = text.count("\n", 0, match.start()) + 1
             yield f"{path}: line {number} names {name}, and this campaign tunes for {target.name}"

@@ -23,7 +23,7 @@ def log(tmp_path: Path) -> Path:
 
 def read(log: Path, text: str) -> JobWorkload:
     log.write_text(text)
-    return read_workload(log, GFX950)
+    return read_workload(log, log.read_bytes(), GFX950)
 
 
 def counts(workload: JobWorkload) -> dict[str, float]:
@@ -92,7 +92,7 @@ def test_functions_that_are_no_gemm_are_counted(log: Path) -> None:
 
 def test_another_architecture_is_told(log: Path) -> None:
     log.write_text("Device ID 0 : AMD Instinct MI350X gfx950:sramecc+:xnack-\n" + line() + line(a="f8_r", scale=1))
-    here, there = read_workload(log, GFX950), read_workload(log, GFX942)
+    here, there = read_workload(log, log.read_bytes(), GFX950), read_workload(log, log.read_bytes(), GFX942)
     assert here.remarks == () and len(counts(here)) == 2
     assert there.remarks == (f"{log}: line 1 names gfx950, and this campaign tunes for gfx942",)
     assert "gfx942 has no matrix instruction for fp8e4m3fn" in there.products[1].reason
@@ -113,7 +113,7 @@ def test_cublaslt_s_trace(log: Path) -> None:
         trace(compute="transa=OP_T newField=4 "),
     ]
     log.write_text("".join(texts))
-    found = read_workload(log, SM90)
+    found = read_workload(log, log.read_bytes(), SM90)
     assert [p.problem.key if p.problem else p.reason for p in found.products] == [
         "109x16032x16384_bf16_TN",
         "109x16032x16384_bf16_TT",
@@ -135,7 +135,7 @@ def test_a_captured_workload(tmp_path: Path) -> None:
         '- {"M": 16, "N": 64, "K": 128, "rowMajorA": "T", "rowMajorB": "N", "dtype_a": "bf16", "count": 7}\n'
         '- {"M": 16, "N": 64, "K": 128, "rowMajorA": "T", "rowMajorB": "N", "dtype_a": "fp8e4m3fn", "count": 2}\n'
     )
-    found = read_workload(path, GFX942)
+    found = read_workload(path, path.read_bytes(), GFX942)
     assert [(p.count, p.call.transposes, p.call.m, p.call.n) for p in found.products] == [
         (7, "TN", 64, 16), (2, "TN", 64, 16),
     ]  # fmt: skip
@@ -146,8 +146,6 @@ def test_a_captured_workload(tmp_path: Path) -> None:
 def test_what_is_no_log(log: Path, text: str) -> None:
     with pytest.raises(InputError, match=r"is empty|in no known format.*HIPBLASLT_LOG_MASK"):
         read(log, text)
-    with pytest.raises(InputError, match="there is no such file"):
-        read_workload(log.with_name("absent"), GFX950)
 
 
 def test_a_row_whose_function_can_t_be_read_costs_itself(log: Path) -> None:
@@ -165,7 +163,7 @@ def test_whatever_a_log_holds_is_told_in_a_line(log: Path, data: st.DataObject) 
     damage = data.draw(st.text("{}:,=-[]'\"0159 TNmnabf\n\x00\u20ac", max_size=6))
     log.write_text(text[:place] + damage + text[place + data.draw(st.integers(0, 12)) :])
     try:
-        found = read_workload(log, GFX950)
+        found = read_workload(log, log.read_bytes(), GFX950)
     except InputError as error:
         assert str(log) in str(error)
     else:
@@ -174,4 +172,4 @@ def test_whatever_a_log_holds_is_told_in_a_line(log: Path, data: st.DataObject) 
 
 def test_bytes_that_are_no_text_are_passed_over(log: Path) -> None:
     log.write_bytes(b"\xff\xfe\x00garbage\n" + line().encode() + b"\x80\n")
-    assert counts(read_workload(log, GFX950)) == {"109x16032x16384_bf16_TN": 1}
+    assert counts(read_workload(log, log.read_bytes(), GFX950)) == {"109x16032x16384_bf16_TN": 1}

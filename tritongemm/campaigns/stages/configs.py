@@ -11,7 +11,7 @@ from pathlib import Path
 from tritongemm.campaigns import tables
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.column_major import config_letters
-from tritongemm.campaigns.weights import MEASURED, WeighedProduct, weigh
+from tritongemm.campaigns.weights import BASELINE, MEASURED, WeighedProduct, weigh
 from tritongemm.campaigns.workload import read_workload
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
@@ -35,9 +35,9 @@ def run(campaign: Campaign) -> None:
         InputError: there is no log, it can't be read, or nothing in it takes enough time.
         OutputError: a file can't be written.
     """
-    if campaign.log is None:
-        raise InputError("name the LOG that the configs are made of")
-    workload = read_workload(campaign.log, campaign.target)
+    contents = campaign.log_contents
+    assert campaign.log is not None, "it has contents"
+    workload = read_workload(campaign.log, contents, campaign.target)
     for remark in workload.remarks:
         campaign.say(remark)
     products = weigh(campaign, workload.products)
@@ -52,6 +52,16 @@ def run(campaign: Campaign) -> None:
     _write(campaign.folder / tables.SUMMARY, tables.write_summary(products, configs, campaign.threshold))
     _write(campaign.folder / tables.GEMMS, tables.write_gemms(chosen))
     campaign.say(f"configs: {len(chosen)} in {campaign.folder}, {tables.GEMMS} lists them")
+
+
+def why_again(campaign: Campaign) -> str:
+    """Why the stage is done again; "" where it is not: shares are measured where they can be."""
+    if not campaign.devices or (campaign.folder / BASELINE).exists():
+        return ""
+    if campaign.log is None:
+        campaign.say(f"{tables.SUMMARY} has predicted times, and a GPU is here: name the LOG to have them measured")
+        return ""
+    return f"{tables.SUMMARY} has predicted times, and a GPU is here: done again"
 
 
 def _name(products: Sequence[WeighedProduct], threshold: float) -> dict[int, str]:
@@ -71,7 +81,8 @@ def _tell(campaign: Campaign, products: Sequence[WeighedProduct], configs: dict[
     whole = sum(one.total_seconds for one in products)
     computed = [one for one in products if one.product.problem is not None]
     measured = sum(one.how == MEASURED for one in computed)
-    how = "measured" if measured == len(computed) else f"{measured} of them measured" if measured else "predicted"
+    some = f"{measured} of them measured" if measured else "predicted" if computed else "as the data sheet says"
+    how = "measured" if computed and measured == len(computed) else some
     campaign.say(
         f"{campaign.log}: {len(products)} GEMMs in {sum(one.product.count for one in products):.15g} calls take "
         f"{whole * 1e3:.4g} ms, {how}"

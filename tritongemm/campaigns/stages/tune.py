@@ -12,6 +12,7 @@ from tritongemm.campaigns.device_load import tell_loads
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
+from tritongemm.results.run_files import RunFiles
 from tritongemm.tuning.run import TuningRun
 from tritongemm.workloads import sizes
 
@@ -24,6 +25,8 @@ def run(campaign: Campaign) -> None:
         OutputError: results can't be written.
     """
     problems = _read_configs(campaign)
+    if not campaign.resume or _are_predictions(campaign):
+        _set_aside(campaign)
     started = time.perf_counter()
     with campaign.open_run(problems, campaign.tuned) as tuning:
         known = sum(tuning.store.record(problem) is not None for problem in problems)
@@ -37,6 +40,32 @@ def run(campaign: Campaign) -> None:
     campaign.say(f"tuned: {len(problems) - len(failures)} of {len(problems)} GEMMs in {campaign.tuned}")
     if len(failures) == len(problems):
         raise InputError(f"{campaign.tuned}: no GEMM could be tuned; the first: {next(iter(failures.values()))}")
+
+
+def why_again(campaign: Campaign) -> str:
+    """Why the stage is done again; "" where it is not: who has a GPU has no use for predictions."""
+    if not campaign.resume:
+        return "done again, as --no-resume asks"
+    return "its results are predictions, and a GPU is here: done again" if _are_predictions(campaign) else ""
+
+
+def _are_predictions(campaign: Campaign) -> bool:
+    """Whether what is tuned was never measured, though it can be now."""
+    if not campaign.devices or not campaign.tuned.exists():
+        return False
+    rows = sizes.from_file(campaign.tuned, Defaults(fp8_encoding=campaign.target.fp8))
+    return any(row.record is not None and row.record.predicted for row in rows)
+
+
+def _set_aside(campaign: Campaign) -> None:
+    """Keep what was tuned under another name, and begin anew."""
+    files = RunFiles(campaign.tuned)
+    files.hold()
+    try:
+        files.set_aside()
+    finally:
+        files.release()
+    campaign.say(f"{campaign.tuned}: set aside as {campaign.tuned}.old")
 
 
 def _read_configs(campaign: Campaign) -> list[Problem]:

@@ -11,8 +11,9 @@ from tritongemm.cli import arguments, door, options
 from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
-from tritongemm.export.library import building, storage, writing
+from tritongemm.export.library import storage, writing
 from tritongemm.export.library.entry import LibraryEntry
+from tritongemm.export.library.publishing import publish
 from tritongemm.export.library.storage import KernelLibrary, open_library
 from tritongemm.export.library.writing import Contents
 from tritongemm.formats import Defaults
@@ -66,20 +67,13 @@ def _build(args: argparse.Namespace) -> int:
         damaged |= bool(found.damaged)
         for row in found.damaged:
             door.tell(f"left out: {row.reason}")
-    with writing.held(output):
-        built = building.build(records, machine.find_machine(None))
-        for record, reason in built.left_out:
-            door.tell(f"left out: {record.problem.key}: {reason}")
-        if not built.entries:
-            raise InputError(f"{', '.join(args.results)}: no result can be held in a library; tune some sizes first")
-        contents = Contents()
-        for what, reason in built.compiled_late:
-            door.tell(f"not held: {what}: {reason}; where nothing compiles it, PyTorch computes it")
-        conflicts = writing.merge(contents, built.entries, built.readers())
-        writing.add_beside(contents, built.helpers, built.targets, built.readers())
-        writing.write(output, contents)
-    _tell_written(output, contents, conflicts)
-    return door.WRONG if damaged or built.left_out else door.DONE
+    published = publish(records, output, machine.find_machine(None))
+    for line in published.tell_missing():
+        door.tell(line)
+    if not published.built.entries:
+        raise InputError(f"{', '.join(args.results)}: no result can be held in a library; tune some sizes first")
+    _tell_written(output, published.contents, published.conflicts)
+    return door.WRONG if damaged or published.built.left_out else door.DONE
 
 
 def _merge(args: argparse.Namespace) -> int:

@@ -162,6 +162,17 @@ def test_a_gemm_that_fails_costs_itself(rig: Rig) -> None:
         run_campaign(rig.campaign(), "tune")
 
 
+@pytest.mark.usefixtures("last_stages")
+def test_what_failed_is_tried_by_the_same_command(rig: Rig) -> None:
+    """As where a GPU was lost; what is tuned stays."""
+    rig.fails = (113,)
+    run_campaign(rig.campaign(LOG))
+    rig.fails = ()
+    run_campaign(rig.campaign(LOG))
+    assert "tune: 1 of 3 GEMMs have no result: done again" in rig.said and sorted(rig.tuned) == [109, 113, 128]
+    assert len(sizes.from_file(rig.folder / "merged.yaml", Defaults())) == 3 and rig.done() == list(STAGES)
+
+
 def test_stages_need_those_before(rig: Rig) -> None:
     for stage in STAGES[1:]:
         with pytest.raises(InputError, match=f"the stage {stage} needs configs"):

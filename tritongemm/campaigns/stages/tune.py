@@ -12,6 +12,7 @@ from tritongemm.campaigns.device_load import tell_loads
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
 from tritongemm.results.run_files import RunFiles
 from tritongemm.tuning.run import TuningRun
 from tritongemm.workloads import sizes
@@ -46,15 +47,24 @@ def why_again(campaign: Campaign) -> str:
     """Why the stage is done again; "" where it is not: who has a GPU has no use for predictions."""
     if not campaign.resume:
         return "done again, as --no-resume asks"
-    return "its results are predictions, and a GPU is here: done again" if _are_predictions(campaign) else ""
+    if _are_predictions(campaign):
+        return "its results are predictions, and a GPU is here: done again"
+    wanted, known = _read_configs(campaign), {record.problem for record in _read_tuned(campaign)}
+    missing = sum(problem not in known for problem in wanted)
+    return f"{missing} of {len(wanted)} GEMMs have no result: done again" if missing else ""
 
 
 def _are_predictions(campaign: Campaign) -> bool:
     """Whether what is tuned was never measured, though it can be now."""
-    if not campaign.devices or not campaign.tuned.exists():
-        return False
+    return bool(campaign.devices) and any(record.predicted for record in _read_tuned(campaign))
+
+
+def _read_tuned(campaign: Campaign) -> list[Record]:
+    """The results that are there."""
+    if not campaign.tuned.exists():
+        return []
     rows = sizes.from_file(campaign.tuned, Defaults(fp8_encoding=campaign.target.fp8))
-    return any(row.record is not None and row.record.predicted for row in rows)
+    return [row.record for row in rows if row.record is not None]
 
 
 def _set_aside(campaign: Campaign) -> None:

@@ -34,7 +34,7 @@ def run_campaign(campaign: Campaign, only: str = "") -> None:
             _require_before(stage, now, campaign)
             module = _stage(stage, campaign)
             if stage in now.done and not only:
-                again = module.why_again(campaign) if hasattr(module, "why_again") else ""
+                again = module.why_again(campaign)
                 campaign.say(f"{stage}: {again or f'done already (--only {stage} does it again)'}")
                 if not again:
                     continue
@@ -88,7 +88,7 @@ def _require_before(stage: str, now: CampaignState, campaign: Campaign) -> None:
 
 
 def _stage(stage: str, campaign: Campaign) -> Any:
-    """The module of a stage: `run` does it, and `why_again`, where it has one, says why it is done once more, or ""."""
+    """The module of a stage: `run` does it, `why_again` says why one that is done is to be done once more, or ""."""
     if stage not in {module.name for module in pkgutil.iter_modules(stages.__path__)}:
         raise UnavailableError(
             f"the stage {stage} is not part of this installation; what is done so far is in {campaign.folder}"

@@ -107,7 +107,8 @@ def last_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "more_stages"
     folder.mkdir()
     for name in STAGES[3:]:
-        (folder / f"{name}.py").write_text("def run(campaign):\n    campaign.say(f'{__name__} runs')\n")
+        text = "def run(campaign):\n    campaign.say(f'{__name__} runs')\n\ndef why_again(campaign):\n    return ''\n"
+        (folder / f"{name}.py").write_text(text)
     monkeypatch.setattr(stages, "__path__", [str(folder), *stages.__path__])
     for name in STAGES[3:]:
         monkeypatch.delitem(__import__("sys").modules, f"{stages.__name__}.{name}", raising=False)

@@ -109,6 +109,8 @@ class _Archive:
         ):
             refuse(f"holds {name} compressed or encrypted; libraries hold members as they are")
         at = member.header_offset
+        if not 0 <= at <= os.fstat(self._file.fileno()).st_size - _LOCAL_HEADER.size:
+            refuse(f"is a damaged archive: {name} lies beyond its end; copy it again")
         header = os.pread(self._file.fileno(), _LOCAL_HEADER.size, at)
         self._places[name] = at + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header)), member.file_size
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,9 +66,10 @@ def held(path: Path) -> Iterator[None]:
     Raises:
         OutputError: nothing can be written there, something else is there, or another process holds it for a minute.
     """
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        real = Path(os.path.realpath(path))  # links to one library, and names such as ``.``, share its lock
+        real.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(real.parent / f".{real.name}.lock")
         lock.acquire(timeout=_LOCK_SECONDS)
     except Timeout:
         raise OutputError(f"{path} can't be written: another process holds {lock.lock_file}; {ADVICE}") from None

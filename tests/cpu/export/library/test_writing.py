@@ -77,6 +77,20 @@ def test_merges_at_once_lose_nothing(tmp_path: Path, name: str, capsys: pytest.C
     assert sorted(e.record.problem.m for e in found.entries) == [1, 2, 3, 4, 5, 6] and not found.faults()
 
 
+def test_names_of_one_folder_share_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_LOCK_SECONDS", 0.01)
+    (tmp_path / "library").mkdir()
+    (tmp_path / "link").symlink_to("library")
+    monkeypatch.chdir(tmp_path / "library")
+    for name in (Path("."), tmp_path / "link"):
+        refused = pytest.raises(OutputError, match="another process holds")
+        with writing.held(tmp_path / "library"), refused, writing.held(name):
+            pass
+        with writing.held(name):
+            writing.write(name, Contents())
+    assert open_library(tmp_path / "library").path == tmp_path / "library"
+
+
 def test_what_is_no_library_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, text = tmp_path / "folder", tmp_path / "text.zip"
     folder.mkdir()

@@ -20,7 +20,6 @@ from tritongemm.core.support import Support
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.export.library import building, checking, storage
 from tritongemm.export.library.checking import Checked, Claim
-from tritongemm.export.library.entry import LibraryEntry
 from tritongemm.export.library.held import HeldLibrary
 from tritongemm.export.library.storage import open_library
 from tritongemm.formats import Defaults
@@ -105,8 +104,7 @@ def _read(path: Path) -> _Source:
     if storage.is_library(path):
         library = open_library(path)
         faults = library.faults()
-        known = [*library.entries, *(one.part for one in library.damaged if isinstance(one.part, LibraryEntry))]
-        claims = [Claim(entry.record, entry.kernel, faults.pop(entry.name, "")) for entry in known]
+        claims = [Claim(one.record, one.kernel, faults.pop(one.name, "")) for one in library.all_entries()]
         damaged = [f"{path}: {printable(name)}: {fault.removeprefix(f'{path}: ')}" for name, fault in faults.items()]
     else:
         found = sizes.from_results(path, Defaults())

@@ -80,21 +80,25 @@ def _merge(args: argparse.Namespace) -> int:
     """Add libraries to what the output holds."""
     output = Path(args.output)
     contents, conflicts, damaged = Contents(), list[str](), False
+    own: list[LibraryEntry] = []
     with writing.held(output):
         others = [Path(path) for path in args.libraries if not _are_one(Path(path), output)]
         for path in ([output] if storage.is_library(output) else []) + others:
             library = open_library(path)
             faults = library.faults()
             for name, fault in faults.items():
-                door.tell(f"left out: {path}: {name}: {fault}")
+                door.tell(f"{'damaged' if path == output else 'left out'}: {path}: {name}: {fault}")
             whole = [entry for entry in library.entries if entry.name not in faults]
             helpers = [helper for helper in library.helpers.values() if helper.name not in faults]
             readers = writing.readers(library)
             conflicts += writing.merge(contents, whole, readers)
             writing.add_beside(contents, helpers, library.targets, readers)
             damaged |= bool(faults)
+            own += library.all_entries() if path == output else []
         if not contents.entries:
             raise InputError(f"{', '.join(args.libraries)}: there is no usable entry to merge")
+        for entry in own:  # of the damaged ones those that nothing has replaced, which check --repair finds there
+            contents.entries.setdefault(entry.key, entry)
         writing.write(output, contents)
     _tell_written(output, contents, conflicts)
     return door.WRONG if damaged else door.DONE

@@ -8,8 +8,6 @@ from pathlib import Path
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.export.library import building, writing
-from tritongemm.export.library.entry import LibraryEntry
-from tritongemm.export.library.helper import LibraryHelper
 from tritongemm.export.library.storage import KernelLibrary, open_library
 from tritongemm.export.library.writing import Contents
 from tritongemm.runtime.machine import Machine
@@ -63,14 +61,15 @@ class HeldLibrary:
 
 def _contents(library: KernelLibrary) -> Contents:
     """What a library holds, also the entries whose code is damaged; these have no code to be read."""
-    faults, parts = library.faults(), [one.part for one in library.damaged]
-    entries = [*library.entries, *(part for part in parts if isinstance(part, LibraryEntry))]
-    helpers = [*library.helpers.values(), *(part for part in parts if isinstance(part, LibraryHelper))]
-    whole = [entry.kernel for entry in library.entries if entry.kernel is not None and entry.name not in faults]
-    codes = {one.sha256 for one in [*whole, *(one for one in helpers if one.name not in faults)]}
+    faults, codes = library.faults(), writing.readers(library)
+    named = [
+        *((one.name, one.kernel) for one in library.entries),
+        *((one.name, one) for one in library.helpers.values()),
+    ]
+    whole = {code.sha256 for name, code in named if code is not None and name not in faults}
     return Contents(
-        {entry.key: entry for entry in entries},
-        {sha256: read for sha256, read in writing.readers(library).items() if sha256 in codes},
-        {helper.key: helper for helper in helpers},
+        {entry.key: entry for entry in library.all_entries()},
+        {sha256: read for sha256, read in codes.items() if sha256 in whole},
+        {helper.key: helper for helper in library.all_helpers()},
         dict(library.targets),
     )

@@ -181,6 +181,14 @@ class KernelLibrary:
             raise InputError(f"{self.path}: {fault}; build or copy the library again")
         return code
 
+    def all_entries(self) -> list[LibraryEntry]:
+        """The entries, also those whose code object is missing or cut."""
+        return [*self.entries, *(one.part for one in self.damaged if isinstance(one.part, LibraryEntry))]
+
+    def all_helpers(self) -> list[LibraryHelper]:
+        """The same of the kernels beside the products."""
+        return [*self.helpers.values(), *(one.part for one in self.damaged if isinstance(one.part, LibraryHelper))]
+
     def faults(self) -> dict[str, str]:
         """What is wrong with each part that can't be used, by its name; reads every code object."""
         found = {entry.name: printable(entry.reason) for entry in self.damaged}

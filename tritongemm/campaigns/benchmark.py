@@ -109,7 +109,7 @@ def read_records(path: Path) -> list[Record]:
 
 def _contests(folder: Path, records: Iterable[Record], tools: MeasuringTools) -> list[Contest]:
     """What is to be measured of each result, compiled where the cache lacks it."""
-    counts, choice = _counts(folder), own_choice()
+    counts, choice = read_counts(folder), own_choice()
     rows: list[FormatRow] = []
     for record in records:
         rows.append(FormatRow(record.problem, choice))
@@ -124,7 +124,7 @@ def _contests(folder: Path, records: Iterable[Record], tools: MeasuringTools) ->
     return list(contests.values())
 
 
-def _counts(folder: Path) -> dict[str, tuple[float, tuple[tuple[str, str], ...]]]:
+def read_counts(folder: Path) -> dict[str, tuple[float, tuple[tuple[str, str], ...]]]:
     """Calls of each product in the log, by its key, and what else the list of products says of it.
 
     Raises:

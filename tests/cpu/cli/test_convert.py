@@ -106,6 +106,16 @@ def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: pytest.Ca
     assert len(sizes.from_file(ours, Defaults())) == 2
 
 
+def test_files_without_a_result_make_no_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As where the name of the output says another format than that of the files to merge."""
+    source = written(tmp_path / "a_bf16_tuned.csv", HEADER, OTHER)
+    assert convert.main([source, "-o", str(tmp_path / "merged.yaml")]) == 2
+    told = capsys.readouterr().err
+    assert "no result that can be told as the YAML of our results" in told and "which --to names" in told
+    assert not (tmp_path / "merged.yaml").exists()
+    assert convert.main([source, "-o", str(tmp_path / "merged.csv"), "--to", "aiter"]) == 0
+
+
 def test_merges_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reads what the one before has written, however long that takes."""
     output, write = tmp_path / "all_bf16_tuned.csv", told_file.write

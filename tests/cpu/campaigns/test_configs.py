@@ -190,6 +190,11 @@ def test_devices_share_the_measuring_and_none_is_measured_twice(measuring: Rig) 
     configs.run(measuring.campaign(example() + size(32)))
     assert sorted(first.timed + second.timed) == [32, C, B, A], "what is known is not measured again"
     assert any("32x64x64_bf16_TN: torch does not compute it" in line for line in measuring.said)
+    measuring.said.clear()
+    campaign = measuring.campaign(example() + size(32))
+    configs.run(campaign)
+    assert not any("does not compute it" in line for line in measuring.said), "neither is what the baseline has not"
+    assert len(first.timed + second.timed) == 4 and not configs.why_again(campaign)
 
 
 def test_a_baseline_that_fails_costs_itself(tmp_path: Path) -> None:
@@ -200,6 +205,10 @@ def test_a_baseline_that_fails_costs_itself(tmp_path: Path) -> None:
     }  # fmt: skip
     assert any("its baseline can't be measured, and the cost model says" in line for line in rig.said)
     assert any(line.endswith("ms, 2 of them measured") for line in rig.said)
+    assert "predicted times of 1 GEMMs, and a GPU is here: done again" in configs.why_again(rig.campaign(example()))
+    rig.evaluators = [Timed(EXAMPLE)]
+    configs.run(rig.campaign(example()))
+    assert not configs.why_again(rig.campaign(example()))
 
 
 def test_a_gpu_that_vanishes_is_given_up(tmp_path: Path) -> None:

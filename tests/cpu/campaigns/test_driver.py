@@ -248,7 +248,7 @@ def test_who_has_a_gpu_goes_on_from_no_prediction(rig: Rig) -> None:
     assert any("name the LOG to have them measured" in one for one in rig.said)
     assert len(rig.tuned) == 6 and times["old"].read_text() == predicted != times["tuned"].read_text()
     run_campaign(gpu)
-    assert any("has predicted times, and a GPU is here: done again" in one for one in rig.said)
+    assert any("has predicted times of 3 GEMMs, and a GPU is here: done again" in one for one in rig.said)
     assert len(rig.tuned) == 6 and "measured" in (rig.folder / "summary.csv").read_text()
     rig.said.clear()
     run_campaign(gpu)

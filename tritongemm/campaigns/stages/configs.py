@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tritongemm.campaigns import tables
+from tritongemm.campaigns import raw_results, tables
+from tritongemm.campaigns.baseline_times import BaselineTimes
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.column_major import config_letters
-from tritongemm.campaigns.weights import BASELINE, MEASURED, WeighedProduct, weigh
+from tritongemm.campaigns.weights import BASELINE, MEASURED, PREDICTED, WeighedProduct, weigh
 from tritongemm.campaigns.workload import read_workload
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
@@ -56,12 +57,24 @@ def run(campaign: Campaign) -> None:
 
 def why_again(campaign: Campaign) -> str:
     """Why the stage is done again; "" where it is not: shares are measured where they can be."""
-    if not campaign.devices or (campaign.folder / BASELINE).exists():
+    count = _count_unmeasured(campaign)
+    if not count:
         return ""
+    what = f"{tables.SUMMARY} has predicted times of {count} GEMMs, and a GPU is here"
     if campaign.log is None:
-        campaign.say(f"{tables.SUMMARY} has predicted times, and a GPU is here: name the LOG to have them measured")
+        campaign.say(f"{what}: name the LOG to have them measured")
         return ""
-    return f"{tables.SUMMARY} has predicted times, and a GPU is here: done again"
+    return f"{what}: done again"
+
+
+def _count_unmeasured(campaign: Campaign) -> int:
+    """How many GEMMs have a predicted time, though a GPU that is here may measure them."""
+    rows = [row for _, row in raw_results.read_rows(campaign.folder / tables.SUMMARY, ("problem", "baseline"))]
+    predicted = [row["problem"] for row in rows if row["problem"] and row["baseline"] == PREDICTED]
+    if not campaign.devices or not predicted or not (campaign.folder / BASELINE).exists():
+        return len(predicted) if campaign.devices else 0
+    with BaselineTimes(campaign.folder / BASELINE, campaign.measured_with) as known:
+        return sum(key not in known for key in predicted)
 
 
 def _name(products: Sequence[WeighedProduct], threshold: float) -> dict[int, str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tritongemm.campaigns.column_major import as_call, as_problem
+from tritongemm.campaigns.left_out import read_left_out
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.logged_call import LogContents, LoggedCall, LoggedRow
@@ -21,6 +22,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import CallLog, Family
 from tritongemm.search_spaces import loader as target_files
 
+_SIZE = re.compile(r"^- ?\{ ?['\"]?M['\"]?:", re.MULTILINE)  # how a row of a file of sizes begins
 _MOST_TOLD = 5  # Lines of one kind of fault that are told one by one.
 
 
@@ -82,7 +84,7 @@ def read_workload(path: Path, contents: bytes, target: Target) -> JobWorkload:
             f"{path}: {' and '.join(told_twice)} tell the same calls; the larger count of each is taken, which is too "
             "small if they are of different runs"
         )
-    remarks += _tell_architectures(path, text, target)
+    remarks += [*_tell_sizes(path, text), *_tell_architectures(path, text, target)]
     return JobWorkload(_joined(_computed(replace(row, count=count), target) for row, count in counts), tuple(remarks))
 
 
@@ -104,7 +106,13 @@ def _read_sizes(path: Path, text: str, target: Target) -> JobWorkload:
         support = registry.get(Family, row.problem.family).supports(row.problem, target)
         problem = row.problem if support else None
         products.append(LoggedProduct(as_call(row.problem), row.count, row.line or 0, problem, support.reason))
-    return JobWorkload(_joined(products), tuple(row.reason for row in results.damaged))
+    remarks = [row.reason for row in results.damaged]
+    for one in read_left_out(text):
+        if one.call is None:
+            remarks.append(f"{path}: {one.tell()}")
+        else:
+            products.append(LoggedProduct(one.call, one.count, one.line, None, one.reason))
+    return JobWorkload(_joined(products), tuple(remarks))
 
 
 def _count(rows: Sequence[LoggedRow]) -> tuple[list[tuple[LoggedRow, float]], list[str]]:
@@ -157,6 +165,17 @@ def _tell_others(path: Path, every: Iterable[LogContents]) -> Iterator[str]:
     if others:
         names = ", ".join(printable(name, 60) for name, _ in others.most_common(_MOST_TOLD))
         yield f"{path}: {others.total()} calls of other functions are not counted, nor is their time: {names}"
+
+
+def _tell_sizes(path: Path, text: str) -> Iterator[str]:
+    """Where sizes stand among the lines of logs."""
+    found = list(_SIZE.finditer(text))
+    if found:
+        number = text.count("\n", 0, found[0].start()) + 1
+        yield (
+            f"{path}: line {number} is of a file of sizes, as are {len(found) - 1} others; they are not counted: name "
+            "such a file by itself"
+        )
 
 
 def _tell_architectures(path: Path, text: str, target: Target) -> Iterator[str]:

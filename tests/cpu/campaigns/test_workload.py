@@ -173,3 +173,31 @@ def test_whatever_a_log_holds_is_told_in_a_line(log: Path, data: st.DataObject) 
 def test_bytes_that_are_no_text_are_passed_over(log: Path) -> None:
     log.write_bytes(b"\xff\xfe\x00garbage\n" + line().encode() + b"\x80\n")
     assert counts(read_workload(log, log.read_bytes(), GFX950)) == {"109x16032x16384_bf16_TN": 1}
+
+
+def test_what_a_capture_left_out_is_told(log: Path) -> None:
+    """With its share where its sizes are known."""
+    size = '"M": %d, "N": 64, "K": 32, "rowMajorA": "T", "rowMajorB": "N", "dtype_a": "%s", "dtype_b": "bf16", '
+    size += '"dtype_c": "bf16", "bias": "none", "family": "dense"'
+    left = size % (16, "complex64") + ', "reason": "there are no kernels for complex64", "operation": "mm"'
+    rows = [
+        "# Gradients were wanted: the products of the backward pass are not among them.",
+        f'- {{{size % (8, "bf16")}, "operation": "linear", "count": 3, "callers": []}}',
+        f'# left out: {{{left}, "count": 5, "callers": []}}',
+        '# left out: {"reason": "tensors of sparse layouts", "operation": "addmm", "count": 7, "callers": []}',
+        '# left out: {"count": "many"}',
+    ]
+    found = read(log, "\n".join(rows) + "\n")
+    ours, lost = found.products
+    assert ours.count == 3 and ours.problem is not None
+    assert (lost.count, lost.problem, lost.reason) == (5, None, "mm: there are no kernels for complex64")
+    assert (lost.call.m, lost.call.n, lost.call.k, lost.call.transposes) == (64, 16, 32, "TN")
+    gradients, unknown, unread = found.remarks
+    assert "line 1: Gradients were wanted" in gradients and "line 5: what the capture left out" in unread
+    assert "line 4: 7 calls of unknown sizes are not counted, nor is their time: addmm: tensors of sparse" in unknown
+
+
+def test_sizes_among_the_lines_of_a_log_are_told(log: Path) -> None:
+    found = read(log, line() + '- {"M": 8, "N": 64, "K": 32, "count": 3}\n' * 2)
+    assert len(found.products) == 1
+    assert any("line 2 is of a file of sizes, as are 1 others; they are not counted" in one for one in found.remarks)

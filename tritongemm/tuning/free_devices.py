@@ -94,12 +94,13 @@ def work_when_free(
             devices.give_back(number, failure)
 
     def attempts(wanted: Sequence[T]) -> Iterator[tuple[T, R | _Failed]]:
-        done: SimpleQueue[tuple[T, Future[R | _Failed]]] = SimpleQueue()
-        for thing in wanted:
-            threads.submit(attempt, thing).add_done_callback(lambda future, thing=thing: done.put((thing, future)))
-        for _ in wanted:
-            thing, future = done.get()
-            yield thing, future.result()
+        done: SimpleQueue[Future[R | _Failed]] = SimpleQueue()
+        of = {threads.submit(attempt, thing): thing for thing in wanted}
+        for future in of:
+            future.add_done_callback(done.put)  # in the order in which they are done
+        for _ in of:
+            ended = done.get()
+            yield of[ended], ended.result()
 
     again: list[T] = []
     threads = ThreadPoolExecutor(len(evaluators))

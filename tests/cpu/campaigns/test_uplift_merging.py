@@ -6,6 +6,7 @@ import multiprocessing
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_a_measured_result_goes_before_a_predicted_one(tmp_path: Path) -> None:
 
 def tools(*gpus: FakeEvaluator, pool: BuildPool) -> MeasuringTools:
     machine = Machine(loader.load_target("gfx942"), "amd", (0,), "AMD Instinct MI300X", "")
-    return MeasuringTools(machine, [lambda gpu=gpu: gpu for gpu in gpus], pool, MeasureProtocol())
+    return MeasuringTools(machine, [partial(next, iter([gpu])) for gpu in gpus], pool, MeasureProtocol())
 
 
 def raced(conflicts: Sequence[Conflict], *gpus: FakeEvaluator) -> list[Record | Support]:

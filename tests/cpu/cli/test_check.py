@@ -222,8 +222,11 @@ def test_entries_of_a_library_are_repaired_one_by_one(
         for name in (name for name in members.namelist() if not name.startswith("objects/")):
             cut.writestr(name, members.read(name))
     path = tmp_path / "cut.zip"
-    states = lambda archive: [one[1] for one in sorted(_told_states(archive, capsys))]
-    assert states(path) == ["damaged", "damaged", "holds"]
+
+    def states() -> list[str]:
+        return [state for _, state in sorted(_told_states(path, capsys))]
+
+    assert states() == ["damaged", "damaged", "holds"]
 
     class Stopped(Watched):
         def race(self, problem: Problem, *args: Any, **more: Any) -> RaceResult:
@@ -233,10 +236,10 @@ def test_entries_of_a_library_are_repaired_one_by_one(
 
     monkeypatch.setattr(command, "_devices", lambda *_: nullcontext([Stopped(path, lambda _: [])]))
     assert command.main([str(path), "--repair"]) == 130
-    assert states(path) == ["holds", "damaged", "holds"]
+    assert states() == ["holds", "damaged", "holds"]
     monkeypatch.setattr(command, "_devices", lambda *_: nullcontext([gpu]))
     assert command.main([str(path), "--repair"]) == 0
-    assert states(path) == ["holds"] * 3 and library_command.main(["verify", str(path)]) == 0
+    assert states() == ["holds"] * 3 and library_command.main(["verify", str(path)]) == 0
 
 
 def _told_states(path: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:

@@ -92,7 +92,12 @@ def test_a_device_races_nothing_while_a_result_is_kept(monkeypatch: Any) -> None
     gpu, stale, raced = FakeEvaluator(rounds=9), [record(replace(SIZE, m=m), SLOW) for m in (8, 9)], list[int]()
     monkeypatch.setattr("tests.support.evaluators.require_launch", lambda *_: None)
     race = gpu.race
-    monkeypatch.setattr(gpu, "race", lambda problem, *args: (raced.append(problem.m), race(problem, *args))[1])
+
+    def note(problem: Problem, *args: Any) -> Any:
+        raced.append(problem.m)
+        return race(problem, *args)
+
+    monkeypatch.setattr(gpu, "race", note)
     pool: Any = SimpleNamespace(stream=lambda jobs: iter(list(jobs)))
 
     def keep(before: Record, after: Record) -> Support:

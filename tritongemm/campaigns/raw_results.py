@@ -19,7 +19,7 @@ from tritongemm.core.printable import printable
 from tritongemm.core.reading import read_bytes
 from tritongemm.formats import plain_text
 
-_ADVICE = "make room and run the same command again"
+_ADVICE = "move it away, or make room, and run the same command again"
 _MEASURED = (
     "problem", "call_count", "us_reference", "us_tuned", "ratio", "uplift_pct", "us_saved", "pct_of_total",
     "weighted_uplift_contribution_pct", "kernel_reference", "kernel_tuned", "kernel_changed", "error_reference",
@@ -67,6 +67,7 @@ def write_products(
     for product in products:
         reason = {} if reasons is None else {REASON: printable(reasons[product.problem])}
         writer.writerow({**dict(product.columns), **_cells(product, shares[product.problem]), **reason})
+    files.check_place(path, lambda start: b"kernel_reference" in start, "a table of a campaign", _ADVICE)
     files.atomic_write(path, out.getvalue(), _ADVICE)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -245,6 +246,28 @@ def test_configs_of_before_are_swept_and_other_files_stay(measuring: Rig) -> Non
     (folder / "BBS_TN_9.yaml").write_text("mine")
     configs.run(measuring.campaign(example(), threshold=50))
     assert {path.name for path in folder.glob("BBS*")} == {"BBS_TN_0.yaml", "BBS_TN_0.sh", "BBS_TN_9.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("summary.csv", "transA,transB,batch_count,m,n,k,us,call_count,total (us),% of total\n"),
+        ("gemms.csv", "transA,transB,batch_count,m,n,k,a_type,b_type,c_type,d_type,compute_type\n"),
+        ("BBS_TN_0.yaml", "GlobalParameters:\n  MinimumRequiredVersion: 4.33.0\n"),
+        ("BBS_TN_1.sh", "#!/bin/bash\n/path/to/Tensile BBS_TN_1.yaml\n"),
+    ],
+)
+def test_what_tuningdriver_wrote_is_not_replaced(measuring: Rig, name: str, text: str) -> None:
+    """It has the same names for its files, in a folder that is called so as well."""
+    folder = measuring.folder / "tunings"
+    folder.mkdir()
+    (folder / name).write_text(text)
+    with pytest.raises(OutputError, match=rf"{name} is not .*; choose another folder with -o"):
+        configs.run(measuring.campaign(example()))
+    assert (folder / name).read_text() == text and not {"summary.csv", "gemms.csv"} - {name} & set(os.listdir(folder))
+    (folder / name).unlink()
+    for _ in range(2):
+        configs.run(measuring.campaign(example()))
 
 
 @pytest.mark.parametrize("wrong", ["../../etc/passwd", "a/b", "", "BBS_TN_0.yaml"])

@@ -25,7 +25,7 @@ from tritongemm.campaigns.uplift import ComparedProduct, drop_reason, percent_of
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.errors import InputError, OutputError, TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
 from tritongemm.core.record import Record
@@ -101,6 +101,17 @@ def test_every_sample_is_written_and_read_back(tmp_path: Path) -> None:
     back, _ = raw_results.read_products(tmp_path / "raw.csv")
     assert back.samples_reference == samples and back.columns == (("m", "16"), ("transA", "T"))
     assert back.ratio == pytest.approx(product.ratio) and back.failure.startswith('a "crash"')
+
+
+def test_results_of_others_are_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "raw_results.csv"
+    path.parent.mkdir()
+    path.write_text("transA,transB,us_reference,us_tuned\n", encoding="utf-8")
+    with pytest.raises(OutputError, match=r"raw_results.csv is not a table of a campaign; move it away"):
+        raw_results.write_products(path, [compared("b", 1, 5)])
+    path.unlink()
+    for _ in range(2):
+        raw_results.write_products(path, [compared("b", 1, 5)])
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from tritongemm.campaigns import raw_results, tables
@@ -20,6 +21,7 @@ from tritongemm.core.format_row import FormatRow
 from tritongemm.formats import results_format
 
 _ADVICE = "make room and run the same command again, or choose another -o"
+_ELSEWHERE = "choose another folder with -o"
 _MOST_TOLD = 20  # Products that can't be computed here which are told one by one.
 _SCRIPT = """#!/bin/sh
 # {about}
@@ -46,8 +48,9 @@ def run(campaign: Campaign) -> None:
     _tell(campaign, products, configs)
     if not configs:
         raise InputError(_nothing(campaign, products))
-    _sweep(campaign.folder)
     chosen = {name: products[place] for place, name in configs.items()}
+    _check_places(campaign.folder, chosen)
+    _sweep(campaign.folder)
     for name, one in chosen.items():
         _write_config(campaign, name, one)
     _write(campaign.folder / tables.SUMMARY, tables.write_summary(products, configs, campaign.threshold))
@@ -144,6 +147,25 @@ def _write_config(campaign: Campaign, name: str, one: WeighedProduct) -> None:
     script = campaign.folder / f"{name}.sh"
     _write(script, _SCRIPT.format(about=about, name=name, options=shlex.join(campaign.tune_options)))
     script.chmod(0o755)
+
+
+def _check_places(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a folder that holds tables and configs of others, as hipBLASLt's TuningDriver gives its own these names.
+
+    Raises:
+        OutputError: names the file.
+    """
+    for table in (tables.SUMMARY, tables.GEMMS):
+        files.check_place(folder / table, tables.is_ours, "a table of a campaign", _ELSEWHERE)
+    for name in names:
+        for suffix in (".yaml", ".sh"):
+            is_ours = partial(_is_config, f"# {name}: ".encode())
+            files.check_place(folder / f"{name}{suffix}", is_ours, "a config that tritongemm wrote", _ELSEWHERE)
+
+
+def _is_config(remark: bytes, start: bytes) -> bool:
+    """Whether a file that begins so has the remark that each config of ours and its script begin with."""
+    return remark in start
 
 
 def _sweep(folder: Path) -> None:

@@ -60,7 +60,7 @@ def run(campaign: Campaign) -> None:
 
 def why_again(campaign: Campaign) -> str:
     """Why the stage is done again; "" where it is not: results of other campaigns are merged in once."""
-    new = [str(other) for other in campaign.others if not _copy_of(campaign, other, read_text(other)).exists()]
+    new = [str(other) for other in campaign.others if not _copy_of(campaign, other, _read_checked(other)).exists()]
     return f"{' and '.join(new)} is to be merged in: done again" if new else ""
 
 
@@ -72,10 +72,20 @@ def _take_in(campaign: Campaign) -> list[Path]:
         OutputError: a copy can't be written.
     """
     for other in campaign.others:
-        text = read_text(other)
-        read_results(other, text)
+        text = _read_checked(other)
         files.atomic_write(_copy_of(campaign, other, text), text, _ADVICE)
     return sorted(campaign.taken_in.glob("*.yaml"))
+
+
+def _read_checked(other: Path) -> str:
+    """The text of another campaign's results, which can be merged.
+
+    Raises:
+        InputError: they can't be.
+    """
+    text = read_text(other)
+    read_results(other, text)
+    return text
 
 
 def _copy_of(campaign: Campaign, other: Path, text: str) -> Path:

@@ -67,7 +67,7 @@ def write_products(
     for product in products:
         reason = {} if reasons is None else {REASON: printable(reasons[product.problem])}
         writer.writerow({**dict(product.columns), **_cells(product, shares[product.problem]), **reason})
-    files.check_place(path, lambda start: b"kernel_reference" in start, "a table of a campaign", _ADVICE)
+    files.check_place(path, lambda start: not start or b"kernel_reference" in start, "a table of a campaign", _ADVICE)
     files.atomic_write(path, out.getvalue(), _ADVICE)
 
 

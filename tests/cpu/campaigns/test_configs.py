@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -210,6 +210,10 @@ def test_a_baseline_that_fails_costs_itself(tmp_path: Path) -> None:
     rig.evaluators = [Timed(EXAMPLE)]
     configs.run(rig.campaign(example()))
     assert not configs.why_again(rig.campaign(example()))
+    (tmp_path / "tunings" / "summary.csv").write_text("")
+    assert configs.why_again(rig.campaign(example())).endswith("done again")
+    with pytest.raises(InputError, match="name the LOG to have it written again"):
+        configs.why_again(replace(rig.campaign(example()), log=None))
 
 
 def test_a_gpu_that_vanishes_is_given_up(tmp_path: Path) -> None:

@@ -349,6 +349,11 @@ def test_what_could_not_be_compared_is_a_failure_and_tried_again(tmp_path: Path)
     assert benchmark_stage.why_again(told) == "1 GEMMs could not be compared: done again"
     benchmark_stage.run(Told(told.folder))
     assert not benchmark_stage.why_again(told)
+    (told.folder / RAW).write_text("", encoding="utf-8")
+    assert benchmark_stage.why_again(told).endswith("done again")
+    benchmark_stage.run(Told(told.folder))
+    (told.folder / RAW).unlink()
+    assert "there is no such file: done again" in benchmark_stage.why_again(told)
 
 
 def test_what_is_kept_is_a_library(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 from tritongemm.campaigns.benchmark import RAW, run_benchmark
 from tritongemm.campaigns.measuring import OpenTools
 from tritongemm.campaigns.raw_results import read_products
+from tritongemm.core.errors import InputError
 
 
 class MeasuredCampaign(Protocol):
@@ -37,6 +38,8 @@ def run(campaign: MeasuredCampaign) -> None:
 
 def why_again(campaign: MeasuredCampaign) -> str:
     """Why the stage is done again; "" where it is not: what a lost GPU left is measured, and nothing else."""
-    path = campaign.folder / RAW
-    failed = sum(bool(product.failure) for product in read_products(path)) if path.exists() else 0
+    try:
+        failed = sum(bool(product.failure) for product in read_products(campaign.folder / RAW))
+    except InputError as error:
+        return f"{error}: done again"
     return f"{failed} GEMMs could not be compared: done again" if failed else ""

@@ -60,7 +60,12 @@ def run(campaign: Campaign) -> None:
 
 def why_again(campaign: Campaign) -> str:
     """Why the stage is done again; "" where it is not: shares are measured where they can be."""
-    count = _count_unmeasured(campaign)
+    try:
+        count = _count_unmeasured(campaign)
+    except InputError as error:
+        if campaign.log is None:
+            raise InputError(f"{error}; name the LOG to have it written again") from None
+        return f"{error}: done again"
     if not count:
         return ""
     what = f"{tables.SUMMARY} has predicted times of {count} GEMMs, and a GPU is here"
@@ -165,7 +170,7 @@ def _check_places(folder: Path, names: Iterable[str]) -> None:
 
 def _is_config(remark: bytes, start: bytes) -> bool:
     """Whether a file that begins so has the remark that each config of ours and its script begin with."""
-    return remark in start
+    return not start or remark in start
 
 
 def _sweep(folder: Path) -> None:

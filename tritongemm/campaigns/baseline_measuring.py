@@ -37,6 +37,7 @@ def measure_baselines(
         if samples:
             known.add(problem.key, median(samples))
         else:
+            known.add(problem.key, None)
             say(f"{problem.key}: {baseline} does not compute it; the cost model says what it takes")
 
     outcomes = work_when_free(evaluators, problems, measure, say)

@@ -27,7 +27,7 @@ class BaselineTimes:
 
     def __init__(self, path: Path, measured_with: Mapping[str, str]) -> None:
         self._path, self._head = path, {"what": _HEAD, "measured_with": dict(measured_with)}
-        self._times: dict[str, float] = {}
+        self._times: dict[str, float | None] = {}
         self._guard = threading.Lock()
         self._descriptor = -1
 
@@ -52,14 +52,15 @@ class BaselineTimes:
             self._descriptor = -1
 
     def __contains__(self, key: object) -> bool:
+        """Whether a problem was measured, or is known not to be computed by the baseline."""
         return key in self._times
 
     def get(self, key: str) -> float | None:
         """Seconds of one call; None where they are not known."""
         return self._times.get(key)
 
-    def add(self, key: str, seconds: float) -> None:
-        """Keep a time.
+    def add(self, key: str, seconds: float | None) -> None:
+        """Keep a time, or None where the baseline does not compute the problem.
 
         Raises:
             OutputError: it can't be written.
@@ -94,8 +95,8 @@ class BaselineTimes:
     def _take(self, line: object) -> None:
         if isinstance(line, dict):
             key, seconds = line.get("problem"), line.get("seconds")
-            if TEXT.holds(key) and POSITIVE.holds(seconds):
-                self._times[str(key)] = float(str(seconds))
+            if TEXT.holds(key) and (seconds is None or POSITIVE.holds(seconds)):
+                self._times[str(key)] = None if seconds is None else float(str(seconds))
 
     def _fault(self, error: OSError) -> OutputError:
         return OutputError(f"{self._path} can't be written: {error.strerror}; {_ADVICE}")

@@ -23,15 +23,17 @@ from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.record import Record
+from tritongemm.export.library.publishing import publish
+from tritongemm.export.library.storage import MANIFEST
 from tritongemm.formats import results_format
 from tritongemm.results.run_files import RunFiles
-from tritongemm.runtime.machine import Machine, toolchain
+from tritongemm.runtime.machine import Machine, find_machine, toolchain
 from tritongemm.tuning.revalidate import compile_rows
 from tritongemm.workloads import sizes
 
 TUNED, PRODUCTS, SUMMARY = "merged.yaml", "gemms.csv", "summary.csv"  # what the stages before leave in the folder
 _MEASURED = "measured"  # the summary's word for a time that is no estimate
-FINAL = "final.yaml"  # the results that are kept
+FINAL, LIBRARY = "final.yaml", "final"  # the results that are kept, and the library of them
 RAW, KEPT, DROPPED = "results/raw_results.csv", "results/final_results.csv", "results/dropped_results.csv"
 
 
@@ -107,7 +109,7 @@ def read_records(path: Path) -> list[Record]:
 
 def _contests(folder: Path, records: Iterable[Record], tools: MeasuringTools) -> list[Contest]:
     """What is to be measured of each result, compiled where the cache lacks it."""
-    counts, choice = _counts(folder), own_choice()
+    counts, choice = read_counts(folder), own_choice()
     rows: list[FormatRow] = []
     for record in records:
         rows.append(FormatRow(record.problem, choice))
@@ -116,13 +118,13 @@ def _contests(folder: Path, records: Iterable[Record], tools: MeasuringTools) ->
     contests: dict[str, Contest] = {}
     for row, artifact in compile_rows(rows, tools.machine.target, tools.pool):
         key, known = row.problem.key, contests.get(row.problem.key)
-        count, columns = counts.get(key, (1.0, ()))
+        count, columns = counts.get(key, (0.0, ()))  # another campaign's product saves nothing of this log's time
         reference = artifact if known is None else known.reference
         contests[key] = Contest(row.problem, reference, None if known is None else artifact, count, columns)
     return list(contests.values())
 
 
-def _counts(folder: Path) -> dict[str, tuple[float, tuple[tuple[str, str], ...]]]:
+def read_counts(folder: Path) -> dict[str, tuple[float, tuple[tuple[str, str], ...]]]:
     """Calls of each product in the log, by its key, and what else the list of products says of it.
 
     Raises:
@@ -141,7 +143,7 @@ def _counts(folder: Path) -> dict[str, tuple[float, tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True)
 class Rest:
-    """Time of the log's products that were not compared, such as what a threshold cut off.
+    """Time of the log's products that were not compared: a threshold cut them off, or their measuring failed.
 
     Attributes:
         seconds: of all their calls.
@@ -158,7 +160,7 @@ def read_rest(folder: Path, products: Iterable[ComparedProduct]) -> Rest:
     Raises:
         InputError: the summary is wrong.
     """
-    path, compared = folder / SUMMARY, {product.problem for product in products}
+    path, compared = folder / SUMMARY, {p.problem for p in products if p.reference_seconds is not None}
     if not path.exists():
         return Rest()
     rows = raw_results.read_rows(path, ("problem", "total (us)"))
@@ -194,8 +196,9 @@ def run_filter(folder: Path, say: Callable[[str], None], least_ratio: float = LE
     kept = [product for product in products if not reasons[product.problem]]
     dropped = [product for product in products if reasons[product.problem]]
     rest = read_rest(folder, products)
-    if kept:
-        text = results_format().write_results([records[p.problem, p.kernel_tuned] for p in kept])
+    served = [records[p.problem, p.kernel_tuned] for p in kept]
+    if served:
+        text = results_format().write_results(served)
         files.atomic_write(folder / FINAL, text, "make room and run the same command again")
     else:
         (folder / FINAL).unlink(missing_ok=True)  # what an earlier filter kept
@@ -211,4 +214,22 @@ def run_filter(folder: Path, say: Callable[[str], None], least_ratio: float = LE
         )
     final = f"; {folder / FINAL} has what is kept" if kept else ""
     say(f"{folder / KEPT}: {len(kept)} rows; {folder / DROPPED}: {len(dropped)}{final}")
+    _replace_library(served, folder / LIBRARY, say)
     return uplift
+
+
+def _replace_library(records: Sequence[Record], path: Path, say: Callable[[str], None]) -> None:
+    """Write the kept results as a library of code objects in place of an earlier one, which goes where there are none.
+
+    Raises:
+        OutputError: it can't be written.
+    """
+    (path / MANIFEST).unlink(missing_ok=True)
+    if not records:
+        return
+    published = publish(records, path, find_machine(None))
+    for line in published.tell_missing():
+        say(line)
+    if published.built.entries:
+        kernels = sum(entry.kernel is not None for entry in published.contents.entries.values())
+        say(f"{path}: a library of {len(published.contents.entries)} results, {kernels} with kernels")

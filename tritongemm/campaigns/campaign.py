@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
 from tritongemm.campaigns.measuring import OpenTools
+from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
+from tritongemm.core.reading import read_bytes
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.tuning.run import TuningRun
@@ -36,6 +39,7 @@ class Campaign:
         measured_with: what times depend on, such as versions and the clock.
         tune_options: options with which `python -m tritongemm.tune` tunes one config as this campaign does.
         others: results files of other campaigns, merged into this one's.
+        resume: whether tuning goes on from what is there.
         failures: what went wrong so far and did not end the campaign; it makes the exit status 1.
     """
 
@@ -51,7 +55,19 @@ class Campaign:
     measured_with: Mapping[str, str] = field(default_factory=dict)
     tune_options: tuple[str, ...] = ()
     others: tuple[Path, ...] = ()
+    resume: bool = True
     failures: list[str] = field(default_factory=list)
+
+    @cached_property
+    def log_contents(self) -> bytes:
+        """The bytes of the log, which may come out of a pipe and are read once.
+
+        Raises:
+            InputError: there is no log, or it can't be read.
+        """
+        if self.log is None:
+            raise InputError("name the LOG that the configs are made of")
+        return read_bytes(self.log)
 
     @property
     def tuned(self) -> Path:
@@ -62,6 +78,11 @@ class Campaign:
     def alone(self) -> Path:
         """The folder of results that the configs' own scripts write."""
         return self.folder / "alone"
+
+    @property
+    def taken_in(self) -> Path:
+        """The folder of copies of other campaigns' results that are merged in."""
+        return self.folder / "with"
 
     @property
     def merged(self) -> Path:

@@ -122,10 +122,10 @@ def as_call(problem: Problem) -> LoggedCall:
     """The call that a library would be asked for; what no library has a word for is among its `others`."""
     p = problem
     transposes = ("N" if p.row_major_b else "T") + ("N" if p.row_major_a else "T")
-    kinds = [_THEIRS.get(kind, kind) for kind in (p.dtype_b, p.dtype_a, p.dtype_c)]
+    kinds = [their_type(kind) for kind in (p.dtype_b, p.dtype_a, p.dtype_c)]
     call = LoggedCall(
         p.n, p.m, p.k, transposes, (kinds[0], kinds[1], kinds[2], kinds[2]), _sums(p), batch=p.batch,
-        bias=_THEIRS.get(p.bias_dtype.name, p.bias_dtype.name) if p.bias != "none" else "",
+        bias=their_type(p.bias_dtype.name) if p.bias != "none" else "",
         scales=_scales_of(p), others=tuple(_unsaid(p)),
     )  # fmt: skip
     a, b, d = _matrices(call)
@@ -135,6 +135,11 @@ def as_call(problem: Problem) -> LoggedCall:
         call.m, call.n, call.k, call.transposes, call.types, call.compute, (a[1], b[1], d[1], d[1]), call.batch,
         (strides[0], strides[1], strides[2], strides[2]), bias=call.bias, scales=call.scales, others=call.others,
     )  # fmt: skip
+
+
+def their_type(name: str) -> str:
+    """What a library calls a type of ours; the name itself where it has none."""
+    return _THEIRS.get(name, name)
 
 
 def _sums(problem: Problem) -> str:

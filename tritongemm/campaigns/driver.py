@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from dataclasses import replace
+from typing import Any
 
 from tritongemm.campaigns import stages, state
 from tritongemm.campaigns.campaign import Campaign
@@ -26,30 +27,46 @@ def run_campaign(campaign: Campaign, only: str = "") -> None:
         OutputError: the folder holds another log's campaign, or another campaign runs there.
         UnavailableError: a stage is no part of this installation.
     """
+    asked = _asked(campaign)
     with state.holding(campaign.folder):
-        now = _begin(campaign)
-        now.write(campaign.folder)
+        now = _begin(campaign, asked)
         for stage in (only,) if only else STAGES:
-            if stage in now.done and not only:
-                campaign.say(f"{stage}: done already (--only {stage} does it again)")
-                continue
             _require_before(stage, now, campaign)
+            module = _stage(stage, campaign)
+            if stage in now.done and not only:
+                again = module.why_again(campaign)
+                campaign.say(f"{stage}: {again or f'done already (--only {stage} does it again)'}")
+                if not again:
+                    continue
             now = now.without(STAGES[STAGES.index(stage) :])
             now.write(campaign.folder)
-            _run_stage(stage, campaign)
+            module.run(campaign)
             now = replace(now, done=(*now.done, stage))
             now.write(campaign.folder)
 
 
-def _begin(campaign: Campaign) -> CampaignState:
-    """What is known of the folder, or of the log where the folder has no campaign yet."""
+def _asked(campaign: Campaign) -> CampaignState:
+    """What the command asks for, before anything is written.
+
+    Raises:
+        InputError: there is neither a log nor a campaign in the folder, or one of them can't be read.
+    """
+    if campaign.log is not None:
+        contents = campaign.log_contents
+        return CampaignState.of(campaign.log, contents, campaign.target.name, campaign.threshold)
     found = CampaignState.read(campaign.folder)
-    if campaign.log is None:
-        if found is None:
-            raise InputError(f"{campaign.folder} has no campaign: name the LOG of what the job called")
-        asked = replace(found, target=campaign.target.name, threshold=campaign.threshold)
-    else:
-        asked = CampaignState.of(campaign.log, campaign.target.name, campaign.threshold)
+    if found is None:
+        raise InputError(f"{campaign.folder} has no campaign: name the LOG of what the job called")
+    if found.threshold != campaign.threshold:
+        raise InputError(
+            f"{campaign.folder} has the configs of --thr {found.threshold:g}: name the LOG for those of another"
+        )
+    return replace(found, target=campaign.target.name)
+
+
+def _begin(campaign: Campaign, asked: CampaignState) -> CampaignState:
+    """What is known of the folder, or what is asked for where the folder has no campaign yet."""
+    found = CampaignState.read(campaign.folder)
     if found is None:
         return asked
     for what, theirs, ours in (("log", found.digest, asked.digest), ("target", found.target, asked.target)):
@@ -70,10 +87,10 @@ def _require_before(stage: str, now: CampaignState, campaign: Campaign) -> None:
         raise InputError(f"{campaign.folder}: the stage {stage} needs {missing[0]}, which is not done; run that first")
 
 
-def _run_stage(stage: str, campaign: Campaign) -> None:
-    """Do one stage, which is a module of the folder of stages."""
+def _stage(stage: str, campaign: Campaign) -> Any:
+    """The module of a stage: `run` does it, `why_again` says why one that is done is to be done once more, or ""."""
     if stage not in {module.name for module in pkgutil.iter_modules(stages.__path__)}:
         raise UnavailableError(
             f"the stage {stage} is not part of this installation; what is done so far is in {campaign.folder}"
         )
-    importlib.import_module(f"{stages.__name__}.{stage}").run(campaign)
+    return importlib.import_module(f"{stages.__name__}.{stage}")

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from tritongemm.build.prepare import or_refusal
 from tritongemm.campaigns.benchmark import TUNED
 from tritongemm.campaigns.comparison import served_config
-from tritongemm.campaigns.measuring import MeasuringTools, OpenTools
+from tritongemm.campaigns.measuring import MeasuringTools, OpenEvaluator, OpenTools
 from tritongemm.core import files
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.printable import printable
 from tritongemm.core.problem import Problem
-from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.core.trial import BASELINE_ENTRY
+from tritongemm.core.target import Target
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.formats import read_text, results_format
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.results.run_files import RunFiles
 from tritongemm.runtime.machine import toolchain
+from tritongemm.tuning.free_devices import work_when_free
+from tritongemm.tuning.race_again import race_again
 from tritongemm.tuning.revalidate import compile_rows
-from tritongemm.tuning.roster import is_library
-from tritongemm.tuning.task import make_record
 
 _Key: TypeAlias = "tuple[Problem, str, int]"
 _ADVICE = "make room and run the same command again"
@@ -49,9 +47,14 @@ class Conflict:
     mine: Record
     theirs: Record
 
+    @property
+    def both(self) -> tuple[Record, Record]:
+        """The two results."""
+        return self.mine, self.theirs
+
     def by_record(self) -> Record:
         """The better one by what was recorded: measured before predicted, then the faster; on ties the first file's."""
-        return min(self.mine, self.theirs, key=lambda r: (r.predicted, r.served_seconds))
+        return min(self.both, key=lambda r: (r.predicted, r.served_seconds))
 
 
 # Answers each conflict with a new result, or the reason why there is none.
@@ -87,7 +90,7 @@ def merge_campaign(
         OutputError: the results can't be written, or something else holds them.
     """
     mine = folder / TUNED
-    with _remeasuring(open_tools) as remeasure:
+    with _remeasuring(open_tools, say) as remeasure:
         merged = merge_results(mine, theirs, mine, remeasure)
     for note in merged.notes:
         say(note)
@@ -96,12 +99,12 @@ def merge_campaign(
 
 
 @contextmanager
-def _remeasuring(open_tools: OpenTools | None) -> Iterator[Remeasure | None]:
+def _remeasuring(open_tools: OpenTools | None, say: Callable[[str], None]) -> Iterator[Remeasure | None]:
     if open_tools is None:
         yield None
         return
     with open_tools("the merge") as tools:
-        yield partial(race_again, tools)
+        yield partial(race_conflicts, tools, say)
 
 
 def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | None = None) -> MergedResults:
@@ -120,7 +123,7 @@ def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | No
     run_files = RunFiles(out)
     run_files.hold()
     try:
-        first, second = _records(mine), _records(theirs)
+        first, second = (read_results(path, read_text(path)) for path in (mine, theirs))
         disputed = {
             key: Conflict(first[key], r) for key, r in second.items() if key in first and _differ(first[key], r)
         }
@@ -138,13 +141,16 @@ def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | No
     return MergedResults(records, tuple(notes))
 
 
-def _records(path: Path) -> dict[_Key, Record]:
+def read_results(path: Path, text: str) -> dict[_Key, Record]:
     """The results of a file by what they are of.
+
+    Args:
+        path: of the file, for messages.
+        text: of it.
 
     Raises:
         InputError: it has none, or rows that can't be kept.
     """
-    text = read_text(path)
     results = results_format().read_results(path, text, Defaults()).require_undamaged()
     if results.newer:
         raise InputError(
@@ -177,43 +183,55 @@ def _name(record: Record) -> str:
     return record.winner if config is None else config.short_name
 
 
-def race_again(tools: MeasuringTools, conflicts: Sequence[Conflict]) -> list[Record | Support]:
-    """Race the kernels of each conflict and the baseline on the first device.
+def race_conflicts(
+    tools: MeasuringTools, say: Callable[[str], None], conflicts: Sequence[Conflict]
+) -> list[Record | Support]:
+    """Race the kernels of each conflict and the baseline, on all devices at once.
 
     Args:
         tools: what measures.
+        say: told which device is given up.
         conflicts: of this machine's target; others are answered with the reason why they can't race.
     """
-    rows = [FormatRow(r.problem, r.config, target=r.target) for c in conflicts for r in (c.mine, c.theirs)]
-    compiled = [artifact for _, artifact in compile_rows(rows, tools.machine.target, tools.pool)]
-    evaluator = tools.openers[0]()
-    try:
-        pairs = zip(conflicts, compiled[::2], compiled[1::2], strict=True)
-        return [_raced(conflict, (a, b), evaluator, tools) for conflict, a, b in pairs]
-    finally:
-        evaluator.close()
+    target = tools.machine.target
+    elsewhere = Support(f"this GPU is a {target.name} of {target.compute_units} compute units")
+    answers: list[Record | Support] = [elsewhere] * len(conflicts)
+    here = [number for number, conflict in enumerate(conflicts) if _is_of(conflict, target)]
+    rows = [FormatRow(r.problem, r.config, target=r.target) for c in here for r in conflicts[c].both]
+    compiled = [artifact for _, artifact in compile_rows(rows, target, tools.pool)]
+    artifacts = dict(zip(here, zip(compiled[::2], compiled[1::2], strict=True), strict=True))
+    options = TuningOptions(Path(), library=registry.baseline().name, toolchain=toolchain(tools.machine))
+
+    def race(evaluator: Evaluator, number: int) -> Record | Support:
+        return _raced(evaluator, conflicts[number], artifacts[number], options)
+
+    with _started(tools.openers[: len(here)]) as evaluators:
+        for number, answer in work_when_free(evaluators, here, race, say) if here else ():
+            answers[number] = answer
+    return answers
+
+
+def _is_of(conflict: Conflict, target: Target) -> bool:
+    return conflict.mine.target == target.name and conflict.mine.compute_units in (0, target.compute_units)
+
+
+@contextmanager
+def _started(openers: Sequence[OpenEvaluator]) -> Iterator[list[Evaluator]]:
+    """Devices that start at once, given back at the end."""
+    with ExitStack() as stack:
+        evaluators = [stack.enter_context(closing(open_one())) for open_one in openers]
+        for evaluator in evaluators:
+            evaluator.start()
+        yield evaluators
 
 
 def _raced(
-    conflict: Conflict, artifacts: Sequence[Artifact], evaluator: Evaluator, tools: MeasuringTools
+    evaluator: Evaluator, conflict: Conflict, artifacts: Sequence[Artifact], options: TuningOptions
 ) -> Record | Support:
     """The result of a race of a conflict's kernels, or why there is none."""
-    target, units = tools.machine.target, conflict.mine.compute_units
-    if conflict.mine.target != target.name or units not in (0, target.compute_units):
-        return Support(f"this GPU is a {target.name} of {target.compute_units} compute units")
-    able = list({one.config: one for one in artifacts if one.status == "ok"}.values())
-    if not able:
-        return Support("; ".join(f"{one.status}: {one.reason}" for one in artifacts))
-    problem, baseline = conflict.mine.problem, registry.baseline().name
-    race: RaceResult | Support = or_refusal(partial(evaluator.race, problem, able, baseline))
-    if isinstance(race, Support):
-        return race
-    if not race.samples.keys() - {BASELINE_ENTRY}:
-        return Support("; ".join(f"{trial.status}: {trial.reason}" for trial in race.trials))
-    options = TuningOptions(Path(), library=baseline, toolchain=toolchain(tools.machine))
-    libraries = frozenset(filter(is_library, {one.config.backend for one in able}))
-    winner = next(trial.config for trial in race.trials if trial.samples)
-    made = make_record(problem, race, target, options, libraries, evaluator.describe(problem, winner))
+    made = race_again(evaluator, conflict.mine.problem, artifacts, options)
+    if isinstance(made, Support):
+        return made
     # What a race does not tell, such as the range of M, is that of the result which the kernel is from.
     source = conflict.mine if conflict.mine.config == made.config else conflict.theirs
     return replace(

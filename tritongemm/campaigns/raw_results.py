@@ -19,7 +19,7 @@ from tritongemm.core.printable import printable
 from tritongemm.core.reading import read_bytes
 from tritongemm.formats import plain_text
 
-_ADVICE = "make room and run the same command again"
+_ADVICE = "move it away, or make room, and run the same command again"
 _MEASURED = (
     "problem", "call_count", "us_reference", "us_tuned", "ratio", "uplift_pct", "us_saved", "pct_of_total",
     "weighted_uplift_contribution_pct", "kernel_reference", "kernel_tuned", "kernel_changed", "error_reference",
@@ -51,12 +51,12 @@ def write_products(
     Raises:
         OutputError: it can't be written; what was there is safe.
     """
-    own = list(dict.fromkeys(name for p in products for name, _ in p.columns if name not in (*_MEASURED, REASON)))
+    whole = products if every is None else every
+    own = list(dict.fromkeys(name for p in whole for name, _ in p.columns if name not in (*_MEASURED, REASON)))
     out = io.StringIO()
     columns = [*own, *_MEASURED, *([] if reasons is None else [REASON])]
     writer = csv.DictWriter(out, columns, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    whole = products if every is None else every
     shares = dict(
         zip(
             (p.problem for p in whole),
@@ -67,6 +67,7 @@ def write_products(
     for product in products:
         reason = {} if reasons is None else {REASON: printable(reasons[product.problem])}
         writer.writerow({**dict(product.columns), **_cells(product, shares[product.problem]), **reason})
+    files.check_place(path, lambda start: not start or b"kernel_reference" in start, "a table of a campaign", _ADVICE)
     files.atomic_write(path, out.getvalue(), _ADVICE)
 
 
@@ -75,7 +76,7 @@ def _cells(product: ComparedProduct, share: float) -> dict[str, str]:
     reference, tuned, ratio = product.reference_seconds, product.tuned_seconds, product.ratio
     cells = {
         "problem": product.problem,
-        "call_count": f"{product.count:g}",
+        "call_count": f"{product.count:.15g}",
         "us_reference": _us(reference),
         "us_tuned": _us(tuned),
         "pct_of_total": f"{share:.4f}",

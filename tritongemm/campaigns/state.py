@@ -49,13 +49,9 @@ class CampaignState:
     done: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, log: Path, target: str, threshold: float) -> CampaignState:
-        """That of a campaign that begins.
-
-        Raises:
-            InputError: the log can't be read.
-        """
-        return cls(str(log), hashlib.sha256(read_bytes(log)).hexdigest(), target, threshold)
+    def of(cls, log: Path, contents: bytes, target: str, threshold: float) -> CampaignState:
+        """That of a campaign that begins."""
+        return cls(str(log), hashlib.sha256(contents).hexdigest(), target, threshold)
 
     @classmethod
     def read(cls, folder: Path) -> CampaignState | None:

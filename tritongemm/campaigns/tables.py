@@ -101,6 +101,11 @@ def _write(rows: list[dict[str, object]]) -> str:
     return out.getvalue()
 
 
+def is_ours(start: bytes) -> bool:
+    """Whether a file that begins so is a table of a campaign; TuningDriver's have other columns."""
+    return not start or b"config,problem," in start.partition(b"\n")[0] + b","
+
+
 def read_gemms(folder: Path) -> list[CampaignGemm]:
     """The GEMMs that a campaign tunes.
 

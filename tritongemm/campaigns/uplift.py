@@ -16,7 +16,7 @@ class ComparedProduct:
 
     Attributes:
         problem: its key.
-        count: calls in the log.
+        count: calls in the log; 0 of a product that another campaign's results brought.
         kernel_reference: config of what runs untuned.
         kernel_tuned: config of what the campaign found.
         samples_reference: seconds of one launch each, a tuple for each process that took them.
@@ -150,8 +150,8 @@ def summarise(
         len(every),
         fmean(ratio - 1 for ratio in ratios),
         math.exp(fmean(map(math.log, ratios))) - 1,
-        math.fsum(product.saved_seconds for product in kept) / whole,
-        math.fsum(product.total_seconds for product in kept) / whole,
+        math.fsum(product.saved_seconds for product in kept) / whole if whole else 0.0,
+        math.fsum(product.total_seconds for product in kept) / whole if whole else 0.0,
     )
 
 

@@ -17,6 +17,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.cost_model import model as cost_model
 
+BASELINE = "baseline.jsonl"  # what was measured, in the campaign's folder
 MEASURED, PREDICTED, GUESSED = "measured", "model", "roofline"
 # Tiles whose best predicted time stands for a product's where nothing can be measured.
 _TILES = tuple(
@@ -103,7 +104,7 @@ def _measure(campaign: Campaign, problems: Sequence[Problem]) -> dict[Problem, f
     """
     if not campaign.devices:
         return {}
-    path = campaign.folder / "baseline.jsonl"
+    path = campaign.folder / BASELINE
     with BaselineTimes(path, campaign.measured_with) as known:
         wanted = [p for p in dict.fromkeys(problems) if p.key not in known]
         if wanted:

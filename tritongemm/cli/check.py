@@ -18,15 +18,16 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.tuning_options import TuningOptions
-from tritongemm.export.library import building, checking, storage, writing
+from tritongemm.export.library import building, checking, storage
 from tritongemm.export.library.checking import Checked, Claim
+from tritongemm.export.library.held import HeldLibrary
 from tritongemm.export.library.storage import open_library
-from tritongemm.export.library.writing import Contents
 from tritongemm.formats import Defaults
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.report import plain_table
 from tritongemm.results import rewriting
+from tritongemm.results.rewriting import HeldRows
 from tritongemm.runtime import machine
 from tritongemm.runtime.machine import Machine
 from tritongemm.tuning.repair import Repair
@@ -103,8 +104,8 @@ def _read(path: Path) -> _Source:
     if storage.is_library(path):
         library = open_library(path)
         faults = library.faults()
-        claims = [Claim(e.record, e.kernel, faults.get(e.name, "")) for e in library.entries]
-        damaged = [f"{path}: {entry}" for entry in library.damaged]
+        claims = [Claim(one.record, one.kernel, faults.pop(one.name, "")) for one in library.all_entries()]
+        damaged = [f"{path}: {printable(name)}: {fault.removeprefix(f'{path}: ')}" for name, fault in faults.items()]
     else:
         found = sizes.from_results(path, Defaults())
         claims = [Claim(row.record) for row in found.rows if row.record is not None]
@@ -135,31 +136,43 @@ def _row(one: Checked) -> list[str]:
 
 
 def _repair(source: _Source, stale: Sequence[Checked], here: Machine, pool: BuildPool, timeout: float) -> int:
-    """Race what does not hold again, and write it, also what was done until a signal; how many were repaired."""
+    """Race what does not hold again, and write each result when it is known; how many were repaired."""
     if not here.devices:
         door.tell(f"{len(stale)} results are not repaired: they are raced on their GPU, and no GPU is here")
         return 0
-    records = [one.claim.record for one in stale]
-    trials = {} if source.is_library else rewriting.read_trials(source.path, {r.problem for r in records})
-    repaired: list[tuple[Record, Record]] = []
-    plan = TuningOptions(source.path.parent, toolchain=machine.toolchain(here))
-    known = [claim.record for claim in source.claims]
-    racing = replace(here, devices=here.devices[: len(stale)])
-    try:
+    repaired = 0
+    with closing(_held(source, here)) as held:
+        records = [one.claim.record for one in stale if _is_there(held, one.claim.record)]
+        if not records:
+            return 0
+        trials = {} if source.is_library else rewriting.read_trials(source.path, {r.problem for r in records})
+        plan = TuningOptions(source.path.parent, toolchain=machine.toolchain(here))
+        known = [claim.record for claim in source.claims]
+        racing = replace(here, devices=here.devices[: len(records)])
         with (
             _devices(racing, timeout) as evaluators,
-            closing(Repair(evaluators, pool, plan, door.tell).repair(records, known, trials)) as outcomes,
+            closing(Repair(evaluators, pool, plan, held.replace, door.tell).repair(records, known, trials)) as outcomes,
         ):
             for before, after in outcomes:
                 if isinstance(after, Support):
                     door.tell(f"not repaired: {before.problem.key}: {after}")
                 else:
-                    repaired.append((before, after))
-                    print(f"repaired: {before.problem.key}: {_change(before, after)}")
-    finally:
-        with door.uninterrupted():
-            written = _write(source, repaired, here)
-    return written
+                    repaired += 1
+                    print(f"repaired: {before.problem.key}: {_change(before, after)}", flush=True)
+    return repaired
+
+
+def _held(source: _Source, here: Machine) -> HeldRows | HeldLibrary:
+    """What is checked, which nobody else writes until it is closed."""
+    return HeldLibrary(source.path, here) if source.is_library else HeldRows(source.path)
+
+
+def _is_there(held: HeldRows | HeldLibrary, record: Record) -> bool:
+    """Whether another program has left a result as it was checked."""
+    if there := held.has(record):
+        return there
+    door.tell(f"not repaired: {record.problem.key}: another program has changed it meanwhile; check again")
+    return False
 
 
 def _change(before: Record, after: Record) -> str:
@@ -177,30 +190,3 @@ def _devices(here: Machine, timeout: float) -> Iterator[Sequence[Evaluator]]:
             stack.callback(evaluator.close)
             evaluator.start()
         yield evaluators
-
-
-def _write(source: _Source, repaired: Sequence[tuple[Record, Record]], here: Machine) -> int:
-    """Put repaired results in the places of those that did not hold; how many there are."""
-    if not repaired:
-        return 0
-    if not source.is_library:
-        rewriting.replace_rows(source.path, {rewriting.place_of(before): after for before, after in repaired})
-        return len(repaired)
-    built = building.build([after for _, after in repaired], here)
-    for record, reason in built.left_out:
-        door.tell(f"not repaired: {record.problem.key}: {reason}")
-    with writing.held(source.path):
-        library = open_library(source.path)
-        faults = library.faults()
-        whole = [entry for entry in library.entries if entry.name not in faults]
-        kept = [helper for helper in library.helpers.values() if helper.name not in faults]
-        codes = {**writing.readers(library), **built.readers()}
-        contents = Contents({entry.key: entry for entry in whole}, codes)
-        contents.entries |= {entry.key: entry for entry in built.entries}
-        writing.add_beside(contents, [*built.helpers, *kept], {**library.targets, **built.targets}, codes)
-        writing.write(source.path, contents)
-    done = {entry.name for entry in built.entries}
-    for name, fault in faults.items():
-        if name not in done:
-            door.tell(f"left out: {source.path}: {name}: {fault}")
-    return len(built.entries)

@@ -43,10 +43,17 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     output, paths = Path(args.output), [Path(path) for path in args.files]
     format_ = told_file.output_format(output, args.to)
-    files_there = _base(output, format_, paths)
-    found = _read(paths, format_, args.family)
-    base, notes = _merge(format_, files_there, found.merged, args.family)
-    told = told_file.write(output, format_, found.records.values(), base)
+    with told_file.held(output):
+        files_there = _base(output, format_, paths)
+        found = _read(paths, format_, args.family)
+        if not (found.records or found.merged):
+            raise InputError(
+                f"{', '.join(args.files)}: no result that can be told as {format_.title}"
+                + "".join(f"; {note}" for note in found.notes[:1])
+                + "; files of one format are merged into another of it, which --to names"
+            )
+        base, notes = _merge(format_, files_there, found.merged, args.family)
+        told = told_file.write(output, format_, found.records.values(), base)
     for line in (*found.notes, *notes):
         door.tell(f"left out: {line}")
     for record, reason in told.untold:

@@ -11,8 +11,9 @@ from tritongemm.cli import arguments, door, options
 from tritongemm.core.errors import InputError
 from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
-from tritongemm.export.library import building, storage, writing
+from tritongemm.export.library import storage, writing
 from tritongemm.export.library.entry import LibraryEntry
+from tritongemm.export.library.publishing import publish
 from tritongemm.export.library.storage import KernelLibrary, open_library
 from tritongemm.export.library.writing import Contents
 from tritongemm.formats import Defaults
@@ -66,41 +67,38 @@ def _build(args: argparse.Namespace) -> int:
         damaged |= bool(found.damaged)
         for row in found.damaged:
             door.tell(f"left out: {row.reason}")
-    with writing.held(output):
-        built = building.build(records, machine.find_machine(None))
-        for record, reason in built.left_out:
-            door.tell(f"left out: {record.problem.key}: {reason}")
-        if not built.entries:
-            raise InputError(f"{', '.join(args.results)}: no result can be held in a library; tune some sizes first")
-        contents = Contents()
-        for what, reason in built.compiled_late:
-            door.tell(f"not held: {what}: {reason}; where nothing compiles it, PyTorch computes it")
-        conflicts = writing.merge(contents, built.entries, built.readers())
-        writing.add_beside(contents, built.helpers, built.targets, built.readers())
-        writing.write(output, contents)
-    _tell_written(output, contents, conflicts)
-    return door.WRONG if damaged or built.left_out else door.DONE
+    published = publish(records, output, machine.find_machine(None))
+    for line in published.tell_missing():
+        door.tell(line)
+    if not published.built.entries:
+        raise InputError(f"{', '.join(args.results)}: no result can be held in a library; tune some sizes first")
+    _tell_written(output, published.contents, published.conflicts)
+    return door.WRONG if damaged or published.built.left_out else door.DONE
 
 
 def _merge(args: argparse.Namespace) -> int:
     """Add libraries to what the output holds."""
     output = Path(args.output)
     contents, conflicts, damaged = Contents(), list[str](), False
+    own: list[LibraryEntry] = []
     with writing.held(output):
         others = [Path(path) for path in args.libraries if not _are_one(Path(path), output)]
         for path in ([output] if storage.is_library(output) else []) + others:
             library = open_library(path)
             faults = library.faults()
             for name, fault in faults.items():
-                door.tell(f"left out: {path}: {name}: {fault}")
+                door.tell(f"{'damaged' if path == output else 'left out'}: {path}: {name}: {fault}")
             whole = [entry for entry in library.entries if entry.name not in faults]
             helpers = [helper for helper in library.helpers.values() if helper.name not in faults]
             readers = writing.readers(library)
             conflicts += writing.merge(contents, whole, readers)
             writing.add_beside(contents, helpers, library.targets, readers)
             damaged |= bool(faults)
+            own += library.all_entries() if path == output else []
         if not contents.entries:
             raise InputError(f"{', '.join(args.libraries)}: there is no usable entry to merge")
+        for entry in own:  # of the damaged ones those that nothing has replaced, which check --repair finds there
+            contents.entries.setdefault(entry.key, entry)
         writing.write(output, contents)
     _tell_written(output, contents, conflicts)
     return door.WRONG if damaged else door.DONE

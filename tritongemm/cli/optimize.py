@@ -77,6 +77,8 @@ def _parser() -> arguments.Parser:
     p.add_argument("--only", choices=STAGES, help="do this stage, also where it is done")
     p.add_argument("--with", dest="others", type=arguments.path, action="append", default=[], metavar="RESULTS",
                    help="results of another campaign, which the stage merge merges in; may be given again")  # fmt: skip
+    p.add_argument("--no-resume", dest="resume", action="store_false",
+                   help="tune anew what is tuned already, which is set aside")  # fmt: skip
     p.add_argument("--log-summary", action="store_true", help="print what takes the job's time")
     strategies = registry.names(Strategy)
     p.add_argument("--strategy", choices=strategies, default=STRATEGY, help="the search (default %(default)s)")
@@ -136,6 +138,7 @@ def _campaign(args: argparse.Namespace, machine: Machine, cluster: Cluster | Non
         measured_with=measured_with | {"compute_units": str(machine.target.compute_units)},
         tune_options=(*words, *_cluster_words(args)),
         others=tuple(map(Path, args.others)),
+        resume=args.resume,
     )
 
 

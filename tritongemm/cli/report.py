@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tritongemm.campaigns.benchmark import TUNED, read_counts
+from tritongemm.campaigns.state import NAME as CAMPAIGN
 from tritongemm.cli import arguments, door, options
 from tritongemm.core import files
 from tritongemm.core.errors import InputError, TargetError
 from tritongemm.core.problem import DEFAULT_FAMILY, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
+from tritongemm.export.library import storage
 from tritongemm.formats import Defaults
 from tritongemm.report.page import time_to_quality, writing
 from tritongemm.report.page.report_data import MOST_RECORDS, MeasuredDevice, ReportData, device_of
@@ -32,12 +36,14 @@ class _ReadFiles:
     Attributes:
         records: results, by problem and device; of several the fastest.
         histories: how the runs went, by the name of the journal.
+        calls: of each product in the logs of campaigns, by its key.
         notes: what was left out, or could not be read.
         damaged: whether any of it could not.
     """
 
     records: dict[tuple[Problem, MeasuredDevice], Record] = field(default_factory=dict)
     histories: dict[str, History] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     damaged: bool = False
 
@@ -75,11 +81,11 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> arguments.Parser:
     p = arguments.Parser(prog="python -m tritongemm.report", description="Write results as one page to look at.")
     p.add_argument("results", nargs="+", type=arguments.path, metavar="RESULTS",
-                   help="results, beside which the journals of their runs lie, or journals alone")  # fmt: skip
+                   help="results with their journals beside them, journals, libraries, campaigns")  # fmt: skip
     p.add_argument("-o", "--output", type=arguments.output, required=True, metavar="HTML",
                    help="the page; one that an earlier run wrote there is replaced")  # fmt: skip
     p.add_argument("--workload", type=arguments.path, metavar="FILE",
-                   help="sizes with counts, by which the uplift is weighed (default: each size once)")  # fmt: skip
+                   help="sizes with counts, which weigh the uplift (default: a campaign's, or each once)")  # fmt: skip
     p.add_argument("--title", default="", metavar="TEXT", help="heading of the page (default: the devices)")
     p.add_argument("--family", default=DEFAULT_FAMILY, metavar="NAME",
                    help="family of files that do not say it, such as AITER's with M, N and K alone")  # fmt: skip
@@ -87,7 +93,16 @@ def _parser() -> arguments.Parser:
 
 
 def _read(path: Path, defaults: Defaults, found: _ReadFiles) -> None:
-    """Read results and the journal beside them, or a journal by itself."""
+    """Read results and the journal beside them, or a journal by itself, or a library or a campaign's folder."""
+    if (path / CAMPAIGN).is_file():
+        _read_campaign(path, defaults, found)
+        return
+    if storage.is_library(path):
+        library = storage.open_library(path)
+        found.add(entry.record for entry in library.all_entries())
+        found.damaged |= bool(library.damaged)
+        found.notes += [f"{path}: {entry}" for entry in library.damaged]
+        return
     if _is_journal(path):
         _add_history(path, found)
         return
@@ -102,6 +117,22 @@ def _read(path: Path, defaults: Defaults, found: _ReadFiles) -> None:
     beside = RunFiles(path).journal
     if beside.is_file():
         _add_history(beside, found)
+
+
+def _read_campaign(folder: Path, defaults: Defaults, found: _ReadFiles) -> None:
+    """Read a campaign's results as they were merged, how its tuning went, and the calls in its log.
+
+    Raises:
+        InputError: it has tuned nothing yet, or a file of it is wrong.
+    """
+    files_there = [path for name in (TUNED, "tuned.yaml") if (path := folder / name).is_file()]
+    if not files_there:
+        raise InputError(f"{folder}: this campaign has no results yet; python -m tritongemm.optimize goes on with it")
+    _read(files_there[0], defaults, found)
+    journal_file = RunFiles(folder / "tuned.yaml").journal
+    if journal_file.is_file():
+        _add_history(journal_file, found)
+    found.calls.update({key: count for key, (count, _) in read_counts(folder).items()})
 
 
 def _is_journal(path: Path) -> bool:
@@ -125,7 +156,7 @@ def _add_history(path: Path, found: _ReadFiles) -> None:
 def _calls(workload: str | None, defaults: Defaults, found: _ReadFiles) -> dict[Problem, float]:
     """How often each size of a workload is called, and a note on those without a result."""
     if not workload:
-        return {}
+        return {problem: found.calls[problem.key] for problem, _ in found.records if problem.key in found.calls}
     calls: dict[Problem, float] = {}
     for row in sizes.from_file(Path(workload), defaults):
         calls[row.problem] = calls.get(row.problem, 0.0) + row.count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
@@ -11,6 +11,7 @@ from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import Trial
 from tritongemm.formats import format_of, read_text, results_format
 from tritongemm.results import journal
@@ -25,31 +26,62 @@ def place_of(record: Record) -> RowPlace:
     return record.problem, record.target, record.compute_units, record.m_from
 
 
-def replace_rows(path: Path, changed: Mapping[RowPlace, Record]) -> None:
-    """Replace rows of a results file that nobody else writes meanwhile.
+class HeldRows:
+    """The rows of a results file that nobody else writes meanwhile; each is on the disk when it has been replaced.
 
     Args:
         path: the file, in the format of our results.
-        changed: by the places of the rows that they replace.
 
     Raises:
         InputError: it is of another format, or a row is damaged or no result.
-        OutputError: it can't be written, or a run holds it; what was there still is.
+        OutputError: it can't be written, or a run holds it.
     """
-    run_files, ours = RunFiles(path), results_format()
-    run_files.hold()
-    try:
-        text = read_text(path)
-        if format_of(path, text) is not ours:
-            raise InputError(f"{path}: rows are replaced in {ours.title} alone; python -m tritongemm.convert makes it")
-        found = ours.read_results(path, text)
-        records = [row.record for row in found.rows if row.record is not None]
-        if len(records) < len(found.rows):
-            raise InputError(f"{path}: it holds sizes without a result, which would be lost; tune them first")
-        kept = [changed.get(place_of(record), record) for record in records]
-        files.atomic_write(run_files.results, ours.write_results(kept, found.schema, found.newer))
-    finally:
-        run_files.release()
+
+    def __init__(self, path: Path) -> None:
+        self._files, ours = RunFiles(path), results_format()
+        self._lines: dict[int, tuple[Record, str]] = {}  # by the id of a record, which lives as long as it is here
+        self._files.hold()
+        try:
+            text = read_text(path)
+            if format_of(path, text) is not ours:
+                raise InputError(
+                    f"{path}: rows are replaced in {ours.title} alone; python -m tritongemm.convert makes it"
+                )
+            self._found = ours.read_results(path, text)
+            self._records = [row.record for row in self._found.rows if row.record is not None]
+            if len(self._records) < len(self._found.rows):
+                raise InputError(f"{path}: it holds sizes without a result, which would be lost; tune them first")
+        except BaseException:
+            self._files.release()
+            raise
+
+    def has(self, record: Record) -> bool:
+        """Whether a row is still what was read of it."""
+        return record in self._records
+
+    def replace(self, before: Record, after: Record) -> Support:
+        """Put a result in the place of another one.
+
+        Raises:
+            OutputError: it can't be written; what was there still is.
+        """
+        changed = [after if place_of(record) == place_of(before) else record for record in self._records]
+        lines = [self._line(record) for record in changed]
+        for row in sorted(self._found.newer, key=lambda row: row.index):
+            lines.insert(row.index, row.text + "\n")
+        files.atomic_write(self._files.results, results_format().write_results((), self._found.schema) + "".join(lines))
+        self._records = changed
+        return SUPPORTED
+
+    def _line(self, record: Record) -> str:
+        """A result's line, which is made once: files of thousands of results are written whole again and again."""
+        if id(record) not in self._lines:
+            self._lines[id(record)] = record, results_format().write_results([record]).splitlines(keepends=True)[-1]
+        return self._lines[id(record)][1]
+
+    def close(self) -> None:
+        """Let others write the file."""
+        self._files.release()
 
 
 def read_trials(path: Path, problems: Collection[Problem]) -> dict[Problem, list[Trial]]:

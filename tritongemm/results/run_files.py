@@ -98,6 +98,21 @@ class RunFiles:
         with suppress(OutputError):  # it only serves the message to a second run
             files.atomic_write(self.pid, str(os.getpid()))
 
+    def set_aside(self) -> None:
+        """Give the results and their journal the names of old ones, so that a run begins anew; `hold` is around it.
+
+        Raises:
+            OutputError: they can't be renamed.
+        """
+        old_results = self.results.with_name(f"{self.results.name}.old")
+        for path, old in ((self.results, old_results), (self.journal, self.old_journal)):
+            try:
+                os.replace(path, old)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise OutputError(f"{path} can't be set aside: {error.strerror}; {_ADVICE}") from error
+
     def _holder(self) -> str:
         """Number of the process that holds the output, as far as is known."""
         try:

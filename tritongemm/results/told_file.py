@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePath
+
+from filelock import FileLock, Timeout
 
 from tritongemm.core import files
 from tritongemm.core.errors import InputError, OutputError
@@ -23,6 +26,7 @@ from tritongemm.results.store import Store
 
 _MOST_FILES = 10_000  # of a folder that is told in
 _ADVICE = "choose another file with -o"
+_LOCK_SECONDS = 60.0
 
 
 def output_format(path: Path, name: str = "") -> Format:
@@ -53,6 +57,31 @@ def output_format(path: Path, name: str = "") -> Format:
 
 def _names(formats: Iterable[Format]) -> str:
     return ", ".join(f.name for f in formats)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keep other processes of ours from telling results in a file, or in those of a folder, so that none are lost.
+
+    Args:
+        path: the file or folder, there or not.
+
+    Raises:
+        OutputError: it can't be written, or another process holds it for a minute.
+    """
+    try:
+        real = Path(os.path.realpath(path))
+        real.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(real.parent / f".{real.name}.lock")
+        lock.acquire(timeout=_LOCK_SECONDS)
+    except Timeout:
+        raise OutputError(f"{path} can't be written: another process holds {lock.lock_file}; {_ADVICE}") from None
+    except OSError as error:
+        raise OutputError(f"{path} can't be written: {error.strerror}; {_ADVICE}") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def write(
@@ -184,10 +213,11 @@ class ToldFile:
             InputError: the file can't be read.
             OutputError: it can't be written.
         """
-        text = read_exactly(self.path)
-        arranged = self._format.arrange(text) if text else text
-        if arranged != text:
-            files.atomic_write(self.path, arranged)
+        with held(self.place):
+            text = read_exactly(self.path)
+            arranged = self._format.arrange(text) if text else text
+            if arranged != text:
+                files.atomic_write(self.path, arranged)
 
     def write(self, store: Store, problems: Iterable[Problem], rows: Sequence[FormatRow] = ()) -> Translation:
         """Tell the results of some problems.
@@ -201,7 +231,8 @@ class ToldFile:
             InputError, OutputError: as of `write`.
         """
         records = [record for problem in problems for record in _told_of(store, problem, self._format)]
-        return write(self.place, self._format, records, rows=rows)
+        with held(self.place):
+            return write(self.place, self._format, records, rows=rows)
 
 
 def _told_of(store: Store, problem: Problem, format_: Format) -> Iterator[Record]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TypeVar
@@ -66,8 +66,8 @@ def work_when_free(
 ) -> Generator[tuple[T, R | Support], None, None]:
     """What a device made of each thing, or why none can.
 
-    They come in the order of the things; those that a device failed at are tried once more when all others are done,
-    and come last.
+    Each comes when it is known, so that who keeps it loses no more than what devices do now. Things that a device
+    failed at are tried once more when all others are done, and come last.
 
     Args:
         evaluators: one for each device.
@@ -93,15 +93,24 @@ def work_when_free(
         finally:
             devices.give_back(number, failure)
 
+    def attempts(wanted: Sequence[T]) -> Iterator[tuple[T, R | _Failed]]:
+        done: SimpleQueue[Future[R | _Failed]] = SimpleQueue()
+        of = {threads.submit(attempt, thing): thing for thing in wanted}
+        for future in of:
+            future.add_done_callback(done.put)  # in the order in which they are done
+        for _ in of:
+            ended = done.get()
+            yield of[ended], ended.result()
+
     again: list[T] = []
     threads = ThreadPoolExecutor(len(evaluators))
     try:
-        for thing, made in zip(things, threads.map(attempt, things), strict=True):
+        for thing, made in attempts(things):
             if isinstance(made, _Failed):
                 again.append(thing)
             else:
                 yield thing, made
-        for thing, made in zip(again, threads.map(attempt, again), strict=True):
+        for thing, made in attempts(again):
             yield thing, Support(made.reason) if isinstance(made, _Failed) else made
     finally:
         threads.shutdown(cancel_futures=True)  # who is stopped waits for what devices do now, and for nothing else

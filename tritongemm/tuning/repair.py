@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
 
 from tritongemm.build.pool import BuildPool
 from tritongemm.build.prepare import brings_kernels, compile_job
@@ -14,13 +14,12 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
-from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.plugins.validity import check_config
-from tritongemm.tuning import roster
 from tritongemm.tuning.free_devices import work_when_free
-from tritongemm.tuning.task import make_record
+from tritongemm.tuning.race_again import race_again
 
 OWN, NEAREST = 6, 6  # configs beside a result's own: the fastest of its own trials, and winners of the nearest sizes
 
@@ -63,6 +62,8 @@ class Repair:
         evaluators: one for each device; each takes the next result when it is free.
         pool: compiles.
         options: the baseline, the margin and the toolchain.
+        keep: writes a new result in the place of a stale one, or says why that can't be; nothing else is raced by the
+            device meanwhile, so that who ends it loses no result that is known.
         say: told which device is given up.
     """
 
@@ -71,20 +72,24 @@ class Repair:
         evaluators: Sequence[Evaluator],
         pool: BuildPool,
         options: TuningOptions,
+        keep: Callable[[Record, Record], Support],
         say: Callable[[str], None],
     ) -> None:
         self._evaluators, self._pool, self._options, self._say = evaluators, pool, options, say
-        self._target = evaluators[0].target
+        self._target, self._keep, self._keeping = evaluators[0].target, keep, threading.Lock()
 
     def repair(
         self, stale: Sequence[Record], records: Sequence[Record], trials: Mapping[Problem, Sequence[Trial]]
     ) -> Generator[tuple[Record, Record | Support], None, None]:
-        """Each stale result with what takes its place, or why nothing does; those that a device failed at come last.
+        """Each stale result with what has taken its place, or why nothing has, as soon as that is known.
 
         Args:
             stale: the results.
             records: all that are known, whose configs are raced too.
             trials: what was tried, by problem.
+
+        Raises:
+            OutputError: a result can't be written.
         """
         wanted = {id(r): list_neighbours(r, records, trials.get(r.problem, ())) for r in stale}
         jobs = {id(r): self._jobs(r, wanted[id(r)]) for r in stale}
@@ -96,7 +101,12 @@ class Repair:
                 Artifact(config, "") if job is None else replace(by_digest[job.digest], config=config)
                 for config, job in jobs[id(record)]
             ]
-            return self._race(evaluator, record, [artifact for artifact in artifacts if artifact.status == "ok"])
+            made = self._race(evaluator, record, [artifact for artifact in artifacts if artifact.status == "ok"])
+            if isinstance(made, Support):
+                return made
+            with self._keeping:
+                kept = self._keep(record, made)
+            return made if kept else kept
 
         yield from work_when_free(self._evaluators, stale, race, self._say)
 
@@ -118,16 +128,7 @@ class Repair:
     def _race(self, evaluator: Evaluator, record: Record, artifacts: Sequence[Artifact]) -> Record | Support:
         if not artifacts:
             return Support("none of its neighbours can be compiled")
-        problem, options = record.problem, self._options
-        result = evaluator.race(problem, artifacts, options.library)
-        entered = result.samples.keys() - {BASELINE_ENTRY}
-        if not entered:
-            reasons = [trial.reason for trial in result.trials if trial.reason]
-            return Support(f"none of its neighbours passed: {reasons[0] if reasons else 'nothing raced'}")
-        fastest = min(entered, key=lambda name: median(result.samples[name]))
-        config = next(trial.config for trial in result.trials if trial.config.name == fastest)
-        backends = {artifact.config.backend for artifact in artifacts}
-        libraries = frozenset(filter(roster.is_library, backends))
-        verified = evaluator.describe(problem, config)
-        made = make_record(problem, result, self._target, options, libraries, verified, artifacts)
+        made = race_again(evaluator, record.problem, artifacts, self._options)
+        if isinstance(made, Support):
+            return Support(f"none of its neighbours passed: {made.reason}")
         return replace(made, m_from=record.m_from, quantize_seconds=record.quantize_seconds, extra=record.extra)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,11 @@ def test_devices_share_the_measuring_and_none_is_measured_twice(measuring: Rig) 
     configs.run(measuring.campaign(example() + size(32)))
     assert sorted(first.timed + second.timed) == [32, C, B, A], "what is known is not measured again"
     assert any("32x64x64_bf16_TN: torch does not compute it" in line for line in measuring.said)
+    measuring.said.clear()
+    campaign = measuring.campaign(example() + size(32))
+    configs.run(campaign)
+    assert not any("does not compute it" in line for line in measuring.said), "neither is what the baseline has not"
+    assert len(first.timed + second.timed) == 4 and not configs.why_again(campaign)
 
 
 def test_a_baseline_that_fails_costs_itself(tmp_path: Path) -> None:
@@ -200,6 +206,14 @@ def test_a_baseline_that_fails_costs_itself(tmp_path: Path) -> None:
     }  # fmt: skip
     assert any("its baseline can't be measured, and the cost model says" in line for line in rig.said)
     assert any(line.endswith("ms, 2 of them measured") for line in rig.said)
+    assert "predicted times of 1 GEMMs, and a GPU is here: done again" in configs.why_again(rig.campaign(example()))
+    rig.evaluators = [Timed(EXAMPLE)]
+    configs.run(rig.campaign(example()))
+    assert not configs.why_again(rig.campaign(example()))
+    (tmp_path / "tunings" / "summary.csv").write_text("")
+    assert configs.why_again(rig.campaign(example())).endswith("done again")
+    with pytest.raises(InputError, match="name the LOG to have it written again"):
+        configs.why_again(replace(rig.campaign(example()), log=None))
 
 
 def test_a_gpu_that_vanishes_is_given_up(tmp_path: Path) -> None:
@@ -236,6 +250,28 @@ def test_configs_of_before_are_swept_and_other_files_stay(measuring: Rig) -> Non
     (folder / "BBS_TN_9.yaml").write_text("mine")
     configs.run(measuring.campaign(example(), threshold=50))
     assert {path.name for path in folder.glob("BBS*")} == {"BBS_TN_0.yaml", "BBS_TN_0.sh", "BBS_TN_9.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("summary.csv", "transA,transB,batch_count,m,n,k,us,call_count,total (us),% of total\n"),
+        ("gemms.csv", "transA,transB,batch_count,m,n,k,a_type,b_type,c_type,d_type,compute_type\n"),
+        ("BBS_TN_0.yaml", "GlobalParameters:\n  MinimumRequiredVersion: 4.33.0\n"),
+        ("BBS_TN_1.sh", "#!/bin/bash\n/path/to/Tensile BBS_TN_1.yaml\n"),
+    ],
+)
+def test_what_tuningdriver_wrote_is_not_replaced(measuring: Rig, name: str, text: str) -> None:
+    """It has the same names for its files, in a folder that is called so as well."""
+    folder = measuring.folder / "tunings"
+    folder.mkdir()
+    (folder / name).write_text(text)
+    with pytest.raises(OutputError, match=rf"{name} is not .*; choose another folder with -o"):
+        configs.run(measuring.campaign(example()))
+    assert (folder / name).read_text() == text and not {"summary.csv", "gemms.csv"} - {name} & set(os.listdir(folder))
+    (folder / name).unlink()
+    for _ in range(2):
+        configs.run(measuring.campaign(example()))
 
 
 @pytest.mark.parametrize("wrong", ["../../etc/passwd", "a/b", "", "BBS_TN_0.yaml"])

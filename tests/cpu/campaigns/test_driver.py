@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,6 +24,7 @@ from tritongemm.core.errors import InputError, OutputError, UnavailableError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, results_format
+from tritongemm.results.run_files import RunFiles
 from tritongemm.results.store import Store
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.workloads import sizes
@@ -103,7 +107,8 @@ def last_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "more_stages"
     folder.mkdir()
     for name in STAGES[3:]:
-        (folder / f"{name}.py").write_text("def run(campaign):\n    campaign.say(f'{__name__} runs')\n")
+        text = "def run(campaign):\n    campaign.say(f'{__name__} runs')\n\ndef why_again(campaign):\n    return ''\n"
+        (folder / f"{name}.py").write_text(text)
     monkeypatch.setattr(stages, "__path__", [str(folder), *stages.__path__])
     for name in STAGES[3:]:
         monkeypatch.delitem(__import__("sys").modules, f"{stages.__name__}.{name}", raising=False)
@@ -158,6 +163,17 @@ def test_a_gemm_that_fails_costs_itself(rig: Rig) -> None:
         run_campaign(rig.campaign(), "tune")
 
 
+@pytest.mark.usefixtures("last_stages")
+def test_what_failed_is_tried_by_the_same_command(rig: Rig) -> None:
+    """As where a GPU was lost; what is tuned stays."""
+    rig.fails = (113,)
+    run_campaign(rig.campaign(LOG))
+    rig.fails = ()
+    run_campaign(rig.campaign(LOG))
+    assert "tune: 1 of 3 GEMMs have no result: done again" in rig.said and sorted(rig.tuned) == [109, 113, 128]
+    assert len(sizes.from_file(rig.folder / "merged.yaml", Defaults())) == 3 and rig.done() == list(STAGES)
+
+
 def test_stages_need_those_before(rig: Rig) -> None:
     for stage in STAGES[1:]:
         with pytest.raises(InputError, match=f"the stage {stage} needs configs"):
@@ -192,11 +208,100 @@ def test_another_threshold_begins_anew_and_keeps_what_was_tuned(rig: Rig) -> Non
     assert len(rig.tuned) == 3 and "tuned: 1 of 1 GEMMs" in rig.said[-1]
 
 
+def test_another_threshold_needs_the_log(rig: Rig) -> None:
+    """And a stage that can't be done changes nothing of what is known to be done."""
+    for stage in STAGES[:2]:
+        run_campaign(rig.campaign(LOG), stage)
+    with pytest.raises(InputError, match=r"has the configs of --thr 0.1: name the LOG"):
+        run_campaign(replace(rig.campaign(threshold=40), log=None))
+    with pytest.raises(InputError, match="the stage tune needs configs"):
+        run_campaign(rig.campaign(threshold=40), "tune")
+    assert rig.done() == ["configs", "tune"]
+
+
+def test_a_log_may_come_out_of_a_pipe(rig: Rig) -> None:
+    pipe = rig.place / "log.pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(LOG,))
+    writer.start()
+    run_campaign(replace(rig.campaign(), log=pipe), "configs")
+    writer.join()
+    run_campaign(rig.campaign(LOG), "tune")
+    assert sorted(rig.tuned) == [109, 113, 128], "a file of the same contents is the same log"
+
+
+@pytest.mark.usefixtures("last_stages")
+def test_who_has_a_gpu_goes_on_from_no_prediction(rig: Rig) -> None:
+    """Shares and results are measured anew, once; without the log the shares stay predictions, which is said."""
+    without = rig.campaign(LOG)
+    for stage in STAGES[:3]:
+        run_campaign(without, stage)
+    for name in ("tuned.yaml", "tuned.yaml.journal"):
+        text = (rig.folder / name).read_text()
+        (rig.folder / name).write_text(re.sub("timer['\"]: ['\"][a-z-]+", "timer': 'model", text))
+    (rig.folder / "tuned.yaml.journal").unlink()
+    times = {"tuned": rig.folder / "tuned.yaml", "old": rig.folder / "tuned.yaml.old"}
+    predicted = times["tuned"].read_text()
+    opened = nullcontext([FakeEvaluator(baseline_seconds=1e-6)])
+    gpu = replace(without, devices=(0,), open_evaluators=lambda: opened)
+    run_campaign(replace(gpu, log=None))
+    assert any("name the LOG to have them measured" in one for one in rig.said)
+    assert len(rig.tuned) == 6 and times["old"].read_text() == predicted != times["tuned"].read_text()
+    run_campaign(gpu)
+    assert any("has predicted times of 3 GEMMs, and a GPU is here: done again" in one for one in rig.said)
+    assert len(rig.tuned) == 6 and "measured" in (rig.folder / "summary.csv").read_text()
+    rig.said.clear()
+    run_campaign(gpu)
+    assert not any("done again" in one for one in rig.said)
+
+
+def test_tuning_anew_sets_aside_what_is_there(rig: Rig) -> None:
+    for stage in STAGES[:3]:
+        run_campaign(rig.campaign(LOG), stage)
+    run_campaign(replace(rig.campaign(LOG), resume=False), "tune")
+    assert (
+        len(rig.tuned) == 6 and (rig.folder / "tuned.yaml.journal.old").exists() and rig.done() == ["configs", "tune"]
+    )
+    held = RunFiles(rig.folder / "tuned.yaml")
+    held.hold()
+    with pytest.raises(OutputError, match="is held by another run"):
+        run_campaign(replace(rig.campaign(LOG), resume=False), "tune")
+    held.release()
+
+
+@pytest.mark.usefixtures("last_stages")
+def test_results_of_other_campaigns_are_merged_in_once_and_stay(rig: Rig) -> None:
+    """Also where the stage is done again without their names, and whatever becomes of their files."""
+    run_campaign(rig.campaign(LOG))
+    texts = [results_format().write_results([result(Problem(m, 7, 7))]) for m in (7, 8)]
+    others = [rig.place / "one" / "tuned.yaml", rig.place / "two" / "tuned.yaml"]
+    for path, text in zip(others, texts, strict=True):
+        path.parent.mkdir()
+        path.write_text(text)
+
+    def merged(*names: Path, only: str = "") -> list[int]:
+        rig.said.clear()
+        run_campaign(replace(rig.campaign(), others=names), only)
+        return [row.problem.m for row in sizes.from_file(rig.folder / "merged.yaml", Defaults())]
+
+    assert merged(others[0]) == [109, 113, 128, 7] and rig.done() == list(STAGES)
+    assert f"merge: {others[0]} is to be merged in: done again" in rig.said
+    assert merged(others[0]) == [109, 113, 128, 7] and all("done already" in line for line in rig.said)
+    assert sorted(merged(others[1])) == [7, 8, 109, 113, 128]
+    others[0].unlink()
+    assert sorted(merged(only="merge")) == [7, 8, 109, 113, 128]
+    others[1].write_text("- {M: 7}")
+    with pytest.raises(InputError, match=r"two.tuned.yaml"):
+        merged(others[1])
+    assert len(sizes.from_file(rig.folder / "merged.yaml", Defaults())) == 5 and "merge" in rig.done()
+
+
 def test_a_folder_without_a_campaign(rig: Rig) -> None:
     with pytest.raises(InputError, match="has no campaign: name the LOG"):
         run_campaign(rig.campaign())
     with pytest.raises(InputError, match="there is no such file"):
         run_campaign(replace(rig.campaign(), log=rig.place / "absent.log"))
+    assert not rig.folder.exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', "null", "[" * 100000])

@@ -16,7 +16,7 @@ from tests.support.evaluators import FakeEvaluator
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns import benchmark, raw_results
-from tritongemm.campaigns.benchmark import DROPPED, FINAL, KEPT, PRODUCTS, RAW, SUMMARY, TUNED
+from tritongemm.campaigns.benchmark import DROPPED, FINAL, KEPT, LIBRARY, PRODUCTS, RAW, SUMMARY, TUNED
 from tritongemm.campaigns.comparison import TURNS, own_choice
 from tritongemm.campaigns.measuring import MeasuringTools
 from tritongemm.campaigns.stages import benchmark as benchmark_stage
@@ -25,11 +25,12 @@ from tritongemm.campaigns.uplift import ComparedProduct, drop_reason, percent_of
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.errors import InputError, OutputError, TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
+from tritongemm.export.library.storage import is_library, open_library
 from tritongemm.formats import results_format
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.runtime.machine import Machine
@@ -100,6 +101,17 @@ def test_every_sample_is_written_and_read_back(tmp_path: Path) -> None:
     back, _ = raw_results.read_products(tmp_path / "raw.csv")
     assert back.samples_reference == samples and back.columns == (("m", "16"), ("transA", "T"))
     assert back.ratio == pytest.approx(product.ratio) and back.failure.startswith('a "crash"')
+
+
+def test_results_of_others_are_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "raw_results.csv"
+    path.parent.mkdir()
+    path.write_text("transA,transB,us_reference,us_tuned\n", encoding="utf-8")
+    with pytest.raises(OutputError, match=r"raw_results.csv is not a table of a campaign; move it away"):
+        raw_results.write_products(path, [compared("b", 1, 5)])
+    path.unlink()
+    for _ in range(2):
+        raw_results.write_products(path, [compared("b", 1, 5)])
 
 
 @pytest.mark.parametrize(
@@ -307,17 +319,61 @@ class Told:
 
     folder: Path
     said: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    device: Callable[[], Device] = lambda: Device([], 0)
 
     @contextmanager
     def open_tools(self, what: str) -> Iterator[MeasuringTools]:
         """One device."""
         assert what == "the benchmark"
         with closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool:
-            yield MeasuringTools(MACHINE, [lambda: Device([], 0)], pool, MeasureProtocol())
+            yield MeasuringTools(MACHINE, [self.device], pool, MeasureProtocol())
 
     def say(self, text: str) -> None:
         """Keep it."""
         self.said.append(text)
+
+    def fail(self, text: str) -> None:
+        """Keep it."""
+        self.failed.append(text)
+
+
+def test_what_could_not_be_compared_is_a_failure_and_tried_again(tmp_path: Path) -> None:
+    class Vanished(Device):
+        def race(self, *args: object, **more: object) -> RaceResult:
+            raise TritonGemmError("the GPU is gone")
+
+    told = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]), device=lambda: Vanished([], 0))
+    benchmark_stage.run(told)
+    assert told.failed == [f"not compared: {PROBLEMS[0].key}: the reference: the GPU is gone"]
+    assert benchmark_stage.why_again(told) == "1 GEMMs could not be compared: done again"
+    benchmark_stage.run(Told(told.folder))
+    assert not benchmark_stage.why_again(told)
+    (told.folder / RAW).write_text("", encoding="utf-8")
+    assert benchmark_stage.why_again(told).endswith("done again")
+    benchmark_stage.run(Told(told.folder))
+    (told.folder / RAW).unlink()
+    assert "there is no such file: done again" in benchmark_stage.why_again(told)
+
+
+def test_what_is_kept_is_a_library(tmp_path: Path) -> None:
+    """Another filter that keeps nothing leaves none."""
+    told = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
+    benchmark_stage.run(told)
+    benchmark.run_filter(told.folder, told.say)
+    (entry,) = open_library(told.folder / LIBRARY).entries
+    assert entry.record == benchmark.read_records(told.folder / FINAL)[0]
+    assert told.said[-1].endswith("final: a library of 1 results, 0 with kernels")
+    benchmark.run_filter(told.folder, told.say, least_ratio=100)
+    assert not is_library(told.folder / LIBRARY)
+
+
+def test_what_could_not_be_compared_counts_in_the_whole(tmp_path: Path) -> None:
+    """By the summary's time: else the others would seem to save more of the log's time than they do."""
+    (tmp_path / SUMMARY).write_text("problem,total (us),baseline\na,100,measured\nb,300,measured\n", encoding="utf-8")
+    lost = compared("b", 10, 30, samples_reference=(), failure="the reference: the GPU is gone")
+    assert benchmark.read_rest(tmp_path, [compared("a", 10, 10), lost]).seconds == pytest.approx(300e-6)
+    assert not benchmark.read_rest(tmp_path, [compared("a", 10, 10), compared("b", 10, 30)]).seconds
 
 
 def test_the_stages(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +18,12 @@ from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns import merging
 from tritongemm.campaigns.benchmark import TUNED, read_records
 from tritongemm.campaigns.measuring import MeasuringTools
-from tritongemm.campaigns.merging import Conflict, merge_results, race_again
+from tritongemm.campaigns.merging import Conflict, merge_results, race_conflicts
 from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import Problem
-from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.protocol import MeasureProtocol, RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.formats import results_format
@@ -92,15 +95,15 @@ def test_a_measured_result_goes_before_a_predicted_one(tmp_path: Path) -> None:
     assert [r.timer for r in merged.records] == ["graph-events"] * 3, "another device's result is another row"
 
 
-def tools(evaluator: FakeEvaluator, pool: BuildPool) -> MeasuringTools:
+def tools(*gpus: FakeEvaluator, pool: BuildPool) -> MeasuringTools:
     machine = Machine(loader.load_target("gfx942"), "amd", (0,), "AMD Instinct MI300X", "")
-    return MeasuringTools(machine, [lambda: evaluator], pool, MeasureProtocol())
+    return MeasuringTools(machine, [partial(next, iter([gpu])) for gpu in gpus], pool, MeasureProtocol())
 
 
-def raced(conflicts: Sequence[Conflict], evaluator: FakeEvaluator) -> list[Record | Support]:
+def raced(conflicts: Sequence[Conflict], *gpus: FakeEvaluator) -> list[Record | Support]:
     pool = BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)
     try:
-        return race_again(tools(evaluator, pool), conflicts)
+        return race_conflicts(tools(*gpus, pool=pool), print, conflicts)
     finally:
         pool.close()
 
@@ -132,6 +135,21 @@ def test_what_a_race_does_not_tell_stays() -> None:
     found, refused = raced([Conflict(mine, stored(PROBLEMS[0], 2, 5)), elsewhere], gpu)
     assert isinstance(found, Record) and (found.m_from, found.extra) == (3, {"of_mine": 1})
     assert isinstance(refused, Support) and "this GPU is a gfx942 of 304 compute units" in refused.reason
+
+
+def test_conflicts_race_on_all_devices(sources: tuple[Path, Path], tmp_path: Path) -> None:
+    """Each of the two by a device of its own, which waits for the other; nobody has more devices than conflicts."""
+    both = threading.Barrier(2, timeout=20)
+
+    class Waiting(FakeEvaluator):
+        def race(self, *args: Any, **more: Any) -> RaceResult:
+            both.wait()
+            return super().race(*args, **more)
+
+    gpus = [Waiting(seconds=lambda config: config.option("index") * 1e-6) for _ in range(3)]
+    merged = merge_results(*sources, tmp_path / "out.yaml", lambda conflicts: raced(conflicts, *gpus))
+    assert indices(tmp_path / "out.yaml") == {32: 1, 16: 1, 48: 1, 64: 2}
+    assert [len(gpu.raced) for gpu in gpus] == [2, 2, 0] and all("raced again" in note for note in merged.notes)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def log(tmp_path: Path) -> Path:
 
 def read(log: Path, text: str) -> JobWorkload:
     log.write_text(text)
-    return read_workload(log, GFX950)
+    return read_workload(log, log.read_bytes(), GFX950)
 
 
 def counts(workload: JobWorkload) -> dict[str, float]:
@@ -92,7 +92,7 @@ def test_functions_that_are_no_gemm_are_counted(log: Path) -> None:
 
 def test_another_architecture_is_told(log: Path) -> None:
     log.write_text("Device ID 0 : AMD Instinct MI350X gfx950:sramecc+:xnack-\n" + line() + line(a="f8_r", scale=1))
-    here, there = read_workload(log, GFX950), read_workload(log, GFX942)
+    here, there = read_workload(log, log.read_bytes(), GFX950), read_workload(log, log.read_bytes(), GFX942)
     assert here.remarks == () and len(counts(here)) == 2
     assert there.remarks == (f"{log}: line 1 names gfx950, and this campaign tunes for gfx942",)
     assert "gfx942 has no matrix instruction for fp8e4m3fn" in there.products[1].reason
@@ -113,7 +113,7 @@ def test_cublaslt_s_trace(log: Path) -> None:
         trace(compute="transa=OP_T newField=4 "),
     ]
     log.write_text("".join(texts))
-    found = read_workload(log, SM90)
+    found = read_workload(log, log.read_bytes(), SM90)
     assert [p.problem.key if p.problem else p.reason for p in found.products] == [
         "109x16032x16384_bf16_TN",
         "109x16032x16384_bf16_TT",
@@ -135,7 +135,7 @@ def test_a_captured_workload(tmp_path: Path) -> None:
         '- {"M": 16, "N": 64, "K": 128, "rowMajorA": "T", "rowMajorB": "N", "dtype_a": "bf16", "count": 7}\n'
         '- {"M": 16, "N": 64, "K": 128, "rowMajorA": "T", "rowMajorB": "N", "dtype_a": "fp8e4m3fn", "count": 2}\n'
     )
-    found = read_workload(path, GFX942)
+    found = read_workload(path, path.read_bytes(), GFX942)
     assert [(p.count, p.call.transposes, p.call.m, p.call.n) for p in found.products] == [
         (7, "TN", 64, 16), (2, "TN", 64, 16),
     ]  # fmt: skip
@@ -146,8 +146,6 @@ def test_a_captured_workload(tmp_path: Path) -> None:
 def test_what_is_no_log(log: Path, text: str) -> None:
     with pytest.raises(InputError, match=r"is empty|in no known format.*HIPBLASLT_LOG_MASK"):
         read(log, text)
-    with pytest.raises(InputError, match="there is no such file"):
-        read_workload(log.with_name("absent"), GFX950)
 
 
 def test_a_row_whose_function_can_t_be_read_costs_itself(log: Path) -> None:
@@ -165,7 +163,7 @@ def test_whatever_a_log_holds_is_told_in_a_line(log: Path, data: st.DataObject) 
     damage = data.draw(st.text("{}:,=-[]'\"0159 TNmnabf\n\x00\u20ac", max_size=6))
     log.write_text(text[:place] + damage + text[place + data.draw(st.integers(0, 12)) :])
     try:
-        found = read_workload(log, GFX950)
+        found = read_workload(log, log.read_bytes(), GFX950)
     except InputError as error:
         assert str(log) in str(error)
     else:
@@ -174,4 +172,32 @@ def test_whatever_a_log_holds_is_told_in_a_line(log: Path, data: st.DataObject) 
 
 def test_bytes_that_are_no_text_are_passed_over(log: Path) -> None:
     log.write_bytes(b"\xff\xfe\x00garbage\n" + line().encode() + b"\x80\n")
-    assert counts(read_workload(log, GFX950)) == {"109x16032x16384_bf16_TN": 1}
+    assert counts(read_workload(log, log.read_bytes(), GFX950)) == {"109x16032x16384_bf16_TN": 1}
+
+
+def test_what_a_capture_left_out_is_told(log: Path) -> None:
+    """With its share where its sizes are known."""
+    size = '"M": %d, "N": 64, "K": 32, "rowMajorA": "T", "rowMajorB": "N", "dtype_a": "%s", "dtype_b": "bf16", '
+    size += '"dtype_c": "bf16", "bias": "none", "family": "dense"'
+    left = size % (16, "complex64") + ', "reason": "there are no kernels for complex64", "operation": "mm"'
+    rows = [
+        "# Gradients were wanted: the products of the backward pass are not among them.",
+        f'- {{{size % (8, "bf16")}, "operation": "linear", "count": 3, "callers": []}}',
+        f'# left out: {{{left}, "count": 5, "callers": []}}',
+        '# left out: {"reason": "tensors of sparse layouts", "operation": "addmm", "count": 7, "callers": []}',
+        '# left out: {"count": "many"}',
+    ]
+    found = read(log, "\n".join(rows) + "\n")
+    ours, lost = found.products
+    assert ours.count == 3 and ours.problem is not None
+    assert (lost.count, lost.problem, lost.reason) == (5, None, "mm: there are no kernels for complex64")
+    assert (lost.call.m, lost.call.n, lost.call.k, lost.call.transposes) == (64, 16, 32, "TN")
+    gradients, unknown, unread = found.remarks
+    assert "line 1: Gradients were wanted" in gradients and "line 5: what the capture left out" in unread
+    assert "line 4: 7 calls of unknown sizes are not counted, nor is their time: addmm: tensors of sparse" in unknown
+
+
+def test_sizes_among_the_lines_of_a_log_are_told(log: Path) -> None:
+    found = read(log, line() + '- {"M": 8, "N": 64, "K": 32, "count": 3}\n' * 2)
+    assert len(found.products) == 1
+    assert any("line 2 is of a file of sizes, as are 1 others; they are not counted" in one for one in found.remarks)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,11 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
+from tritongemm.export.library import checking
+from tritongemm.export.library.checking import Checked
 from tritongemm.export.library.storage import open_library
 from tritongemm.plugins.contracts import Evaluator
+from tritongemm.results.run_files import RunFiles
 from tritongemm.results.store import Store
 from tritongemm.runtime import machine
 from tritongemm.runtime.machine import Machine
@@ -154,6 +158,108 @@ def test_all_devices_repair(
     with pytest.raises(SystemExit):
         command.main([str(results), "--devices", "0;1"])
     assert "not a list of numbers of GPUs" in capsys.readouterr().err
+
+
+class Watched(FakeEvaluator):
+    """A GPU that keeps what lies at a path whenever it races."""
+
+    def __init__(self, path: Path, read: Callable[[Path], list[Any]]) -> None:
+        super().__init__(baseline_seconds=3e-5, rounds=9)
+        self.path, self.read, self.seen = path, read, list[list[Any]]()
+
+    def race(self, *args: Any, **more: Any) -> RaceResult:
+        self.seen.append(self.read(self.path))
+        return super().race(*args, **more)
+
+
+def test_each_repaired_row_is_written_when_it_is_known(
+    results: Path, gpu: FakeEvaluator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that a kill in the next race costs that alone; nobody else writes meanwhile, which is told before any race."""
+    watched = Watched(results, lambda path: path.read_text().splitlines())
+    monkeypatch.setattr(command, "_devices", lambda *_: nullcontext([watched]))
+    before = results.read_text().splitlines()
+    other = RunFiles(results)
+    other.hold()
+    assert command.main([str(results), "--repair"]) == 2 and not watched.seen
+    assert "is held by another run" in capsys.readouterr().err
+    other.release()
+    assert command.main([str(results), "--repair"]) == 0
+    first, second = watched.seen
+    assert first == before and second[1] != before[1] and second[2:] == before[2:]
+    assert results.read_text().splitlines()[:2] == second[:2]
+
+
+def test_a_row_that_another_program_changed_stays_its_own(
+    results: Path, gpu: FakeEvaluator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was written while the rows were checked."""
+    compare = checking.check
+
+    def changed(*args: Any) -> list[Checked]:
+        found = compare(*args)
+        results.write_text(results.read_text().replace("9.0", "8.5", 1))
+        return found
+
+    monkeypatch.setattr(checking, "check", changed)
+    assert command.main([str(results), "--repair"]) == 1
+    assert "40x96x160_bf16_TN: another program has changed it meanwhile" in capsys.readouterr().err
+    assert "8.5" in results.read_text().splitlines()[1] and "'code': " in results.read_text().splitlines()[2]
+
+
+def test_entries_of_a_library_are_repaired_one_by_one(
+    results: Path,
+    gpu: FakeEvaluator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is damaged stays known until it is repaired, wherever that ends."""
+    path = tmp_path / "library.zip"
+    assert library_command.main(["build", str(results), "-o", str(path)]) == 0
+    members = zipfile.ZipFile(path)
+    with zipfile.ZipFile(tmp_path / "cut.zip", "w") as cut:
+        for name in (name for name in members.namelist() if not name.startswith("objects/")):
+            cut.writestr(name, members.read(name))
+    path = tmp_path / "cut.zip"
+
+    def states() -> list[str]:
+        return [state for _, state in sorted(_told_states(path, capsys))]
+
+    assert states() == ["damaged", "damaged", "holds"]
+
+    class Stopped(Watched):
+        def race(self, problem: Problem, *args: Any, **more: Any) -> RaceResult:
+            if problem == SIZES[1]:
+                raise KeyboardInterrupt
+            return super().race(problem, *args, **more)
+
+    monkeypatch.setattr(command, "_devices", lambda *_: nullcontext([Stopped(path, lambda _: [])]))
+    assert command.main([str(path), "--repair"]) == 130
+    assert states() == ["holds", "damaged", "holds"]
+    monkeypatch.setattr(command, "_devices", lambda *_: nullcontext([gpu]))
+    assert command.main([str(path), "--repair"]) == 0
+    assert states() == ["holds"] * 3 and library_command.main(["verify", str(path)]) == 0
+
+
+def _told_states(path: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
+    capsys.readouterr()
+    command.main([str(path)])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:4]]
+    return [(row[0], row[4]) for row in rows]
+
+
+def test_a_damaged_helper_kernel_is_told(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "library"
+    scaled = Problem(16, 128, 256, "int8", "int8", "bf16", row_major_b=False, family="a8w8")
+    with Store.open(tmp_path / "scaled.yaml", "gfx942", TOOLS, {}, compute_units=TARGET.compute_units) as store:
+        store.add_record(tuned(scaled))
+        store.merge()
+    assert library_command.main(["build", str(tmp_path / "scaled.yaml"), "-o", str(path)]) == 0
+    helper = next(iter(open_library(path).helpers.values()))
+    (path / helper.member).write_bytes(bytes(helper.size))
+    assert command.main([str(path)]) == 1
+    assert f"damaged: {path}: {helper.name}: its code object" in capsys.readouterr().err
 
 
 def test_what_was_repaired_before_a_signal_is_written(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +13,7 @@ from tests.support.stores import ONE, TWO, record
 from tritongemm.cli import convert
 from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults, results_format
+from tritongemm.results import told_file
 from tritongemm.workloads import sizes
 
 HEADER = (
@@ -100,3 +104,36 @@ def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: pytest.Ca
         if status == 2:
             assert ours.read_bytes() == before and not list(tmp_path.glob("x.*"))
     assert len(sizes.from_file(ours, Defaults())) == 2
+
+
+def test_files_without_a_result_make_no_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As where the name of the output says another format than that of the files to merge."""
+    source = written(tmp_path / "a_bf16_tuned.csv", HEADER, OTHER)
+    assert convert.main([source, "-o", str(tmp_path / "merged.yaml")]) == 2
+    told = capsys.readouterr().err
+    assert "no result that can be told as the YAML of our results" in told and "which --to names" in told
+    assert not (tmp_path / "merged.yaml").exists()
+    assert convert.main([source, "-o", str(tmp_path / "merged.csv"), "--to", "aiter"]) == 0
+
+
+def test_merges_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads what the one before has written, however long that takes."""
+    output, write = tmp_path / "all_bf16_tuned.csv", told_file.write
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.02)
+        return write(*args)
+
+    monkeypatch.setattr(told_file, "write", slowly)
+    rows = [OTHER.replace(",16,512", f",{m},512") for m in (16, 32, 48)]
+    merges = []
+    for number, row in enumerate(rows):
+        source = written(tmp_path / f"{number}_bf16_tuned.csv", HEADER, row)
+        merges.append(threading.Thread(target=convert.main, args=([source, "-o", str(output)],)))
+        merges[-1].start()
+    for merge in merges:
+        merge.join()
+    assert sorted(output.read_text().splitlines()) == sorted([HEADER, *rows])
+    with told_file.held(output), monkeypatch.context() as patch:
+        patch.setattr(told_file, "_LOCK_SECONDS", 0.01)
+        assert convert.main([str(tmp_path / "0_bf16_tuned.csv"), "-o", str(output)]) == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import DATA
+from tests.support import DATA, libraries
 from tests.support.reports import problem, result, table, write_results, write_run
 from tritongemm.cli import report
 from tritongemm.formats import results_format
@@ -52,6 +52,33 @@ def test_a_workload_weighs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     workload.write_text(row % (48, 9), encoding="utf-8")
     assert report.main([str(results), "-o", str(output), "--workload", str(workload)]) == 2
     assert "none of its sizes has a result" in capsys.readouterr().err
+
+
+@drawn
+def test_a_campaign_weighs_by_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of its folder the merged results count, and how the tuning went."""
+    folder, output = tmp_path / "tunings", tmp_path / "report.html"
+    folder.mkdir()
+    (folder / "campaign.json").write_text("{}", encoding="utf-8")
+    assert report.main([str(folder), "-o", str(output)]) == 2
+    assert "this campaign has no results yet" in capsys.readouterr().err
+    tuned = table(512, 512)
+    write_run(folder / "tuned.yaml", tuned, "too slow")
+    write_results(folder / "merged.yaml", tuned[:3])
+    counts = [f"{row.problem.key},{3 + place}" for place, row in enumerate(tuned[:2])]
+    (folder / "gemms.csv").write_text("\n".join(["problem,call_count", *counts, ""]), encoding="utf-8")
+    assert report.main([str(folder), "-o", str(output)]) == 0
+    said = capsys.readouterr().out
+    assert "tuned.yaml.journal: 99% of the final speed" in said
+    assert "weighed by the workload&#39;s calls" in output.read_text(encoding="utf-8")
+
+
+@drawn
+def test_a_library_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [libraries.tuned(libraries.linear(m, 48, 64)) for m in (8, 16)]
+    libraries.write(tmp_path / "kernels.zip", *records)
+    assert report.main([str(tmp_path / "kernels.zip"), "-o", str(tmp_path / "report.html")]) == 0
+    assert "2 results" in capsys.readouterr().out
 
 
 @drawn

@@ -12,7 +12,7 @@ from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.support import Support
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import Trial
 from tritongemm.core.tuning_options import TuningOptions
 from tritongemm.tuning import repair
@@ -26,6 +26,10 @@ OPTIONS = TuningOptions(Path("unused"), toolchain={"triton": "4.0"})
 
 def record(problem: Problem, config: Config, **changes: Any) -> Record:
     return replace(Record(problem, "gfx942", config, "triton", 9e-6, 0.01, "events"), **changes)
+
+
+def kept(before: Record, after: Record) -> Support:
+    return SUPPORTED
 
 
 def test_neighbours_are_near_and_of_the_same_kind() -> None:
@@ -63,7 +67,7 @@ def test_the_fastest_takes_the_place_of_a_stale_result(monkeypatch: Any) -> None
         record(replace(SIZE, m=90), FAR),
         record(replace(SIZE, m=99), OWN),
     ]
-    ((before, after),) = Repair([evaluator], pool, OPTIONS, print).repair([stale], known, {})
+    ((before, after),) = Repair([evaluator], pool, OPTIONS, kept, print).repair([stale], known, {})
     assert before is stale and evaluator.raced == [NEAR, OWN]
     assert isinstance(after, Record) and (after.config, after.m_from, after.code) == (NEAR, 8, "5" * 64)
     assert after.toolchain == {"triton": "4.0"} and after.problem == SIZE and after.extra == {"newer": 1}
@@ -74,9 +78,31 @@ def test_what_can_not_be_raced_keeps_its_place(monkeypatch: Any) -> None:
     monkeypatch.setattr(repair, "compile_job", lambda *_: Support("no compiler"))
     pool: Any = SimpleNamespace(stream=lambda jobs: iter(list(jobs)))
     stale = record(SIZE, SLOW)
-    ((_, after),) = Repair([FakeEvaluator()], pool, OPTIONS, print).repair([stale], [stale], {})
+    ((_, after),) = Repair([FakeEvaluator()], pool, OPTIONS, kept, print).repair([stale], [stale], {})
     assert after == Support("none of its neighbours can be compiled")
     library = Config("auto", 0, 0, 0, backend="torch")
     full = FakeEvaluator(fits=lambda p: False)
-    ((_, after),) = Repair([full], pool, OPTIONS, print).repair([record(SIZE, library)], [], {})
+    ((_, after),) = Repair([full], pool, OPTIONS, kept, print).repair([record(SIZE, library)], [], {})
     assert after == Support("out of memory")
+
+
+def test_a_device_races_nothing_while_a_result_is_kept(monkeypatch: Any) -> None:
+    """And what can't be kept is told as what can't be raced is."""
+    monkeypatch.setattr(repair, "brings_kernels", lambda config: False)
+    gpu, stale, raced = FakeEvaluator(rounds=9), [record(replace(SIZE, m=m), SLOW) for m in (8, 9)], list[int]()
+    monkeypatch.setattr("tests.support.evaluators.require_launch", lambda *_: None)
+    race = gpu.race
+
+    def note(problem: Problem, *args: Any) -> Any:
+        raced.append(problem.m)
+        return race(problem, *args)
+
+    monkeypatch.setattr(gpu, "race", note)
+    pool: Any = SimpleNamespace(stream=lambda jobs: iter(list(jobs)))
+
+    def keep(before: Record, after: Record) -> Support:
+        assert raced[-1] == before.problem.m == after.problem.m
+        return Support("no room") if before is stale[0] else SUPPORTED
+
+    first, second = Repair([gpu], pool, OPTIONS, keep, print).repair(stale, stale, {})
+    assert first == (stale[0], Support("no room")) and isinstance(second[1], Record)

@@ -36,7 +36,10 @@ def read_counted(text: str, first_key: str, contents: LogContents) -> Iterator[t
         except InputError as error:
             contents.faults.append(LogFault(line, str(error)))
             continue
-        yield line, fields, count
+        if count:
+            yield line, fields, count
+        else:
+            contents.faults.append(LogFault(line, "call_count is 0"))
 
 
 def read_maps(text: str, first_key: str) -> Iterator[tuple[int, Fields | str]]:

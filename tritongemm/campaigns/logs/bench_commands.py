@@ -10,6 +10,7 @@ where its line has an end, and where no word in it stands without an option.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import ClassVar
 
 from tritongemm.campaigns.logs._fields import OTHERS, Fields, add_row
@@ -28,6 +29,7 @@ _LETTERS = {
     "h": "f16_r", "s": "f32_r", "d": "f64_r", "c": "f32_c", "z": "f64_c", "i8": "i8_r",
     "f16": "f16_r", "bf16": "bf16_r", "f32": "f32_r", "f64": "f64_r",
 }  # fmt: skip
+_CUT = "the command is cut: its line does not end; if it is whole, end the file with a new line"
 _TYPES = ("a_type", "b_type", "c_type", "d_type", "compute_type")
 
 
@@ -45,35 +47,46 @@ class BenchCommands(CallLog):
                 last = index + 1 == len(places)
                 end = len(line) if last else places[index + 1].start()
                 if not (last and line.endswith(("\n", "\r"))):
-                    contents.faults.append(LogFault(number, "the command is cut: its line does not end"))
-                    continue
-                if place["program"] is None:
+                    contents.faults.append(LogFault(number, _CUT))
+                elif place["program"] is None:
                     contents.faults.append(LogFault(number, "the command is cut: its beginning is not there"))
-                    continue
-                self._add(contents, place["program"], line[place.end() : end].split(), number)
+                else:
+                    _add(contents, place["program"], line[place.end() : end], number)
         return contents
 
-    def _add(self, contents: LogContents, program: str, words: list[str], line: int) -> None:
-        values = _read_words(words)
-        if isinstance(values, str):
-            contents.faults.append(LogFault(line, values))
-            return
-        function = values.get("f", "gemm" if program == "rocblas" else "matmul")
-        known = _FUNCTION.fullmatch(function)
-        if program == "rocblas" and known is None:
-            contents.others[function] += 1
-            return
-        if known is not None and known["by_pointers"]:
-            values[OTHERS] = "a batch by pointers"
-        own = _LETTERS.get(values.get("r", ""), values.get("r", ""))
-        if own:
-            values = dict.fromkeys(_TYPES, own) | values
-        values |= {name: _LETTERS.get(values[name], values[name]) for name in _TYPES if name in values}
-        if "ldd" not in values and "ldc" in values:
-            values["ldd"] = values["ldc"]
-        if program == "rocblas":
-            values = {"transA": "N", "transB": "N"} | values
-        add_row(contents, Fields(values), line, f"{program}-bench")
+
+def _add(contents: LogContents, program: str, text: str, line: int) -> None:
+    found = _read_command(program, text)
+    if isinstance(found, Fields):
+        add_row(contents, found, line, f"{program}-bench")
+    elif isinstance(found, LogFault):
+        contents.faults.append(LogFault(line, found.reason))
+    else:
+        contents.others[found] += 1
+
+
+@lru_cache(maxsize=1 << 14)
+def _read_command(program: str, text: str) -> Fields | LogFault | str:
+    """The fields of a command, or what is wrong with it, or the function that it is of where that is no product.
+
+    Of a log with a line for each call most lines are equal.
+    """
+    values = _read_words(text.split())
+    if isinstance(values, str):
+        return LogFault(0, values)
+    function = values.get("f", "gemm" if program == "rocblas" else "matmul")
+    known = _FUNCTION.fullmatch(function)
+    if program == "rocblas" and known is None:
+        return function
+    if known is not None and known["by_pointers"]:
+        values[OTHERS] = "a batch by pointers"
+    own = _LETTERS.get(values.get("r", ""), values.get("r", ""))
+    if own:
+        values = dict.fromkeys(_TYPES, own) | values
+    values |= {name: _LETTERS.get(values[name], values[name]) for name in _TYPES if name in values}
+    if "ldd" not in values and "ldc" in values:
+        values["ldd"] = values["ldc"]
+    return Fields({"transA": "N", "transB": "N"} | values if program == "rocblas" else values)
 
 
 def _read_words(words: list[str]) -> dict[str, str] | str:

@@ -28,7 +28,7 @@ class HipblasltProfile(CallLog):
         for line, fields, count in read_counted(text, "function", contents):
             if fields["function"] != "matmul":
                 contents.others[fields["function"]] += count
-            elif count:
+            else:
                 kind = "extended profile" if _KERNEL_KEYS & fields.keys() else "profile"
                 add_row(contents, fields, line, f"hipBLASLt's {kind}", count)
         return contents

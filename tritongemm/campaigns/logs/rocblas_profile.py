@@ -32,7 +32,7 @@ class RocblasProfile(CallLog):
             function = _FUNCTION.fullmatch(name)
             if function is None:
                 contents.others[name] += count
-            elif count:
+            else:
                 add_row(contents, _typed(fields, function), line, "rocBLAS's profile", count)
         return contents
 

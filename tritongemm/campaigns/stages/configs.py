@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from tritongemm.campaigns import tables
+from tritongemm.campaigns import raw_results, tables
+from tritongemm.campaigns.baseline_times import BaselineTimes
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.column_major import config_letters
-from tritongemm.campaigns.weights import MEASURED, WeighedProduct, weigh
+from tritongemm.campaigns.weights import BASELINE, MEASURED, PREDICTED, WeighedProduct, weigh
 from tritongemm.campaigns.workload import read_workload
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
@@ -19,6 +21,7 @@ from tritongemm.core.format_row import FormatRow
 from tritongemm.formats import results_format
 
 _ADVICE = "make room and run the same command again, or choose another -o"
+_ELSEWHERE = "choose another folder with -o"
 _MOST_TOLD = 20  # Products that can't be computed here which are told one by one.
 _SCRIPT = """#!/bin/sh
 # {about}
@@ -35,9 +38,9 @@ def run(campaign: Campaign) -> None:
         InputError: there is no log, it can't be read, or nothing in it takes enough time.
         OutputError: a file can't be written.
     """
-    if campaign.log is None:
-        raise InputError("name the LOG that the configs are made of")
-    workload = read_workload(campaign.log, campaign.target)
+    contents = campaign.log_contents
+    assert campaign.log is not None, "it has contents"
+    workload = read_workload(campaign.log, contents, campaign.target)
     for remark in workload.remarks:
         campaign.say(remark)
     products = weigh(campaign, workload.products)
@@ -45,13 +48,41 @@ def run(campaign: Campaign) -> None:
     _tell(campaign, products, configs)
     if not configs:
         raise InputError(_nothing(campaign, products))
-    _sweep(campaign.folder)
     chosen = {name: products[place] for place, name in configs.items()}
+    _check_places(campaign.folder, chosen)
+    _sweep(campaign.folder)
     for name, one in chosen.items():
         _write_config(campaign, name, one)
     _write(campaign.folder / tables.SUMMARY, tables.write_summary(products, configs, campaign.threshold))
     _write(campaign.folder / tables.GEMMS, tables.write_gemms(chosen))
     campaign.say(f"configs: {len(chosen)} in {campaign.folder}, {tables.GEMMS} lists them")
+
+
+def why_again(campaign: Campaign) -> str:
+    """Why the stage is done again; "" where it is not: shares are measured where they can be."""
+    try:
+        count = _count_unmeasured(campaign)
+    except InputError as error:
+        if campaign.log is None:
+            raise InputError(f"{error}; name the LOG to have it written again") from None
+        return f"{error}: done again"
+    if not count:
+        return ""
+    what = f"{tables.SUMMARY} has predicted times of {count} GEMMs, and a GPU is here"
+    if campaign.log is None:
+        campaign.say(f"{what}: name the LOG to have them measured")
+        return ""
+    return f"{what}: done again"
+
+
+def _count_unmeasured(campaign: Campaign) -> int:
+    """How many GEMMs have a predicted time, though a GPU that is here may measure them."""
+    rows = [row for _, row in raw_results.read_rows(campaign.folder / tables.SUMMARY, ("problem", "baseline"))]
+    predicted = [row["problem"] for row in rows if row["problem"] and row["baseline"] == PREDICTED]
+    if not campaign.devices or not predicted or not (campaign.folder / BASELINE).exists():
+        return len(predicted) if campaign.devices else 0
+    with BaselineTimes(campaign.folder / BASELINE, campaign.measured_with) as known:
+        return sum(key not in known for key in predicted)
 
 
 def _name(products: Sequence[WeighedProduct], threshold: float) -> dict[int, str]:
@@ -71,7 +102,8 @@ def _tell(campaign: Campaign, products: Sequence[WeighedProduct], configs: dict[
     whole = sum(one.total_seconds for one in products)
     computed = [one for one in products if one.product.problem is not None]
     measured = sum(one.how == MEASURED for one in computed)
-    how = "measured" if measured == len(computed) else f"{measured} of them measured" if measured else "predicted"
+    some = f"{measured} of them measured" if measured else "predicted" if computed else "as the data sheet says"
+    how = "measured" if computed and measured == len(computed) else some
     campaign.say(
         f"{campaign.log}: {len(products)} GEMMs in {sum(one.product.count for one in products):.15g} calls take "
         f"{whole * 1e3:.4g} ms, {how}"
@@ -120,6 +152,25 @@ def _write_config(campaign: Campaign, name: str, one: WeighedProduct) -> None:
     script = campaign.folder / f"{name}.sh"
     _write(script, _SCRIPT.format(about=about, name=name, options=shlex.join(campaign.tune_options)))
     script.chmod(0o755)
+
+
+def _check_places(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a folder that holds tables and configs of others, as hipBLASLt's TuningDriver gives its own these names.
+
+    Raises:
+        OutputError: names the file.
+    """
+    for table in (tables.SUMMARY, tables.GEMMS):
+        files.check_place(folder / table, tables.is_ours, "a table of a campaign", _ELSEWHERE)
+    for name in names:
+        for suffix in (".yaml", ".sh"):
+            is_ours = partial(_is_config, f"# {name}: ".encode())
+            files.check_place(folder / f"{name}{suffix}", is_ours, "a config that tritongemm wrote", _ELSEWHERE)
+
+
+def _is_config(remark: bytes, start: bytes) -> bool:
+    """Whether a file that begins so has the remark that each config of ours and its script begin with."""
+    return not start or remark in start
 
 
 def _sweep(folder: Path) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from tritongemm.campaigns.benchmark import run_filter
+from tritongemm.campaigns.benchmark import KEPT, run_filter
 from tritongemm.campaigns.stages.benchmark import MeasuredCampaign
 
 
 def run(campaign: MeasuredCampaign) -> None:
     """Keep what gained, and print the uplift."""
     run_filter(campaign.folder, campaign.say)
+
+
+def why_again(campaign: MeasuredCampaign) -> str:
+    """Why the stage is done again; "" where it is not."""
+    return "" if (campaign.folder / KEPT).exists() else f"{KEPT} is not there: done again"

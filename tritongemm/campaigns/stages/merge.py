@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from tritongemm.campaigns import tables
 from tritongemm.campaigns.campaign import Campaign
-from tritongemm.campaigns.merging import merge_campaign
+from tritongemm.campaigns.merging import merge_campaign, read_results
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.record import Record
 from tritongemm.core.trial import PREDICTED
-from tritongemm.formats import results_format
+from tritongemm.formats import read_text, results_format
 from tritongemm.workloads import sizes
 
 _ADVICE = "make room and run the same command again"
@@ -29,6 +30,7 @@ def run(campaign: Campaign) -> None:
         InputError: a file of results can't be read, or there are none.
         OutputError: the results can't be written.
     """
+    others = _take_in(campaign)  # first, as one that can't be read leaves all as it was
     order = {gemm.problem: place for place, gemm in enumerate(tables.read_gemms(campaign.folder))}
     best: dict[tuple[str, int], Record] = {}
     for path, record in _records(campaign):
@@ -52,8 +54,43 @@ def run(campaign: Campaign) -> None:
     missing = order.keys() - {record.problem.key for record in kept}
     for problem in sorted(missing, key=order.__getitem__):
         campaign.say(f"no result: {problem}")
-    for other in campaign.others:
+    for other in others:
         merge_campaign(campaign.folder, other, campaign.open_tools if campaign.devices else None, campaign.say)
+
+
+def why_again(campaign: Campaign) -> str:
+    """Why the stage is done again; "" where it is not: results of other campaigns are merged in once."""
+    new = [str(other) for other in campaign.others if not _copy_of(campaign, other, _read_checked(other)).exists()]
+    return f"{' and '.join(new)} is to be merged in: done again" if new else ""
+
+
+def _take_in(campaign: Campaign) -> list[Path]:
+    """Copies of other campaigns' results, also of those that were named before: doing the stage again loses none.
+
+    Raises:
+        InputError: one can't be read, or has no results.
+        OutputError: a copy can't be written.
+    """
+    for other in campaign.others:
+        text = _read_checked(other)
+        files.atomic_write(_copy_of(campaign, other, text), text, _ADVICE)
+    return sorted(campaign.taken_in.glob("*.yaml"))
+
+
+def _read_checked(other: Path) -> str:
+    """The text of another campaign's results, which can be merged.
+
+    Raises:
+        InputError: they can't be.
+    """
+    text = read_text(other)
+    read_results(other, text)
+    return text
+
+
+def _copy_of(campaign: Campaign, other: Path, text: str) -> Path:
+    """Where a copy of results lies: those of one name that are equal have one."""
+    return campaign.taken_in / f"{other.stem[:80]}.{hashlib.sha256(text.encode()).hexdigest()[:12]}.yaml"
 
 
 def _rank(record: Record) -> tuple[bool, float]:

@@ -12,6 +12,8 @@ from tritongemm.campaigns.device_load import tell_loads
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.results.run_files import RunFiles
 from tritongemm.tuning.run import TuningRun
 from tritongemm.workloads import sizes
 
@@ -24,6 +26,8 @@ def run(campaign: Campaign) -> None:
         OutputError: results can't be written.
     """
     problems = _read_configs(campaign)
+    if not campaign.resume or _are_predictions(campaign):
+        _set_aside(campaign)
     started = time.perf_counter()
     with campaign.open_run(problems, campaign.tuned) as tuning:
         known = sum(tuning.store.record(problem) is not None for problem in problems)
@@ -37,6 +41,41 @@ def run(campaign: Campaign) -> None:
     campaign.say(f"tuned: {len(problems) - len(failures)} of {len(problems)} GEMMs in {campaign.tuned}")
     if len(failures) == len(problems):
         raise InputError(f"{campaign.tuned}: no GEMM could be tuned; the first: {next(iter(failures.values()))}")
+
+
+def why_again(campaign: Campaign) -> str:
+    """Why the stage is done again; "" where it is not: who has a GPU has no use for predictions."""
+    if not campaign.resume:
+        return "done again, as --no-resume asks"
+    if _are_predictions(campaign):
+        return "its results are predictions, and a GPU is here: done again"
+    wanted, known = _read_configs(campaign), {record.problem for record in _read_tuned(campaign)}
+    missing = sum(problem not in known for problem in wanted)
+    return f"{missing} of {len(wanted)} GEMMs have no result: done again" if missing else ""
+
+
+def _are_predictions(campaign: Campaign) -> bool:
+    """Whether what is tuned was never measured, though it can be now."""
+    return bool(campaign.devices) and any(record.predicted for record in _read_tuned(campaign))
+
+
+def _read_tuned(campaign: Campaign) -> list[Record]:
+    """The results that are there."""
+    if not campaign.tuned.exists():
+        return []
+    rows = sizes.from_file(campaign.tuned, Defaults(fp8_encoding=campaign.target.fp8))
+    return [row.record for row in rows if row.record is not None]
+
+
+def _set_aside(campaign: Campaign) -> None:
+    """Keep what was tuned under another name, and begin anew."""
+    files = RunFiles(campaign.tuned)
+    files.hold()
+    try:
+        files.set_aside()
+    finally:
+        files.release()
+    campaign.say(f"{campaign.tuned}: set aside as {campaign.tuned}.old")
 
 
 def _read_configs(campaign: Campaign) -> list[Problem]:

@@ -109,6 +109,8 @@ class _Archive:
         ):
             refuse(f"holds {name} compressed or encrypted; libraries hold members as they are")
         at = member.header_offset
+        if not 0 <= at <= os.fstat(self._file.fileno()).st_size - _LOCAL_HEADER.size:
+            refuse(f"is a damaged archive: {name} lies beyond its end; copy it again")
         header = os.pread(self._file.fileno(), _LOCAL_HEADER.size, at)
         self._places[name] = at + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header)), member.file_size
 
@@ -132,10 +134,12 @@ class DamagedEntry:
     Attributes:
         name: of what it is the result, as far as that can be told.
         reason: what is wrong with it.
+        part: what the manifest says of it, where that is whole and its code object is not.
     """
 
     name: str
     reason: str
+    part: LibraryEntry | LibraryHelper | None = None
 
     def __str__(self) -> str:
         return f"{printable(self.name)}: {printable(self.reason)}"
@@ -176,6 +180,14 @@ class KernelLibrary:
         if fault := kernel.fault(code):
             raise InputError(f"{self.path}: {fault}; build or copy the library again")
         return code
+
+    def all_entries(self) -> list[LibraryEntry]:
+        """The entries, also those whose code object is missing or cut."""
+        return [*self.entries, *(one.part for one in self.damaged if isinstance(one.part, LibraryEntry))]
+
+    def all_helpers(self) -> list[LibraryHelper]:
+        """The same of the kernels beside the products."""
+        return [*self.helpers.values(), *(one.part for one in self.damaged if isinstance(one.part, LibraryHelper))]
 
     def faults(self) -> dict[str, str]:
         """What is wrong with each part that can't be used, by its name; reads every code object."""
@@ -288,7 +300,7 @@ def _read_entry(data: object, number: int, members: Members) -> LibraryEntry | D
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         return DamagedEntry(_name_of(data, number), reason)
     missing = _why_missing(entry.kernel, members) if entry.kernel is not None else ""
-    return DamagedEntry(entry.name, missing) if missing else entry
+    return DamagedEntry(entry.name, missing, entry) if missing else entry
 
 
 def _read_helper(data: object, number: int, members: Members) -> LibraryHelper | DamagedEntry:
@@ -297,7 +309,7 @@ def _read_helper(data: object, number: int, members: Members) -> LibraryHelper |
     except _DAMAGED as error:
         return DamagedEntry(f"kernel {number} beside the products", str(error))
     missing = _why_missing(helper, members)
-    return DamagedEntry(helper.name, missing) if missing else helper
+    return DamagedEntry(helper.name, missing, helper) if missing else helper
 
 
 def _read_target(name: str, data: Any) -> Target | DamagedEntry:

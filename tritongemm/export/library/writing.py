@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,8 @@ class Contents:
 
     Attributes:
         entries: by what they are results of.
-        codes: code objects by their hash, or what reads one.
+        codes: what reads each code object, by its hash. Of a damaged one there is nothing to be read: what names it
+            stays in the manifest, where it is refused by name.
         helpers: kernels beside the products.
         targets: facts of architectures.
     """
@@ -64,9 +66,10 @@ def held(path: Path) -> Iterator[None]:
     Raises:
         OutputError: nothing can be written there, something else is there, or another process holds it for a minute.
     """
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        real = Path(os.path.realpath(path))  # links to one library, and names such as ``.``, share its lock
+        real.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(real.parent / f".{real.name}.lock")
         lock.acquire(timeout=_LOCK_SECONDS)
     except Timeout:
         raise OutputError(f"{path} can't be written: another process holds {lock.lock_file}; {ADVICE}") from None
@@ -107,7 +110,8 @@ def write(path: Path, contents: Contents) -> None:
         OutputError: it can't be written; what was there still is.
         InputError: a code object can't be read.
     """
-    manifest, wanted = contents.manifest(), {one.member: contents.codes[one.sha256] for one in contents.objects}
+    manifest, codes = contents.manifest(), contents.codes
+    wanted = {one.member: codes[one.sha256] for one in contents.objects if one.sha256 in codes}
     if path.suffix == ARCHIVE_SUFFIX:
         files.atomic_write(path, _archived(manifest, wanted), ADVICE)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -183,3 +184,21 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, 
     path = tmp_path_factory.mktemp("archive") / "library.zip"
     libraries.write(path, *RECORDS[:2])
     return path.read_bytes(), {e.name: json.dumps(e.to_json()) for e in open_library(path).entries}
+
+
+@pytest.mark.parametrize("offset", [1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+def test_a_member_beyond_the_end_of_an_archive_is_refused(tmp_path: Path, offset: int) -> None:
+    """Where a member lies is told in 64 bits by an archive that says so."""
+    path = tmp_path / "library.zip"
+    libraries.write(path, RECORDS[1])
+    data = bytearray(path.read_bytes())
+    directory, told = data.find(b"PK\1\2"), struct.pack("<HHQ", 1, 8, offset)
+    name, more = struct.unpack_from("<HH", data, directory + 28)
+    struct.pack_into("<H", data, directory + 30, more + len(told))
+    struct.pack_into("<I", data, directory + 42, 0xFFFFFFFF)
+    end = data.rfind(b"PK\5\6")
+    struct.pack_into("<I", data, end + 12, struct.unpack_from("<I", data, end + 12)[0] + len(told))
+    data[directory + 46 + name + more : directory + 46 + name + more] = told
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="is a damaged archive"):
+        open_library(path)

@@ -77,6 +77,46 @@ def test_merges_at_once_lose_nothing(tmp_path: Path, name: str, capsys: pytest.C
     assert sorted(e.record.problem.m for e in found.entries) == [1, 2, 3, 4, 5, 6] and not found.faults()
 
 
+def test_names_of_one_folder_share_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_LOCK_SECONDS", 0.01)
+    (tmp_path / "library").mkdir()
+    (tmp_path / "link").symlink_to("library")
+    monkeypatch.chdir(tmp_path / "library")
+    for name in (Path("."), tmp_path / "link"):
+        refused = pytest.raises(OutputError, match="another process holds")
+        with writing.held(tmp_path / "library"), refused, writing.held(name):
+            pass
+        with writing.held(name):
+            writing.write(name, Contents())
+    assert open_library(tmp_path / "library").path == tmp_path / "library"
+
+
+@pytest.mark.parametrize("name", ["out", "out.zip"])
+def test_a_merge_leaves_damaged_entries_of_the_output_there(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused by name, until something whole takes their place."""
+    records = [tuned(linear(m, 48, 64)) for m in (8, 16, 24)]
+    out, other = tmp_path / name, tmp_path / "other"
+    first = libraries.write(tmp_path / "whole", *records[:2])
+    libraries.write(out, *records[:2])
+    lost = first[0].kernel
+    assert lost is not None
+    contents = Contents({entry.key: entry for entry in first}, {})
+    codes = writing.readers(open_library(tmp_path / "whole"))
+    contents.codes = {sha256: read for sha256, read in codes.items() if sha256 != lost.sha256}
+    writing.write(out, contents)
+    if out.is_dir():
+        (out / lost.member).unlink()
+    libraries.write(other, records[2])
+    assert command.main(["merge", str(other), "-o", str(out)]) == 1
+    said = capsys.readouterr()
+    assert f"damaged: {out}: {first[0].name}" in said.err and "3 results" in said.out
+    assert [one.name for one in open_library(out).damaged] == [first[0].name] and len(open_library(out).entries) == 2
+    assert command.main(["merge", str(tmp_path / "whole"), "-o", str(out)]) == 1
+    assert not open_library(out).faults() and len(open_library(out).entries) == 3
+
+
 def test_what_is_no_library_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, text = tmp_path / "folder", tmp_path / "text.zip"
     folder.mkdir()

@@ -1,0 +1,74 @@
+"""What a captured workload tells of products that the capture could not write as sizes: they take time as well."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tritongemm.campaigns.column_major import their_type
+from tritongemm.core.logged_call import LoggedCall
+from tritongemm.core.printable import printable
+from tritongemm.core.values import POSITIVE
+
+_ROW = re.compile(r"# left out: (?P<values>\{.*\})\s*")
+_GRADIENT = "# Gradients were wanted"
+_LARGEST = 2**31 - 1  # as of other sizes
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A product that was called and is no row of sizes.
+
+    Attributes:
+        line: of the file, from 1.
+        reason: why.
+        count: calls.
+        call: it in the library's terms; None where its sizes are not told.
+    """
+
+    line: int
+    reason: str
+    count: float = 0.0
+    call: LoggedCall | None = None
+
+    def tell(self) -> str:
+        """What is not counted, in a line."""
+        what = f"{self.count:g} calls of unknown sizes are not counted, nor is their time: " if self.count else ""
+        return f"line {self.line}: {what}{self.reason}"
+
+
+def read_left_out(text: str) -> Iterator[LeftOut]:
+    """What the remarks of a file tell that a capture wrote.
+
+    Args:
+        text: of the file.
+    """
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith(_GRADIENT):
+            yield LeftOut(number, line.removeprefix("# "))
+        elif match := _ROW.fullmatch(line):
+            yield _read(number, match["values"])
+
+
+def _read(line: int, text: str) -> LeftOut:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = {}
+    if not POSITIVE.holds(values.get("count")):
+        return LeftOut(line, "what the capture left out can't be read; its calls are not counted")
+    told = [str(values[name]) for name in ("operation", "reason") if name in values]
+    return LeftOut(line, printable(": ".join(told), 200), float(values["count"]), _read_call(values))
+
+
+def _read_call(values: Mapping[str, Any]) -> LoggedCall | None:
+    sizes = [values.get("N"), values.get("M"), values.get("K"), values.get("batch", 1)]
+    if not all(isinstance(size, int) and 0 < size <= _LARGEST for size in sizes):
+        return None
+    m, n, k, batch = map(int, map(str, sizes))
+    b, a, c = (their_type(str(values.get(f"dtype_{which}"))) for which in "bac")
+    transposes = "".join("N" if values.get(f"rowMajor{which}") == "T" else "T" for which in "BA")
+    return LoggedCall(m, n, k, transposes, (b, a, c, c), "f32_r", batch=batch, others=(str(values.get("operation")),))

@@ -1,0 +1,73 @@
+"""A library whose entries are replaced one by one, each on the disk when that is done; the rest stays as it was."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from tritongemm.core.record import Record
+from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.export.library import building, writing
+from tritongemm.export.library.storage import KernelLibrary, open_library
+from tritongemm.export.library.writing import Contents
+from tritongemm.runtime.machine import Machine
+
+
+class HeldLibrary:
+    """A library that nobody else writes meanwhile.
+
+    Args:
+        path: its folder or archive.
+        here: this machine, which compiles.
+
+    Raises:
+        InputError: it can't be read.
+        OutputError: it can't be written, or another process holds it.
+    """
+
+    def __init__(self, path: Path, here: Machine) -> None:
+        self._path, self._here, self._held = path, here, ExitStack()
+        with ExitStack() as stack:
+            stack.enter_context(writing.held(path))
+            self._contents = _contents(open_library(path))
+            self._held = stack.pop_all()
+
+    def has(self, record: Record) -> bool:
+        """Whether an entry is still what was read of it."""
+        return any(entry.record == record for entry in self._contents.entries.values())
+
+    def replace(self, before: Record, after: Record) -> Support:
+        """Put a result, compiled where the cache lacks it, in the place of another one; or say why it can't be held.
+
+        Raises:
+            OutputError: it can't be written; what was there still is.
+        """
+        built = building.build([after], self._here)
+        for _, reason in built.left_out:
+            return Support(reason)
+        old = self._contents
+        entries = {key: entry for key, entry in old.entries.items() if entry.record != before}
+        new = Contents(entries | {entry.key: entry for entry in built.entries}, {**old.codes, **built.readers()})
+        writing.add_beside(new, built.helpers, built.targets, new.codes)
+        new.helpers, new.targets = {**old.helpers, **new.helpers}, {**new.targets, **old.targets}
+        writing.write(self._path, new)
+        self._contents = new
+        return SUPPORTED
+
+    def close(self) -> None:
+        """Let others write the library."""
+        self._held.close()
+
+
+def _contents(library: KernelLibrary) -> Contents:
+    """What a library holds, also the entries whose code is damaged; these have no code to be read."""
+    faults, codes = library.faults(), writing.readers(library)
+    kernels = [(entry.name, entry.kernel) for entry in library.entries if entry.kernel is not None]
+    named = [*kernels, *((helper.name, helper) for helper in library.helpers.values())]
+    whole = {code.sha256 for name, code in named if name not in faults}
+    return Contents(
+        {entry.key: entry for entry in library.all_entries()},
+        {sha256: read for sha256, read in codes.items() if sha256 in whole},
+        {helper.key: helper for helper in library.all_helpers()},
+        dict(library.targets),
+    )

@@ -77,7 +77,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
 
 
 def _depth_of_scales(config: Config, problem: Problem) -> int:
-    """Elements along K that have one factor of each operand; where those are of less and applied to numbers, a block."""
+    """Elements along K that have one factor of each operand; a block of K where no sums of them are scaled."""
     depths = [] if problem.microscaled else [e.scaling.depth for e in problem.extras if e.scaling]
     return gcd(*depths) or config.block_k
 

@@ -101,7 +101,7 @@ class _Product:
             return drops, example
         flat, first = todo.reshape(-1), 0
         while flat[first := first + int(flat[first:].argmax())]:
-            place = [first // step % len(values) for step, (_, values) in zip(self._steps, self.axes.values, strict=True)]
+            place = [first // step % extent for step, extent in zip(self._steps, self.left.shape, strict=True)]
             config = RecordingConfig.watch(self._config(place))
             reason = rule.check(config, problem, target)
             read = config.read

@@ -32,7 +32,7 @@ def hasten() -> None:
     interpreter._patch_builtin = functools.partial(_patch_builtin, interpreter)
     interpreter._patch_lang = _Patches(interpreter)
     # A function's lines are asked for three times, and tokenized each time.
-    inspect.getsourcelines = functools.cache(inspect.getsourcelines)
+    inspect.getsourcelines = functools.cache(inspect.getsourcelines)  # type: ignore[assignment]
 
 
 def _patch_builtin(interpreter: Any, package: Any, builder: Any, scope: Any) -> None:

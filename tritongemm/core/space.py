@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from tritongemm.core.config import AXES, BLOCKS, Config
 from tritongemm.core.problem import Problem
@@ -32,9 +33,11 @@ class TemplateSpace:
 
     def config(self, point: tuple[int, ...]) -> Config:
         """The config at a point: one value for each axis, in their order."""
-        fixed, others = point[: len(AXES)], point[len(AXES) :]
-        options = tuple([(name, value) for (name, _), value in zip(self.values[len(AXES) :], others, strict=True)])
-        return Config(self.template, *fixed, options=options, backend=self.backend)
+        fixed: dict[str, Any] = dict(zip(AXES, point, strict=False))
+        options = tuple(
+            [(name, value) for (name, _), value in zip(self.values[len(AXES) :], point[len(AXES) :], strict=True)]
+        )
+        return Config(self.template, options=options, backend=self.backend, **fixed)
 
     def with_same_bytes_in_flight(self, config: Config, other: Config) -> Config:
         """The config whose pipeline keeps about as many bytes of A and B under way as another's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
@@ -55,7 +56,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
         problem: its size.
         compute_units: CUs or SMs, for templates whose grid fills the device once.
     """
-    template, scope = kernel_template(config.template), _scope(config, problem, compute_units)
+    template, scope = kernel_template(config.template), _Scope(config, problem, compute_units)
 
     def value(expression: str) -> int:
         return int(eval(_code(expression), {"__builtins__": {}}, scope))
@@ -75,23 +76,58 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
     )
 
 
-def _scope(config: Config, problem: Problem, compute_units: int) -> dict[str, Any]:
-    """What the expressions of a template's facts may name."""
-    m = problem.room or problem.m  # a group's rows, where each has room for so many
-    sizes = {"GROUP_M": config.group_m, "M": m, "N": problem.n, "K": problem.k, "COMPUTE_UNITS": compute_units}
-    sizes |= {"GROUPS": problem.groups, "MASKED": bool(problem.room), "ROW_MAJOR_B": problem.row_major_b}
-    # A block's sum has one factor of each operand, but where those are of less and applied to its numbers.
+def _depth_of_scales(config: Config, problem: Problem) -> int:
+    """Elements along K that have one factor of each operand; a block of K where no sums of them are scaled."""
     depths = [] if problem.microscaled else [e.scaling.depth for e in problem.extras if e.scaling]
-    sizes |= {"DEPTH": gcd(*depths) or config.block_k}
-    sizes |= {"INTEGERS": problem.a.is_integer}
-    sizes |= {"SCALED_N": problem.scale_b.rows if problem.scale_b and problem.scale_depth else 1}
-    sizes |= {"SCALE_DEPTH": problem.scale_depth, "LONG_SUM": problem.a.is_fp8 and problem.k > LONG_FP8_SUM}
-    return {**constants(config, problem), **sizes, "cdiv": lambda a, b: -(-a // b), "min": min, "max": max}
+    return gcd(*depths) or config.block_k
+
+
+# What the expressions of a template's facts may name beside its constexprs.
+_NAMES: dict[str, Callable[[Config, Problem], Any]] = {
+    "BLOCK_M": lambda config, problem: config.block_m,
+    "BLOCK_N": lambda config, problem: config.block_n,
+    "BLOCK_K": lambda config, problem: config.block_k,
+    "SPLIT_K": lambda config, problem: config.split_k,
+    "GROUP_M": lambda config, problem: config.group_m,
+    "EVEN_K": lambda config, problem: problem.k % config.block_k == 0,
+    "M": lambda config, problem: problem.room or problem.m,  # a group's rows, where each has room for so many
+    "N": lambda config, problem: problem.n,
+    "K": lambda config, problem: problem.k,
+    "GROUPS": lambda config, problem: problem.groups,
+    "MASKED": lambda config, problem: bool(problem.room),
+    "ROW_MAJOR_B": lambda config, problem: problem.row_major_b,
+    "DEPTH": _depth_of_scales,
+    "INTEGERS": lambda config, problem: problem.a.is_integer,
+    "SCALED_N": lambda config, problem: problem.scale_b.rows if problem.scale_b and problem.scale_depth else 1,
+    "SCALE_DEPTH": lambda config, problem: problem.scale_depth,
+    "LONG_SUM": lambda config, problem: problem.a.is_fp8 and problem.k > LONG_FP8_SUM,
+}
+
+
+class _Scope(dict[str, Any]):
+    """Values of the names in an expression, worked out when it names them: a search asks of thousands of configs, and
+    one answer is for all that agree in what was read.
+    """
+
+    def __init__(self, config: Config, problem: Problem, compute_units: int) -> None:
+        super().__init__(COMPUTE_UNITS=compute_units, cdiv=lambda a, b: -(-a // b), min=min, max=max)
+        self._config, self._problem = config, problem
+
+    def __missing__(self, name: str) -> Any:
+        config, problem, template = self._config, self._problem, kernel_template(self._config.template)
+        if name in _NAMES:
+            value = _NAMES[name](config, problem)
+        elif (option := name.lower()) in template.constexprs:
+            value = template.value(config, option, in_halves(problem))
+        else:
+            raise KeyError(name)
+        self[name] = value
+        return value
 
 
 def unmet_need(config: Config, problem: Problem, compute_units: int) -> str | None:
     """The first of its template's needs that a config does not meet, in words, or None."""
-    scope, template = _scope(config, problem, compute_units), kernel_template(config.template)
+    scope, template = _Scope(config, problem, compute_units), kernel_template(config.template)
     if split := split_piece(config, problem):
         return split
     if problem.microscaled and template.search.matrix and config.block_k % MX_BLOCK:

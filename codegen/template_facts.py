@@ -132,8 +132,9 @@ class KernelTemplate:
         if option == "tail":
             columns = self.columns(config)
             return columns // 2 if halved and columns > HALVED_COLUMNS and not tail(columns) else tail(columns)
-        fixed = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-        return fixed[option] if option in fixed else config.option(option, self.defaults.get(option, 0))
+        if option in ("num_warps", "num_stages"):
+            return int(getattr(config, option))
+        return config.option(option, self.defaults.get(option, 0))
 
     def columns(self, config: Config) -> int:
         """Of a config's tile, as matrix instructions see them."""

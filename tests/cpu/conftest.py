@@ -86,6 +86,18 @@ def driver_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def blaslt_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the stand-ins of cuBLASLt and hipBLASLt; who loads one makes a copy, whose state starts afresh."""
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    folder, source = tmp_path_factory.mktemp("blaslt"), str(FAKES / "blaslt.cpp")
+    for vendor, flags in (("nvidia", []), ("amd", ["-DAMD"])):
+        command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", *flags, source, "-o", str(folder / f"{vendor}.so")]
+        subprocess.run(command, check=True, timeout=120)
+    return folder
+
+
 @pytest.fixture
 def stand_in_driver(
     driver_libraries: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

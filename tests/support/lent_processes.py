@@ -64,7 +64,8 @@ class LentProcess(WorkerProcess):
 
     def _kind(self) -> tuple[Any, ...]:
         variables = {k: v for k, v in {**os.environ, **self.environment}.items() if k not in _ANY}
-        return self.role, os.getcwd(), tuple(sys.path), tuple(sorted(variables.items()))
+        path = tuple(dict.fromkeys(sys.path))  # a folder that is named again is never reached
+        return self.role, os.getcwd(), path, tuple(sorted(variables.items()))
 
     @classmethod
     def end(cls) -> None:

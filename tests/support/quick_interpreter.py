@@ -30,6 +30,9 @@ def hasten() -> None:
     assert not builder.options.debug
     builder.options = replace(builder.options, sanitize_overflow=False)
     interpreter._patch_builtin = functools.partial(_patch_builtin, interpreter)
+    interpreter._patch_lang = _Patches(interpreter)
+    # A function's lines are asked for three times, and tokenized each time.
+    inspect.getsourcelines = functools.cache(inspect.getsourcelines)  # type: ignore[assignment]
 
 
 def _patch_builtin(interpreter: Any, package: Any, builder: Any, scope: Any) -> None:
@@ -45,3 +48,32 @@ def _builtins(package: Any) -> tuple[tuple[str, Any], ...]:
     from triton.language import core
 
     return tuple((name, member) for name, member in inspect.getmembers(package) if core.is_builtin(member))
+
+
+class _Patches:
+    """What Triton's `_patch_lang` does, once a launch rather than at each call of a function in it."""
+
+    def __init__(self, interpreter: Any) -> None:
+        self._patch, self._modules = interpreter._patch_lang, (interpreter.tl, interpreter.tl.core)
+        self._done: set[str] = set()  # of the launch under way
+        self._named: dict[Any, frozenset[str]] = {}
+        self._nothing = interpreter._LangPatchScope()
+
+    def __call__(self, function: Any) -> Any:
+        """Patch the modules that a function names, and have the launch's end undo that."""
+        if function not in self._named:
+            values = function.__globals__.values()
+            self._named[function] = frozenset(m.__name__ for m in self._modules if any(m is v for v in values))
+        named = self._named[function]
+        if named <= self._done:
+            return self._nothing
+        self._done |= named
+        scope = self._patch(function)
+        restore = scope.restore
+
+        def undo() -> None:
+            self._done.clear()
+            restore()
+
+        scope.restore = undo
+        return scope

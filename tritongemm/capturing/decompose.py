@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,11 @@ class _Watching(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, operation: str) -> None:
         super().__init__()
         self.operation, self.products, self.seen = operation, list[Product](), False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No, or PyTorch would import its compiler for it, which takes seconds: `decompose` skips one that is there."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and keep it if it is a product."""
@@ -48,13 +54,19 @@ def decompose(operation: str, function: Callable[..., Any], args: Any, kwargs: d
     watching = _Watching(operation)
     given = (args, {k: v for k, v in kwargs.items() if k != "out"})
     without_memory = tree_map_only(Tensor, _meta, given)
+    follow = torch.compiler.disable(_follow) if "torch._dynamo" in sys.modules else _follow
     try:
-        with torch.no_grad(), watching:
-            function(*without_memory[0], **without_memory[1])
+        follow(watching, function, *without_memory)
     except Exception as error:  # it went well on the program's own tensors, so that only the watching failed
         if not watching.seen:
             return [of_nothing(operation, f"a call that can't be followed: {type(error).__name__}")]
     return watching.products
+
+
+def _follow(watching: _Watching, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+    """Run a function while its operations are watched."""
+    with torch.no_grad(), watching:
+        function(*args, **kwargs)
 
 
 def _meta(t: Tensor) -> Tensor:

@@ -34,8 +34,10 @@ class TemplateSpace:
     def config(self, point: tuple[int, ...]) -> Config:
         """The config at a point: one value for each axis, in their order."""
         fixed: dict[str, Any] = dict(zip(AXES, point, strict=False))
-        options = tuple(zip((n for n, _ in self.values[len(AXES) :]), point[len(AXES) :], strict=True))
-        return Config(template=self.template, options=options, backend=self.backend, **fixed)
+        options = tuple(
+            [(name, value) for (name, _), value in zip(self.values[len(AXES) :], point[len(AXES) :], strict=True)]
+        )
+        return Config(self.template, options=options, backend=self.backend, **fixed)
 
     def with_same_bytes_in_flight(self, config: Config, other: Config) -> Config:
         """The config whose pipeline keeps about as many bytes of A and B under way as another's."""

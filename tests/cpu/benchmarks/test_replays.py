@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
@@ -130,14 +131,15 @@ def test_a_replay_keeps_axes_whose_values_are_no_longer_tried(scripts: tuple[Mod
 
 
 @pytest.fixture(scope="module")
-def side_by_side(scripts: tuple[ModuleType, ModuleType]) -> ModuleType:
-    sys.path.insert(0, str(BENCHMARKS))
+def side_by_side(scripts: tuple[ModuleType, ModuleType]) -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("guided_and_genetic", BENCHMARKS / "guided_and_genetic.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules["guided_and_genetic"] = module
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        spec.loader.exec_module(module)
+        yield module
 
 
 def test_compilers_start_anew_with_each_batch(side_by_side: ModuleType) -> None:

@@ -58,10 +58,14 @@ def test_a_result_of_every_tile_that_can_win_is_read_again(tmp_path: Path, arch:
     kept = prune(space(problem, target), problem, target).kept
     configs = {(c.template, *c.tile): c for c in kept}.values()
     assert len({c.template for c in configs}) >= templates
-    for config in configs:
-        written = dataclasses.replace(RECORD, problem=problem, target=arch, config=config)
-        (path := tmp_path / "out.yaml").write_text(write_text(written))
-        assert [r.record for r in sizes.from_file(path, Defaults())] == [written]
+    # A file has a row for each size, and a tile is read alike whatever multiple of K there is.
+    sizes_of = (dataclasses.replace(problem, k=problem.k * (i + 1)) for i in range(len(configs)))
+    written = [
+        dataclasses.replace(RECORD, problem=size, target=arch, config=config)
+        for size, config in zip(sizes_of, configs, strict=True)
+    ]
+    (path := tmp_path / "out.yaml").write_text(write_text(*written))
+    assert [r.record for r in sizes.from_file(path, Defaults())] == written
 
 
 def test_record_comes_back_equal_and_looks_like_tune_gemm() -> None:

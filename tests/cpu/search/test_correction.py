@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -30,14 +31,15 @@ CONFIGS = tuple(
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
+def script() -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("fit_correction", ROOT / "benchmarks" / "fit_correction.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules["fit_correction"] = module
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:  # processes are lent to tests of the same path alone
+        patch.syspath_prepend(ROOT / "benchmarks")
+        spec.loader.exec_module(module)
+        yield module
 
 
 def seconds(problem: Problem, configs: tuple[Config, ...] = CONFIGS, warm: bool = False) -> dict[Config, float]:

@@ -22,10 +22,17 @@ from tritongemm.serving import served_experts
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.workloads import sizes
 
-modeling = pytest.importorskip("transformers.models.qwen3_moe.modeling_qwen3_moe")
-fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
 EXPERTS, HIDDEN, INNER, CHOSEN = 4, 128, 128, 2
 OCP = "fp8e4m3fn"
+
+
+def modeling() -> Any:
+    """The module of its classes: its import takes seconds, and only who runs these tests needs it."""
+    return pytest.importorskip("transformers.models.qwen3_moe.modeling_qwen3_moe")
+
+
+def fp8() -> Any:
+    return pytest.importorskip("transformers.integrations.finegrained_fp8")
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +55,7 @@ def rows(is_fp8: bool = False) -> list[Any]:
 
 
 def config(activation: str = "silu") -> Any:
-    made = modeling.Qwen3MoeConfig(
+    made = modeling().Qwen3MoeConfig(
         hidden_size=HIDDEN, moe_intermediate_size=INNER, num_experts=EXPERTS, num_experts_per_tok=CHOSEN,
         hidden_act=activation,
     )  # fmt: skip
@@ -58,7 +65,7 @@ def config(activation: str = "silu") -> Any:
 
 def experts(activation: str = "silu") -> Any:
     torch.manual_seed(0)
-    made = modeling.Qwen3MoeExperts(config(activation)).bfloat16()
+    made = modeling().Qwen3MoeExperts(config(activation)).bfloat16()
     for weight in made.parameters():
         nn.init.normal_(weight, std=0.1)
     return made
@@ -66,7 +73,7 @@ def experts(activation: str = "silu") -> Any:
 
 def fp8_experts(of: Any) -> Any:
     """The same weights in fp8, a factor of 2 ** -8 for each block."""
-    made = fp8.FP8Experts(config(), block_size=(128, 128))
+    made = fp8().FP8Experts(config(), block_size=(128, 128))
     for name in ("gate_up_proj", "down_proj"):
         weight = getattr(of, name).detach()
         factors = torch.full((EXPERTS, weight.shape[1] // 128, weight.shape[2] // 128), 2.0**-8)
@@ -101,9 +108,9 @@ def test_experts_with_rows_are_served_until_that_is_undone() -> None:
         for name in ("bf16", "fp8"):
             assert torch.equal(again[name](*given), model[name](*given))
     with patched.paused():
-        assert type(model["bf16"]) is modeling.Qwen3MoeExperts
+        assert type(model["bf16"]) is modeling().Qwen3MoeExperts
     patched.undo()
-    assert type(model["bf16"]) is modeling.Qwen3MoeExperts and type(model["fp8"]) is fp8.FP8Experts
+    assert type(model["bf16"]) is modeling().Qwen3MoeExperts and type(model["fp8"]) is fp8().FP8Experts
 
 
 def test_a_gradient_is_transformers_own() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,10 @@ from tritongemm.serving import served_fp8
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.scale_factors import KNOWN, find_scalings, spread
 
-fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+
+def fp8() -> Any:
+    """The module of its fp8 classes: its import takes seconds, and only who runs these tests needs it."""
+    return pytest.importorskip("transformers.integrations.finegrained_fp8")
 
 
 def problem(n: int, k: int) -> Problem:
@@ -29,7 +33,7 @@ def problem(n: int, k: int) -> Problem:
 
 
 def layer(n: int, k: int, bias: bool = False, **options: object) -> nn.Module:
-    made: nn.Module = fp8.FP8Linear(k, n, block_size=(128, 128), has_bias=bias, **options)
+    made: nn.Module = fp8().FP8Linear(k, n, block_size=(128, 128), has_bias=bias, **options)
     with torch.no_grad():
         made.weight.copy_(torch.randn(n, k))
         made.weight_scale_inv.copy_(torch.rand(-(-n // 128), -(-k // 128)) * 0.05 + 0.01)
@@ -94,14 +98,14 @@ def test_layers_with_a_row_are_served_until_that_is_undone() -> None:
         for rows in (5, 3):
             assert torch.equal(compiled(x[:, :rows]), model(x[:, :rows]))
     patched.undo()
-    assert type(model.up) is fp8.FP8Linear and type(model.down) is fp8.FP8Linear
+    assert type(model.up) is fp8().FP8Linear and type(model.down) is fp8().FP8Linear
     patched.undo()
 
 
 def test_a_gradient_is_transformers_own(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
     tritongemm.patch(model, [record(problem(300, 256))])
-    monkeypatch.setattr(fp8, "fp8_linear", lambda x, w, scale, *_: exact(model.up, x).float())
+    monkeypatch.setattr(fp8(), "fp8_linear", lambda x, w, scale, *_: exact(model.up, x).float())
     x = torch.randn(3, 256, requires_grad=True)
     model.up(x).sum().backward()
     assert x.grad is not None and bool(x.grad.abs().sum() > 0)
@@ -113,7 +117,7 @@ def test_factors_that_were_never_loaded_are_refused() -> None:
         model.down.weight_scale_inv[0, 0] = float("nan")
     with pytest.raises(InputError, match="NaN or infinite: load its weights"):
         tritongemm.patch(model, [record(problem(300, 256)), record(problem(256, 300))])
-    assert type(model.up) is fp8.FP8Linear
+    assert type(model.up) is fp8().FP8Linear
 
 
 def test_a_replaced_forward_and_other_factors_are_left() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from math import inf
@@ -26,90 +23,7 @@ from tritongemm.core.errors import UnavailableError
 from tritongemm.workers import child_process
 from tritongemm.workers.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
-
-class Role:
-    """What the child of these tests does: one of its methods by name."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, request: tuple[str, Any]) -> Iterator[Any]:
-        name, value = request
-        self.calls += 1
-        yield from getattr(self, name)(value)
-
-    def count(self, upto: int) -> Iterator[int]:
-        yield from range(upto)
-
-    def served(self, _: object) -> Iterator[int]:
-        yield self.calls
-
-    def environment(self, name: str) -> Iterator[tuple[str, int, int]]:
-        yield os.environ.get(name, ""), os.getpid(), os.getpgid(0)
-
-    def fail(self, after: int) -> Iterator[int]:
-        yield from range(after)
-        raise ValueError("that can't be")
-
-    def kill(self, number: int) -> Iterator[int]:
-        yield 1
-        os.kill(os.getpid(), number)
-        time.sleep(60)
-
-    def leave(self, status: int) -> Iterator[int]:
-        print("first words\nlast words", file=sys.stderr)
-        raise SystemExit(status)
-        yield
-
-    def linger(self, reason: str) -> Iterator[int]:
-        """End, with something left that does not."""
-        threading.Thread(target=time.sleep, args=(60,)).start()
-        raise SystemExit(reason)
-        yield 0
-
-    def hang_up(self, _: object) -> Iterator[int]:
-        os.closerange(3, 100)
-        time.sleep(60)
-        yield 0
-
-    def find(self, module: str) -> Iterator[bool]:
-        yield importlib.util.find_spec(module) is not None
-
-    def compute(self, note: str) -> Iterator[int]:
-        """Start a tool, and compute in C without ever letting another thread of this process run."""
-        tool = subprocess.Popen(["sleep", "60"])
-        Path(note).write_text(f"{os.getpid()} {tool.pid}")
-        ctypes.PyDLL(None).sleep(60)
-        yield 0
-
-    def abort(self, _: object) -> Iterator[int]:
-        ctypes.string_at(0)
-        yield 1
-
-    def hang(self, note: str) -> Iterator[int]:
-        """Start a grandchild that ignores what can be ignored, and hang with it."""
-        child = os.fork()
-        if child == 0:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            while True:
-                signal.pause()
-        Path(note).write_text(f"{os.getpid()} {child}")
-        yield child
-        while True:
-            signal.pause()
-
-    def unpicklable(self, _: object) -> Iterator[Any]:
-        yield lambda: None
-
-
-class Stillborn:
-    """A role that can't start."""
-
-    def __init__(self) -> None:
-        raise RuntimeError("no coffee")
-
-    def __call__(self, request: object) -> Iterator[object]:
-        yield request
+ROLE = "tests.support.child_roles:Role"
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +31,7 @@ def child() -> Iterator[WorkerProcess]:
     """One child for the module; every test leaves it usable, which is the point."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parent))
-        one = WorkerProcess("tests.cpu.workers.test_child_process:Role", {"TOY_SETTING": "blue"})
+        one = WorkerProcess(ROLE, {"TOY_SETTING": "blue"})
         yield one
         one.kill()
 
@@ -217,10 +131,10 @@ def test_a_hang_is_killed_with_what_it_started(child: WorkerProcess, tmp_path: P
 
 def test_a_child_that_can_not_start(child: WorkerProcess) -> None:
     with pytest.raises(WorkerDied, match="exit status 1: RuntimeError: no coffee"):
-        list(WorkerProcess("tests.cpu.workers.test_child_process:Stillborn").ask(1, 60))
+        list(WorkerProcess("tests.support.child_roles:Stillborn").ask(1, 60))
     with pytest.raises(WorkerDied, match="ModuleNotFoundError"):
         list(WorkerProcess("a_module_nobody_has:Role").ask(1, 60))
-    late = WorkerProcess("tests.cpu.workers.test_child_process:Role", startup_s=0.0)
+    late = WorkerProcess(ROLE, startup_s=0.0)
     with pytest.raises(WorkerTimeout, match="did not start within 0 s"):
         list(late.ask(("count", 1), 60))
     assert not late.alive
@@ -230,7 +144,7 @@ def test_it_ends_with_its_parent(child: WorkerProcess) -> None:
     """A parent that is killed leaves no child behind: the pipe closes."""
     text = (
         "import os, signal\nfrom tritongemm.workers.child_process import WorkerProcess as Child\n"
-        "c = Child('tests.cpu.workers.test_child_process:Role')\n((_, pid, _),) = c.ask(('environment', ''), 60)\n"
+        "c = Child('tests.support.child_roles:Role')\n((_, pid, _),) = c.ask(('environment', ''), 60)\n"
         "print(pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
     path = os.pathsep.join(p for p in sys.path if p)
@@ -246,7 +160,7 @@ def test_it_ends_with_its_parent_in_the_middle_of_a_request(tmp_path: Path) -> N
     note = tmp_path / "pids"
     text = (
         "from tritongemm.workers.child_process import WorkerProcess as Child\n"
-        f"list(Child('tests.cpu.workers.test_child_process:Role').ask(('compute', {str(note)!r}), 60))\n"
+        f"list(Child('tests.support.child_roles:Role').ask(('compute', {str(note)!r}), 60))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert becomes_true(lambda: note.exists() and len(note.read_text().split()) == 2)
@@ -261,7 +175,7 @@ def test_it_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
     (tmp_path / "only_here.py").write_text("")
     text = (
         "import sys\nsys.path.remove('')\nfrom tritongemm.workers.child_process import WorkerProcess as Child\n"
-        "print(*Child('tests.cpu.workers.test_child_process:Role').ask(('find', 'only_here'), 60))\n"
+        "print(*Child('tests.support.child_roles:Role').ask(('find', 'only_here'), 60))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", text]
@@ -281,7 +195,7 @@ def test_a_process_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(subprocess, "Popen", refused)
     with pytest.raises(UnavailableError, match="no further process can be started: Resource temporarily unavailable"):
-        list(WorkerProcess("tests.cpu.workers.test_child_process:Role").ask(("count", 1), 5))
+        list(WorkerProcess(ROLE).ask(("count", 1), 5))
 
 
 def test_who_killed_it_is_told(child: WorkerProcess) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from tritongemm.search.pruning.rules import RULES, Rule
 from tritongemm.search.typical import typical
 
 Mask = npt.NDArray[np.bool_]
+_ALL = slice(None)
 
 
 def prune(
@@ -69,9 +71,12 @@ class _Listed:
         """Which of those left `rule` drops, and the first of them with the reason."""
         drops, example = np.zeros_like(self.left), ""
         for i in np.flatnonzero(self.left):
-            reason = _reason(rule, self.configs[i], problem, target)
+            config = self.configs[i]
+            if not _judges(rule, config.template):
+                continue
+            reason = rule.check(config, problem, target)
             if reason is not None:
-                drops[i], example = True, example or f"{self.configs[i].name}: {reason}"
+                drops[i], example = True, example or f"{config.name}: {reason}"
         return drops, example
 
 
@@ -79,10 +84,12 @@ class _Product:
     """Candidates that are the product of axes; `left` has a dimension for each."""
 
     def __init__(self, axes: TemplateSpace) -> None:
-        self.axes, self.left = axes, np.ones([len(values) for _, values in axes.values], bool)
+        extents = [len(values) for _, values in axes.values]
+        self.axes, self.left = axes, np.ones(extents, bool)
+        self._steps = [prod(extents[i + 1 :]) for i in range(len(extents))]  # from a value to the axis's next one
 
     def _config(self, place: Sequence[int]) -> Config:
-        return self.axes.config(tuple(values[i] for (_, values), i in zip(self.axes.values, place, strict=True)))
+        return self.axes.config(tuple([values[i] for (_, values), i in zip(self.axes.values, place, strict=True)]))
 
     def kept(self) -> list[Config]:
         return [self._config(place) for place in np.argwhere(self.left).tolist()]
@@ -90,22 +97,21 @@ class _Product:
     def apply(self, rule: Rule, problem: Problem, target: Target) -> tuple[Mask, str]:
         """As `_Listed.apply`, asking once for all that agree in what the rule reads."""
         todo, drops, example = self.left.copy(), np.zeros_like(self.left), ""
+        if not (_judges(rule, self.axes.template) and todo.any()):
+            return drops, example
         flat, first = todo.reshape(-1), 0
-        while flat[first:].any():
-            first += int(flat[first:].argmax())
-            place = tuple(int(i) for i in np.unravel_index(first, todo.shape))
+        while flat[first := first + int(flat[first:].argmax())]:
+            place = [first // step % extent for step, extent in zip(self._steps, self.left.shape, strict=True)]
             config = RecordingConfig.watch(self._config(place))
-            reason = _reason(rule, config, problem, target)
-            same = tuple(
-                i if name in config.read else slice(None) for (name, _), i in zip(self.axes.values, place, strict=True)
-            )
+            reason = rule.check(config, problem, target)
+            read = config.read
+            same = tuple([i if name in read else _ALL for (name, _), i in zip(self.axes.values, place, strict=True)])
             drops[same], todo[same] = reason is not None, False
             if reason is not None:
                 example = example or f"{config.name}: {reason}"
         return drops & self.left, example
 
 
-def _reason(rule: Rule, config: Config, problem: Problem, target: Target) -> str | None:
-    if rule.group and rule.group not in search_facts(config.template).rules:
-        return None
-    return rule.check(config, problem, target)
+def _judges(rule: Rule, template: str) -> bool:
+    """Whether a rule looks at the configs of a template."""
+    return not rule.group or rule.group in search_facts(template).rules

@@ -18,10 +18,10 @@ from tritongemm.core.target import Target
 from tritongemm.runtime import machine
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.serving import winners
-from tritongemm.serving.calls import is_served
 from tritongemm.serving.config_files import merge
 from tritongemm.serving.loaded_tables import read_table
 from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.served_problems import is_served
 from tritongemm.serving.source_row import SourceRow, kind_of
 from tritongemm.workloads import sizes
 

@@ -1,16 +1,16 @@
-"""What a call asks for: its operands, the signature that sources of kernels see, and the problems that calls know."""
+"""What a call asks for: its operands, and the signature that sources of kernels see."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem
+from tritongemm.core.problem import Problem
 from tritongemm.core.serving import CallSignature
 from tritongemm.core.support import Support
+from tritongemm.serving.served_problems import layer_problem
 from tritongemm.serving.torch_fallback import DTYPE_NAMES, float32_precision, output_dtype
 
 FREQUENT_CALLS = 64  # A size is frequent from this call of one thread on; a model of 32 layers has come by twice then.
@@ -23,59 +23,6 @@ class CallOperands(NamedTuple):
     w: Tensor
     bias: Tensor | None = None
     out_dtype: torch.dtype | None = None
-
-
-def layer_problem(sizes: tuple[int, int, int], dtypes: tuple[str, str, str], bias: str) -> Problem:
-    """The problem of a linear layer: x [M, K] row-major, w [N, K], a bias along N or none.
-
-    Args:
-        sizes: M, N, K.
-        dtypes: of x, of w and of the result.
-        bias: ``n`` or ``none``.
-    """
-    return Problem(*sizes, *dtypes, row_major_b=False, bias=bias)
-
-
-def is_layer(problem: Problem) -> bool:
-    """Whether `mm` can ask for a problem."""
-    p = problem
-    return p.bias in ("none", "n") and p == layer_problem((p.m, p.n, p.k), (p.dtype_a, p.dtype_b, p.dtype_c), p.bias)
-
-
-def is_scaled(problem: Problem) -> bool:
-    """Whether `scaled_mm` can ask for a problem."""
-    p = problem
-    plain = replace(p, family=DEFAULT_FAMILY, order_b=PLAIN, scale_a=None, scale_b=None, scales="")
-    return p.scale_a is not None and p.scale_b is not None and is_layer(plain)
-
-
-class ExpertWeights(NamedTuple):
-    """The weights of a mixture of experts, by which records of its products are found.
-
-    Attributes:
-        groups: how many experts have a weight [N, K] each.
-        n, k: its extents.
-        dtype: name of its type.
-        family: what is computed.
-    """
-
-    groups: int
-    n: int
-    k: int
-    dtype: str
-    family: str
-
-
-def expert_weights(problem: Problem) -> ExpertWeights | None:
-    """The weights of a grouped product whose groups' rows lie one after another; None of other products."""
-    if problem.kind != "grouped" or problem.room or problem.row_major_b:
-        return None
-    return ExpertWeights(problem.groups, problem.n, problem.k, problem.dtype_b, problem.family)
-
-
-def is_served(problem: Problem) -> bool:
-    """Whether any call at run time can ask for a problem."""
-    return is_layer(problem) or is_scaled(problem) or problem.kind in ("batched", "grouped")
 
 
 def sign_call(operands: CallOperands, precision: str | None, frequent: bool) -> CallSignature | Support:

@@ -24,12 +24,13 @@ from tritongemm.core.record import Record
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.serving import calls
-from tritongemm.serving.calls import CallOperands, ExpertWeights, sign_call
+from tritongemm.serving.calls import CallOperands, sign_call
 from tritongemm.serving.choice_log import ChoiceLog
 from tritongemm.serving.config_files import read_configured
 from tritongemm.serving.fast_call import FastCall
 from tritongemm.serving.loaded_tables import LoadedTable, announce, combined_digest, read_table
 from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.served_problems import ExpertWeights
 from tritongemm.serving.torch_fallback import float32_precision, is_plain, linear, output_dtype, torch_linear
 
 if TYPE_CHECKING:

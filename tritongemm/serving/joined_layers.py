@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
 from tritongemm.serving.api import default_dispatcher, mm
-from tritongemm.serving.calls import layer_problem
 from tritongemm.serving.device_kernels import DeviceKernels
+from tritongemm.serving.served_problems import layer_problem
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 from tritongemm.workloads.sibling_layers import find_siblings, saved_seconds
 

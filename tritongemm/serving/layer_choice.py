@@ -17,10 +17,10 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.calls import is_scaled, layer_problem
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import CallTable
 from tritongemm.serving.scaled_operands import ScaledOperands, read_product
+from tritongemm.serving.served_problems import is_scaled, layer_problem
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 from tritongemm.serving.tuned_blocks import BlockOperands
 

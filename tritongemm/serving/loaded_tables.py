@@ -17,8 +17,8 @@ from tritongemm.core.printable import printable
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.serving import rank_agreement
-from tritongemm.serving.calls import ExpertWeights, expert_weights, is_layer, is_scaled, is_served
 from tritongemm.serving.record_source import read_source
+from tritongemm.serving.served_problems import ExpertWeights, expert_weights, is_layer, is_scaled, is_served
 from tritongemm.serving.source_row import SourceRow
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.serving.calls import is_layer
+from tritongemm.serving.served_problems import is_layer
 
 FILE = "online_tuning.jsonl"
 CSV_FILE = "hip_online_tuning_res.csv"

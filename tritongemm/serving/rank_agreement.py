@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from torch import distributed
-
 _LOG = logging.getLogger("tritongemm")
 
 
@@ -21,6 +19,8 @@ def agree(digest: str, generation: int = 1) -> bool:
         digest: what tells this rank's tables from others.
         generation: how many tables it stands for, as ranks may add tables one after the other.
     """
+    from torch import distributed  # when asked: commands that run no kernel read tables without PyTorch
+
     if not distributed.is_available() or not distributed.is_initialized():
         return True
     store = distributed.distributed_c10d._get_default_store()

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tritongemm.build import expert_kernels
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.serving import moe_api
-from tritongemm.serving.calls import ExpertWeights
 from tritongemm.serving.grouped_operands import DEPTH
+from tritongemm.serving.served_problems import ExpertWeights
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
 _FP8 = "transformers.integrations.finegrained_fp8"

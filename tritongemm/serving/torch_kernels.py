@@ -11,7 +11,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.serving import LoadedKernel
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, LibraryBackend
-from tritongemm.serving.calls import is_layer
+from tritongemm.serving.served_problems import is_layer
 from tritongemm.serving.serving_device import ServingDevice
 
 _MOST_KERNELS = 8192  # Kernels kept for one device; sequences of any length must not fill the memory.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -150,10 +151,13 @@ def test_serving_imports_nothing_heavy() -> None:
 
 def test_every_door_opens() -> None:
     """`python -m` finds the command: a package of the same name would hide a module."""
-    shut = []
+    shut, slow = [], []
     for door in DOORS:
-        command = [sys.executable, "-m", f"tritongemm.{door}", "--help"]
+        command = [sys.executable, "-X", "importtime", "-m", f"tritongemm.{door}", "--help"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         if done.returncode or "usage:" not in done.stdout:
             shut.append(f"python -m tritongemm.{door}")
+        if re.search(r"\| +torch$", done.stderr, re.MULTILINE):
+            slow.append(f"python -m tritongemm.{door}")
     check("every door opens", shut, "these answer no --help")
+    check("every door opens at once", slow, "these import PyTorch, which takes a second, to answer --help")

@@ -22,9 +22,9 @@ from tests.support.linear_layers import problem, record
 from tritongemm.core.errors import InputError
 from tritongemm.core.scaling import Scaling
 from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.calls import is_layer
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.record_table import read_records
+from tritongemm.serving.served_problems import is_layer
 from tritongemm.serving.torch_fallback import linear
 
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 from tritongemm.core.serving import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
-from tritongemm.serving.calls import is_layer
 from tritongemm.serving.device_kernels import DeviceKernels
+from tritongemm.serving.served_problems import is_layer
 
 
 class OnlineAlgorithm(KernelSource):

@@ -23,8 +23,7 @@ from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.record import Record
-from tritongemm.export.library.publishing import publish
-from tritongemm.export.library.storage import MANIFEST
+from tritongemm.export.library.publishing import publish, withdraw
 from tritongemm.formats import results_format
 from tritongemm.results.run_files import RunFiles
 from tritongemm.runtime.machine import Machine, find_machine, toolchain
@@ -222,14 +221,14 @@ def _replace_library(records: Sequence[Record], path: Path, say: Callable[[str],
     """Write the kept results as a library of code objects in place of an earlier one, which goes where there are none.
 
     Raises:
-        OutputError: it can't be written.
+        OutputError: it can't be written, or something else than a library is there.
     """
-    (path / MANIFEST).unlink(missing_ok=True)
-    if not records:
+    published = publish(records, path, find_machine(None)) if records else None
+    if published is not None:
+        for line in published.tell_missing():
+            say(line)
+    if published is None or not published.built.entries:
+        withdraw(path)
         return
-    published = publish(records, path, find_machine(None))
-    for line in published.tell_missing():
-        say(line)
-    if published.built.entries:
-        kernels = sum(entry.kernel is not None for entry in published.contents.entries.values())
-        say(f"{path}: a library of {len(published.contents.entries)} results, {kernels} with kernels")
+    kernels = sum(entry.kernel is not None for entry in published.contents.entries.values())
+    say(f"{path}: a library of {len(published.contents.entries)} results, {kernels} with kernels")

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from filelock import FileLock, Timeout
-
-from tritongemm.core import files
+from tritongemm.core import files, held_files
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Translation
 from tritongemm.core.problem import DEFAULT_FAMILY, Problem
@@ -26,7 +24,6 @@ from tritongemm.results.store import Store
 
 _MOST_FILES = 10_000  # of a folder that is told in
 _ADVICE = "choose another file with -o"
-_LOCK_SECONDS = 60.0
 
 
 def output_format(path: Path, name: str = "") -> Format:
@@ -59,8 +56,7 @@ def _names(formats: Iterable[Format]) -> str:
     return ", ".join(f.name for f in formats)
 
 
-@contextmanager
-def held(path: Path) -> Iterator[None]:
+def held(path: Path) -> AbstractContextManager[None]:
     """Keep other processes of ours from telling results in a file, or in those of a folder, so that none are lost.
 
     Args:
@@ -69,19 +65,7 @@ def held(path: Path) -> Iterator[None]:
     Raises:
         OutputError: it can't be written, or another process holds it for a minute.
     """
-    try:
-        real = Path(os.path.realpath(path))
-        real.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(real.parent / f".{real.name}.lock")
-        lock.acquire(timeout=_LOCK_SECONDS)
-    except Timeout:
-        raise OutputError(f"{path} can't be written: another process holds {lock.lock_file}; {_ADVICE}") from None
-    except OSError as error:
-        raise OutputError(f"{path} can't be written: {error.strerror}; {_ADVICE}") from error
-    try:
-        yield
-    finally:
-        lock.release()
+    return held_files.held(path, _ADVICE)
 
 
 def write(

@@ -30,7 +30,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
-from tritongemm.export.library.storage import is_library, open_library
+from tritongemm.export.library.storage import MANIFEST, is_library, open_library
 from tritongemm.formats import results_format
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.runtime.machine import Machine
@@ -366,6 +366,18 @@ def test_what_is_kept_is_a_library(tmp_path: Path) -> None:
     assert told.said[-1].endswith("final: a library of 1 results, 0 with kernels")
     benchmark.run_filter(told.folder, told.say, least_ratio=100)
     assert not is_library(told.folder / LIBRARY)
+
+
+@pytest.mark.parametrize("least_ratio", [1.03, 100])
+def test_a_library_replaces_nothing_of_others(least_ratio: float, tmp_path: Path) -> None:
+    told = Told(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
+    benchmark_stage.run(told)
+    theirs = told.folder / LIBRARY / MANIFEST
+    theirs.parent.mkdir()
+    theirs.write_text('{"mine": 1}', encoding="utf-8")
+    with pytest.raises(OutputError, match="is not a manifest of a library"):
+        benchmark.run_filter(told.folder, told.say, least_ratio=least_ratio)
+    assert theirs.read_text(encoding="utf-8") == '{"mine": 1}'
 
 
 def test_what_could_not_be_compared_counts_in_the_whole(tmp_path: Path) -> None:

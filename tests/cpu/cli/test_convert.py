@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.stores import ONE, TWO, record
 from tritongemm.cli import convert
+from tritongemm.core import held_files
 from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults, results_format
 from tritongemm.results import told_file
@@ -135,5 +136,5 @@ def test_merges_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         merge.join()
     assert sorted(output.read_text().splitlines()) == sorted([HEADER, *rows])
     with told_file.held(output), monkeypatch.context() as patch:
-        patch.setattr(told_file, "_LOCK_SECONDS", 0.01)
+        patch.setattr(held_files, "_LOCK_SECONDS", 0.01)
         assert convert.main([str(tmp_path / "0_bf16_tuned.csv"), "-o", str(output)]) == 2

@@ -9,6 +9,7 @@ from pathlib import Path
 from tritongemm.core.record import Record
 from tritongemm.export.library import building, writing
 from tritongemm.export.library.building import Built
+from tritongemm.export.library.storage import MANIFEST
 from tritongemm.export.library.writing import Contents
 from tritongemm.runtime.machine import Machine
 
@@ -54,3 +55,14 @@ def publish(records: Sequence[Record], output: Path, here: Machine) -> Published
             writing.add_beside(contents, built.helpers, built.targets, built.readers())
             writing.write(output, contents)
     return Published(built, contents, tuple(conflicts))
+
+
+def withdraw(output: Path) -> None:
+    """Take a library's manifest away, so that nobody serves it; code objects stay for those who serve it already.
+
+    Raises:
+        OutputError: what is there is no library, or it can't be written.
+    """
+    if (output / MANIFEST).exists():
+        with writing.held(output):
+            (output / MANIFEST).unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,9 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from tritongemm.core import files
+from tritongemm.core import files, held_files
 from tritongemm.core.errors import OutputError
 from tritongemm.core.target import Target
 from tritongemm.export.library.code_object import OBJECTS, CodeObject
@@ -23,7 +20,6 @@ from tritongemm.export.library.storage import MANIFEST, KernelLibrary, is_archiv
 
 ARCHIVE_SUFFIX = ".zip"
 ADVICE = "choose another place with -o"
-_LOCK_SECONDS = 60.0
 
 
 @dataclass
@@ -66,20 +62,9 @@ def held(path: Path) -> Iterator[None]:
     Raises:
         OutputError: nothing can be written there, something else is there, or another process holds it for a minute.
     """
-    try:
-        real = Path(os.path.realpath(path))  # links to one library, and names such as ``.``, share its lock
-        real.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(real.parent / f".{real.name}.lock")
-        lock.acquire(timeout=_LOCK_SECONDS)
-    except Timeout:
-        raise OutputError(f"{path} can't be written: another process holds {lock.lock_file}; {ADVICE}") from None
-    except OSError as error:
-        raise OutputError(f"{path} can't be written: {error.strerror}; {ADVICE}") from error
-    try:
+    with held_files.held(path, ADVICE):
         _check_place(path)
         yield
-    finally:
-        lock.release()
 
 
 def _check_place(path: Path) -> None:

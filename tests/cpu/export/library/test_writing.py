@@ -12,6 +12,7 @@ import pytest
 from tests.support import libraries
 from tests.support.libraries import linear, tuned
 from tritongemm.cli import library as command
+from tritongemm.core import held_files
 from tritongemm.core.errors import OutputError
 from tritongemm.export.library import writing
 from tritongemm.export.library.entry import LibraryEntry
@@ -78,7 +79,7 @@ def test_merges_at_once_lose_nothing(tmp_path: Path, name: str, capsys: pytest.C
 
 
 def test_names_of_one_folder_share_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_LOCK_SECONDS", 0.01)
+    monkeypatch.setattr(held_files, "_LOCK_SECONDS", 0.01)
     (tmp_path / "library").mkdir()
     (tmp_path / "link").symlink_to("library")
     monkeypatch.chdir(tmp_path / "library")
@@ -128,7 +129,7 @@ def test_what_is_no_library_is_not_replaced(tmp_path: Path, monkeypatch: pytest.
     (folder / "thesis.md").rename(folder / MANIFEST)
     with pytest.raises(OutputError, match="is not a manifest of a library"), writing.held(folder):
         pass
-    monkeypatch.setattr(writing, "_LOCK_SECONDS", 0.01)
+    monkeypatch.setattr(held_files, "_LOCK_SECONDS", 0.01)
     with writing.held(tmp_path / "new.zip"), pytest.raises(OutputError, match="another process holds"):
         writing.held(tmp_path / "new.zip").__enter__()
 

@@ -17,7 +17,7 @@ EARLY_START_ROWS = 64
 # In problems of more rows (or columns) what comes before the first product hardly matters.
 FETCH_AHEAD_ROWS = 256
 # From so many blocks of K few rows gained 1 % on an H200 by weights fetched ahead of a ring of the usual depth.
-LONG_SUM_BLOCKS = 96
+FETCH_AHEAD_BLOCKS = 96
 
 
 def overlap(config: Config, problem: Problem, target: Target) -> str | None:
@@ -31,8 +31,8 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
     if "warp_roles" in search_facts(config.template).rules:
         # The warp that fetches starts early by itself; its first weights come ahead where the ring is deep besides.
         slots, deep = config.num_stages, config.num_stages > RING_SLOTS_LIMIT
-        long_sum = problem.k >= LONG_SUM_BLOCKS * config.block_k and min(problem.m, problem.n) <= EARLY_START_ROWS
-        either = slots == RING_SLOTS_LIMIT and long_sum
+        many_blocks = problem.k >= FETCH_AHEAD_BLOCKS * config.block_k and min(problem.m, problem.n) <= EARLY_START_ROWS
+        either = slots == RING_SLOTS_LIMIT and many_blocks
         goes = either or (config.option("ahead") > 0) == deep
         return None if goes else f"ahead goes with num_stages above {RING_SLOTS_LIMIT}, here {slots}"
     ahead, early, split = config.option("ahead"), config.option("early"), config.split_k > 1

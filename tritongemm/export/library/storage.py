@@ -33,6 +33,7 @@ SCHEMA = 1  # of the manifest; it rises where a reader that ignores a new key wo
 _KIND = "tritongemm_library"  # the key that says what the manifest is; its value is the schema
 MOST_MANIFEST_BYTES = 256 << 20
 _MOST_MEMBERS = 1 << 17
+ARCHIVE_SUFFIX = ".zip"
 _ARCHIVE_START = b"PK\x03\x04"
 _LOCAL_HEADER = struct.Struct("<26xHH")  # lengths of a member's name and of what follows it
 _MEMBER = re.compile(rf"{OBJECTS}/[0-9a-f]{{64}}\.({'|'.join(SUFFIXES)})")
@@ -219,13 +220,14 @@ class StoredCode:
 
 
 def is_library(path: Path) -> bool:
-    """Whether a path is a folder with a manifest, or an archive."""
+    """Whether a path is a folder with a manifest, or an archive, also one whose beginning is damaged."""
     if path.is_dir():
         return (path / MANIFEST).is_file()
     try:
-        return path.is_file() and _start(path) == _ARCHIVE_START
+        start = _start(path) if path.is_file() else b""
     except OSError:
         return False
+    return is_archive(start) or (start != b"" and path.suffix == ARCHIVE_SUFFIX)
 
 
 def _start(path: Path) -> bytes:

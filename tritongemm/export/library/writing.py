@@ -16,9 +16,15 @@ from tritongemm.core.target import Target
 from tritongemm.export.library.code_object import OBJECTS, CodeObject
 from tritongemm.export.library.entry import EntryKey, LibraryEntry
 from tritongemm.export.library.helper import HelperKey, LibraryHelper
-from tritongemm.export.library.storage import MANIFEST, KernelLibrary, is_archive, is_manifest, manifest_text
+from tritongemm.export.library.storage import (
+    ARCHIVE_SUFFIX,
+    MANIFEST,
+    KernelLibrary,
+    is_archive,
+    is_manifest,
+    manifest_text,
+)
 
-ARCHIVE_SUFFIX = ".zip"
 ADVICE = "choose another place with -o"
 
 

@@ -44,6 +44,17 @@ def test_a_library_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert not is_library(tmp_path) and not is_library(tmp_path / "nothing")
 
 
+def test_an_archive_whose_beginning_is_damaged_is_told_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "k.zip"
+    libraries.write(path, *RECORDS[:1])
+    path.write_bytes(path.read_bytes()[100:-100])
+    with pytest.raises(InputError, match="is a damaged archive"):
+        open_library(path)
+    assert is_library(path)
+    path.write_bytes(b"")
+    assert not is_library(path), "nothing is lost where a library is written in its place"
+
+
 def test_a_size_without_a_kernel_of_ours_is_kept(tmp_path: Path) -> None:
     entry = LibraryEntry(RECORDS[2])
     assert LibraryEntry.from_json(json.loads(json.dumps(entry.to_json()))) == entry

@@ -9,18 +9,18 @@ of another size or on a GPU node, compiles nothing.
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
 from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.job_stream import JobStream
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.errors import OutputError, ToolKilledError
 from tritongemm.core.target import Target
@@ -232,33 +232,16 @@ class BuildPool:
         except WorkerError as error:
             return replace(failed, reason=str(error))
 
-    def stream(self, jobs: Iterable[CompileJob], until: float = inf) -> Iterator[Artifact]:
-        """Builds as they finish; what is cached comes at once, while `jobs` are still being made. Equal jobs are built
-        once, for the config of their first.
+    def stream(self, jobs: Iterable[CompileJob], until: float = inf, urgent: Container[str] = ()) -> Iterator[Artifact]:
+        """Builds as they finish, while `jobs` are still being made; what is cached comes at once. A job equal to one
+        under way is not built beside it: one artifact, with the config of the first, is yielded for both.
 
         Args:
-            jobs: what to build.
+            jobs: what to build; they are made in a thread of their own.
             until: no compile begins after this, by time.monotonic.
+            urgent: digests of those that are built before others that wait; it may grow while jobs are made.
         """
-        import joblib
-
-        waiting: list[CompileJob] = []
-        seen: set[str] = set()
-        for job in jobs:
-            if job.digest in seen:
-                continue
-            cached = self.cache.get(job.digest)
-            if cached is None:
-                seen.add(job.digest)
-                waiting.append(job)
-            else:
-                yield replace(cached, config=job.config, seconds=0.0)
-        if waiting:
-            pool = joblib.Parallel(
-                n_jobs=min(self.width, len(waiting)), backend="threading", return_as="generator_unordered", batch_size=1
-            )
-            in_time = itertools.takewhile(lambda job: time.monotonic() <= until, waiting)
-            yield from pool(joblib.delayed(self.build)(job) for job in in_time)
+        return JobStream(self.cache, self.build, self.width, until, urgent).artifacts(jobs)
 
     def close(self) -> None:
         """End all compiler processes; threads that still wait for one give up."""

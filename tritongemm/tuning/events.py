@@ -8,8 +8,17 @@ from typing import TypeAlias
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.trial import Trial
+from tritongemm.search.planner import PlannedProblem
 from tritongemm.tuning.final_race import RaceOutcome
 from tritongemm.tuning.task import Task
+
+
+@dataclass(frozen=True)
+class SizePlanned:
+    """A size has been planned; None where no backend is searched."""
+
+    task: Task
+    plan: PlannedProblem | None
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class SlowArtifactBuilt:
 
 @dataclass(frozen=True)
 class BuildsEnded:
-    """No more artifacts of this round come."""
+    """No more artifacts come."""
 
 
 @dataclass(frozen=True)
@@ -77,5 +86,13 @@ class ThreadFailed:
 
 
 Event: TypeAlias = (
-    ArtifactBuilt | SlowArtifactBuilt | BuildsEnded | BatchChosen | Screened | AlgorithmsListed | Raced | ThreadFailed
+    SizePlanned
+    | ArtifactBuilt
+    | SlowArtifactBuilt
+    | BuildsEnded
+    | BatchChosen
+    | Screened
+    | AlgorithmsListed
+    | Raced
+    | ThreadFailed
 )

@@ -1,23 +1,23 @@
-"""The line: Problems → Records. Prune, rank, generate, compile, time, verify, choose and write, in rounds.
+"""The line: Problems → Records. Prune, rank, generate, compile, time, verify, choose and write.
 
 One thread owns all tasks and the store: the one that calls `TuningRun.tune`. Builders, devices and strategies work in
 threads and processes of their own and tell it what they have done (`tuning.events`).
 
-In a round every size asks its strategy for a batch; what they ask for is compiled once for all of them and screened as
-the binaries arrive, by whichever device is free. A strategy works out the next batch while devices screen for others.
-In its first round a size also takes in what other backends bring: their kernels are compiled with the rest, and
-libraries are asked while the first compiles run. When a strategy wants no more, the finalists are verified and raced as
-soon as a device has nothing to screen. What takes minutes to compile does so in the background: only the race waits.
+Every size goes its own way. Its strategy asks for a batch, whose kernels are compiled (once, if several sizes want the
+same) and screened as they arrive, by whichever device is free; told the times, it asks for the next batch. So compilers
+and devices work on what some size wants while others are planned or thought about. With its first batch a size also
+takes in what other backends bring: their kernels are compiled with the rest, and libraries are asked while the first
+kernels compile. When a strategy wants no more, the finalists are verified and raced as soon as a device has nothing to
+screen. What takes minutes to compile does so in the background: only the race waits.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -39,24 +39,18 @@ from tritongemm.measure import choose
 from tritongemm.plugins.contracts import Evaluator, Watcher
 from tritongemm.results.store import Store
 from tritongemm.search.warm_start import WarmStart
-from tritongemm.tuning import roster
+from tritongemm.tuning import events, roster
+from tritongemm.tuning.compile_queue import CompileQueue
 from tritongemm.tuning.device_queue import DeviceQueue
-from tritongemm.tuning.events import (
-    AlgorithmsListed,
-    ArtifactBuilt,
-    BatchChosen,
-    BuildsEnded,
-    Event,
-    Raced,
-    Screened,
-    SlowArtifactBuilt,
-    ThreadFailed,
-)
 from tritongemm.tuning.final_race import RaceOutcome, decide, prepare_race, write_best_kernel
-from tritongemm.tuning.planning import plan_tasks
+from tritongemm.tuning.planning import begin_search, plan_tasks
 from tritongemm.tuning.screening import AlgorithmsWork, DeviceThread, ScreenWork, Work
-from tritongemm.tuning.task import Task, TaskState, longest_first, trials_of
-from tritongemm.tuning.threads import choose_batch, tell_builds, tell_slow_build
+from tritongemm.tuning.task import Task, TaskState, longest_first, trials_of, why_nothing_was_compiled
+from tritongemm.tuning.threads import choose_batch, tell_builds, tell_plans, tell_slow_build
+
+# Of each size's first batch so many are compiled before what others want next: the best predicted come first, and with
+# these a size is near its final speed.
+URGENT_CONFIGS = 8
 
 
 class TuningRun:
@@ -79,12 +73,13 @@ class TuningRun:
         self.evaluators, self.pool, self.store, self.options, self.watcher = evaluators, pool, store, options, watcher
         self.unstored: dict[Problem, list[Trial]] = {}
         self._deadline = inf  # of time.monotonic; from then on nothing new is tried
-        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._events: SimpleQueue[events.Event] = SimpleQueue()
         self._devices: DeviceQueue[Task, Work] = DeviceQueue()
-        self._waiting: dict[str, list[tuple[Task, Config]]] = {}  # who waits for a binary, by its digest
         self._thinker = ThreadPoolExecutor(1)  # strategies work in its thread
-        self._building = False  # whether more artifacts of this round come
+        self._to_compile = CompileQueue()
+        self._background = BackgroundBuilds(pool)
         self._tasks: list[Task] = []
+        self._warm_start = WarmStart((), store)
 
     def tune(self, problems: Sequence[Problem]) -> dict[Problem, str]:
         """Tune the problems that have no record yet; records go to the store as they are made.
@@ -98,21 +93,24 @@ class TuningRun:
         self._deadline = time.monotonic() + (self.options.seconds or inf)
         ordered = longest_first(problems, self._target)
         self._tasks = tasks = [Task(p) for p in ordered if self.store.record(p) is None]
-        warm_start = WarmStart(ordered, self.store)
+        self._warm_start = WarmStart(ordered, self.store)
         self.watcher.stage("plan", len(tasks))
         if self.options.stop == "generate":
-            with closing(self._planned(tasks, warm_start)) as planned:
-                deque(planned, maxlen=0)
+            for task, plan in plan_tasks(tasks, self._target, self.options, self.pool.jobs):
+                begin_search(task, plan, self.options, self._warm_start, self.watcher)
             return {}
         with ExitStack() as stack:
-            background = stack.enter_context(closing(BackgroundBuilds(self.pool)))
+            stack.callback(self._background.close)
             stack.callback(self._thinker.shutdown)
             if tasks and not self.options.stop:
                 self._start_devices(stack)
                 self.watcher.stage("final", len(tasks))
-            ready = tasks
-            while ready:
-                ready = self._run_round(ready, warm_start, background)
+                libraries = list(filter(roster.is_library, self.options.backends))
+                for task in tasks:
+                    for library in libraries:
+                        self._send(task, AlgorithmsWork(library))
+            self._start_planners(tasks, stack)
+            self._start_builders(stack)
             while not all(task.finished for task in tasks):
                 self._handle_next()
         if self.options.stop:
@@ -136,52 +134,47 @@ class TuningRun:
             worker = DeviceThread(number, evaluator, self._devices, self.options, self._events.put, screened)
             threading.Thread(target=worker.run, name=f"device {number}", daemon=True).start()
 
-    def _planned(self, tasks: Sequence[Task], warm_start: WarmStart) -> Generator[Task, None, None]:
-        return plan_tasks(tasks, self._target, self.options, self.pool.jobs, warm_start, self.watcher)
+    def _start_planners(self, tasks: Sequence[Task], stack: ExitStack) -> None:
+        """Start what plans the tasks, and tells of each."""
+        stopped = threading.Event()
+        stack.callback(stopped.set)
+        planned = plan_tasks(tasks, self._target, self.options, self.pool.jobs)
+        arguments = self._events.put, planned, stopped
+        threading.Thread(target=tell_plans, args=arguments, name="plans", daemon=True).start()
 
-    # --- a round ------------------------------------------------------------------------------------------------------
-
-    def _run_round(self, tasks: Sequence[Task], warm_start: WarmStart, background: BackgroundBuilds) -> list[Task]:
-        """Compile and screen what the strategies of these tasks ask for; the tasks whose strategies ask for more."""
-        if not self.options.stop:
-            for task in (t for t in tasks if not t.libraries_asked):
-                for backend in filter(roster.is_library, self.options.backends):
-                    self._send(task, AlgorithmsWork(backend))
-        jobs: SimpleQueue[CompileJob | None] = SimpleQueue()
-        self._building = True
-        built = self.pool.stream(iter(jobs.get, None), self._deadline)
+    def _start_builders(self, stack: ExitStack) -> None:
+        """Start what hands jobs to the compilers, and tells of each artifact."""
+        stack.callback(self._to_compile.end)
+        built = self.pool.stream(self._to_compile.draw(), self._deadline, self._to_compile.urgent)
         threading.Thread(target=tell_builds, args=(self._events.put, built), name="builds", daemon=True).start()
-        with closing(self._planned(tasks, warm_start)) as planned:
-            for task in planned:
-                task.move_to(TaskState.BUILDING)
-                for job in self._begin_batch(task, background):
-                    jobs.put(job)
-                self._go_on(task)
-                self._handle_all()
-        jobs.put(None)
-        while self._building or any(task.in_round for task in tasks):
-            self._handle_next()
-        return [task for task in tasks if task.state is TaskState.READY]
 
-    def _begin_batch(self, task: Task, background: BackgroundBuilds) -> Iterator[CompileJob]:
-        """The compile jobs of a batch, and of what other backends bring; slow ones are begun in the background."""
-        jobs = list(self._jobs(task))
-        task.libraries_asked = True
+    @property
+    def _time_is_spent(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    # --- a batch ------------------------------------------------------------------------------------------------------
+
+    def _begin_batch(self, task: Task) -> None:
+        """Compile and screen what a task's strategy asks for, and with its first batch what other backends bring."""
+        task.move_to(TaskState.BUILDING)
+        jobs = [] if self._time_is_spent else list(self._compile_jobs(task))
+        first, task.others_asked = not task.others_asked, True
         self.watcher.stage("compile", len(jobs))
         self.watcher.stage("screen", len(jobs))
-        for config, job in jobs:
+        for number, (config, job) in enumerate(jobs):
             if roster.compile_limit_s(config.backend):
                 task.slow[config.name] = config
-                background.begin(job).add_done_callback(partial(tell_slow_build, self._events.put, task, config))
+                future = self._background.begin(job)
+                future.add_done_callback(partial(tell_slow_build, self._events.put, task, config))
             else:
                 task.unscreened += 1
-                self._waiting.setdefault(job.digest, []).append((task, config))
-        yield from (job for config, job in jobs if not roster.compile_limit_s(config.backend))
+                self._to_compile.put(task, config, job, urgent=first and number < URGENT_CONFIGS)
+        self._go_on(task)
 
-    def _jobs(self, task: Task) -> Iterator[tuple[Config, CompileJob]]:
+    def _compile_jobs(self, task: Task) -> Iterator[tuple[Config, CompileJob]]:
         """What to compile of a batch; what is known to fail is not compiled again."""
         known = self.store.trials(task.problem)
-        for config in [*task.batch, *(() if task.libraries_asked else self._candidates(task))]:
+        for config in [*task.batch, *(() if task.others_asked else self._candidates(task))]:
             trial = known.get((config.name, "screen"))
             if trial is not None:
                 task.add_trial(trial)
@@ -209,49 +202,44 @@ class TuningRun:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _handle_all(self) -> None:
-        """Handle what has been told meanwhile."""
-        try:
-            while True:
-                self._handle(self._events.get_nowait())
-        except Empty:
-            return
-
     def _handle_next(self) -> None:
-        """Wait for the next event and handle it; once the time is spent, go on without slow compiles."""
+        """Wait for the next event and handle it; once the time is spent, go on without what is not compiled."""
         left = self._deadline - time.monotonic()
-        if left <= 0 and self._give_up_slow():
-            return
+        if left <= 0:
+            self._to_compile.end()
+            if self._give_up_slow():
+                return
         try:
             event = self._events.get(timeout=left if 0 < left < inf else None)
         except Empty:
             return
         self._handle(event)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         match event:
-            case ArtifactBuilt(artifact):
+            case events.SizePlanned(task, plan):
+                begin_search(task, plan, self.options, self._warm_start, self.watcher)
+                self._begin_batch(task)
+            case events.ArtifactBuilt(artifact):
                 self._take_built(artifact)
-            case SlowArtifactBuilt(task, artifact):
+            case events.SlowArtifactBuilt(task, artifact):
                 self._take_slow(task, artifact)
-            case BuildsEnded():
+            case events.BuildsEnded():
                 self._end_builds()
-            case Screened():
+            case events.Screened():
                 self._take_screened(event)
-            case AlgorithmsListed():
+            case events.AlgorithmsListed():
                 self._take_algorithms(event)
-            case BatchChosen(task, batch):
-                task.batch = batch or []
-                task.move_to(TaskState.WAITING if batch is None else TaskState.READY)
-                self._go_on(task)
-            case Raced(task, outcome):
+            case events.BatchChosen(task, batch):
+                self._take_choice(task, batch)
+            case events.Raced(task, outcome):
                 self._take_race(task, outcome)
-            case ThreadFailed(error):
+            case events.ThreadFailed(error):
                 raise error
 
     def _take_built(self, artifact: Artifact) -> None:
         """Hand an artifact to all who wait for it; configs that differ in their arguments alone share a binary."""
-        for task, config in self._waiting.pop(artifact.digest, ()):
+        for task, config in self._to_compile.take(artifact.digest):
             self.watcher.step("compile")
             self._take_artifact(task, replace(artifact, config=config), in_batch=True)
             self._go_on(task)
@@ -265,13 +253,20 @@ class TuningRun:
 
     def _end_builds(self) -> None:
         """Go on without what was not compiled before the time was spent."""
-        self._building = False
-        left, self._waiting = self._waiting, {}
-        for task, _ in (pair for pairs in left.values() for pair in pairs):
+        for task, _ in self._to_compile.give_up():
             task.unscreened -= 1
             self._go_on(task)
 
-    def _take_screened(self, event: Screened) -> None:
+    def _take_choice(self, task: Task, batch: list[Config] | None) -> None:
+        """Begin what a strategy wants next; None: it wants no more."""
+        task.batch = batch or []
+        if batch is None:
+            task.move_to(TaskState.WAITING)
+            self._go_on(task)
+        else:
+            self._begin_batch(task)
+
+    def _take_screened(self, event: events.Screened) -> None:
         task = event.task
         task.unscreened -= event.batch_pieces
         task.in_flight -= event.batch_pieces + event.other_pieces
@@ -285,7 +280,7 @@ class TuningRun:
         """Take a task to its next state, where nothing that it waits for is under way."""
         if task.state is TaskState.BUILDING and not task.unscreened:
             task.move_to(TaskState.SEARCHING)
-            if task.failure or self.options.stop or time.monotonic() > self._deadline:
+            if task.failure or self.options.stop or self._time_is_spent:
                 task.move_to(TaskState.WAITING)
             else:
                 assert task.search is not None, "a task that is built has been planned"
@@ -311,7 +306,7 @@ class TuningRun:
         if not known and artifact.status != "ok":
             self._keep(task, [artifact.failed_trial()])
 
-    def _take_algorithms(self, event: AlgorithmsListed) -> None:
+    def _take_algorithms(self, event: events.AlgorithmsListed) -> None:
         """Screen a library's algorithms that have not been; they need no compiling."""
         task = event.task
         task.in_flight -= 1
@@ -373,12 +368,8 @@ class TuningRun:
 
     def _tell_what_was_compiled(self, tasks: Sequence[Task]) -> None:
         for task in (t for t in tasks if not any(a.status == "ok" for a in t.artifacts.values())):
-            reasons = [f"{name}: {reason}" for name, reason in task.refused.items()]
-            outcomes: list[Artifact | Trial] = [*task.artifacts.values(), *task.trials.values()]
-            failed = next((outcome for outcome in outcomes if outcome.reason), None)
-            reasons += [f"the first, {failed.config.name}: {failed.reason}"] if failed else []
             hints = [] if task.artifacts else roster.suggest_backends(task.problem, self._target, self.options.backends)
-            task.fail("; ".join(["no config could be compiled", *reasons, *hints]))
+            task.fail("; ".join([*why_nothing_was_compiled(task), *hints]))
             self.watcher.failed(task.problem, task.failure)
         self.watcher.compiled({t.problem: t.artifacts.values() for t in tasks})
 

@@ -26,7 +26,6 @@ class TaskState(Enum):
     QUEUED = "queued"  # nothing of it has been planned
     BUILDING = "building"  # the batch that its strategy asked for is compiled, and screened binary by binary
     SEARCHING = "searching"  # its strategy works out the next batch
-    READY = "ready"  # the next batch waits for the next round
     WAITING = "waiting"  # its strategy wants no more; slow compiles or a device still have something of it
     RACING = "racing"  # its finalists are verified and raced, or queued for that
     DONE = "done"  # it has a record, or was compiled where no more was wanted
@@ -36,8 +35,7 @@ class TaskState(Enum):
 NEXT_STATES = {
     TaskState.QUEUED: {TaskState.BUILDING},
     TaskState.BUILDING: {TaskState.SEARCHING},
-    TaskState.SEARCHING: {TaskState.READY, TaskState.WAITING},
-    TaskState.READY: {TaskState.BUILDING},
+    TaskState.SEARCHING: {TaskState.BUILDING, TaskState.WAITING},
     TaskState.WAITING: {TaskState.RACING, TaskState.DONE},
     TaskState.RACING: {TaskState.DONE},
     TaskState.DONE: set(),
@@ -69,7 +67,7 @@ class Task:
         batch: what the strategy asked for last.
         trials: what became of every config so far, by config name.
         artifacts: what was compiled, by config name.
-        libraries_asked: other backends have been asked for their candidates.
+        others_asked: other backends have been asked for their candidates.
         unscreened: configs of the batch that have not been screened.
         in_flight: pieces of work that a device has not answered.
         slow: configs whose compiles take minutes, by name; the race alone waits for them.
@@ -84,7 +82,7 @@ class Task:
     batch: list[Config] = field(default_factory=list)
     trials: dict[str, Trial] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
-    libraries_asked: bool = False
+    others_asked: bool = False
     unscreened: int = 0
     in_flight: int = 0
     slow: dict[str, Config] = field(default_factory=dict)
@@ -96,11 +94,6 @@ class Task:
     def finished(self) -> bool:
         """Whether nothing more happens to it."""
         return self.state in (TaskState.DONE, TaskState.FAILED)
-
-    @property
-    def in_round(self) -> bool:
-        """Whether the round that it is part of waits for it."""
-        return self.state in (TaskState.BUILDING, TaskState.SEARCHING)
 
     def move_to(self, state: TaskState) -> None:
         """Change the state.
@@ -190,3 +183,12 @@ def no_search() -> Search:
 def trials_of(task: Task, configs: Sequence[Config]) -> list[Trial]:
     """What became of these configs of a task, in their order."""
     return [task.trials[c.name] for c in configs]
+
+
+def why_nothing_was_compiled(task: Task) -> list[str]:
+    """What can be told of a task of which no config was compiled: who refused it, and how the first config failed."""
+    outcomes: list[Artifact | Trial] = [*task.artifacts.values(), *task.trials.values()]
+    failed = next((outcome for outcome in outcomes if outcome.reason), None)
+    refused = [f"{name}: {reason}" for name, reason in task.refused.items()]
+    first = [f"the first, {failed.config.name}: {failed.reason}"] if failed else []
+    return ["no config could be compiled", *refused, *first]

@@ -1,9 +1,11 @@
-"""What builders and strategies do in their threads: each function tells the owner of the tasks what came of it."""
+"""What planners, builders and strategies do in their threads: each tells the owner of the tasks what came of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -11,10 +13,33 @@ from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Search
-from tritongemm.tuning.events import ArtifactBuilt, BatchChosen, BuildsEnded, Event, SlowArtifactBuilt, ThreadFailed
+from tritongemm.search.planner import PlannedProblem
+from tritongemm.tuning.events import (
+    ArtifactBuilt,
+    BatchChosen,
+    BuildsEnded,
+    Event,
+    SizePlanned,
+    SlowArtifactBuilt,
+    ThreadFailed,
+)
 from tritongemm.tuning.task import Task
 
 Tell: TypeAlias = Callable[[Event], None]
+
+
+def tell_plans(
+    tell: Tell, planned: Generator[tuple[Task, PlannedProblem | None], None, None], stopped: threading.Event
+) -> None:
+    """Tell of each task as it is planned, until the run is over."""
+    try:
+        with closing(planned):
+            for task, plan in planned:
+                if stopped.is_set():
+                    return
+                tell(SizePlanned(task, plan))
+    except BaseException as error:
+        tell(ThreadFailed(error))
 
 
 def tell_builds(tell: Tell, built: Iterable[Artifact]) -> None:

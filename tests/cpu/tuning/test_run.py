@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,9 +31,11 @@ from tritongemm.plugins.contracts import Search, SearchPlan
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.search.cost_model.model import rank
+from tritongemm.search.planner import PlannedProblem, plan_search
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search.strategies.exhaustive import Exhaustive
+from tritongemm.tuning import planning
 from tritongemm.tuning.run import TuningRun
 
 
@@ -240,3 +243,32 @@ def test_devices_draw_the_next_size_when_they_are_free(tmp_path: Path) -> None:
         failures = TuningRun([Device(0), Device(1)], pool, store, options, Reporter()).tune(problems)
         assert failures == {} and all(store.record(p) for p in problems)
     assert all(len(devices) == 1 for devices in seen.values()) and set.union(*seen.values()) == {0, 1}
+
+
+def test_a_size_goes_on_while_others_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its second batch is screened before there is a plan for the next size."""
+    sizes = [Problem(16, 16, 64), Problem(16, 16, 32)]
+    reached, screened = threading.Event(), list[Config]()
+    waited: list[bool] = []
+
+    class Device(FakeEvaluator):
+        def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
+            for trial in super().screen(problem, artifacts, best_s):
+                screened.append(trial.config)
+                if len(screened) == 2:
+                    reached.set()
+                yield trial
+
+    def plans(problems: Sequence[Problem], *rest: Any) -> Generator[PlannedProblem, None, None]:
+        yield plan_search(problems[0], *rest[:3])
+        waited.append(reached.wait(20))
+        yield plan_search(problems[1], *rest[:3])
+
+    monkeypatch.setattr(planning, "plan_searches", plans)
+    options = TuningOptions(tmp_path, "guided", budget=2, library="")
+    with (
+        closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool,
+        take(tmp_path / "out.yaml") as store,
+    ):
+        assert TuningRun([Device()], pool, store, options, Reporter()).tune(sizes) == {}
+    assert waited == [True] and len(screened) == 4

@@ -1,0 +1,112 @@
+"""Jobs, while they are still being made → artifacts as they are built, by joblib's threads side by side."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import replace
+from math import inf
+from operator import length_hint
+from queue import PriorityQueue, SimpleQueue
+
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.core.artifact import Artifact, CompileJob
+
+MOST_BUILDERS = 512  # threads
+_URGENT, _USUAL, _END = range(3)  # turns of jobs that wait
+
+
+class JobStream:
+    """Jobs on their way through builders, each a thread with one job at a time.
+
+    Args:
+        cache: is asked for each job before a builder is.
+        build: builds one job.
+        builders: threads.
+        until: no build begins after this, by time.monotonic.
+        urgent: digests of those that are built before others that wait.
+    """
+
+    def __init__(
+        self,
+        cache: ArtifactCache,
+        build: Callable[[CompileJob], Artifact],
+        builders: int,
+        until: float,
+        urgent: Container[str],
+    ) -> None:
+        self._cache, self._build, self._builders = cache, build, min(builders, MOST_BUILDERS)
+        self._until, self._urgent = until, urgent
+        # A turn, and a number that keeps those of one turn in their order; in the last turn there are no jobs left.
+        self._waiting: PriorityQueue[tuple[int, int, CompileJob | None]] = PriorityQueue()
+        self._numbers = itertools.count()
+        self._under_way: set[str] = set()  # digests
+        self._built: SimpleQueue[Artifact | BaseException | None] = SimpleQueue()  # None: there are no more
+
+    def artifacts(self, jobs: Iterable[CompileJob]) -> Iterator[Artifact]:
+        """The artifact of each job as it is built, or found; one for jobs that are equal and under way together.
+
+        Raises:
+            BaseException: what building, or making the jobs, has raised; nothing is begun after it.
+        """
+        self._builders = max(1, min(self._builders, length_hint(jobs, self._builders)))
+        threading.Thread(target=self._feed, args=(jobs,), name="compile jobs", daemon=True).start()
+        try:
+            while (built := self._built.get()) is not None:
+                if isinstance(built, BaseException):
+                    raise built
+                yield built
+        finally:
+            self._until = -inf
+
+    def _feed(self, jobs: Iterable[CompileJob]) -> None:
+        """Hand the jobs to the builders, but for those that are cached or under way, and wait for the last."""
+        builders = threading.Thread(target=self._run_builders, name="builders", daemon=True)
+        try:
+            for job in jobs:
+                if job.digest in self._under_way:
+                    continue
+                cached = self._cache.get(job.digest)
+                if cached is not None:
+                    self._built.put(replace(cached, config=job.config, seconds=0.0))
+                    continue
+                self._under_way.add(job.digest)
+                self._wait(_URGENT if job.digest in self._urgent else _USUAL, job)
+                if builders.ident is None:
+                    builders.start()
+        except BaseException as error:
+            self._built.put(error)
+        finally:
+            for _ in range(self._builders):
+                self._wait(_END, None)
+            if builders.ident is not None:
+                builders.join()
+            self._built.put(None)
+
+    def _wait(self, turn: int, job: CompileJob | None) -> None:
+        self._waiting.put((turn, next(self._numbers), job))
+
+    def _run_builders(self) -> None:
+        import joblib  # takes a while, and a stream of what is cached does without
+
+        try:
+            parallel = joblib.Parallel(n_jobs=self._builders, backend="threading", pre_dispatch="all", batch_size=1)
+            parallel(joblib.delayed(self._build_in_turn)() for _ in range(self._builders))
+        except BaseException as error:
+            self._built.put(error)
+
+    def _build_in_turn(self) -> None:
+        """Build one job after the other, until there are no more."""
+        while (job := self._waiting.get()[-1]) is not None:
+            built: Artifact | BaseException | None = None
+            try:
+                if time.monotonic() <= self._until:
+                    built = self._build(job)
+            except BaseException as error:
+                built = error
+            # Before it is told: who asks for it from then on finds it in the cache, or has it built again.
+            self._under_way.discard(job.digest)
+            if built is not None:
+                self._built.put(built)

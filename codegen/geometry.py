@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from math import gcd, prod
 from typing import Any
 
@@ -19,6 +20,7 @@ from tritongemm.codegen.template_facts import (
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 
+Need = Callable[[Config, Problem, int], "str | None"]
 MX_BLOCK = 128  # elements along K of the widest matrix instruction that applies powers of two
 
 
@@ -127,17 +129,48 @@ class _Scope(dict[str, Any]):
 
 def unmet_need(config: Config, problem: Problem, compute_units: int) -> str | None:
     """The first of its template's needs that a config does not meet, in words, or None."""
-    scope, template = _Scope(config, problem, compute_units), kernel_template(config.template)
-    if split := split_piece(config, problem):
-        return split
-    if problem.microscaled and template.search.matrix and config.block_k % MX_BLOCK:
+    answers = (need(config, problem, compute_units) for need in list_needs(config.template))
+    return next((words for words in answers if words is not None), None)
+
+
+@cache
+def list_needs(template: str) -> tuple[Need, ...]:
+    """What a template needs of a config, one by one, each a function that says in words what a config does not meet.
+
+    Each reads little of a config, so that a search, which asks of thousands, finds most of its answers given already.
+    """
+    return (
+        _whole_pieces,
+        _whole_scales,
+        *(_told_need(words, holds) for words, holds in kernel_template(template).needs.items()),
+    )
+
+
+def _told_need(words: str, holds: str) -> Need:
+    """The need that an expression among a template's facts tells."""
+    code = _code(holds)
+
+    def unmet(config: Config, problem: Problem, compute_units: int) -> str | None:
+        return None if eval(code, {"__builtins__": {}}, _Scope(config, problem, compute_units)) else words
+
+    return unmet
+
+
+def _whole_scales(config: Config, problem: Problem, compute_units: int) -> str | None:
+    """Blocks of K hold whole scales, or scales whole blocks."""
+    matrix = kernel_template(config.template).search.matrix
+    if problem.microscaled and matrix and config.block_k % MX_BLOCK:
         return f"block_k must be a multiple of {MX_BLOCK} where matrix units apply scales, not {config.block_k}"
     if problem.microscaled and config.block_k % problem.scale_depth:
         return f"block_k must be a multiple of the {problem.scale_depth} elements of one scale, not {config.block_k}"
-    if template.search.matrix and not problem.microscaled and problem.scale_depth % config.block_k:
+    if matrix and not problem.microscaled and problem.scale_depth % config.block_k:
         return f"block_k must divide the {problem.scale_depth} elements along K of one scale, not {config.block_k}"
-    needs = template.needs.items()
-    return next((words for words, holds in needs if not eval(_code(holds), {"__builtins__": {}}, scope)), None)
+    return None
+
+
+def _whole_pieces(config: Config, problem: Problem, compute_units: int) -> str | None:
+    """Blocks hold whole groups and pieces of a B whose columns are interleaved."""
+    return split_piece(config, problem)
 
 
 def split_piece(config: Config, problem: Problem) -> str | None:

@@ -15,7 +15,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.search_results import Pruned
 from tritongemm.core.space import Space, TemplateSpace
 from tritongemm.core.target import Target
-from tritongemm.search.pruning.rules import RULES, Rule
+from tritongemm.search.pruning.rules import RULES, Check, Rule
 from tritongemm.search.typical import typical
 
 Mask = npt.NDArray[np.bool_]
@@ -96,20 +96,27 @@ class _Product:
 
     def apply(self, rule: Rule, problem: Problem, target: Target) -> tuple[Mask, str]:
         """As `_Listed.apply`, asking once for all that agree in what the rule reads."""
-        todo, drops, example = self.left.copy(), np.zeros_like(self.left), ""
-        if not (_judges(rule, self.axes.template) and todo.any()):
-            return drops, example
+        drops, example = np.zeros_like(self.left), ""
+        if _judges(rule, self.axes.template):
+            for check in rule.parts(self.axes.template) if rule.parts else (rule.check,):
+                example = self._drop(check, problem, target, drops) or example
+        return drops & self.left, example
+
+    def _drop(self, check: Check, problem: Problem, target: Target, drops: Mask) -> str:
+        """Mark in `drops` what a check drops of those left that are not marked; the first of them with the reason."""
+        todo, example = self.left & ~drops, ""
         flat, first = todo.reshape(-1), 0
-        while flat[first := first + int(flat[first:].argmax())]:
+        while len(flat) and flat[first := first + int(flat[first:].argmax())]:
             place = [first // step % extent for step, extent in zip(self._steps, self.left.shape, strict=True)]
             config = RecordingConfig.watch(self._config(place))
-            reason = rule.check(config, problem, target)
+            reason = check(config, problem, target)
             read = config.read
             same = tuple([i if name in read else _ALL for (name, _), i in zip(self.axes.values, place, strict=True)])
-            drops[same], todo[same] = reason is not None, False
+            todo[same] = False
             if reason is not None:
+                drops[same] = True
                 example = example or f"{config.name}: {reason}"
-        return drops & self.left, example
+        return example
 
 
 def _judges(rule: Rule, template: str) -> bool:

@@ -5,7 +5,7 @@ Kernels mask what does not divide, so no rule asks M, N or K to be a multiple of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tritongemm.core.config import Config
@@ -24,11 +24,14 @@ class Rule:
         name: key of the counts.
         check: gives the reason, or None to keep.
         group: it judges the templates that name this group among their facts (`search.rules`); "" for all templates.
+        parts: the checks that `check` consists of for a template. A space is pruned by one after the other: those that
+            read little of a config need be asked for few.
     """
 
     name: str
     check: Check
     group: str = ""
+    parts: Callable[[str], Sequence[Check]] | None = None
 
 
 # Cheap and strong ones first.
@@ -48,7 +51,7 @@ RULES = (
     Rule("small_tile", tiles.small_tile, "matrix"),
     Rule("warp_group", tiles.warp_group, "matrix"),
     Rule("groups", persistent.groups, "warp_roles"),
-    Rule("needs", persistent.needs, "warp_roles"),
+    Rule("needs", persistent.needs, "warp_roles", persistent.each_need),
     Rule("factors", persistent.factors, "warp_roles"),
     Rule("swapped", persistent.swapped, "swapped"),
     Rule("two_parts", persistent.two_parts, "warp_roles"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from tritongemm.codegen.geometry import unmet_need
+from collections.abc import Callable, Sequence
+
+from tritongemm.codegen.geometry import Need, list_needs, unmet_need
 from tritongemm.codegen.template_facts import in_halves, kernel_template, tail
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.cost_model.occupancy import accumulator_registers, block_sum_registers, matrix_sides
 from tritongemm.search.cost_model.waves import count_tiles
+
+Check = Callable[[Config, Problem, Target], "str | None"]
 
 # Registers of a thread that hold sums and factors of a program in which other warps fetch, by the warps that multiply:
 # of two groups of 4 each thread has 232, of three 152, and of one 216, so that two programs fit on a compute unit.
@@ -78,6 +82,15 @@ def groups(config: Config, problem: Problem, target: Target) -> str | None:
 def needs(config: Config, problem: Problem, target: Target) -> str | None:
     """What the kernel itself asks for, such as columns that share scales."""
     return unmet_need(config, problem, target.compute_units)
+
+
+def each_need(template: str) -> Sequence[Check]:
+    """The checks that `needs` consists of for a template: each reads little of a config."""
+
+    def check(need: Need) -> Check:
+        return lambda config, problem, target: need(config, problem, target.compute_units)
+
+    return [check(need) for need in list_needs(template)]
 
 
 def factors(config: Config, problem: Problem, target: Target) -> str | None:

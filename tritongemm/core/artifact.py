@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tritongemm.core.config import Config
@@ -25,7 +26,7 @@ class CompileJob:
     identity: dict[str, Any] = field(hash=False)
     payload: dict[str, Any] = field(default_factory=dict, hash=False)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Content hash of the identity, which names the artifact in the cache."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:40]

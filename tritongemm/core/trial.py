@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
 
@@ -84,9 +84,8 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """The trial as JSON values; `from_json` reads them back."""
-        kept = {**asdict(self), "config": self.config.name, "samples": list(self.samples)}
-        del kept["try_again"]
-        return kept
+        kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "try_again"}
+        return {**kept, "config": self.config.name, "samples": list(self.samples)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Trial:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,12 @@ COMPILER_OPTION_LIMIT = 8  # of an option that the compiler takes, where no sear
 
 def check_problem(problem: Problem, target: Target) -> Support:
     """Whether any config can compute a problem."""
-    templates = [t for t in _templates(target.name, target_files.SPACES).values() if t.listed_here]
+    return _check_problem(problem, target, target_files.SPACES)
+
+
+@lru_cache(maxsize=4096)  # it is asked for each config of a problem
+def _check_problem(problem: Problem, target: Target, folder: Path) -> Support:
+    templates = [t for t in _templates(target.name, folder).values() if t.listed_here]
     blocks = [t.blocks for t in templates if t.can_compute(problem, target)]
     if not blocks:
         return Support(f"no kernel template that {target.name} runs has such operands")

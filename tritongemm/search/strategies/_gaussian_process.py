@@ -101,18 +101,20 @@ class Surrogate:
         mean, deviation = self.predict(wanted)
         best = np.argsort(mean - exploration * deviation, kind="stable")[: max(400, 8 * count)]
         mean, variance, ids = mean[best], (deviation[best] / self.scale) ** 2, wanted[best]
-        cross = self._kernel(self.rows[ids], self._known)
+        rows = self.rows[ids]
+        cross = self._kernel(rows, self._known)
         solved = cho_solve(self._factor, cross.T)
-        covariance = self._kernel(self.rows[ids], self.rows[ids]) - cross @ solved
         chosen: list[int] = []
+        columns: list[Floats] = []  # of the covariance, one for each choice, without what earlier choices explain
         for _ in range(min(count, len(ids))):
             score = mean - exploration * self.scale * np.sqrt(np.maximum(variance, 1e-9))
             score[chosen] = np.inf
             place = int(score.argmin())
             chosen.append(place)
-            column = covariance[:, place] / np.sqrt(max(covariance[place, place], 1e-9))
-            variance = variance - column**2
-            covariance = covariance - np.outer(column, column)
+            column = self._kernel(rows, rows[place : place + 1])[:, 0] - cross @ solved[:, place]
+            column = column - sum(earlier * earlier[place] for earlier in columns)
+            columns.append(column / np.sqrt(max(column[place], 1e-9)))
+            variance = variance - columns[-1] ** 2
         return [int(ids[i]) for i in chosen]
 
     def _kernel(self, left: Floats, right: Floats) -> Floats:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from tritongemm.core.config import Config
 from tritongemm.core.search_results import Predictions
@@ -71,7 +72,7 @@ class Guided(Strategy):
                 surrogate = surrogate or _surrogate(space, kept, plan.expected)
                 exploration = EXPLORATION_DEVIATIONS[min(number, len(EXPLORATION_DEVIATIONS) - 1)]
                 # Compilers hold the other cores, and threads that spin for them cost tenfold.
-                with threadpool_limits(1):
+                with _blas().limit(limits=1):
                     batch = _refine(space, kept, surrogate, trials, room, exploration)
             trials |= {t.config: t for t in (yield batch)}
             gained = best_seconds(trials.values()) < before * (1 - LEAST_GAIN) or before == np.inf
@@ -88,6 +89,12 @@ def default_budget(count: int) -> int:
 def best_seconds(trials: Iterable[Trial]) -> float:
     """Shortest seconds so far; infinite while all have failed."""
     return min((t.seconds for t in trials if t.status == "ok"), default=float("inf"))
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """What limits the threads of linear algebra, whose libraries are loaded by now; finding them takes milliseconds."""
+    return ThreadpoolController()
 
 
 def _surrogate(space: Space, kept: CandidateSet, expected: Predictions) -> Surrogate:
@@ -132,5 +139,6 @@ def _fastest(trials: dict[Config, Trial]) -> list[Trial]:
 
 def _launch_variants(kept: CandidateSet, trials: dict[Config, Trial]) -> list[Config]:
     """Configs that differ from one of the fastest only in their launch, the fastest's first."""
-    near = [t.config for t in _fastest(trials) if t.seconds <= CLOSE_FACTOR * best_seconds(trials.values())]
+    limit = CLOSE_FACTOR * best_seconds(trials.values())
+    near = [t.config for t in _fastest(trials) if t.seconds <= limit]
     return list(dict.fromkeys(c for leader in near for c in kept.launch_variants(leader) if c not in trials))

@@ -42,6 +42,16 @@ def make_operands(problem: Problem, here: Machine, stream: int) -> OperandSets:
     return OperandSets(setup, driver.open_driver(here.vendor).device(index), stream)
 
 
+def read_numbers(text: str) -> list[int]:
+    """The whole numbers of an argument, which have commas between them."""
+    return [int(word) for word in text.split(",") if word]
+
+
+def read_shapes(text: str) -> list[tuple[int, ...]]:
+    """The shapes of an argument, such as ``4096x7168,7168x2048``."""
+    return [tuple(map(int, word.split("x"))) for word in text.split(",")]
+
+
 def time_calls(calls: Sequence[Callable[[], object]]) -> float:
     """Microseconds that one of these calls takes on the current stream, after one that warms up; at least 1."""
     import torch

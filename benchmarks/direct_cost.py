@@ -12,18 +12,13 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
+import _common  # noqa: F401 (it puts the checkout on Python's path)
 import torch
-from torch.nn import functional
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from dispatch_cost import measure
+from torch.nn import functional
 
 import tritongemm
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from math import exp, log
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from contenders import BASELINE
@@ -19,8 +19,8 @@ SAME = 1.005  # a lead below this is none
 
 def geomean(values: Iterable[float]) -> float | None:
     """Geometric mean; None of nothing."""
-    logs = [log(v) for v in values]
-    return exp(sum(logs) / len(logs)) if logs else None
+    found = list(values)
+    return geometric_mean(found) if found else None
 
 
 def us(row: Row, name: str) -> float | None:

@@ -63,9 +63,14 @@ class KernelInfo:
     args: tuple[Argument, ...] = ()
 
     @property
+    def explicit_args(self) -> tuple[Argument, ...]:
+        """The parameters a caller passes, by offset; AMD's driver adds the hidden ones behind them."""
+        return tuple(a for a in self.args if not a.kind.startswith("hidden_"))
+
+    @property
     def explicit_bytes(self) -> int:
-        """Bytes of the parameters a caller passes; AMD's driver adds the hidden ones behind them."""
-        return max((a.offset + a.size for a in self.args if not a.kind.startswith("hidden_")), default=0)
+        """Bytes of the parameters a caller passes."""
+        return max((a.offset + a.size for a in self.explicit_args), default=0)
 
 
 def read(code: bytes) -> list[KernelInfo]:

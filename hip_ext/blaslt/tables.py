@@ -6,9 +6,11 @@ refused by it with a status, never misread.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,15 @@ _FIRST_TILES = (
 )  # fmt: skip
 _LAST_TILES = ((256, 512), (256, 1024), (512, 512), (512, 1024))
 _DEPTHS = (16, 32, 64, 128)
+
+
+@cache
+def result_type(algo_bytes: int) -> Any:
+    """The C struct cublasLtMatmulHeuristicResult_t (hipBLASLt's alike) around an algorithm of so many bytes."""
+    fields = [("algo", ctypes.c_ubyte * algo_bytes), ("workspace", ctypes.c_size_t), ("status", ctypes.c_int)]
+    fields += [("waves", ctypes.c_float), ("reserved", ctypes.c_int * 4)]
+    # The algorithm is an array of 64-bit words in both libraries, and so is the struct's alignment.
+    return type("Result", (ctypes.Structure,), {"_fields_": fields})
 
 
 @cache

@@ -12,6 +12,7 @@ from ctypes import byref, c_int32, c_size_t, c_uint32
 from itertools import chain
 
 from tritongemm.core.errors import DriverError
+from tritongemm.core.integers import cdiv
 from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
 from tritongemm.hip_ext.blaslt.tables import tiles
 from tritongemm.hip_ext.blaslt.types import Algorithm
@@ -77,7 +78,7 @@ def vary_tile(prepared: PreparedMatmul, seeds: Sequence[Algorithm], units: int) 
 
     def cost(tile: int) -> int:
         rows, cols = shapes[tile]
-        rounds = -(-(-(-d.rows // rows) * -(-d.cols // cols) * d.batch) // units)
+        rounds = cdiv(cdiv(d.rows, rows) * cdiv(d.cols, cols) * d.batch, units)
         return rounds * (rows * cols + _EDGE * (rows + cols))
 
     able = {seed.values: set(read_capability_list(prepared, seed, _TILES)) for seed in seeds}

@@ -130,8 +130,9 @@ class Device:
         """What the driver says of the device, by name.
 
         Returns:
-            ``compute_units``, ``lds_bytes`` (the most shared memory that a block may opt in to), ``l2_bytes``,
-            ``memory_bytes``, ``clock_khz``, ``wave_size``, ``max_threads`` (of a block) and ``bus_id`` (PCI).
+            ``compute_units``, ``lds_bytes`` (the most shared memory that a block may opt in to), ``l2_bytes`` (AMD's
+            drivers do not tell of the Infinity Cache behind it; the `Target` has it), ``memory_bytes``, ``clock_khz``,
+            ``wave_size``, ``max_threads`` (of a block) and ``bus_id`` (PCI).
         """
         names = ("compute_units", "lds_bytes", "l2_bytes", "clock_khz", "wave_size", "max_threads")
         facts: dict[str, Any] = {name: self._attribute(name) for name in names}
@@ -139,11 +140,6 @@ class Device:
         self.api.calls["device_memory"](byref(total), self._ordinal)
         self.api.calls["device_bus_id"](bus_id, len(bus_id), self._ordinal)
         return {**facts, "memory_bytes": total.value, "bus_id": bus_id.value.decode()}
-
-    @property
-    def last_level_cache_bytes(self) -> int:
-        """The bytes of the L2, the last cache a driver tells of; AMD's Infinity Cache is in the Target."""
-        return int(self.properties["l2_bytes"])
 
     def make_current(self) -> None:
         """Make this the calling thread's device."""

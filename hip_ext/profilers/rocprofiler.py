@@ -13,7 +13,6 @@ from collections.abc import Callable
 from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from tritongemm.core.errors import DriverError, UnavailableError
@@ -111,8 +110,7 @@ def configure() -> RocprofilerTracer:
         raise UnavailableError("rocprofiler-sdk: the HIP runtime brought no libhsa-runtime64, which the SDK needs")
     names = ("librocprofiler-sdk.so.1", "librocprofiler-sdk.so.0", "librocprofiler-sdk.so")
     wheels = libraries.wheel_folders("torch/lib", "_rocm_sdk_core/lib", "triton/backends/amd/lib")
-    opt = [Path("/opt/rocm/lib"), *sorted(Path("/opt").glob("rocm-*/lib"), reverse=True)]
-    library = libraries.load("rocprofiler-sdk", names, [*wheels, *opt])
+    library = libraries.load("rocprofiler-sdk", names, [*wheels, *libraries.rocm_folders("lib")])
     try:
         tracer = RocprofilerTracer(library)
     except DriverError as error:

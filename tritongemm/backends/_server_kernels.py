@@ -22,6 +22,7 @@ from tritongemm.backends._scales import BLOCK, coverage, dense, factors
 from tritongemm.core import settings
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import UnavailableError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_limits import SearchLimits
@@ -240,7 +241,7 @@ def row(config: Config) -> dict[str, int]:
 
 def tiles(problem: Problem, config: Config) -> int:
     """Tiles of one product."""
-    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
+    return cdiv(problem.m, config.block_m) * cdiv(problem.n, config.block_n)
 
 
 def product_arguments(problem: Problem, operands: Operands, out: Tensor | None = None) -> dict[str, object]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.integers import round_up
 from tritongemm.core.target import Target
 
 _PACK = {"pointer": ("Q", 8), "i32": ("i", 4), "u32": ("I", 4), "i64": ("q", 8), "f32": ("f", 4)}
@@ -131,7 +132,7 @@ class Launch:
             return list(self.at)
         offsets, end = [], 0
         for param in self.params:
-            end = -(-end // param.alignment) * param.alignment
+            end = round_up(end, param.alignment)
             offsets.append(end)
             end += param.size
         return offsets

@@ -153,6 +153,11 @@ class Problem:
         return tuple(self.operands.values())[3:]
 
     @property
+    def leads(self) -> tuple[int, int, int]:
+        """Elements from one stored row or column of A to the next, and the same of B and of C, where they are dense."""
+        return self.k if self.row_major_a else self.m, self.n if self.row_major_b else self.k, self.n
+
+    @property
     def rows(self) -> int:
         """Rows of A and of C in memory: M, and in the masked form those that nothing is computed of too."""
         return self.groups * self.room if self.room else self.m

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
+from tritongemm.core.integers import round_up
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.operands import Operands
 from tritongemm.hip_ext.driver import driver
@@ -36,7 +37,7 @@ def side_by_side(tensors: Operands, count: int) -> list[Operands]:
     """
     import torch
 
-    sizes = [-(-t.numel() * t.element_size() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for t in tensors.values()]
+    sizes = [round_up(t.numel() * t.element_size(), ALIGNMENT_BYTES) for t in tensors.values()]
     slab = torch.empty(count * sum(sizes), dtype=torch.uint8, device=next(iter(tensors.values())).device)
     pieces = iter(slab.split(sizes * count))
 

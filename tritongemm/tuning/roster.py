@@ -53,12 +53,6 @@ def compile_limit_s(backend: str) -> float:
     return registry.get(Backend, backend).compile_limit_s
 
 
-def describe_backends() -> str:
-    """The names and aliases that ``--libtype`` takes, each with what it stands for."""
-    lines = [f"{', '.join((b.name, *b.aliases))}: {b.summary}" for b in registry.every(Backend)]
-    return "; ".join(lines)
-
-
 def choose_roster(libtype: str | None, runs: bool, builds_only: bool = False) -> Roster:
     """The backends that a command line names.
 

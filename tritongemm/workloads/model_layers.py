@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.values import MOST
 from tritongemm.workloads.model_config import ModelConfig
 
@@ -130,7 +131,7 @@ def list_layers(config: ModelConfig, tp: int) -> ModelLayers:
     if config.count("num_nextn_predict_layers"):
         left_out.append("the layers that predict further tokens (num_nextn_predict_layers) are not listed")
     left_out += [f"the {part} part of the model is not listed" for part in config.other_parts]
-    vocabulary = -(-config.whole("vocab_size") // tp)
+    vocabulary = cdiv(config.whole("vocab_size"), tp)
     layers.append(ModelLayer("lm_head", vocabulary, config.whole("hidden_size"), 1, quantised=False))
     for layer in layers:
         _check_size(config, layer)
@@ -234,14 +235,14 @@ def _around_experts(config: ModelConfig, experts: Experts, count: int, tp: int) 
 def _experts(config: ModelConfig, experts: Experts, count: int, tp: int) -> Iterator[ModelLayer]:
     """The gated MLPs of the experts, each of which has a share of the rows of all tokens."""
     hidden, number, chosen = (config.whole(key) for key in ("hidden_size", experts.number, experts.chosen))
-    own, name = -(-config.whole(experts.width) // tp), f"layers.*.{experts.listed}"
+    own, name = cdiv(config.whole(experts.width), tp), f"layers.*.{experts.listed}"
     yield ModelLayer(f"{name}.gate_up_proj", 2 * own, hidden, count, groups=number, chosen=chosen)
     yield ModelLayer(f"{name}.down_proj", hidden, own, count, groups=number, chosen=chosen)
 
 
 def _tell_experts(config: ModelConfig, experts: Experts, count: int, tp: int) -> str:
     hidden, number = config.whole("hidden_size"), config.whole(experts.number)
-    own = -(-config.whole(experts.width) // tp)
+    own = cdiv(config.whole(experts.width), tp)
     return (
         f"the {number} experts of {count} layers are grouped products, (N, K) = ({2 * own}, {hidden}) and "
         f"({hidden}, {own}), which are not listed"

@@ -115,7 +115,10 @@ def to_matmul(problem: Problem, lead: Sequence[int], strides: Sequence[int], ali
 
 
 def with_scales(matmul: Matmul, problem: Problem) -> Matmul | None:
-    """The product with the problem's scale factors, which every launch is told the places of; None if it can't be."""
+    """The product with the problem's scale factors, which every launch is told the places of; None if it can't be.
+
+    The libraries' products with factors are single ones, not batches.
+    """
     modes = scale_modes.modes(problem)
     if modes is None or (problem.batch > 1 and problem.scale_a is not None):
         return None
@@ -138,8 +141,8 @@ def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Prepare
         strides.append(tensor.stride(0) if tensor.dim() == 3 else 0)
         address = tensor.data_ptr()
         align = min(align, address & -address if address else 256)
-    if problem.order_b != PLAIN or (problem.batch > 1 and problem.scale_a is not None):
-        return None  # B is read as it is, and the libraries' scaled products are single ones
+    if problem.order_b != PLAIN:
+        return None  # B is read as it is
     matmul = with_scales(to_matmul(problem, leads, strides, align, opened.table.vendor), problem)
     if matmul is None:
         return None

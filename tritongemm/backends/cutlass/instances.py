@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tritongemm.backends._cpp_instances import cdiv
 from tritongemm.core.config import Config
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.pruning.rules import Rule

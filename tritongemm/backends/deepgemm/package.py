@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm.backends._scales import BLOCK
 from tritongemm.core.errors import UnavailableError
+from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.problem import Problem
 from tritongemm.hip_ext import libraries
 
@@ -61,12 +62,12 @@ def function(problem: Problem) -> str:
 
 def groups(problem: Problem) -> int:
     """Groups of 128 along K."""
-    return -(-problem.k // BLOCK)
+    return cdiv(problem.k, BLOCK)
 
 
 def padded_rows(problem: Problem) -> int:
     """M with the padding that factors of A have in memory."""
-    return -(-problem.m // ALIGNED_ROWS) * ALIGNED_ROWS
+    return round_up(problem.m, ALIGNED_ROWS)
 
 
 def find(name: str) -> Callable[..., object]:

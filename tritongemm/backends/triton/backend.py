@@ -142,8 +142,6 @@ class TritonBackend(SearchedBackend):
             return Support(f"a {problem.kind} product, which manifests have no word for")
         if {problem.scale_a, problem.scale_b} - {None, Scaling()}:
             return Support("scales of other than rows and columns, which manifests have no word for")
-        if problem.kind != "one":
-            return Support("it computes a batch, which manifests have no word for")
         if problem.bias == "m":
             return Support("a bias along M, which manifests have no word for")
         tiles = template_facts.kernel_template("tile").grid
@@ -175,9 +173,8 @@ class TritonBackend(SearchedBackend):
 
 def strides(problem: Problem) -> tuple[int, int, int]:
     """Leading strides of A, B and C in elements, in bytes where two share one; each operand dense."""
-    a = (problem.k if problem.row_major_a else problem.m) // problem.a.packed
-    b = (problem.n if problem.row_major_b else problem.k) // problem.b.packed
-    return a, b, problem.n
+    a, b, c = problem.leads
+    return a // problem.a.packed, b // problem.b.packed, c
 
 
 def batch_strides(problem: Problem) -> dict[str, int]:

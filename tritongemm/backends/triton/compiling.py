@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from tritongemm.backends._code_files import CODE_FILES
@@ -109,7 +110,7 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
         launch={
             "dynamic_shared": int(meta.shared),
             "cluster": assembly_edits.PROGRAMS if edited and constants.get("PAIR") else 1,
-            "offsets": [a.offset for a in found.args if not a.kind.startswith("hidden_")],  # a runtime adds those
+            "offsets": [a.offset for a in found.explicit_args],
             "tensor_maps": [dict(m) for m in (getattr(meta, "tensordesc_meta", None) or []) if m],
         },
     )
@@ -123,4 +124,4 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
 
 
 def _rejected(built: Artifact, reason: str) -> Artifact:
-    return Artifact(**{**built.__dict__, "status": "out_of_resources", "reason": reason})
+    return replace(built, status="out_of_resources", reason=reason)

@@ -18,6 +18,7 @@ from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.trial import BASELINE_ENTRY
+from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError, busy_seconds
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, ExternalRaceJob, ExternalTimer, LibraryBackend, SearchedBackend
@@ -103,7 +104,7 @@ def _watch(command: Sequence[str], output: Path, job: ExternalRaceJob) -> None:
 
 def folders() -> list[Path]:
     """Where the tool is looked for after PATH: this Python's scripts and ROCm's."""
-    return [Path(sys.executable).parent, Path("/opt/rocm/bin"), *sorted(Path("/opt").glob("rocm-*/bin"), reverse=True)]
+    return [Path(sys.executable).parent, *libraries.rocm_folders("bin")]
 
 
 def tool() -> str:

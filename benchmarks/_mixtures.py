@@ -44,7 +44,7 @@ class Mixture:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """As `fused_moe` takes them."""
+        """The arguments of `fused_moe`, in their order."""
         return self.x, self.w1, self.w2, self.weights, self.ids, "silu", self.scale1, self.scale2
 
     @property

@@ -75,7 +75,7 @@ def predict_saved(
 
 
 def _saved_by_experts(model: Any, plain: Any, m: int, find: Callable[[Problem], Record | None]) -> float:
-    """The same of the grouped products alone; what is around them is not predicted."""
+    """Seconds of a step that the rows of grouped products say are saved; what is around them is not predicted."""
     saved, chosen = 0.0, getattr(model.config, "num_experts_per_tok", 0)
     mixtures: dict[tuple[int, ...], list[tuple[Any, Any]]] = {}
     for name, module in model.named_modules():

@@ -110,7 +110,7 @@ def compare(replay: Replay, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """One table's figures."""
+    """A line of text with the figures of one table."""
     cells = [f"{row['problem']:<24}"]
     for searched in (row["genetic"], row["guided"]):
         above = searched.best[-1] / row["table"] - 1

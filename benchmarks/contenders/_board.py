@@ -41,7 +41,7 @@ def roofline(row: Row, name: str) -> float | None:
 
 
 def summary(rows: Sequence[Row], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Of each contender, over the sizes it ran: geometric means, worst ratio, shares of sizes, seconds of tuning."""
+    """Figures of each contender over the sizes it ran: means, worst ratio, shares of sizes, seconds of tuning."""
     found: dict[str, dict[str, Any]] = {}
     groups = sorted({r["m"] for r in rows})
     for name in names:
@@ -74,7 +74,7 @@ def heading(names: Sequence[str]) -> str:
 
 
 def line(row: Row, names: Sequence[str]) -> str:
-    """One size: microseconds, ratio to torch and share of the roofline of each contender."""
+    """A line of text for a size: microseconds, ratio to torch and share of the roofline of each contender."""
     cells = []
     for name in names:
         mine, gain, share = us(row, name), ratio(row, name), roofline(row, name)

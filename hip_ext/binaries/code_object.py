@@ -29,8 +29,12 @@ _WARP, _MOST_THREADS = 32, 1024
 
 
 class Argument(NamedTuple):
-    """One kernel parameter: byte offset, bytes, and what it is (``pointer``, ``value``, AMD's ``hidden_…``, or "" where
-    the binary does not say).
+    """A kernel parameter.
+
+    Attributes:
+        offset: of its first byte in the parameter block.
+        size: in bytes.
+        kind: ``pointer``, ``value``, one of AMD's ``hidden_…``, or "" where the binary does not say.
     """
 
     offset: int
@@ -40,7 +44,7 @@ class Argument(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """One kernel of a code object.
+    """What a code object says of one of its kernels.
 
     Attributes:
         symbol: name to look it up by.

@@ -2,8 +2,8 @@
 
 Two tables (`tables`), one code; `matmul` runs the products that `types` describes; matrices are column-major, as BLAS
 has it. Algorithms come from the heuristics, asked for many. hipBLASLt keeps further ones behind C++ entry points, which
-`cpp_symbols` reaches; cuBLASLt can also rebuild an algorithm from its attributes, and so make more (`variants`). The
-kernel's name is told by hipBLASLt's C++ side only; cuBLASLt tells tile, stages and the like instead. hipBLASLt's side
+`cpp_symbols` reaches; cuBLASLt can also rebuild an algorithm from its attributes, and so make more (`variants`). Only
+hipBLASLt's C++ side names the kernel; cuBLASLt gives tile, stages and other attributes instead. hipBLASLt's side
 has never run on AMD hardware, only against a stand-in library.
 """
 

@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """One vendor's names and numbers.
+    """The names and numbers that one vendor's library uses.
 
     Attributes:
         vendor: ``nvidia`` or ``amd``.

@@ -26,7 +26,7 @@ _EDGE = 32  # elements that one more of a tile's rows or columns costs, for it m
 
 
 def read_capability(prepared: PreparedMatmul, algorithm: Algorithm, capability: int) -> int:
-    """One number among an algorithm's capabilities; 0 where it is not told."""
+    """The value of an algorithm's capability, by the library's number of that; 0 where the library does not say."""
     value = c_int32(0)
     try:
         prepared.library.calls["MatmulAlgoCapGetAttribute"](
@@ -38,7 +38,7 @@ def read_capability(prepared: PreparedMatmul, algorithm: Algorithm, capability: 
 
 
 def read_capability_list(prepared: PreparedMatmul, algorithm: Algorithm, capability: int) -> list[int]:
-    """A list among an algorithm's capabilities; empty where it is not told."""
+    """The values of a capability that is a list, as of `read_capability`; empty where the library does not say."""
     get, written = prepared.library.calls["MatmulAlgoCapGetAttribute"], c_size_t()
     try:
         get(algorithm.raw, capability, None, 0, byref(written))

@@ -1,6 +1,6 @@
-"""Running compilers: their time is limited, and what they say becomes the message of an error.
+"""Running compilers: their time is limited, and what they print becomes the message of an error.
 
-One that the system ends (it does so where memory is short) is run once more; its source is not to blame.
+A compiler that the system kills, as it does where memory is short, is run once more: its source is not to blame.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tritongemm.core.errors import InputError, ToolKilledError
 
 _ATTEMPTS = 2
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
-# What clang and nvcc say where a program that they started was ended so.
+# What clang and nvcc print where the system killed a program that they had started.
 _PART_KILLED = re.compile(r"unable to execute command: (Killed|Terminated)|died due to signal (9|15)\b")
 
 
 def run(command: list[str], seconds: float) -> str:
-    """Run a compiler; what it said on standard error.
+    """Run a compiler; what it wrote to standard error.
 
     Raises:
         InputError: it fails or takes longer than `seconds`.
@@ -34,7 +34,7 @@ def run(command: list[str], seconds: float) -> str:
 
 
 def first_line(command: list[str], seconds: float = 60.0) -> str:
-    """What a program says about itself, all in one line.
+    """What a program prints, all in one line, such as its version.
 
     Raises:
         InputError: it takes longer than `seconds`.

@@ -216,7 +216,7 @@ class Device:
         return Event(self.api)
 
     def relaxed(self) -> AbstractContextManager[None]:
-        """Let this thread load code and allocate memory, which captures of other threads forbid it otherwise."""
+        """Let this thread load code and allocate memory while other threads capture, which is forbidden otherwise."""
         return relaxed(self.api)
 
     def begin_capture(self, stream: int) -> None:
@@ -224,7 +224,7 @@ class Device:
         begin_capture(self.api, stream)
 
     def end_capture(self, stream: int) -> Graph:
-        """Stop recording.
+        """Stop recording what is queued on `stream`, and make a graph of it.
 
         Raises:
             DriverError: something that was queued meanwhile can't be recorded.

@@ -108,7 +108,7 @@ HIP_PROPERTIES_BYTES, HIP_ARCH_OFFSET, HIP_ARCH_BYTES = 1472, 1160, 256
 
 @dataclass
 class Api:
-    """One vendor's driver, its calls looked up by role.
+    """The driver of one vendor, whose calls are looked up by role.
 
     Attributes:
         vendor: ``nvidia`` or ``amd``.

@@ -18,7 +18,7 @@ _STEP = 1 << 44  # between the addresses that stand for buffers; no buffer is as
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """One kernel launch.
+    """A kernel launch that a host call would have made.
 
     Attributes:
         kernel: symbol.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExpertBlocks:
-    """Blocks of rows.
+    """Rows dealt out to blocks, each of which belongs to one expert.
 
     Attributes:
         rows: the rows of each block, one block after the other, with the number of all rows where a block has none;

@@ -87,7 +87,7 @@ class ServerBackend(LibraryBackend, abstract=True):
 
     @abstractmethod
     def _of_experts(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
-        """As `_product`, for the kernel of experts."""
+        """A call of the server's kernel of experts; errors are those of `_product`."""
 
     def _fields(self, problem: Problem, target: Target) -> Mapping[str, tuple[int, ...]]:
         """What else is tried of a row's fields, by the name of an axis or option."""
@@ -207,7 +207,7 @@ def load(path: str) -> ModuleType:
 
 
 def find(path: str, name: str) -> Any:
-    """Something in a module of a server.
+    """A function or kernel in a module of a server.
 
     Raises:
         UnavailableError: the module does not load, or has it not.

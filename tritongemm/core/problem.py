@@ -178,7 +178,7 @@ class Problem:
         return group_ends(self.row_counts) if self.group_form == "contiguous" else self.row_counts
 
     def at(self, m: int) -> Problem:
-        """The same product of another M; of groups that have room for equally many rows, for so many each.
+        """The same product at another M; where each group has room for equally many rows, at that many rows a group.
 
         Groups whose rows were captured have skewed ones then.
         """
@@ -187,7 +187,7 @@ class Problem:
         return replace(self, m=m, spread="skewed" if self.counts else self.spread, counts=())
 
     def spread_as(self, other: Problem) -> Problem:
-        """This product with rows shared out to its groups as the captured ones of another M are."""
+        """This product with its rows spread over the groups in proportion to the captured counts of another M."""
         return replace(self, spread="captured", counts=apportion(self.m, other.counts))
 
     @property

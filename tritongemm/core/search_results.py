@@ -14,7 +14,7 @@ from tritongemm.core.config import Config
 
 @dataclass(frozen=True)
 class Pruned:
-    """Outcome of `prune`.
+    """What pruning a search space left, and what it removed.
 
     Attributes:
         kept: survivors, in the order given; never empty unless nothing was given or the guard was off.

@@ -81,7 +81,7 @@ def not_clearly_slower(samples: Mapping[str, Sequence[float]]) -> set[str]:
 
 
 def still_racing(samples: Mapping[str, Sequence[float]]) -> set[str]:
-    """Who stays in the race: the baseline, the two best candidates, and whoever is not clearly slower than the best."""
+    """The names that stay in a race: the baseline, the two best, and all that are not clearly slower than the best."""
     candidates = _fastest_first(samples)
     staying = {n for n in samples if n == BASELINE_ENTRY} | set(candidates[:2])
     if candidates:

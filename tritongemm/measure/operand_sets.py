@@ -68,11 +68,11 @@ class PreparedCandidate:
     symbol: str = ""
 
     def in_turn(self, launches: int) -> list[Callable[[], object]]:
-        """As many calls as `launches`, going round the sets of operands."""
+        """So many calls as `launches` says, one set of operands after the other, over and over."""
         return [self.calls[i % len(self.calls)] for i in range(launches)]
 
     def unload(self) -> None:
-        """Unload its code."""
+        """Take its code off the device, where it is not a library's."""
         if self.module is not None:
             self.module.unload()
 
@@ -167,7 +167,7 @@ class OperandSets:
         return setup.protocol == self.protocol and _wanted_copies(setup) <= self.copies
 
     def _new_sets(self, device: int) -> list[Operands]:
-        """As many copies of new operands as there shall be."""
+        """New random operands, in `copies` copies."""
         import torch
 
         problem, place = self.problem, f"cuda:{device}"

@@ -73,7 +73,7 @@ def _without_size(problem: Problem) -> Problem:
 def nearest_winners(
     problem: Problem, backend: str, records: Iterable[Record], count: int = NEAREST_PROBLEMS
 ) -> list[Config]:
-    """Of the solved problems of equal dtypes and layouts that differ least in size, the winners of one backend.
+    """The configs with which one backend won the solved problems nearest in size, of equal dtypes and layout.
 
     Args:
         problem: whose neighbours are looked for.

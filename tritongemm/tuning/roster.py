@@ -22,7 +22,7 @@ from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend,
 
 @dataclass(frozen=True)
 class Roster:
-    """Who races.
+    """The backends that race in a run.
 
     Attributes:
         backends: plug-ins of backends/ whose candidates are tried.
@@ -131,7 +131,7 @@ def _has_kernels(backend: Backend, problem: Problem, target: Target) -> bool:
 
 
 def suggest_backends(problem: Problem, target: Target, tried: Collection[str]) -> list[str]:
-    """Who else could compute a problem that no backend of a run has a kernel for.
+    """Hints for a problem that no backend of a run has a kernel for: which others could compute it.
 
     First why the backend that was searched has no kernel; then, for each backend that was not tried, how to have it
     race and what it lacks here.

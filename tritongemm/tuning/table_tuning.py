@@ -102,7 +102,7 @@ class TableTuning:
         return tables
 
     def devices(self) -> list[RacingDevice]:
-        """The run's devices."""
+        """The devices that races are held on, each with a lock of its own."""
         return [RacingDevice(evaluator, threading.Lock()) for evaluator in self._run.evaluators]
 
     def in_time(self) -> bool:

@@ -60,7 +60,7 @@ class BestTime:
 
 @dataclass(eq=False)
 class Task:
-    """One size on its way down the line.
+    """The state of one size that is tuned.
 
     Attributes:
         problem: what is tuned.
@@ -103,7 +103,7 @@ class Task:
         return self.state in (TaskState.BUILDING, TaskState.SEARCHING)
 
     def move_to(self, state: TaskState) -> None:
-        """Change the state.
+        """Bring the size into another state.
 
         Raises:
             ValueError: the line does not lead there from where it is.

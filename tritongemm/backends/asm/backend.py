@@ -49,7 +49,7 @@ class AsmBackend(KernelBackend):
     capabilities = Capabilities(orders_b=(PLAIN, "shuffled_16x16"), scales=("epilogue", "mainloop"))
 
     def available(self) -> Support:
-        """Whether a manifest is named; one that is not there is said by who reads it."""
+        """Whether a manifest is named; that one is missing is only found when it is read."""
         named = settings.asm_manifests()
         return SUPPORTED if named else Support("no manifest of assembly kernels: TRITONGEMM_ASM_MANIFESTS names none")
 

@@ -81,7 +81,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Field:
-    """One parameter: what it is and its byte offset."""
+    """A parameter of a kernel: its name, one of those above, and its offset in bytes."""
 
     name: str
     offset: int

@@ -40,7 +40,7 @@ _MACRO_TILE, _SPLIT = re.compile(r"_MT(\d+)x(\d+)x(\d+)"), re.compile(r"_GSU(\d+
 
 
 def vendor() -> str | None:
-    """Whose GPU is here; None where there is none."""
+    """The vendor of this machine's GPU, ``nvidia`` or ``amd``; None where there is no GPU."""
     return driver.find_vendor()
 
 
@@ -238,7 +238,7 @@ def find(plan: PreparedMatmul, config: Config, now: int) -> Algorithm | None:
 
 
 def prepare_call(problem: Problem, operands: Operands, config: Config | None = None) -> Callable[[], object] | None:
-    """A call that computes C with one algorithm on torch's current stream; None where the library has it not.
+    """A call that computes C with one algorithm on torch's current stream; None where the library lacks it.
 
     Once called on a stream, it can be captured there: memory is allocated before.
 
@@ -262,7 +262,7 @@ def prepare_call(problem: Problem, operands: Operands, config: Config | None = N
     addend = None if fused or bias is None else bias.unsqueeze(-1 if problem.bias == "m" else -2)
     if problem.scale_a is not None:
         start = partial(_with_scales, plan, scale_modes.in_order(problem, operands), start)
-    # the operands ride along: the library knows their addresses only
+    # The call keeps the operands alive: the library has their addresses alone.
     return partial(_run, start, addend, dict(operands))
 
 

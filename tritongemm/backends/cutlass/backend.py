@@ -174,7 +174,7 @@ def _headers() -> Path:
 
 @cache
 def _nvcc() -> str:
-    """Path of nvcc.
+    """The path of NVIDIA's compiler.
 
     Raises:
         UnavailableError: it is on neither the PATH nor in /usr/local/cuda/bin.

@@ -25,7 +25,7 @@ ALIGNED_ROWS = 4  # Factors of A lie row by row for each group along K, padded t
 
 @cache
 def load() -> ModuleType:
-    """The package.
+    """The package deep_gemm, imported.
 
     Raises:
         UnavailableError: it is not installed, or does not load on this machine.
@@ -119,7 +119,7 @@ def can_overlap() -> bool:
 
 
 def overlapping(overlap: bool) -> Callable[[], AbstractContextManager[object]]:
-    """Makes what turns the package's switch for overlapping kernels, one for the process, as wanted for one call."""
+    """Makes a context in which the package's switch for overlapping kernels, one for the process, is on or off."""
     if not can_overlap():
         return nullcontext
     read, turn = find("get_pdl"), find("set_pdl")

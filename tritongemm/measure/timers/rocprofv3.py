@@ -28,7 +28,7 @@ MARK = "next_launch"  # The kernel of the generated module that runs before each
 
 
 class Rocprofv3Timer(ExternalTimer):
-    """AMD's command line profiler."""
+    """Times of kernels as AMD's command line profiler records them."""
 
     label = "rocprofv3"
     vendor = "amd"
@@ -137,7 +137,7 @@ def read_trace(folder: Path) -> list[KernelRecord]:
 
 
 def _rows(path: Path) -> list[KernelRecord]:
-    """One file; columns differ between versions, these are in all: Kernel_Name, Start_Timestamp, End_Timestamp."""
+    """The records of a trace file, from columns of all versions: Kernel_Name, Start_Timestamp, End_Timestamp."""
     found: list[tuple[int, KernelRecord]] = []
     with path.open(newline="", encoding="utf-8", errors="replace") as lines:
         for row in csv.DictReader(lines):

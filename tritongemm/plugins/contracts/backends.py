@@ -68,7 +68,7 @@ class Backend(Plugin, abstract=True):
         return self.capabilities.supports(problem, target) and self._supports(problem, target)
 
     def _supports(self, problem: Problem, target: Target) -> Support:
-        """As `supports`, of what `capabilities` do not say."""
+        """Whether it has a kernel for a problem that `capabilities` allow."""
         return SUPPORTED
 
     @final

@@ -43,7 +43,7 @@ FALLBACK_RATE = 0.6
 
 @dataclass(frozen=True)
 class IterationCost(Generic[Number]):
-    """One K iteration of one program.
+    """What one K iteration of one program costs.
 
     Attributes:
         a, b: bytes of its blocks of A and B, as an L2 feels them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -71,16 +71,10 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    wanted = job.identity
+    wanted, vendor = job.identity, job.payload["vendor"]
     kernel = getattr(modules.run_text(wanted["source"], job.config.template), job.config.template)
-    constants = wanted["constants"]
+    constants, attributes = wanted["constants"], _attributes(kernel, wanted)
     types = {**wanted["signature"], **dict.fromkeys(constants, "constexpr")}
-    pointers = [n for n, t in wanted["signature"].items() if t.startswith("*")]
-    multiples = dict.fromkeys(pointers, ALIGN) | wanted["divisors"]
-    attributes = {(kernel.arg_names.index(n),): [["tt.divisibility", d]] for n, d in multiples.items()}
-    for name in wanted["small"]:
-        attributes[(kernel.arg_names.index(name),)].append(["tt.pointer_range", 32])
-    vendor = job.payload["vendor"]
     target = GPUTarget(*GPU_TARGETS[vendor](wanted["arch"]), wanted["wave"])
     make_source = _gluon_source if getattr(kernel, "is_gluon", bool)() else ASTSource
 
@@ -96,8 +90,30 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
         compiled = compile_kernel(constants | {assembly_edits.CONSTANT: 0})
     file = CODE_FILES[vendor]
     code: bytes = compiled.asm[file.rpartition(".")[2]]
-    found = code_object.read(code)[0]
-    meta = compiled.metadata
+    built = _artifact(job, compiled.metadata, code, cluster=edited and bool(constants.get("PAIR")))
+    return (built, code, file) if built.status == "ok" else (built, b"", "")
+
+
+def _attributes(kernel: Any, wanted: Mapping[str, Any]) -> dict[tuple[int], list[list[Any]]]:
+    """What each parameter is a multiple of, and which pointers reach less than 2 GiB, by its place, as Triton takes it."""
+    pointers = [name for name, kind in wanted["signature"].items() if kind.startswith("*")]
+    multiples = dict.fromkeys(pointers, ALIGN) | wanted["divisors"]
+    attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", d]] for name, d in multiples.items()}
+    for name in wanted["small"]:
+        attributes[(kernel.arg_names.index(name),)].append(["tt.pointer_range", 32])
+    return attributes
+
+
+def _artifact(job: CompileJob, meta: Any, code: bytes, cluster: bool) -> Artifact:
+    """The artifact of a code object, whose status says whether the target has the memory that it needs.
+
+    Args:
+        job: what was compiled.
+        meta: what Triton says of the code object.
+        code: the code object.
+        cluster: two programs each are launched as a cluster.
+    """
+    found, limit = code_object.read(code)[0], job.identity["lds"]
     shared = max(int(meta.shared), found.shared)
     built = Artifact(
         job.config,
@@ -106,22 +122,15 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
         registers=found.registers,
         spills=found.spills,
         shared=shared,
-        threads=meta.num_warps * wanted["wave"],
+        threads=meta.num_warps * job.identity["wave"],
         launch={
             "dynamic_shared": int(meta.shared),
-            "cluster": assembly_edits.PROGRAMS if edited and constants.get("PAIR") else 1,
+            "cluster": assembly_edits.PROGRAMS if cluster else 1,
             "offsets": [a.offset for a in found.explicit_args],
             "tensor_maps": [dict(m) for m in (getattr(meta, "tensordesc_meta", None) or []) if m],
         },
     )
-    if shared > wanted["lds"]:
-        reason = f"shared memory {shared} > {wanted['lds']} bytes"
-        return _rejected(built, reason), b"", ""
-    scratch_bytes = int(getattr(meta, "global_scratch_size", 0) or 0)
-    if scratch_bytes:
-        return _rejected(built, f"needs {scratch_bytes} bytes of global scratch for each program"), b"", ""
-    return built, code, file
-
-
-def _rejected(built: Artifact, reason: str) -> Artifact:
-    return replace(built, status="out_of_resources", reason=reason)
+    reason = f"shared memory {shared} > {limit} bytes" if shared > limit else ""
+    if scratch := int(getattr(meta, "global_scratch_size", 0) or 0):
+        reason = reason or f"needs {scratch} bytes of global scratch for each program"
+    return replace(built, status="out_of_resources", reason=reason) if reason else built

@@ -95,7 +95,7 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
 
 
 def _attributes(kernel: Any, wanted: Mapping[str, Any]) -> dict[tuple[int], list[list[Any]]]:
-    """What each parameter is a multiple of, and which pointers reach less than 2 GiB, by its place, as Triton takes it."""
+    """What Triton may assume of each parameter, by its place: a divisor, and of some pointers less than 2 GiB."""
     pointers = [name for name, kind in wanted["signature"].items() if kind.startswith("*")]
     multiples = dict.fromkeys(pointers, ALIGN) | wanted["divisors"]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", d]] for name, d in multiples.items()}

@@ -1,8 +1,8 @@
-"""Compiling kernels with Triton, in this process."""
+"""Compiling kernels with Triton, in this process, and the launches of what it compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,10 @@ from typing import Any
 from tritongemm.backends._code_files import CODE_FILES
 from tritongemm.backends.triton import assembly_edits
 from tritongemm.codegen import modules
+from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.errors import InputError
+from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.target import Target
 from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.hip_ext.binaries import code_object
@@ -23,7 +26,50 @@ GPU_TARGETS: dict[str, Callable[[str], tuple[str, str | int]]] = {
     "nvidia": lambda arch: ("cuda", int(arch[2:])),
     "amd": lambda arch: ("hip", arch),
 }
+Grid = tuple[int, int, int]
 ALIGN = 16  # bytes a base address is a multiple of, and the most elements a size is known to be a multiple of
+
+
+def job_identity(target: Target, **more: Any) -> dict[str, Any]:
+    """The identity of a job for `compile_job`; `more` are its other keys, such as source, constants and types."""
+    own = {"backend": "triton", "triton": settings.version("triton"), "arch": target.name}
+    return {**own, "wave": target.wave_size, "lds": target.lds_bytes, **more}
+
+
+def make_launch(
+    built: Artifact, grid: Grid, params: Sequence[Param], buffers: Sequence[Buffer] = (), overlap: bool = False
+) -> Launch:
+    """The launch of a kernel that `compile_job` compiled.
+
+    Args:
+        built: the compiled kernel.
+        grid: programs along x, y, z.
+        params: its parameters, but for the two pointers to Triton's own scratch memory, which is not used.
+        buffers: memory that its programs share.
+        overlap: it may start before the kernel before it ends.
+
+    Raises:
+        InputError: the binary takes another number of parameters.
+    """
+    every, offsets = (*params, Param("pointer", ""), Param("pointer", "")), built.launch["offsets"]
+    if len(offsets) != len(every):
+        raise InputError(
+            f"{built.config.name}: the binary takes {len(offsets)} parameters, not {len(every)}; "
+            "this version of Triton passes arguments in a way this backend does not know"
+        )
+    return Launch(
+        path=built.path,
+        symbol=built.symbol,
+        grid=grid,
+        block=(built.threads, 1, 1),
+        shared=built.launch["dynamic_shared"],
+        params=every,
+        buffers=tuple(buffers),
+        cluster=built.launch["cluster"],
+        at=tuple(offsets),
+        overlap=overlap,
+        sha256=built.sha256,
+    )
 
 
 def warm_up(target: Target) -> None:

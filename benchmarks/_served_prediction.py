@@ -8,6 +8,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from _common import gpu_seconds
 
 import tritongemm
 from tritongemm.core.problem import Problem
@@ -120,13 +121,7 @@ def alone_seconds(calls: Sequence[Callable[[], object]]) -> float:
         for call in calls:
             call()
     graph.replay()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(_REPLAYS):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3 / _REPLAYS
+    return gpu_seconds(graph.replay, _REPLAYS) / _REPLAYS
 
 
 @cache

@@ -15,8 +15,8 @@ import random
 from collections.abc import Callable
 from statistics import median
 
-import _common  # noqa: F401 (it puts the checkout on Python's path)
 import torch
+from _common import gpu_seconds
 from dispatch_cost import measure
 from torch.nn import functional
 
@@ -43,13 +43,9 @@ def on_gpu(calls: dict[str, Call]) -> dict[str, float]:
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for round_ in range(-2, REPLAYS):  # the first two warm up
         for name in random.sample(list(calls), len(calls)):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graphs[name].replay()
-            end.record()
-            end.synchronize()
+            seconds = gpu_seconds(graphs[name].replay)
             if round_ >= 0:
-                samples[name].append(start.elapsed_time(end) / IN_GRAPH * 1e3)
+                samples[name].append(seconds / IN_GRAPH * 1e6)
     return {name: median(values) for name, values in samples.items()}
 
 

@@ -30,7 +30,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 import torch
-from _common import ROOT, make_operands, read_numbers, read_shapes, time_calls
+from _common import ROOT, gpu_seconds, make_operands, read_numbers, read_shapes, time_calls
 from _mixtures import (
     Mixture,
     PaddedCalls,
@@ -170,13 +170,8 @@ def race(entries: dict[str, Calls], sets: OperandSets) -> dict[str, float]:
     for turn in range(ROUNDS):
         for name in list(graphs)[:: 1 if turn % 2 else -1]:
             graph, launches = graphs[name]
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             graph.launch(sets.stream)
-            start.record()
-            graph.launch(sets.stream)
-            end.record()
-            end.synchronize()
-            samples[name].append(1e3 * start.elapsed_time(end) / launches)
+            samples[name].append(1e6 * gpu_seconds(partial(graph.launch, sets.stream)) / launches)
     for graph, _ in graphs.values():
         graph.destroy()
     return {name: median(times) for name, times in samples.items()}
@@ -259,14 +254,8 @@ def race_mixtures(calls: dict[str, Callable[[], torch.Tensor]], exact: torch.Ten
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     for turn in range(ROUNDS):
         for name in list(graphs)[:: 1 if turn % 2 else -1]:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             graphs[name].replay()
-            start.record()
-            for _ in range(REPLAYS):
-                graphs[name].replay()
-            end.record()
-            end.synchronize()
-            samples[name].append(1e3 * start.elapsed_time(end) / REPLAYS)
+            samples[name].append(1e6 * gpu_seconds(graphs[name].replay, REPLAYS) / REPLAYS)
     return {name: (median(times), errors[name]) for name, times in samples.items()}
 
 

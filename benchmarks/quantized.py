@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 
 import torch
-from _common import ROOT, make_operands, read_numbers, read_shapes, time_calls
+from _common import ROOT, gpu_seconds, make_operands, read_numbers, read_shapes, time_calls
 
 from tritongemm.build import helpers
 from tritongemm.build.cache import ArtifactCache
@@ -96,13 +96,8 @@ class Contender:
 
     def sample(self, lead_in: LeadInKernel) -> None:
         """Microseconds of one call, from a replay."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         lead_in()
-        begin.record()
-        self.graph.launch(self.sets.stream)
-        end.record()
-        end.synchronize()
-        self.samples.append(1e3 * begin.elapsed_time(end) / self.launches)
+        self.samples.append(1e6 * gpu_seconds(partial(self.graph.launch, self.sets.stream)) / self.launches)
 
 
 def race(contenders: dict[str, Contender], rounds: int = ROUNDS) -> dict[str, float]:

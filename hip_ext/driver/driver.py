@@ -16,7 +16,7 @@ from tritongemm.hip_ext.driver import symbols
 from tritongemm.hip_ext.driver.module import Function, Grid, Module, PreparedLaunch
 from tritongemm.hip_ext.driver.stream import Event, Graph, Stream, begin_capture, end_capture, relaxed
 from tritongemm.hip_ext.driver.symbols import Api
-from tritongemm.hip_ext.driver.tensor_map import NO_OPTIONS, TensorMapLayout, TensorMapOptions
+from tritongemm.hip_ext.driver.tensor_map import TensorMapLayout
 
 __all__ = [
     "Device",
@@ -240,11 +240,10 @@ class Device:
         row_stride: int,
         box: tuple[int, int],
         swizzle: int,
-        options: TensorMapOptions = NO_OPTIONS,
     ) -> bytes:
         """The 128 bytes that describe a matrix to the tensor memory accelerator; see `tensor_map.TensorMapLayout`."""
         self.make_current()
-        layout = TensorMapLayout(elem_type, elem_size, shape, row_stride, box, swizzle, options)
+        layout = TensorMapLayout(elem_type, elem_size, shape, row_stride, box, swizzle)
         return layout.encode(self.api, address)
 
     def _attribute(self, name: str) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from tritongemm.core.errors import DriverError, InputError, TargetError, UnavailableError
 from tritongemm.hip_ext import libraries
-from tritongemm.hip_ext.driver import driver, tensor_map
+from tritongemm.hip_ext.driver import driver
 
 CODE = b"co\0de and more"
 Fake = tuple[ctypes.CDLL, driver.Driver]
@@ -269,10 +269,7 @@ def test_tensor_map_is_encoded_as_the_driver_wants_it(fake: Fake) -> None:
     # aligned, kept flag, host type 9, rank 2, address, columns, rows, bytes between rows, box columns, box rows, steps
     expected = (0, 1 << 21, 9, 2, 0x7F0000000010, 300, 1000, 2 * 304, 64, 128, 1, 1, 0, 3, 2, 0)
     assert facts(0x7F0000000010, elem_type, elem_size, (1000, 300), 304, (128, 64), 3) == expected
-    options = tensor_map.TensorMapOptions(fp4_padded=True, nan_outside=True)
-    assert facts(0, 0, 1, (4, 32), 32, (4, 32), 0, options)[5:] == (
-        64, 4, 32, 32, 4, 1, 1, 0, 0, 2, 1,
-    )  # fmt: skip
+    assert facts(0, 0, 1, (4, 32), 32, (4, 32), 0)[5:] == (32, 4, 32, 32, 4, 1, 1, 0, 0, 2, 0)
     ctypes.c_int.in_dll(library, "fake_version").value = 13000
     assert facts(16, 6, 2, (1000, 300), 304, (128, 64), 3)[1] == 1 << 21
     assert facts(16, 6, 2, (100, 300), 304, (128, 64), 3)[1] == 0  # under 128 KiB an old driver's flag goes

@@ -42,13 +42,11 @@ class Prediction:
         config: the candidate.
         seconds: predicted time of one launch.
         terms: seconds each resource would need by itself, by its name in `TERMS`.
-        bound: name of the largest term.
     """
 
     config: Config
     seconds: float
     terms: dict[str, float] = field(hash=False)
-    bound: str
 
 
 class Predictions(Sequence[Prediction]):
@@ -82,5 +80,4 @@ class Predictions(Sequence[Prediction]):
         configs, seconds, terms = self.configs[index], self.seconds[index], self.terms[index]
         if isinstance(configs, tuple):
             return Predictions(configs, seconds, terms)
-        by_name = dict(zip(TERMS, terms.tolist(), strict=True))
-        return Prediction(configs, float(seconds), by_name, TERMS[int(terms.argmax())])
+        return Prediction(configs, float(seconds), dict(zip(TERMS, terms.tolist(), strict=True)))

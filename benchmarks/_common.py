@@ -42,19 +42,40 @@ def make_operands(problem: Problem, here: Machine, stream: int) -> OperandSets:
     return OperandSets(setup, driver.open_driver(here.vendor).device(index), stream)
 
 
+def read_numbers(text: str) -> list[int]:
+    """The whole numbers of an argument, which have commas between them."""
+    return [int(word) for word in text.split(",") if word]
+
+
+def read_shapes(text: str) -> list[tuple[int, ...]]:
+    """The shapes of an argument, such as ``4096x7168,7168x2048``."""
+    return [tuple(map(int, word.split("x"))) for word in text.split(",")]
+
+
+def gpu_seconds(queue: Callable[[], object], times: int = 1) -> float:
+    """Seconds that the GPU needs for what a call queues on the current stream, so many times one after another."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(times):
+        queue()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
 def time_calls(calls: Sequence[Callable[[], object]]) -> float:
     """Microseconds that one of these calls takes on the current stream, after one that warms up; at least 1."""
     import torch
 
+    def call_each() -> None:
+        for call in calls:
+            call()
+
     calls[0]()
     torch.cuda.synchronize()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for call in calls:
-        call()
-    end.record()
-    end.synchronize()
-    return max(1.0, 1e3 * begin.elapsed_time(end) / len(calls))
+    return max(1.0, 1e6 * gpu_seconds(call_each) / len(calls))
 
 
 def open_gpu(here: Machine) -> GpuEvaluator:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tritongemm.core.integers import cdiv, round_up
+
 DEPTH = 128  # elements along K, and columns of a weight, that share a factor of a block
 Pair = tuple[Tensor, "Tensor | None"]
 
@@ -42,7 +44,7 @@ class Mixture:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """As `fused_moe` takes them."""
+        """The arguments of `fused_moe`, in their order."""
         return self.x, self.w1, self.w2, self.weights, self.ids, "silu", self.scale1, self.scale2
 
     @property
@@ -65,7 +67,7 @@ def make_mixture(
         if not mode:
             made.append((w.mul_(k**-0.5), None))
             continue
-        shape = (experts, n) if mode == "row" else (experts, -(-n // DEPTH), -(-k // DEPTH))
+        shape = (experts, n) if mode == "row" else (experts, cdiv(n, DEPTH), cdiv(k, DEPTH))
         made.append((w.to(fp8), (0.5 + torch.rand(shape, device=device)) * k**-0.5))
     (w1, scale1), (w2, scale2) = made
     return Mixture(x, w1, w2, weights, ids, scale1, scale2, mode)
@@ -146,7 +148,7 @@ def contiguous_places(counts: Sequence[int], step: int, device: torch.device) ->
 
 def masked_places(counts: Sequence[int], step: int, device: torch.device) -> Places:
     """Each expert has room for as many rows as the one that has most, up to a multiple of `step`."""
-    room = -(-max(counts) // step) * step
+    room = round_up(max(counts), step)
     at = [expert * room + i for expert, count in enumerate(counts) for i in range(count)]
     return Places((len(counts), room), _long(at, device), torch.tensor(counts, dtype=torch.int32, device=device))
 
@@ -190,7 +192,7 @@ class PaddedCalls:
         q = torch.zeros(*shape, k, dtype=m.w1.dtype, device=m.x.device)
         if not m.mode:
             return q, None
-        return q, torch.ones(*shape[:-1], -(-k // DEPTH), shape[-1], device=m.x.device)
+        return q, torch.ones(*shape[:-1], cdiv(k, DEPTH), shape[-1], device=m.x.device)
 
     def __call__(self) -> Tensor:
         """The result in new memory."""

@@ -8,6 +8,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from _common import gpu_seconds
 
 import tritongemm
 from tritongemm.core.problem import Problem
@@ -75,7 +76,7 @@ def predict_saved(
 
 
 def _saved_by_experts(model: Any, plain: Any, m: int, find: Callable[[Problem], Record | None]) -> float:
-    """The same of the grouped products alone; what is around them is not predicted."""
+    """Seconds of a step that the rows of grouped products say are saved; what is around them is not predicted."""
     saved, chosen = 0.0, getattr(model.config, "num_experts_per_tok", 0)
     mixtures: dict[tuple[int, ...], list[tuple[Any, Any]]] = {}
     for name, module in model.named_modules():
@@ -120,13 +121,7 @@ def alone_seconds(calls: Sequence[Callable[[], object]]) -> float:
         for call in calls:
             call()
     graph.replay()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(_REPLAYS):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3 / _REPLAYS
+    return gpu_seconds(graph.replay, _REPLAYS) / _REPLAYS
 
 
 @cache

@@ -23,11 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _common import BENCHMARKS
 from numpy.typing import NDArray
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from replay_tables import Table, read
 
 from tritongemm.core.config import AXES, Config
@@ -43,7 +40,7 @@ from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
 Floats = NDArray[np.float64]
-TABLES = (Path(__file__).resolve().parent / "data" / "h200_bf16_whole.jsonl.gz",)
+TABLES = (BENCHMARKS / "data" / "h200_bf16_whole.jsonl.gz",)
 STRATEGIES = ("exhaustive", "guided", "genetic")
 # Budgets that are compared, as shares of the table's configs.
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)

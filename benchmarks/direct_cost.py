@@ -12,18 +12,13 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import torch
-from torch.nn import functional
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from _common import gpu_seconds
 from dispatch_cost import measure
+from torch.nn import functional
 
 import tritongemm
 
@@ -48,13 +43,9 @@ def on_gpu(calls: dict[str, Call]) -> dict[str, float]:
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for round_ in range(-2, REPLAYS):  # the first two warm up
         for name in random.sample(list(calls), len(calls)):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graphs[name].replay()
-            end.record()
-            end.synchronize()
+            seconds = gpu_seconds(graphs[name].replay)
             if round_ >= 0:
-                samples[name].append(start.elapsed_time(end) / IN_GRAPH * 1e3)
+                samples[name].append(seconds / IN_GRAPH * 1e6)
     return {name: median(values) for name, values in samples.items()}
 
 

@@ -15,18 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+import _common  # noqa: F401 (it puts the checkout on Python's path)
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tritongemm
 from tritongemm.core import settings

@@ -15,20 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from _common import BENCHMARKS
 from numpy.typing import NDArray
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from replay_tables import Table, read
 
 from tritongemm.core.config import Config
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.search.cost_model import model
 from tritongemm.search.cost_model.correction import Correction
 from tritongemm.search_spaces import loader as target_files
 
-DATA = Path(__file__).parent / "data"
+DATA = BENCHMARKS / "data"
 # A config that takes twice the best's time counts for a quarter: what matters is the order of the fast ones.
 WEIGHT_POWER = 2.0
 # Each table teaches by so many of its fastest configs at the most, and by so many spread over the rest.
@@ -69,7 +67,7 @@ class Example:
         """Places of the configs that the fit learns from."""
         by_time = np.argsort(self.measured, kind="stable")
         rest = by_time[FASTEST:]
-        return np.concatenate([by_time[:FASTEST], rest[:: max(1, -(-len(rest) // OTHERS))]])
+        return np.concatenate([by_time[:FASTEST], rest[:: max(1, cdiv(len(rest), OTHERS))]])
 
     @property
     def weights(self) -> Floats:

@@ -23,13 +23,12 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from math import exp, log
 from pathlib import Path
-from statistics import fmean, median
+from statistics import geometric_mean, median
 from typing import Any
 
 import torch
@@ -43,6 +42,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tritongemm.core.dtypes import DType
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.format_row import Defaults
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.measure.operand_sets import LeadInKernel, OperandSets
@@ -115,7 +115,7 @@ class Tile:
     def programs(self, problem: Problem) -> int:
         """The number of programs that compute a problem in such tiles."""
         m, n = (problem.n, problem.m) if self.swapped else (problem.m, problem.n)
-        return -(-m // self.rows) * -(-n // self.columns) * self.split
+        return cdiv(m, self.rows) * cdiv(n, self.columns) * self.split
 
     def parts(self) -> list[int]:
         """Its columns as powers of two, wide ones first."""
@@ -148,7 +148,7 @@ class Rates:
 
     def tile(self, problem: Problem, tile: Tile, units: int) -> float:
         """The seconds of the compute unit that has the most of a problem's tiles to do."""
-        rounds = -(-tile.programs(problem) // units)
+        rounds = cdiv(tile.programs(problem), units)
         area, sides = tile.rows * tile.columns, (tile.rows + tile.columns) * problem.a.bytes
         step = max(2 * area / self.operations, sides / self.bytes)
         # Of a tile that programs share each adds up its part, and gets the others' sums of that.
@@ -232,7 +232,7 @@ def bringing(bench: OperandSets, problem: Problem, tile: Tile, units: int) -> It
     m, n = (problem.n, problem.m) if tile.swapped else (problem.m, problem.n)
     grid = (min(units, tile.programs(problem)),)
     for group in GROUPS:
-        if group > 1 and group // 2 >= -(-m // tile.rows):
+        if group > 1 and group // 2 >= cdiv(m, tile.rows):
             continue
 
         def launch(i: int, group: int = group) -> None:
@@ -298,15 +298,10 @@ def share(row: dict[str, Any], floor: str) -> float:
     return float(row[floor] / row["tuned"])
 
 
-def mean(shares: Iterable[float]) -> float:
-    """The geometric mean."""
-    return exp(fmean(map(log, shares)))
-
-
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """The mean floors and share of the roofline of some sizes, in one line."""
-    alone, at_once = (mean(share(r, how) for r in rows) for how in ("alone", "at_once"))
-    roofline = mean(r["roofline"] / r["tuned"] for r in rows)
+    alone, at_once = (geometric_mean(share(r, how) for r in rows) for how in ("alone", "at_once"))
+    roofline = geometric_mean(r["roofline"] / r["tuned"] for r in rows)
     return f"floor/tuned {alone:.2f} alone, {at_once:.2f} at once; share of the roofline {roofline:.3f}"
 
 

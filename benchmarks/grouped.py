@@ -25,13 +25,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import exp, log
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 import torch
-from _common import ROOT, make_operands, time_calls
+from _common import ROOT, gpu_seconds, make_operands, read_numbers, read_shapes, time_calls
 from _mixtures import (
     Mixture,
     PaddedCalls,
@@ -50,6 +49,7 @@ from tritongemm.build.prepare import prepare_launches
 from tritongemm.core import settings
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.group_rows import row_counts
+from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.measure.jobs import LaunchCandidate
@@ -80,8 +80,8 @@ def make_problem(args: argparse.Namespace, fp8: str, m: int, experts: int, n: in
     """One product; the masked form has room for twice the rows of an even spread, and for those of every expert."""
     family = registry.get(Family, FAMILIES[args.kind])
     dtype = "bf16" if args.kind == "bf16" else fp8
-    most = max(2 * -(-m // experts), *row_counts(m, experts, args.spread))
-    room = -(-most // ROOM_STEP) * ROOM_STEP if args.form == "masked" else 0
+    most = max(2 * cdiv(m, experts), *row_counts(m, experts, args.spread))
+    room = round_up(most, ROOM_STEP) if args.form == "masked" else 0
     made: Problem = family.problem(
         m, n, k, dtype, dtype, "bf16", row_major_b=False, groups=experts, spread=args.spread, group_form=args.form,
         room=room,
@@ -146,7 +146,7 @@ def deep_gemm_calls(package: Any, problem: Problem, sets: OperandSets, count: in
         if place is not None:
             calls.append(partial(product, left, right, d, place[1]))
         else:
-            calls.append(partial(product, left, right, d, operands["counts"], max(1, -(-problem.m // problem.groups))))
+            calls.append(partial(product, left, right, d, operands["counts"], max(1, cdiv(problem.m, problem.groups))))
         results.append(d)
     return calls, lambda: results[0] if place is None else results[0][place[0]]
 
@@ -170,13 +170,8 @@ def race(entries: dict[str, Calls], sets: OperandSets) -> dict[str, float]:
     for turn in range(ROUNDS):
         for name in list(graphs)[:: 1 if turn % 2 else -1]:
             graph, launches = graphs[name]
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             graph.launch(sets.stream)
-            start.record()
-            graph.launch(sets.stream)
-            end.record()
-            end.synchronize()
-            samples[name].append(1e3 * start.elapsed_time(end) / launches)
+            samples[name].append(1e6 * gpu_seconds(partial(graph.launch, sets.stream)) / launches)
     for graph, _ in graphs.values():
         graph.destroy()
     return {name: median(times) for name, times in samples.items()}
@@ -236,7 +231,7 @@ def mixture_calls(mixture: Mixture, package: Any) -> dict[str, Callable[[], torc
     if package is None or mixture.mode == "row":
         return calls
     counts, device = mixture.counts, mixture.x.device
-    product = deep_gemm_product(max(1, -(-sum(counts) // len(counts))), bool(mixture.mode))
+    product = deep_gemm_product(max(1, cdiv(sum(counts), len(counts))), bool(mixture.mode))
     step = package.get_mk_alignment_for_contiguous_layout()
     calls["DeepGEMM contiguous"] = PaddedCalls(mixture, contiguous_places(counts, step, device), product)
     calls["DeepGEMM masked"] = PaddedCalls(mixture, masked_places(counts, ROOM_STEP, device), product)
@@ -259,14 +254,8 @@ def race_mixtures(calls: dict[str, Callable[[], torch.Tensor]], exact: torch.Ten
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     for turn in range(ROUNDS):
         for name in list(graphs)[:: 1 if turn % 2 else -1]:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             graphs[name].replay()
-            start.record()
-            for _ in range(REPLAYS):
-                graphs[name].replay()
-            end.record()
-            end.synchronize()
-            samples[name].append(1e3 * start.elapsed_time(end) / REPLAYS)
+            samples[name].append(1e6 * gpu_seconds(graphs[name].replay, REPLAYS) / REPLAYS)
     return {name: (median(times), errors[name]) for name, times in samples.items()}
 
 
@@ -294,17 +283,7 @@ def compare_mixtures(args: argparse.Namespace, here: machine.Machine, package: A
             theirs = [time for name, (time, _) in found.items() if name.startswith("DeepGEMM")]
             gains += [min(theirs) / us] if theirs else []
     if gains:
-        print(f"over the faster of DeepGEMM's: geometric mean {mean(gains):.3f}, least {min(gains):.3f}")
-
-
-def mean(ratios: Sequence[float]) -> float:
-    """The geometric mean."""
-    return exp(sum(map(log, ratios)) / len(ratios))
-
-
-def numbers(text: str) -> list[int]:
-    """Numbers with commas between."""
-    return [int(word) for word in text.split(",") if word]
+        print(f"over the faster of DeepGEMM's: geometric mean {geometric_mean(gains):.3f}, least {min(gains):.3f}")
 
 
 def main() -> int:
@@ -312,14 +291,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=FAMILIES, default="block")
     parser.add_argument("--form", choices=("contiguous", "masked"), default="contiguous")
-    parser.add_argument("--experts", type=numbers, default=[8, 64, 256])
+    parser.add_argument("--experts", type=read_numbers, default=[8, 64, 256])
     parser.add_argument(
         "--shapes",
-        type=lambda text: [tuple(map(int, word.split("x"))) for word in text.split(",")],
+        type=read_shapes,
         default=[(4096, 7168), (7168, 2048), (2048, 768)],
     )
-    parser.add_argument("--tokens", type=numbers, default=[1, 8, 64])
-    parser.add_argument("--prefill", type=numbers, default=[256])
+    parser.add_argument("--tokens", type=read_numbers, default=[1, 8, 64])
+    parser.add_argument("--prefill", type=read_numbers, default=[256])
     parser.add_argument("--spread", choices=("uniform", "skewed"), default="uniform")
     parser.add_argument("--budget", default="60s")
     parser.add_argument("--rows", type=Path, default=Path("output/grouped_rows.yaml"))
@@ -342,7 +321,7 @@ def main() -> int:
     records, package = tune(problems, args), deep_gemm(args.deepgemm)
     gains = [compare(p, records[p], here, package) for p in problems if p in records]
     if gains:
-        print(f"geometric mean {mean(gains):.3f}, least {min(gains):.3f}")
+        print(f"geometric mean {geometric_mean(gains):.3f}, least {min(gains):.3f}")
     return 0
 
 

@@ -19,16 +19,14 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+import _common  # noqa: F401 (it puts the checkout on Python's path)
 import fit_correction
+import numpy as np
 from compare_strategies import TABLES, Replay
 from replay_tables import Table, read
 
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.trial import Trial
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Strategy
@@ -76,7 +74,7 @@ def course(batches: Iterable[Sequence[Trial]], cores: int) -> Course:
         kernels = {t.config.kernel_name for t in trials} - compiled
         compiled |= kernels
         configs += len(trials)
-        turns = -(-len(kernels) // cores)
+        turns = cdiv(len(kernels), cores)
         spent.append(spent[-1] + turns * COMPILE_SECONDS + len(trials) * SCREEN_SECONDS)
         best.append(min([best[-1], *(t.seconds for t in trials if t.status == "ok")]))
     return Course(tuple(best), tuple(spent), configs, len(compiled))
@@ -112,7 +110,7 @@ def compare(replay: Replay, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """One table's figures."""
+    """A line of text with the figures of one table."""
     cells = [f"{row['problem']:<24}"]
     for searched in (row["genetic"], row["guided"]):
         above = searched.best[-1] / row["table"] - 1

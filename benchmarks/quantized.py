@@ -19,12 +19,11 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import exp, log
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 
 import torch
-from _common import ROOT, make_operands, time_calls
+from _common import ROOT, gpu_seconds, make_operands, read_numbers, read_shapes, time_calls
 
 from tritongemm.build import helpers
 from tritongemm.build.cache import ArtifactCache
@@ -97,13 +96,8 @@ class Contender:
 
     def sample(self, lead_in: LeadInKernel) -> None:
         """Microseconds of one call, from a replay."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         lead_in()
-        begin.record()
-        self.graph.launch(self.sets.stream)
-        end.record()
-        end.synchronize()
-        self.samples.append(1e3 * begin.elapsed_time(end) / self.launches)
+        self.samples.append(1e6 * gpu_seconds(partial(self.graph.launch, self.sets.stream)) / self.launches)
 
 
 def race(contenders: dict[str, Contender], rounds: int = ROUNDS) -> dict[str, float]:
@@ -216,21 +210,16 @@ def _both(quantise: Callable[[], object], multiply: Callable[[], object]) -> Non
     multiply()
 
 
-def numbers(text: str) -> list[int]:
-    """Numbers with commas between."""
-    return [int(word) for word in text.split(",") if word]
-
-
 def main() -> int:
     """Tune what is missing, race every size and print the gains."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=["row", "block"])
     parser.add_argument(
         "--sizes",
-        type=lambda text: [tuple(map(int, word.split("x"))) for word in text.split(",")],
+        type=read_shapes,
         default=[(2112, 7168), (7168, 2048), (4096, 7168), (24576, 1536), (7168, 16384)],
     )
-    parser.add_argument("--m", type=numbers, default=[16, 64, 128, 256, 1024, 4096])
+    parser.add_argument("--m", type=read_numbers, default=[16, 64, 128, 256, 1024, 4096])
     parser.add_argument("--rows", type=Path, default=Path("output/quantized_rows.yaml"))
     parser.add_argument("--tune-options", default="--libtype triton --budget 60s")
     parser.add_argument("--algorithms", type=int, default=32, help="of cuBLASLt's that are tried; 0 for none")
@@ -249,8 +238,7 @@ def main() -> int:
             for name, gain in compare(m, n, k, args, known, here, fp8).items():
                 gains[f"{name}, M {'below' if m < FEW_ROWS else 'from'} {FEW_ROWS}"].append(gain)
     for name, found in gains.items():
-        mean = exp(sum(map(log, found)) / len(found))
-        print(f"{name}: geometric mean {mean:.3f}, least {min(found):.3f}, of {len(found)}")
+        print(f"{name}: geometric mean {geometric_mean(found):.3f}, least {min(found):.3f}, of {len(found)}")
     return 0
 
 

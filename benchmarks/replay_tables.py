@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import _common  # noqa: F401 (it puts the checkout on Python's path)
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError

@@ -26,9 +26,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import _common  # noqa: F401 (it puts the checkout on Python's path)
 import yaml
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.dtypes import dtype

@@ -31,7 +31,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from _common import ROOT
+from _common import ROOT, gpu_seconds, read_numbers
 from _served_models import FP8, make_model, names, restore, serve_all, to_fp8
 from _served_prediction import predict_saved
 
@@ -40,6 +40,7 @@ from tritongemm.core.format_row import Defaults
 from tritongemm.workloads import sizes
 
 REPLAYS, ROUNDS = 20, 15
+Shape = tuple[int, int]  # of a step: sequences, and tokens of each
 
 
 def make_step(model: Any, batch: int, tokens: int) -> Callable[[], torch.Tensor]:
@@ -88,13 +89,7 @@ def race(graphs: Sequence[Replay]) -> list[float]:
         for place in range(len(graphs))[:: 1 if round_ % 2 else -1]:
             graph = graphs[place].graph
             graph.replay()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(REPLAYS):
-                graph.replay()
-            end.record()
-            end.synchronize()
-            samples[place].append(begin.elapsed_time(end) / 1e3 / REPLAYS)
+            samples[place].append(gpu_seconds(graph.replay, REPLAYS) / REPLAYS)
     return [median(times) for times in samples]
 
 
@@ -112,7 +107,7 @@ def tune(folder: Path, steps: Sequence[Callable[[], torch.Tensor]], options: Seq
     return results, time.perf_counter() - started
 
 
-def graphs_of_fp8(fp8: Any, steps: dict[tuple[int, int], Callable[[], torch.Tensor]]) -> dict[tuple[int, int], Replay]:
+def graphs_of_fp8(fp8: Any, steps: dict[Shape, Callable[[], torch.Tensor]]) -> dict[Shape, Replay]:
     """Graphs of an fp8 model's steps before it is patched; none where nothing but our kernels runs it."""
     try:
         return {shape: to_graph(step) for shape, step in steps.items()}
@@ -127,9 +122,8 @@ def graphs_of_fp8(fp8: Any, steps: dict[tuple[int, int], Callable[[], torch.Tens
         restore(fp8)
 
 
-@torch.no_grad()
-def main() -> None:
-    """Capture, tune, serve, and print each step's times."""
+def read_arguments() -> argparse.Namespace:
+    """The arguments of the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama", choices=names())
     parser.add_argument("--layers", type=int, default=8)
@@ -142,11 +136,18 @@ def main() -> None:
     parser.add_argument("--tune-options", default="", help="further options of tritongemm.tune, in one text")
     parser.add_argument("--apart", action="store_true", help="join no layers of one input")
     parser.add_argument("--keep", type=Path, help="copy the captured sizes and the results there")
-    args = parser.parse_args()
+    return parser.parse_args()
 
-    def shapes(decode: str, prefill: str) -> list[tuple[int, int]]:
-        return [(int(b), 1) for b in decode.split(",") if b] + [(1, int(t)) for t in prefill.split(",") if t]
 
+def shapes(decode: str, prefill: str) -> list[Shape]:
+    """The steps of these batches that decode, and of these numbers of tokens that are filled in."""
+    return [(batch, 1) for batch in read_numbers(decode)] + [(1, tokens) for tokens in read_numbers(prefill)]
+
+
+@torch.no_grad()
+def main() -> None:
+    """Capture, tune, serve, and print each step's times."""
+    args = read_arguments()
     captured = shapes(args.decode, args.prefill)
     every = [*captured, *shapes(args.other_decode, args.other_prefill)]
     plain = make_model(args.model, args.layers, args.vocabulary)
@@ -154,48 +155,70 @@ def main() -> None:
     model = to_fp8(plain) if is_fp8 else plain
     third = graphs_of_fp8(model, {shape: make_step(model, *shape) for shape in every}) if is_fp8 else {}
     with tempfile.TemporaryDirectory() as temporary:
-        if args.rows:
-            results = args.rows
-        else:
-            if is_fp8:
-                serve_all(model)
-            results, seconds = tune(
-                Path(temporary), [make_step(model, *shape) for shape in captured], args.tune_options.split()
-            )
-            if is_fp8:
-                restore(model)
-            print(f"tuned in {seconds:.1f} s")
+        folder = Path(temporary)
+        results = args.rows or tuned_results(model, is_fp8, captured, folder, args.tune_options.split())
         if args.keep:
-            args.keep.mkdir(parents=True, exist_ok=True)
-            for file in (results, Path(temporary) / "shapes.yaml"):
-                if file.exists() and file.parent != args.keep:
-                    (args.keep / file.name).write_bytes(file.read_bytes())
+            keep([results, folder / "shapes.yaml"], args.keep)
         patch = tritongemm.patch(model, results, join=not args.apart)
         print(patch)
         rows = [r.record for r in sizes.from_file(results, Defaults()) if r.record]
         title = f"{'step':<14} {'bf16 torch us':>13} {'fp8 theirs us':>13} {'ours us':>9} {'ratio':>6} {'predicted':>9}"
         print(f"{title}  {'logits differ by':>16}")
         for shape in every:
-            batch, tokens = shape
-            for is_compiled in [False, True] if tokens == 1 and str(batch) in args.compiled.split(",") else [False]:
-                make = torch.compile if is_compiled else lambda step: step
-                torch._dynamo.reset()
+            compiled_too = shape[1] == 1 and shape[0] in read_numbers(args.compiled)
+            for is_compiled in (False, True) if compiled_too else (False,):
                 with patch.paused() if model is plain else nullcontext():
-                    theirs = to_graph(make(make_step(plain, *shape)))
-                torch._dynamo.reset()
-                ours = to_graph(make(make_step(model, *shape)))
+                    theirs = to_graph(fresh_step(plain, shape, is_compiled))
+                ours = to_graph(fresh_step(model, shape, is_compiled))
+                saved = predict_saved(model, plain, shape, rows, () if is_compiled else patch.joined)
                 beside = None if is_compiled else third.get(shape)
-                theirs_s, ours_s, *rest = race([theirs, ours, *([beside] if beside else [])])
-                theirs.graph.replay()
-                ours.graph.replay()
-                torch.cuda.synchronize()
-                error = ((ours.out.float() - theirs.out.float()).norm() / theirs.out.float().norm()).item()
-                joined = () if is_compiled else patch.joined
-                saved = predict_saved(model, plain, shape, rows, joined)
-                of_beside = f"{rest[0] * 1e6:13.1f}" if rest else f"{'-':>13}"
-                text = f"{step_name(*shape)}{' c' if is_compiled else ''}"
-                text = f"{text:<14} {theirs_s * 1e6:13.1f} {of_beside} {ours_s * 1e6:9.1f} {theirs_s / ours_s:6.3f}"
-                print(f"{text} {theirs_s / (theirs_s - saved):9.3f}  {error:16.1e}", flush=True)
+                print_step(f"{step_name(*shape)}{' c' if is_compiled else ''}", theirs, ours, beside, saved)
+
+
+def tuned_results(model: Any, is_fp8: bool, steps: Sequence[Shape], folder: Path, options: Sequence[str]) -> Path:
+    """The file of results that tuning what these steps of a model call gives; prints how long it took."""
+    if is_fp8:
+        serve_all(model)
+    results, seconds = tune(folder, [make_step(model, *shape) for shape in steps], options)
+    if is_fp8:
+        restore(model)
+    print(f"tuned in {seconds:.1f} s")
+    return results
+
+
+def keep(files: Sequence[Path], folder: Path) -> None:
+    """Copy the files that are there into a folder, where they are in another."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        if file.exists() and file.parent != folder:
+            (folder / file.name).write_bytes(file.read_bytes())
+
+
+def fresh_step(model: Any, shape: Shape, is_compiled: bool) -> Callable[[], torch.Tensor]:
+    """A step of a model, with nothing left of what torch.compile made before."""
+    torch._dynamo.reset()
+    step = make_step(model, *shape)
+    return torch.compile(step) if is_compiled else step
+
+
+def print_step(name: str, theirs: Replay, ours: Replay, beside: Replay | None, saved: float) -> None:
+    """Race the graphs of a step and print its line.
+
+    Args:
+        name: of the step.
+        theirs: PyTorch's in bf16.
+        ours: served.
+        beside: the fp8 model as transformers runs it, where that runs.
+        saved: seconds that rows predict to be saved.
+    """
+    theirs_s, ours_s, *rest = race([theirs, ours, *([beside] if beside else [])])
+    theirs.graph.replay()
+    ours.graph.replay()
+    torch.cuda.synchronize()
+    error = ((ours.out.float() - theirs.out.float()).norm() / theirs.out.float().norm()).item()
+    of_beside = f"{rest[0] * 1e6:13.1f}" if rest else f"{'-':>13}"
+    text = f"{name:<14} {theirs_s * 1e6:13.1f} {of_beside} {ours_s * 1e6:9.1f} {theirs_s / ours_s:6.3f}"
+    print(f"{text} {theirs_s / (theirs_s - saved):9.3f}  {error:16.1e}", flush=True)
 
 
 def step_name(batch: int, tokens: int) -> str:

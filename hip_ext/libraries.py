@@ -80,8 +80,14 @@ def wheel_folders(*locations: str) -> list[Path]:
             spec = find_spec(package)
         except (ImportError, ValueError):
             continue
-        found += [Path(root) / rest for root in (spec.submodule_search_locations or ()) if spec] if spec else []
+        roots = spec.submodule_search_locations if spec else None
+        found += [Path(root) / rest for root in roots or ()]
     return [folder for folder in found if folder.is_dir()]
+
+
+def rocm_folders(kind: str) -> list[Path]:
+    """ROCm's folders of a name such as ``lib``: the default version's, there or not, then others, newest first."""
+    return [Path("/opt/rocm", kind), *sorted(Path("/opt").glob(f"rocm-*/{kind}"), reverse=True)]
 
 
 def _candidates(names: tuple[str, ...], folders: Iterable[Path]) -> Iterator[str]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from math import exp, log
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from contenders import BASELINE
@@ -19,8 +19,8 @@ SAME = 1.005  # a lead below this is none
 
 def geomean(values: Iterable[float]) -> float | None:
     """Geometric mean; None of nothing."""
-    logs = [log(v) for v in values]
-    return exp(sum(logs) / len(logs)) if logs else None
+    found = list(values)
+    return geometric_mean(found) if found else None
 
 
 def us(row: Row, name: str) -> float | None:
@@ -41,7 +41,7 @@ def roofline(row: Row, name: str) -> float | None:
 
 
 def summary(rows: Sequence[Row], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Of each contender, over the sizes it ran: geometric means, worst ratio, shares of sizes, seconds of tuning."""
+    """Figures of each contender over the sizes it ran: means, worst ratio, shares of sizes, seconds of tuning."""
     found: dict[str, dict[str, Any]] = {}
     groups = sorted({r["m"] for r in rows})
     for name in names:
@@ -74,7 +74,7 @@ def heading(names: Sequence[str]) -> str:
 
 
 def line(row: Row, names: Sequence[str]) -> str:
-    """One size: microseconds, ratio to torch and share of the roofline of each contender."""
+    """A line of text for a size: microseconds, ratio to torch and share of the roofline of each contender."""
     cells = []
     for name in names:
         mine, gain, share = us(row, name), ratio(row, name), roofline(row, name)

@@ -70,7 +70,7 @@ def feed(
     a_desc, b_desc, out_ptr, steps,
     ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The same, on blocks that the copy engine fetches, the same few for all programs."""
+    """Multiply blocks that the copy engine fetches, the same few for all programs; else as `multiply`."""
     rows, cols = tl.arange(0, ROWS), tl.arange(0, COLS)
     acc = tl.zeros((ROWS, COLS), dtype=tl.float32)
     for i in tl.range(steps, num_stages=STAGES):

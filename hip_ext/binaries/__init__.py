@@ -1,1 +1,1 @@
-"""Code objects read as bytes."""
+"""Readers of compiled GPU code (ELF files, offload bundles), which need no GPU and no vendor tool."""

@@ -29,8 +29,12 @@ _WARP, _MOST_THREADS = 32, 1024
 
 
 class Argument(NamedTuple):
-    """One kernel parameter: byte offset, bytes, and what it is (``pointer``, ``value``, AMD's ``hidden_…``, or "" where
-    the binary does not say).
+    """A kernel parameter.
+
+    Attributes:
+        offset: of its first byte in the parameter block.
+        size: in bytes.
+        kind: ``pointer``, ``value``, one of AMD's ``hidden_…``, or "" where the binary does not say.
     """
 
     offset: int
@@ -40,7 +44,7 @@ class Argument(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """One kernel of a code object.
+    """What a code object says of one of its kernels.
 
     Attributes:
         symbol: name to look it up by.
@@ -63,9 +67,14 @@ class KernelInfo:
     args: tuple[Argument, ...] = ()
 
     @property
+    def explicit_args(self) -> tuple[Argument, ...]:
+        """The parameters a caller passes, by offset; AMD's driver adds the hidden ones behind them."""
+        return tuple(a for a in self.args if not a.kind.startswith("hidden_"))
+
+    @property
     def explicit_bytes(self) -> int:
-        """Bytes of the parameters a caller passes; AMD's driver adds the hidden ones behind them."""
-        return max((a.offset + a.size for a in self.args if not a.kind.startswith("hidden_")), default=0)
+        """Bytes of the parameters a caller passes."""
+        return max((a.offset + a.size for a in self.explicit_args), default=0)
 
 
 def read(code: bytes) -> list[KernelInfo]:

@@ -24,7 +24,7 @@ class Section(NamedTuple):
 
 
 class Elf:
-    """A parsed file.
+    """A parsed ELF file.
 
     Attributes:
         machine, flags, abi_version: from its header.

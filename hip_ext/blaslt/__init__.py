@@ -1,1 +1,1 @@
-"""cuBLASLt and hipBLASLt."""
+"""The binding of the vendors' GEMM libraries, cuBLASLt and hipBLASLt."""

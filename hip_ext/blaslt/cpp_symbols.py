@@ -17,10 +17,10 @@ from ctypes import byref, c_float, c_int, c_size_t, c_void_p
 from typing import Any
 
 from tritongemm.core.errors import DriverError
-from tritongemm.hip_ext.blaslt.tables import Table
+from tritongemm.hip_ext.blaslt.tables import AMD, Table, result_type
 from tritongemm.hip_ext.blaslt.types import Matmul
 
-ALGO_BYTES = 24
+ALGO_BYTES = AMD.algo_bytes
 _GEMM = 1  # GemmType::HIPBLASLT_GEMM
 _NS = "_ZN13hipblaslt_ext"
 _ALGO, _RESULT = "R22_hipblasLtMatmulAlgo_t", "I33_hipblasLtMatmulHeuristicResult_tSaI"
@@ -33,18 +33,6 @@ _SYMBOLS = {
     "solution_name": f"{_NS}23getSolutionNameFromAlgoB5cxx11EPv{_ALGO}",
     "kernel_name": f"{_NS}21getKernelNameFromAlgoB5cxx11EPv{_ALGO}",
 }
-
-
-class HeuristicResult(ctypes.Structure):
-    """The C struct hipblasLtMatmulHeuristicResult_t."""
-
-    _fields_ = [
-        ("algo", ctypes.c_ubyte * ALGO_BYTES),
-        ("workspace", c_size_t),
-        ("status", c_int),
-        ("waves", c_float),
-        ("reserved", c_int * 4),
-    ]
 
 
 class _Vector(ctypes.Structure):
@@ -99,8 +87,9 @@ class CppExtension:
         if not vector.begin:
             return []
         try:
-            count = (vector.end - vector.begin) // ctypes.sizeof(HeuristicResult)
-            return [bytes(r.algo) for r in (HeuristicResult * count).from_address(vector.begin)]
+            result = result_type(ALGO_BYTES)
+            count = (vector.end - vector.begin) // ctypes.sizeof(result)
+            return [bytes(r.algo) for r in (result * count).from_address(vector.begin)]
         finally:
             self._delete(vector.begin)
 

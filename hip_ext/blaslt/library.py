@@ -2,8 +2,8 @@
 
 Two tables (`tables`), one code; `matmul` runs the products that `types` describes; matrices are column-major, as BLAS
 has it. Algorithms come from the heuristics, asked for many. hipBLASLt keeps further ones behind C++ entry points, which
-`cpp_symbols` reaches; cuBLASLt can also rebuild an algorithm from its attributes, and so make more (`variants`). The
-kernel's name is told by hipBLASLt's C++ side only; cuBLASLt tells tile, stages and the like instead. hipBLASLt's side
+`cpp_symbols` reaches; cuBLASLt can also rebuild an algorithm from its attributes, and so make more (`variants`). Only
+hipBLASLt's C++ side names the kernel; cuBLASLt gives tile, stages and other attributes instead. hipBLASLt's side
 has never run on AMD hardware, only against a stand-in library.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.blaslt.cpp_symbols import CppExtension
-from tritongemm.hip_ext.blaslt.tables import TABLES, Table
+from tritongemm.hip_ext.blaslt.tables import TABLES, Table, result_type
 
 _P = c_void_p
 _CALLS: dict[str, tuple[Any, ...]] = {
@@ -68,7 +68,7 @@ class Library:
         self.calls = {name: self._bind(name, types) for name, types in {**_CALLS, **own}.items()}
         self.extension = CppExtension(library, self.error) if table.vendor == "amd" else None
         self._handles: dict[int, c_void_p] = {}
-        self.result_type = _result_type(table.algo_bytes)
+        self.result_type = result_type(table.algo_bytes)
 
     def _bind(self, name: str, types: tuple[Any, ...]) -> Callable[..., int]:
         symbol = self.table.prefix + name
@@ -122,12 +122,3 @@ class Library:
         self.calls["GetGitRevision"](self.handle(device), revision)
         digits = "".join(c for c in revision.value.decode(errors="replace")[:8] if c in "0123456789abcdef")
         return (number.value << 32) + int(digits or "0", 16)
-
-
-@cache
-def _result_type(algo_bytes: int) -> Any:
-    """The heuristics' answer: algo, size_t workspace, int status, float waves, int reserved[4]."""
-    fields = [("algo", ctypes.c_ubyte * algo_bytes), ("workspace", c_size_t), ("status", c_int)]
-    fields += [("waves", c_float), ("reserved", c_int * 4)]
-    # the algorithm is an array of 64-bit words in both, so is the struct's alignment
-    return type("Result", (ctypes.Structure,), {"_fields_": fields})

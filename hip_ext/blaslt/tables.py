@@ -6,14 +6,16 @@ refused by it with a status, never misread.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Table:
-    """One vendor's names and numbers.
+    """The names and numbers that one vendor's library uses.
 
     Attributes:
         vendor: ``nvidia`` or ``amd``.
@@ -22,10 +24,9 @@ class Table:
         files: library file names, newest first.
         folders: of wheels, as ``package/folder``, then absolute paths.
         algo_bytes: size of the algorithm struct.
-        types: element types by our names; the narrow ones beyond `tritongemm.dtypes` by their formats.
+        types: element types by our names.
         compute: compute types.
         operations: ``N`` and ``T``.
-        orders: memory orders of a layout.
         layout, desc, preference: attribute numbers.
         scale_modes: what a scale pointer points to.
         statuses: names of the statuses; empty where the library names them itself.
@@ -40,7 +41,6 @@ class Table:
     types: Mapping[str, int] = field(hash=False)
     compute: Mapping[str, int] = field(hash=False)
     operations: Mapping[str, int] = field(hash=False)
-    orders: Mapping[str, int] = field(hash=False)
     layout: Mapping[str, int] = field(hash=False)
     desc: Mapping[str, int] = field(hash=False)
     preference: Mapping[str, int] = field(hash=False)
@@ -51,10 +51,9 @@ class Table:
 # the numbers on which both agree
 EPILOGUE_BIAS = 4
 _TYPES = {
-    "fp32": 0, "fp64": 1, "fp16": 2, "int8": 3, "int32": 10, "bf16": 14,
-    "fp8e4m3fn": 28, "fp8e5m2": 29, "ue8m0": 30, "fp6e2m3": 31, "fp6e3m2": 32, "fp4e2m1": 33,
+    "fp32": 0, "fp16": 2, "int8": 3, "int32": 10, "bf16": 14, "fp8e4m3fn": 28, "fp8e5m2": 29, "fp4e2m1": 33,
 }  # fmt: skip
-_SCALE_MODES = {"scalar": 0, "vec16_ue4m3": 1, "vec32_ue8m0": 2, "outer_vec": 3, "vec128": 4, "blk128x128": 5}
+_SCALE_MODES = {"scalar": 0, "outer_vec": 3, "vec128": 4, "blk128x128": 5}
 
 NVIDIA = Table(
     vendor="nvidia",
@@ -64,22 +63,15 @@ NVIDIA = Table(
     folders=("nvidia/cu13/lib", "nvidia/cublas/lib", "/usr/local/cuda/lib64"),
     algo_bytes=64,
     types=_TYPES,
-    compute={"fp16": 64, "fp32": 68, "fp32_fast_fp16": 74, "fp32_fast_bf16": 75, "tf32": 77, "bf16x9": 78, "int32": 72},
+    compute={"fp32": 68, "int32": 72, "tf32": 77},
     operations={"N": 0, "T": 1},
-    orders={"col": 0, "row": 1, "col32": 2, "col4_4r2_8c": 3, "col32_2r_4r4": 4},
-    layout={
-        "type": 0, "order": 1, "rows": 2, "cols": 3, "ld": 4, "batch_count": 5, "batch_offset": 6, "plane_offset": 7,
-        "batch_mode": 8,
-    },
+    layout={"batch_count": 5, "batch_offset": 6},
     desc={
-        "pointer_mode": 2, "trans_a": 3, "trans_b": 4, "epilogue": 7, "bias": 8, "bias_batch_stride": 10,
-        "sm_count_target": 15, "scale_a": 17, "scale_b": 18, "scale_c": 19, "scale_d": 20, "amax_d": 21,
-        "fast_accumulation": 25, "bias_type": 26, "scale_mode_a": 31, "scale_mode_b": 32, "scale_mode_c": 33,
-        "scale_mode_d": 34, "scale_out_d": 36, "scale_mode_out_d": 37, "emulation": 38,
+        "trans_a": 3, "trans_b": 4, "epilogue": 7, "bias": 8, "scale_a": 17, "scale_b": 18, "scale_d": 20,
+        "fast_accumulation": 25, "bias_type": 26, "scale_mode_a": 31, "scale_mode_b": 32,
     },
     preference={
-        "search_mode": 0, "workspace": 1, "reduction_mask": 3, "alignment_a": 5, "alignment_b": 6, "alignment_c": 7,
-        "alignment_d": 8, "waves": 9, "implementation_mask": 12,
+        "workspace": 1, "reduction_mask": 3, "alignment_a": 5, "alignment_b": 6, "alignment_c": 7, "alignment_d": 8,
     },
     scale_modes=_SCALE_MODES,
 )  # fmt: skip
@@ -97,24 +89,15 @@ AMD = Table(
     ),
     algo_bytes=24,
     types={**_TYPES, "fp8e4m3fnuz": 1000, "fp8e5m2fnuz": 1001},
-    compute={"fp16": 0, "fp32": 2, "fp32_fast_fp16": 4, "fp32_fast_bf16": 5, "tf32": 6, "int32": 9},
+    compute={"fp32": 2, "tf32": 6, "int32": 9},
     operations={"N": 111, "T": 112},
-    orders={
-        "col": 0, "row": 1, "col16_4r32": 99, "col16_4r16": 100, "col16_4r8": 101, "col16_4r4": 102, "col16_4r2": 103,
-    },
-    layout={
-        "batch_count": 0, "batch_offset": 1, "type": 2, "order": 3, "rows": 4, "cols": 5, "ld": 6, "batch_mode": 7,
-        "offset": 8,
-    },
+    layout={"batch_count": 0, "batch_offset": 1},
     desc={
-        "trans_a": 0, "trans_b": 1, "epilogue": 2, "bias": 3, "bias_type": 4, "scale_a": 5, "scale_b": 6, "scale_c": 7,
-        "scale_d": 8, "pointer_mode": 13, "amax_d": 14, "bias_batch_stride": 23, "scale_mode_a": 31,
-        "scale_mode_b": 32, "sm_count_target": 33, "compute_input_a": 100, "compute_input_b": 101,
-        "stream_k_schedule": 104, "uniform_summation": 105, "fused_epilogue": 106,
+        "trans_a": 0, "trans_b": 1, "epilogue": 2, "bias": 3, "bias_type": 4, "scale_a": 5, "scale_b": 6, "scale_d": 8,
+        "scale_mode_a": 31, "scale_mode_b": 32,
     },
-    preference={"search_mode": 0, "workspace": 1, "sm_count_target": 2},
-    scale_modes={**_SCALE_MODES, "blk32_ue8m0_swizzled": 1001, "vec16_ue8m0": 1002, "vec32_ue4m3": 1003,
-                 "vec16_ue5m3": 1004, "vec32_ue5m3": 1005},
+    preference={"workspace": 1},
+    scale_modes={**_SCALE_MODES, "blk32_ue8m0_swizzled": 1001},
     statuses=dict(enumerate((
         "HIPBLAS_STATUS_SUCCESS", "HIPBLAS_STATUS_NOT_INITIALIZED", "HIPBLAS_STATUS_ALLOC_FAILED",
         "HIPBLAS_STATUS_INVALID_VALUE", "HIPBLAS_STATUS_MAPPING_ERROR", "HIPBLAS_STATUS_EXECUTION_FAILED",
@@ -146,6 +129,15 @@ _FIRST_TILES = (
 )  # fmt: skip
 _LAST_TILES = ((256, 512), (256, 1024), (512, 512), (512, 1024))
 _DEPTHS = (16, 32, 64, 128)
+
+
+@cache
+def result_type(algo_bytes: int) -> Any:
+    """The C struct cublasLtMatmulHeuristicResult_t (hipBLASLt's alike) around an algorithm of so many bytes."""
+    fields = [("algo", ctypes.c_ubyte * algo_bytes), ("workspace", ctypes.c_size_t), ("status", ctypes.c_int)]
+    fields += [("waves", ctypes.c_float), ("reserved", ctypes.c_int * 4)]
+    # The algorithm is an array of 64-bit words in both libraries, and so is the struct's alignment.
+    return type("Result", (ctypes.Structure,), {"_fields_": fields})
 
 
 @cache

@@ -12,6 +12,7 @@ from ctypes import byref, c_int32, c_size_t, c_uint32
 from itertools import chain
 
 from tritongemm.core.errors import DriverError
+from tritongemm.core.integers import cdiv
 from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
 from tritongemm.hip_ext.blaslt.tables import tiles
 from tritongemm.hip_ext.blaslt.types import Algorithm
@@ -25,7 +26,7 @@ _EDGE = 32  # elements that one more of a tile's rows or columns costs, for it m
 
 
 def read_capability(prepared: PreparedMatmul, algorithm: Algorithm, capability: int) -> int:
-    """One number among an algorithm's capabilities; 0 where it is not told."""
+    """The value of an algorithm's capability, by the library's number of that; 0 where the library does not say."""
     value = c_int32(0)
     try:
         prepared.library.calls["MatmulAlgoCapGetAttribute"](
@@ -37,7 +38,7 @@ def read_capability(prepared: PreparedMatmul, algorithm: Algorithm, capability: 
 
 
 def read_capability_list(prepared: PreparedMatmul, algorithm: Algorithm, capability: int) -> list[int]:
-    """A list among an algorithm's capabilities; empty where it is not told."""
+    """The values of a capability that is a list, as of `read_capability`; empty where the library does not say."""
     get, written = prepared.library.calls["MatmulAlgoCapGetAttribute"], c_size_t()
     try:
         get(algorithm.raw, capability, None, 0, byref(written))
@@ -77,7 +78,7 @@ def vary_tile(prepared: PreparedMatmul, seeds: Sequence[Algorithm], units: int) 
 
     def cost(tile: int) -> int:
         rows, cols = shapes[tile]
-        rounds = -(-(-(-d.rows // rows) * -(-d.cols // cols) * d.batch) // units)
+        rounds = cdiv(cdiv(d.rows, rows) * cdiv(d.cols, cols) * d.batch, units)
         return rounds * (rows * cols + _EDGE * (rows + cols))
 
     able = {seed.values: set(read_capability_list(prepared, seed, _TILES)) for seed in seeds}

@@ -1,6 +1,6 @@
-"""Running compilers: their time is limited, and what they say becomes the message of an error.
+"""Running compilers: their time is limited, and what they print becomes the message of an error.
 
-One that the system ends (it does so where memory is short) is run once more; its source is not to blame.
+A compiler that the system kills, as it does where memory is short, is run once more: its source is not to blame.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from pathlib import Path
 from tritongemm.core.errors import InputError, ToolKilledError
 
 _ATTEMPTS = 2
+_VERSION_SECONDS = 60.0  # A program that is asked for its version may take so long.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
-# What clang and nvcc say where a program that they started was ended so.
+# What clang and nvcc print where the system killed a program that they had started.
 _PART_KILLED = re.compile(r"unable to execute command: (Killed|Terminated)|died due to signal (9|15)\b")
 
 
 def run(command: list[str], seconds: float) -> str:
-    """Run a compiler; what it said on standard error.
+    """Run a compiler; what it wrote to standard error.
 
     Raises:
         InputError: it fails or takes longer than `seconds`.
@@ -33,14 +34,14 @@ def run(command: list[str], seconds: float) -> str:
     return done.stderr
 
 
-def first_line(command: list[str], seconds: float = 60.0) -> str:
-    """What a program says about itself, all in one line.
+def first_line(command: list[str]) -> str:
+    """What a program prints, all in one line, such as its version.
 
     Raises:
-        InputError: it takes longer than `seconds`.
+        InputError: it takes longer than a minute.
         ToolKilledError: it was killed, twice.
     """
-    done = _completed(command, seconds)
+    done = _completed(command, _VERSION_SECONDS)
     return " ".join((done.stdout or done.stderr).split())
 
 

@@ -16,7 +16,7 @@ from tritongemm.hip_ext.driver import symbols
 from tritongemm.hip_ext.driver.module import Function, Grid, Module, PreparedLaunch
 from tritongemm.hip_ext.driver.stream import Event, Graph, Stream, begin_capture, end_capture, relaxed
 from tritongemm.hip_ext.driver.symbols import Api
-from tritongemm.hip_ext.driver.tensor_map import NO_OPTIONS, TensorMapLayout, TensorMapOptions
+from tritongemm.hip_ext.driver.tensor_map import TensorMapLayout
 
 __all__ = [
     "Device",
@@ -130,8 +130,9 @@ class Device:
         """What the driver says of the device, by name.
 
         Returns:
-            ``compute_units``, ``lds_bytes`` (the most shared memory that a block may opt in to), ``l2_bytes``,
-            ``memory_bytes``, ``clock_khz``, ``wave_size``, ``max_threads`` (of a block) and ``bus_id`` (PCI).
+            ``compute_units``, ``lds_bytes`` (the most shared memory that a block may opt in to), ``l2_bytes`` (AMD's
+            drivers do not tell of the Infinity Cache behind it; the `Target` has it), ``memory_bytes``, ``clock_khz``,
+            ``wave_size``, ``max_threads`` (of a block) and ``bus_id`` (PCI).
         """
         names = ("compute_units", "lds_bytes", "l2_bytes", "clock_khz", "wave_size", "max_threads")
         facts: dict[str, Any] = {name: self._attribute(name) for name in names}
@@ -139,11 +140,6 @@ class Device:
         self.api.calls["device_memory"](byref(total), self._ordinal)
         self.api.calls["device_bus_id"](bus_id, len(bus_id), self._ordinal)
         return {**facts, "memory_bytes": total.value, "bus_id": bus_id.value.decode()}
-
-    @property
-    def last_level_cache_bytes(self) -> int:
-        """The bytes of the L2, the last cache a driver tells of; AMD's Infinity Cache is in the Target."""
-        return int(self.properties["l2_bytes"])
 
     def make_current(self) -> None:
         """Make this the calling thread's device."""
@@ -220,7 +216,7 @@ class Device:
         return Event(self.api)
 
     def relaxed(self) -> AbstractContextManager[None]:
-        """Let this thread load code and allocate memory, which captures of other threads forbid it otherwise."""
+        """Let this thread load code and allocate memory while other threads capture, which is forbidden otherwise."""
         return relaxed(self.api)
 
     def begin_capture(self, stream: int) -> None:
@@ -228,7 +224,7 @@ class Device:
         begin_capture(self.api, stream)
 
     def end_capture(self, stream: int) -> Graph:
-        """Stop recording.
+        """Stop recording what is queued on `stream`, and make a graph of it.
 
         Raises:
             DriverError: something that was queued meanwhile can't be recorded.
@@ -244,11 +240,10 @@ class Device:
         row_stride: int,
         box: tuple[int, int],
         swizzle: int,
-        options: TensorMapOptions = NO_OPTIONS,
     ) -> bytes:
         """The 128 bytes that describe a matrix to the tensor memory accelerator; see `tensor_map.TensorMapLayout`."""
         self.make_current()
-        layout = TensorMapLayout(elem_type, elem_size, shape, row_stride, box, swizzle, options)
+        layout = TensorMapLayout(elem_type, elem_size, shape, row_stride, box, swizzle)
         return layout.encode(self.api, address)
 
     def _attribute(self, name: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_uint, c_void_p
 from functools import cached_property, partial
@@ -17,7 +16,6 @@ Grid = tuple[int, int, int]
 _PLAIN_SHARED = 48 * 1024  # what a CUDA kernel may use unless it asks for more
 _PORTABLE_CLUSTER = 8
 _ALONE: Grid = (1, 1, 1)  # no cluster
-_put_pointer = struct.Struct("<Q").pack_into
 
 
 class _LaunchAttribute(ctypes.Structure):
@@ -60,7 +58,7 @@ class Module:
 
 
 class Function:
-    """One kernel of a loaded module, which it keeps from being forgotten, or of a library's (None)."""
+    """One kernel, of a module that stays loaded as long as this is held, or of a library (the module is None)."""
 
     def __init__(self, api: Api, module: Module | None, handle: c_void_p, symbol: str) -> None:
         self.symbol = symbol
@@ -176,12 +174,8 @@ class PreparedLaunch:
             launch, head = api.raw["launch"], (function.handle, *map(c_uint, shape))
             self._go = lambda stream: launch(*head, stream, *where)
 
-    def set_pointer(self, offset: int, address: int) -> None:
-        """Put another device address at byte `offset` of the parameter block."""
-        _put_pointer(self.params, offset, address)
-
     def set_bytes(self, offset: int, data: bytes | memoryview) -> None:
-        """Put other bytes, a tensor map say, at byte `offset` of the parameter block.
+        """Put other bytes, e.g. an address or a tensor map, at byte `offset` of the parameter block.
 
         Raises:
             ValueError: they reach past its end.

@@ -95,7 +95,7 @@ class Graph:
 
 @contextmanager
 def relaxed(api: Api) -> Iterator[None]:
-    """Let this thread load code and allocate memory, which captures of other threads forbid it otherwise."""
+    """Let this thread load code and allocate memory while other threads capture, which is forbidden otherwise."""
     mode = c_int(symbols.CAPTURE_RELAXED)
     api.calls["capture_mode"](byref(mode))  # an exchange: what it was comes back
     try:
@@ -110,7 +110,7 @@ def begin_capture(api: Api, stream: int) -> None:
 
 
 def end_capture(api: Api, stream: int) -> Graph:
-    """Stop recording and return the graph.
+    """Stop recording what is queued on a stream, and make a graph of it.
 
     Raises:
         DriverError: something that was queued meanwhile can't be recorded.

@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_ulonglong, c_void_p
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tritongemm.core.errors import DriverError, UnavailableError
@@ -109,7 +108,7 @@ HIP_PROPERTIES_BYTES, HIP_ARCH_OFFSET, HIP_ARCH_BYTES = 1472, 1160, 256
 
 @dataclass
 class Api:
-    """One vendor's driver, its calls looked up by role.
+    """The driver of one vendor, whose calls are looked up by role.
 
     Attributes:
         vendor: ``nvidia`` or ``amd``.
@@ -150,14 +149,6 @@ class Api:
         return (text.value or b"").decode(errors="replace")
 
 
-def _folders(vendor: str) -> list[Path]:
-    if vendor == "nvidia":
-        return []
-    # PyTorch's own copy first: its tensors belong to the runtime that PyTorch loads
-    rocm = [Path("/opt/rocm/lib"), *sorted(Path("/opt").glob("rocm-*/lib"), reverse=True)]
-    return [*libraries.wheel_folders("torch/lib", "_rocm_sdk_core/lib"), *rocm]
-
-
 def bind(vendor: str) -> Api:
     """Open the vendor's driver library and look up every call.
 
@@ -165,10 +156,12 @@ def bind(vendor: str) -> Api:
         UnavailableError: the library is missing, or lacks a call that everything needs.
     """
     if vendor == "nvidia":
-        library = libraries.load("CUDA driver", ("libcuda.so.1",), _folders(vendor))
+        library = libraries.load("CUDA driver", ("libcuda.so.1",))
     else:
         names = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
-        library = libraries.load("HIP runtime", names, _folders(vendor))
+        # PyTorch's own copy first: its tensors belong to the runtime that PyTorch loads.
+        wheels = libraries.wheel_folders("torch/lib", "_rocm_sdk_core/lib")
+        library = libraries.load("HIP runtime", names, [*wheels, *libraries.rocm_folders("lib")])
     api = Api(vendor, library, attributes=_ATTRIBUTES[vendor])
     for role in _CALLS:
         if api.symbol(role):

@@ -14,7 +14,7 @@ BYTES = 128
 _WORD = 8  # bytes
 _ALIGN = 128
 _L2_PROMOTION_128B = 2
-_NAN_OUTSIDE = 1
+_ZEROS_OUTSIDE = 0  # what is read beyond the edges of the matrix
 
 # The compiler reports an element type by the device's numbering; the driver counts floats in another order.
 _HOST_TYPE = {8: 10, 9: 8, 10: 9}
@@ -39,22 +39,6 @@ def find_address_offset(encode: Callable[[int], bytes]) -> int | None:
 
 
 @dataclass(frozen=True)
-class TensorMapOptions:
-    """What most matrices do without.
-
-    Attributes:
-        fp4_padded: elements of four bits lie in the halves of twice as many bytes, as the compiler reports it.
-        nan_outside: what lies outside of the matrix is read as NaN instead of zero.
-    """
-
-    fp4_padded: bool = False
-    nan_outside: bool = False
-
-
-NO_OPTIONS = TensorMapOptions()
-
-
-@dataclass(frozen=True)
 class TensorMapLayout:
     """How a matrix lies in memory, and the block that one copy fetches: a tensor map but for the address.
 
@@ -63,7 +47,6 @@ class TensorMapLayout:
         shape: rows and columns of the matrix in elements.
         row_stride: elements from one row to the next; in bytes a multiple of 16.
         box: rows and columns of the block.
-        options: what most matrices do without.
     """
 
     elem_type: int
@@ -72,7 +55,6 @@ class TensorMapLayout:
     row_stride: int
     box: tuple[int, int]
     swizzle: int
-    options: TensorMapOptions = NO_OPTIONS
 
     def encode(self, api: Api, address: int) -> bytes:
         """The tensor map of a matrix at an address.
@@ -94,7 +76,6 @@ class TensorMapLayout:
                 f"{self.row_stride} x {self.elem_size}"
             )
         rows, columns = self.shape
-        columns *= 2 if self.options.fp4_padded else 1
         storage = (ctypes.c_char * (BYTES + _ALIGN))()
         offset = -ctypes.addressof(storage) % _ALIGN
         descriptor = (c_ulonglong * (BYTES // 8)).from_buffer(storage, offset)
@@ -111,7 +92,7 @@ class TensorMapLayout:
             0,
             self.swizzle,
             _L2_PROMOTION_128B,
-            _NAN_OUTSIDE if self.options.nan_outside else 0,
+            _ZEROS_OUTSIDE,
         )
         version = c_int()
         api.calls["driver_version"](byref(version))

@@ -18,7 +18,7 @@ _STEP = 1 << 44  # between the addresses that stand for buffers; no buffer is as
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """One kernel launch.
+    """A kernel launch that a host call would have made.
 
     Attributes:
         kernel: symbol.
@@ -63,8 +63,7 @@ class LaunchRecorder:
         def on_launch(name: bytes, sizes: Any, lds: int, arguments: Any) -> None:
             kernel = kernels[name.decode()]
             block = bytearray()
-            own = [a for a in kernel.args if not a.kind.startswith("hidden_")]
-            for index, argument in enumerate(own):
+            for index, argument in enumerate(kernel.explicit_args):
                 block += bytes(argument.offset - len(block))
                 block += ctypes.string_at(arguments[index], argument.size)
             pointers = {}

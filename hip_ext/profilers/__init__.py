@@ -1,1 +1,1 @@
-"""CUPTI and rocprofiler-sdk."""
+"""Bindings of the profilers that time kernels in process: CUPTI and rocprofiler-sdk."""

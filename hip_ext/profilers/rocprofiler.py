@@ -1,6 +1,6 @@
 """Kernel times from rocprofiler-sdk, in process, on AMD.
 
-The SDK takes its tools on before the first HIP or HSA call and never again: a process that wants traces calls
+The SDK registers tools before the first HIP or HSA call and never later: a process that wants traces calls
 `configure` right after its imports. Layouts are those of the SDK's headers 0.5 and 1.2; 0.x and 1.x differ.
 """
 
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from tritongemm.core.errors import DriverError, UnavailableError
@@ -51,7 +50,7 @@ LAYOUTS = {0: StructLayout(client_name=0, kind=32, payload=48), 1: StructLayout(
 
 
 class ConfigurationLockedError(UnavailableError):
-    """The SDK takes no more tools on: the GPU was used before, or another profiler is attached."""
+    """The SDK registers no more tools: the GPU was used before, or another profiler is attached."""
 
 
 class _CallbackRecord(ctypes.Structure):
@@ -111,8 +110,7 @@ def configure() -> RocprofilerTracer:
         raise UnavailableError("rocprofiler-sdk: the HIP runtime brought no libhsa-runtime64, which the SDK needs")
     names = ("librocprofiler-sdk.so.1", "librocprofiler-sdk.so.0", "librocprofiler-sdk.so")
     wheels = libraries.wheel_folders("torch/lib", "_rocm_sdk_core/lib", "triton/backends/amd/lib")
-    opt = [Path("/opt/rocm/lib"), *sorted(Path("/opt").glob("rocm-*/lib"), reverse=True)]
-    library = libraries.load("rocprofiler-sdk", names, [*wheels, *opt])
+    library = libraries.load("rocprofiler-sdk", names, [*wheels, *libraries.rocm_folders("lib")])
     try:
         tracer = RocprofilerTracer(library)
     except DriverError as error:
@@ -258,7 +256,7 @@ class RocprofilerTracer:
                 category, kind, payload = struct.unpack("<IIQ", ctypes.string_at(headers[index], 16))
                 if (category, kind) == (_TRACING, _KERNEL_DISPATCH):
                     self._dispatch(collection, ctypes.string_at(payload, _RECORD_BYTES))
-            if dropped > self._dropped:  # the SDK counts on and on
+            if dropped > self._dropped:  # the SDK never counts from 0 again
                 collection.fail(f"rocprofiler-sdk dropped {dropped - self._dropped} records")
             self._dropped = dropped
         except Exception as error:  # nothing may escape into the SDK's thread

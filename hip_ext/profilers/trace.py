@@ -19,7 +19,7 @@ class TraceError(TritonGemmError):
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """One run of a kernel.
+    """The record of one run of a kernel.
 
     Attributes:
         name: its symbol; "" where the profiler does not know it.
@@ -72,7 +72,7 @@ class Collection:
         self._until = until_ns
 
     def fail(self, reason: str) -> None:
-        """Spoil the trace."""
+        """Note why the trace can't be believed; `finish` raises it."""
         self._faults.append(reason)
 
     def finish(self, expected: int | Sequence[str] | None) -> list[KernelRecord]:

@@ -23,7 +23,7 @@ def run(plan: Path, folder: Path) -> None:
 
 
 def run_scaled(folder: Path, *plans: Path) -> None:
-    """As `run`, for plans with scales."""
+    """Execute plans with scales and compare with float64; skips the test as `run` does."""
     script = str(Path(__file__).with_name("run_scaled_plan.py"))
     said = _executed(folder, lambda place, checkout: [script, str(place), checkout, *map(str, plans)])
     assert said.count("races 0") == len(plans)

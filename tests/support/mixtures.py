@@ -53,7 +53,7 @@ class Mixture:
         return cls(*given, (first[0], second[0]), (first[1], second[1]), dtype, layout)
 
     def compute(self) -> Tensor:
-        """By `fused_moe`."""
+        """The result of `fused_moe`."""
         given = self.x, *self.w, self.weights, self.ids, "silu", *self.scales
         return tritongemm.fused_moe(*given, scale_layout=self.layout)
 

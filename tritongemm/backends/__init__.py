@@ -1,1 +1,1 @@
-"""Opponents in the race: one file each."""
+"""Backends, the sources of GEMM kernels that race: a folder each."""

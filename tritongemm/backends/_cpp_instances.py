@@ -26,10 +26,6 @@ _FAR = 8  # times the largest value of an axis, beyond which no rule is asked
 SHARED_RULES = tuple(r for r in rules.RULES if r.name in ("split_k", "fits_m", "fits_n", "fits_k"))
 
 
-def cdiv(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def power_of_two(size: int, most: int) -> int:
     """Largest power of two that divides `size`, at most `most`."""
     return min(size & -size, most)
@@ -162,9 +158,8 @@ def host_call(artifact: Artifact, numbers: dict[str, int], runtime: str = "") ->
 
 def leading(problem: Problem) -> dict[str, int]:
     """Sizes and leading strides in elements, under the names that entry functions give them."""
-    lda = problem.k if problem.row_major_a else problem.m
-    ldb = problem.n if problem.row_major_b else problem.k
-    return {"M": problem.m, "N": problem.n, "K": problem.k, "lda": lda, "ldb": ldb, "ldc": problem.n}
+    lda, ldb, ldc = problem.leads
+    return {"M": problem.m, "N": problem.n, "K": problem.k, "lda": lda, "ldb": ldb, "ldc": ldc}
 
 
 def fingerprint(*files: Path) -> str:

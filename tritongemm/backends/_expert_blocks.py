@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tritongemm.core.integers import cdiv
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
 class ExpertBlocks:
-    """Blocks of rows.
+    """Rows dealt out to blocks, each of which belongs to one expert.
 
     Attributes:
         rows: the rows of each block, one block after the other, with the number of all rows where a block has none;
@@ -73,7 +75,7 @@ def aligned(ends: Tensor, rows: int, block: int) -> ExpertBlocks:
     places = first_block[experts] * block + numbers - first_row[experts]
     order = torch.full((room,), rows, **where)
     order[places] = numbers.to(torch.int32)
-    of_blocks = torch.zeros(-(-room // block), **where)
+    of_blocks = torch.zeros(cdiv(room, block), **where)
     known = torch.repeat_interleave(torch.arange(groups, device=ends.device), blocks)
     of_blocks[: len(known)] = known.to(torch.int32)
     return ExpertBlocks(order, of_blocks, (blocks.sum() * block).to(torch.int32).reshape(1))

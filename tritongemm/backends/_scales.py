@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tritongemm.core.integers import round_up
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
@@ -78,7 +79,7 @@ def dense(matrix: Tensor, multiple: int = 1) -> Tensor:
         multiple: of the number of columns.
     """
     rows, columns = matrix.shape
-    padded = -(-columns // multiple) * multiple
+    padded = round_up(columns, multiple)
     if padded == columns and matrix.stride() == (columns, 1):
         return matrix
     copy = matrix.new_zeros((rows, padded))

@@ -22,6 +22,7 @@ from tritongemm.backends._scales import BLOCK, coverage, dense, factors
 from tritongemm.core import settings
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.errors import UnavailableError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.search_limits import SearchLimits
@@ -86,7 +87,7 @@ class ServerBackend(LibraryBackend, abstract=True):
 
     @abstractmethod
     def _of_experts(self, problem: Problem, operands: Operands, config: Config) -> Callable[[], object]:
-        """As `_product`, for the kernel of experts."""
+        """A call of the server's kernel of experts; errors are those of `_product`."""
 
     def _fields(self, problem: Problem, target: Target) -> Mapping[str, tuple[int, ...]]:
         """What else is tried of a row's fields, by the name of an axis or option."""
@@ -206,7 +207,7 @@ def load(path: str) -> ModuleType:
 
 
 def find(path: str, name: str) -> Any:
-    """Something in a module of a server.
+    """A function or kernel in a module of a server.
 
     Raises:
         UnavailableError: the module does not load, or has it not.
@@ -240,7 +241,7 @@ def row(config: Config) -> dict[str, int]:
 
 def tiles(problem: Problem, config: Config) -> int:
     """Tiles of one product."""
-    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
+    return cdiv(problem.m, config.block_m) * cdiv(problem.n, config.block_n)
 
 
 def product_arguments(problem: Problem, operands: Operands, out: Tensor | None = None) -> dict[str, object]:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from tritongemm.build.helpers import read_text
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
-from tritongemm.core.powers_of_two import Rounding
+from tritongemm.core.mx_rounding import Rounding
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES, Scaling, granularity
 from tritongemm.core.target import Target

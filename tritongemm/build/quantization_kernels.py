@@ -8,7 +8,7 @@ from math import gcd
 from tritongemm.build.helpers import read_text
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.helper_kernel import PARTS, HelperArguments, HelperKernel
-from tritongemm.core.powers_of_two import Rounding
+from tritongemm.core.mx_rounding import Rounding
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.numerics.scale_factors import scale_places

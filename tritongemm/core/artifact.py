@@ -14,7 +14,7 @@ from tritongemm.core.trial import Trial
 
 @dataclass(frozen=True)
 class CompileJob:
-    """One thing to compile.
+    """A kernel or library of kernels to compile.
 
     Attributes:
         config: the candidate.

@@ -76,7 +76,7 @@ class Config:
 
     @property
     def kernel_name(self) -> str:
-        """As `name`, without what is an argument of the kernel and does not change its binary."""
+        """The name without what is an argument of the kernel, so that it does not change the binary."""
         return self.name.replace(f"__gm{self.group_m}", "", 1)
 
     @property
@@ -117,13 +117,13 @@ class Config:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Config:
-        """What `to_json` gave."""
+        """The config that `to_json` wrote."""
         return cls.parse(data["name"])
 
 
 @lru_cache(maxsize=_MOST_PARSED)
 def _parse(name: str) -> Config:
-    """As `Config.parse`."""
+    """The config that a name describes, without the memory of `Config.parse`."""
     match = _NAME.fullmatch(name) if len(name) <= _LONGEST_NAME else None
     if not match:
         shown = repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}…"

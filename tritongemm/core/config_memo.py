@@ -37,7 +37,7 @@ class RecordingConfig(Config):
         return copy
 
     def option(self, name: str, default: int = 0) -> int:
-        """As `Config.option`; the name counts as read, also where the config does not have it."""
+        """The value of an option, whose name counts as read, also where the config does not have it."""
         self.read.add(name)
         for known, value in self.__dict__["options"]:
             if known == name:

@@ -10,7 +10,7 @@ from tritongemm.core.errors import InputError
 
 @dataclass(frozen=True)
 class DType:
-    """One element type.
+    """An element type.
 
     Attributes:
         name: our name, as on the command line.

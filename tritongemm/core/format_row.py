@@ -114,7 +114,7 @@ class ResultsFile:
         return f"{self.damaged[0].reason}; {which} not used"
 
     def require_undamaged(self) -> ResultsFile:
-        """This, where no row is damaged.
+        """The file itself, where no row is damaged.
 
         Raises:
             InputError: one is; says what is wrong with the first.

@@ -1,5 +1,6 @@
-"""The nouns `Launch` and `HostCall`: everything one kernel launch needs, as plain data, so that the driver, the launch
-plan and the dispatcher all start a kernel from the same numbers.
+"""The nouns `Launch` and `HostLaunch`: what one kernel launch needs, as plain data.
+
+The driver, the launch plan and the dispatcher all start a kernel from the same numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.integers import round_up
 from tritongemm.core.target import Target
 
 _PACK = {"pointer": ("Q", 8), "i32": ("i", 4), "u32": ("I", 4), "i64": ("q", 8), "f32": ("f", 4)}
@@ -131,7 +133,7 @@ class Launch:
             return list(self.at)
         offsets, end = [], 0
         for param in self.params:
-            end = -(-end // param.alignment) * param.alignment
+            end = round_up(end, param.alignment)
             offsets.append(end)
             end += param.size
         return offsets
@@ -143,7 +145,7 @@ class Launch:
         return shape_fault(self.grid, self.block, target)
 
     def pack(self, addresses: Mapping[str, int], tensor_maps: Mapping[int, bytes] | None = None) -> bytes:
-        """The parameter block.
+        """The bytes of the parameter block.
 
         Args:
             addresses: device address of each buffer by name; one that is absent packs as null.
@@ -169,7 +171,7 @@ class Launch:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Launch:
-        """What `to_json` gave."""
+        """The launch that `to_json` wrote."""
         shapes = {name: tuple(data[name]) for name in ("grid", "block", "at")}
         zeroed = tuple(Buffer(**b) for b in data.get("zeroed", ()))
         return cls(**{**data, **shapes, "params": _params(data), "buffers": _buffers(data), "zeroed": zeroed})
@@ -197,8 +199,9 @@ def shape_fault(grid: tuple[int, int, int], block: tuple[int, int, int], target:
 
 @dataclass(frozen=True)
 class HostLaunch:
-    """One call of a C function that queues kernels on a stream: ``int symbol(params…)``, 0 where it did, less where it
-    refuses, a code of the GPU's runtime where that failed.
+    """A call of a C function that queues kernels on a stream: ``int symbol(params…)``.
+
+    It returns 0 where it queued them, a negative number where it refuses, and else the GPU runtime's error code.
 
     The call may be captured into a graph: it neither waits nor allocates. ``const char* message(int)`` in the same
     library explains what it returns instead of 0.
@@ -220,12 +223,12 @@ class HostLaunch:
     runtime: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """The fields as JSON values; `from_json` reads them back."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> HostLaunch:
-        """What `to_json` gave."""
+        """The launch that `to_json` wrote."""
         return cls(**{**data, "params": _params(data), "buffers": _buffers(data)})
 
 

@@ -1,4 +1,4 @@
-"""Whose files are used: those of users who are trusted, where nobody else can write."""
+"""Trusted users, whose files are used where nobody else can write them."""
 
 from __future__ import annotations
 

@@ -153,6 +153,11 @@ class Problem:
         return tuple(self.operands.values())[3:]
 
     @property
+    def leads(self) -> tuple[int, int, int]:
+        """Elements from one stored row or column of A to the next, and the same of B and of C, where they are dense."""
+        return self.k if self.row_major_a else self.m, self.n if self.row_major_b else self.k, self.n
+
+    @property
     def rows(self) -> int:
         """Rows of A and of C in memory: M, and in the masked form those that nothing is computed of too."""
         return self.groups * self.room if self.room else self.m
@@ -173,7 +178,7 @@ class Problem:
         return group_ends(self.row_counts) if self.group_form == "contiguous" else self.row_counts
 
     def at(self, m: int) -> Problem:
-        """The same product of another M; of groups that have room for equally many rows, for so many each.
+        """The same product at another M; where each group has room for equally many rows, at that many rows a group.
 
         Groups whose rows were captured have skewed ones then.
         """
@@ -182,7 +187,7 @@ class Problem:
         return replace(self, m=m, spread="skewed" if self.counts else self.spread, counts=())
 
     def spread_as(self, other: Problem) -> Problem:
-        """This product with rows shared out to its groups as the captured ones of another M are."""
+        """This product with its rows spread over the groups in proportion to the captured counts of another M."""
         return replace(self, spread="captured", counts=apportion(self.m, other.counts))
 
     @property

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.integers import cdiv, round_up
 
 
 @dataclass(frozen=True, order=True)
@@ -34,8 +35,8 @@ class Scaling:
 
     def shape(self, rows: int, k: int) -> tuple[int, int]:
         """Extents of the factors in memory, for an operand of so many rows (columns of B) and K elements."""
-        across = _padded(-(-rows // self.rows) if self.rows else 1, self.pad[0])
-        groups = _padded(-(-k // self.depth) if self.depth else 1, self.pad[1])
+        across = round_up(cdiv(rows, self.rows) if self.rows else 1, self.pad[0])
+        groups = round_up(cdiv(k, self.depth) if self.depth else 1, self.pad[1])
         return (groups, across) if self.layout == "groups" else (across, groups)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +91,3 @@ def choose_pair(name: str, pairs: tuple[ScalePair, ...]) -> ScalePair:
             return pair
     names = ", ".join(filter(None, map(granularity, pairs))) or "none"
     raise InputError(f"no scales of the granularity {name[:100]!r} in this family with these types; it has {names}")
-
-
-def _padded(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple

@@ -14,7 +14,7 @@ from tritongemm.core.config import Config
 
 @dataclass(frozen=True)
 class Pruned:
-    """Outcome of `prune`.
+    """What pruning a search space left, and what it removed.
 
     Attributes:
         kept: survivors, in the order given; never empty unless nothing was given or the guard was off.
@@ -42,13 +42,11 @@ class Prediction:
         config: the candidate.
         seconds: predicted time of one launch.
         terms: seconds each resource would need by itself, by its name in `TERMS`.
-        bound: name of the largest term.
     """
 
     config: Config
     seconds: float
     terms: dict[str, float] = field(hash=False)
-    bound: str
 
 
 class Predictions(Sequence[Prediction]):
@@ -82,5 +80,4 @@ class Predictions(Sequence[Prediction]):
         configs, seconds, terms = self.configs[index], self.seconds[index], self.terms[index]
         if isinstance(configs, tuple):
             return Predictions(configs, seconds, terms)
-        by_name = dict(zip(TERMS, terms.tolist(), strict=True))
-        return Prediction(configs, float(seconds), by_name, TERMS[int(terms.argmax())])
+        return Prediction(configs, float(seconds), dict(zip(TERMS, terms.tolist(), strict=True)))

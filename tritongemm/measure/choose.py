@@ -75,20 +75,16 @@ def _less(a: Sequence[float], others: Sequence[Sequence[float]]) -> list[bool]:
 
 def not_clearly_slower(samples: Mapping[str, Sequence[float]]) -> set[str]:
     """The baseline, and the candidates whose median is not clearly more than the best's."""
-    candidates = _fastest_first(samples)
-    near = {n for n in candidates if median(samples[n]) < CLEARLY_SLOWER_RATIO * median(samples[candidates[0]])}
-    return near | {n for n in samples if n == BASELINE_ENTRY}
+    return _near_best(samples) | (samples.keys() & {BASELINE_ENTRY})
 
 
 def still_racing(samples: Mapping[str, Sequence[float]]) -> set[str]:
-    """Who stays in the race: the baseline, the two best candidates, and whoever is not clearly slower than the best."""
-    candidates = _fastest_first(samples)
-    staying = {n for n in samples if n == BASELINE_ENTRY} | set(candidates[:2])
-    if candidates:
-        best = samples[candidates[0]]
-        close = {n: samples[n] for n in candidates if median(samples[n]) < CLEARLY_SLOWER_RATIO * median(best)}
-        staying |= close.keys() - beaten(best, close)
-    return staying
+    """The names that stay in a race: the baseline, the two best, and all that are not clearly slower than the best."""
+    candidates, baseline = _fastest_first(samples), samples.keys() & {BASELINE_ENTRY}
+    if not candidates:
+        return baseline
+    near = _near_best(samples)
+    return baseline | set(candidates[:2]) | (near - beaten(samples[candidates[0]], {n: samples[n] for n in near}))
 
 
 def decided(samples: Mapping[str, Sequence[float]]) -> bool:
@@ -130,6 +126,13 @@ def _standing(samples: Mapping[str, Sequence[float]], margin: float, libraries: 
     # An entry that left the race before the other was told slower then; too few of its rounds are left for a test.
     told_apart = len(theirs) < len(ours) or faster(ours, theirs)
     return kernel if _gain(ours, theirs) >= margin and told_apart else algorithm
+
+
+def _near_best(samples: Mapping[str, Sequence[float]]) -> set[str]:
+    """The candidates whose median is less than `CLEARLY_SLOWER_RATIO` times the best's."""
+    medians = {n: median(samples[n]) for n in samples if n != BASELINE_ENTRY}
+    limit = CLEARLY_SLOWER_RATIO * min(medians.values(), default=0.0)
+    return {n for n, seconds in medians.items() if seconds < limit}
 
 
 def _gain(samples: Sequence[float], others: Sequence[float]) -> float:

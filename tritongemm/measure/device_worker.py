@@ -15,6 +15,7 @@ from typing import Any
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError, UnavailableError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import Trial
@@ -183,7 +184,7 @@ class DeviceWorker:
         A library may list hundreds of them, and wrong ones must not fill the final, which looks at the whole of C.
         """
         ratio, family = operands.protocol.err_ratio, operands.family
-        step = -(-operands.reference.numel() // self.FIRST_LOOK_ELEMENTS)
+        step = cdiv(operands.reference.numel(), self.FIRST_LOOK_ELEMENTS)
         c, reference = operands.sets[0]["c"][::step], operands.reference[::step]
         result = verify.verify_once(operands.problem, family, prepared.calls[0], c, reference, ratio)
         if result.ok:

@@ -50,7 +50,7 @@ DEVICE_ROLE = "tritongemm.measure.device_worker:DeviceWorker"
 
 
 class _ProcessGone(Exception):
-    """The process ended.
+    """The process that measures ended before it had answered a whole job.
 
     Attributes:
         status: what that makes of the candidate that ran; "" where the process has answered for it.
@@ -117,7 +117,7 @@ class _Attempt:
 
 
 class _SecondChances:
-    """Who has had a second chance, after a death of the process that the candidate which ran is not to blame for."""
+    """Lets a candidate be tried once more, where somebody else killed the process in which it ran."""
 
     def __init__(self) -> None:
         self._given: set[Config] = set()

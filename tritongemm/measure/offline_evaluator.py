@@ -78,7 +78,7 @@ class Interpreter:
         self._torch, self._triton = torch, triton
 
     def __call__(self, job: InterpreterJob) -> Iterator[tuple[float, float]]:
-        """One answer: the error of the config's result, and the largest error that its family allows."""
+        """Yield once: the error of the config's result, and the largest error that its family allows."""
         module = modules.run_text(job.text, "generated")
         vars(module)["torch"] = self._torch  # The module imports torch only when it is run as a script.
         module.teach_interpreter()
@@ -155,7 +155,7 @@ class OfflineEvaluator(Evaluator):
         return RaceResult(tuple(trials), {}, cold=True)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
-        """None: a library can be asked on a GPU only."""
+        """No configs, as a library can be asked on a GPU only."""
         return []
 
     def describe(self, problem: Problem, config: Config) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
+from tritongemm.core.integers import round_up
 from tritongemm.core.launch import HostLaunch, Launch
 from tritongemm.core.operands import Operands
 from tritongemm.hip_ext.driver import driver
@@ -36,7 +37,7 @@ def side_by_side(tensors: Operands, count: int) -> list[Operands]:
     """
     import torch
 
-    sizes = [-(-t.numel() * t.element_size() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for t in tensors.values()]
+    sizes = [round_up(t.numel() * t.element_size(), ALIGNMENT_BYTES) for t in tensors.values()]
     slab = torch.empty(count * sum(sizes), dtype=torch.uint8, device=next(iter(tensors.values())).device)
     pieces = iter(slab.split(sizes * count))
 
@@ -67,11 +68,11 @@ class PreparedCandidate:
     symbol: str = ""
 
     def in_turn(self, launches: int) -> list[Callable[[], object]]:
-        """As many calls as `launches`, going round the sets of operands."""
+        """So many calls as `launches` says, one set of operands after the other, over and over."""
         return [self.calls[i % len(self.calls)] for i in range(launches)]
 
     def unload(self) -> None:
-        """Unload its code."""
+        """Take its code off the device, where it is not a library's."""
         if self.module is not None:
             self.module.unload()
 
@@ -166,7 +167,7 @@ class OperandSets:
         return setup.protocol == self.protocol and _wanted_copies(setup) <= self.copies
 
     def _new_sets(self, device: int) -> list[Operands]:
-        """As many copies of new operands as there shall be."""
+        """New random operands, in `copies` copies."""
         import torch
 
         problem, place = self.problem, f"cuda:{device}"

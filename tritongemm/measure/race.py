@@ -118,7 +118,7 @@ def run_race(
 
 
 def _after_round(done: int, running: list[RaceEntry], brief: bool) -> tuple[list[RaceEntry], bool]:
-    """Who stays in the race after so many rounds, and whether more rounds could change nothing.
+    """The entries that stay in the race after so many rounds, and whether it is decided.
 
     Tests take as long as a round: they are made every few rounds, and not at all in a brief race.
     """

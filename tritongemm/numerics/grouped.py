@@ -116,7 +116,7 @@ def groups_of(problem: Problem, operands: Operands) -> Iterator[tuple[int, int, 
 
 
 def _rows(scaling: Scaling | None) -> Scaling | None:
-    """The same factors where they lie [rows, groups along K]."""
+    """The scaling of factors that cover the same elements and lie as [rows, groups along K]."""
     return None if scaling is None else replace(scaling, layout="rows", pad=(1, 1))
 
 

@@ -25,7 +25,7 @@ LOST_ERROR = 0.5
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What verification found.
+    """How far a candidate's result is from the reference, and whether that passes.
 
     Attributes:
         error: as `error_metric.deviation` measures it; infinite if an element was not written.
@@ -94,14 +94,14 @@ def verify(
 def verify_once(
     problem: Problem, family: Family, run: Callable[[], object], c: Tensor, reference: Tensor, ratio: float = 0.0
 ) -> VerifyResult:
-    """As `verify`, from a single run; C and the reference may be the same part of each."""
+    """Run a candidate once on a poisoned C and compare; C and the reference may be the same part of each."""
     poison(c)
     run()
     return compare(problem, family, c, reference, ratio)
 
 
 def compare(problem: Problem, family: Family, c: Tensor, reference: Tensor, ratio: float = 0.0) -> VerifyResult:
-    """As `verify`, of what is in C."""
+    """Compare what is in C with the reference; arguments as of `verify`."""
     c, reference = written(problem, c, reference)
     error, tolerance = deviation(c, reference), family.tolerance(problem)
     counted = ratio and error > tolerance

@@ -97,7 +97,7 @@ def _made_up_addresses(names: Sequence[str], trial: int) -> dict[str, int]:
 def _compare(
     x: Captured | Cleared, first: Mapping[str, int], y: Captured | Cleared, second: Mapping[str, int]
 ) -> CapturedKernel | None:
-    """One kernel of two captures, or None where more than addresses differ."""
+    """The kernel that two captures show, or None where they differ in more than addresses."""
     if replace(x, params=b"") != replace(y, params=b"") or len(x.params) != len(y.params):
         return None
     slots: dict[str, list[tuple[int, int]]] = {}

@@ -16,7 +16,7 @@ OFFLINE = "gfx942"
 
 @dataclass(frozen=True)
 class Machine:
-    """Where to tune.
+    """The machine that is tuned on, or the target that is tuned for without a GPU.
 
     Attributes:
         target: facts, corrected by what the device reports.

@@ -28,7 +28,7 @@ def address_writer(slots: Sequence[tuple[memoryview, int, int]]) -> Callable[[in
 
 
 def call_all(functions: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
-    """One function that passes its argument to all of these, one after the other."""
+    """A function that calls all of these with its own argument, one after the other."""
     if len(functions) == 1:
         return functions[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from tritongemm.core.errors import TritonGemmError, WorkspaceError
+from tritongemm.core.integers import round_up
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.driver.stream import capture_id
 
@@ -36,7 +37,7 @@ class WorkspacePool:
 
     def __init__(self, device: driver.Device, workspace_bytes: int, counter_bytes: int) -> None:
         self.workspace_bytes = workspace_bytes
-        self.counter_bytes = -(-max(counter_bytes, 1) // _COUNTER_ALIGNMENT_BYTES) * _COUNTER_ALIGNMENT_BYTES
+        self.counter_bytes = round_up(max(counter_bytes, 1), _COUNTER_ALIGNMENT_BYTES)
         self._device = device
         self._lock = threading.Lock()
         self._free: list[int] = []

@@ -25,12 +25,9 @@ def can_compute(section: Mapping[str, Any], problem: Problem, target: Target) ->
         problem: what is computed.
         target: where.
     """
-    rows = {
-        "a": (problem.k if problem.row_major_a else problem.m) * problem.a.width,
-        "b": (problem.n if problem.row_major_b else problem.k) * problem.b.width,
-        "c": problem.n * problem.c.bytes,
-    }
-    aligned = all(rows[name] % ROW_ALIGN_BYTES == 0 for name in section.get("aligned", ()))
+    widths = problem.a.width, problem.b.width, problem.c.width
+    row_bytes = {name: lead * width for name, lead, width in zip("abc", problem.leads, widths, strict=True)}
+    aligned = all(row_bytes[name] % ROW_ALIGN_BYTES == 0 for name in section.get("aligned", ()))
     if "operands" in section and (problem.a != problem.b or problem.a.name not in section["operands"]):
         return False
     if problem.a.name in section.get("along_k", ()) and (not problem.row_major_a or problem.row_major_b):

@@ -70,16 +70,13 @@ def _without_size(problem: Problem) -> Problem:
     return replace(problem.at(1), n=1, k=1)
 
 
-def nearest_winners(
-    problem: Problem, backend: str, records: Iterable[Record], count: int = NEAREST_PROBLEMS
-) -> list[Config]:
-    """Of the solved problems of equal dtypes and layouts that differ least in size, the winners of one backend.
+def nearest_winners(problem: Problem, backend: str, records: Iterable[Record]) -> list[Config]:
+    """The configs with which one backend won the solved problems nearest in size, of equal dtypes and layout.
 
     Args:
         problem: whose neighbours are looked for.
         backend: plug-in of backends/ whose winners are wanted.
         records: results of solved problems.
-        count: number of neighbours.
     """
 
     def distance(other: Problem) -> float:
@@ -87,5 +84,5 @@ def nearest_winners(
         return sum(abs(log2(a / b)) for a, b in pairs)
 
     comparable = [r for r in records if (r.problem.dtypes, r.problem.layout) == (problem.dtypes, problem.layout)]
-    nearest = sorted(comparable, key=lambda r: distance(r.problem))[:count]
+    nearest = sorted(comparable, key=lambda r: distance(r.problem))[:NEAREST_PROBLEMS]
     return [r.config for r in nearest if r.config.backend == backend]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
-from tritongemm.core.powers_of_two import MANTISSA_BITS, Rounding
+from tritongemm.core.mx_rounding import MANTISSA_BITS, Rounding
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ScaleLayout
 from tritongemm.serving.scale_factors import MX_GROUP, NO_NUMBER

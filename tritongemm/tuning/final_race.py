@@ -56,7 +56,7 @@ class RaceOutcome:
 
 
 def prepare_race(task: Task, finalists: int) -> RaceWork:
-    """Who races for a size, from what is known of it and has been built."""
+    """The race of a size: its finalists, and those in reserve, among what is known of it and has been built."""
     # A resumed run knows trials of what it has not built: the cache is gone, or the time was up.
     built = {name: artifact for name, artifact in task.artifacts.items() if artifact.status == "ok"}
     known = [t for t in task.trials.values() if t.config.name in built]

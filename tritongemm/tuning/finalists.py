@@ -12,7 +12,7 @@ NEAR = 1.06  # of 736 races on H200s no winner had been screened more than 1.047
 
 
 def pick_finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], list[Trial]]:
-    """Who races first, and who is next in line should all of those be wrong.
+    """The trials whose configs race first, and those that race next should all of the first be wrong.
 
     `count` places go to compiled kernels: every backend's best has one, no backend but the searched one more
     than a quarter, and all of them together half. Libraries come on top, each with its first choice and its best, up to

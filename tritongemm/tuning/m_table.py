@@ -26,7 +26,7 @@ class MeasuredM:
 
     @property
     def m(self) -> int:
-        """The M."""
+        """The M at which the candidates raced."""
         return self.record.problem.m
 
     @property

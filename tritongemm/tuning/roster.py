@@ -22,7 +22,7 @@ from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend,
 
 @dataclass(frozen=True)
 class Roster:
-    """Who races.
+    """The backends that race in a run.
 
     Attributes:
         backends: plug-ins of backends/ whose candidates are tried.
@@ -51,12 +51,6 @@ def is_library(backend: str) -> bool:
 def compile_limit_s(backend: str) -> float:
     """Seconds that one compile may take where the backend asks for more than ``--timeout``, else 0."""
     return registry.get(Backend, backend).compile_limit_s
-
-
-def describe_backends() -> str:
-    """The names and aliases that ``--libtype`` takes, each with what it stands for."""
-    lines = [f"{', '.join((b.name, *b.aliases))}: {b.summary}" for b in registry.every(Backend)]
-    return "; ".join(lines)
 
 
 def choose_roster(libtype: str | None, runs: bool, builds_only: bool = False) -> Roster:
@@ -137,7 +131,7 @@ def _has_kernels(backend: Backend, problem: Problem, target: Target) -> bool:
 
 
 def suggest_backends(problem: Problem, target: Target, tried: Collection[str]) -> list[str]:
-    """Who else could compute a problem that no backend of a run has a kernel for.
+    """Hints for a problem that no backend of a run has a kernel for: which others could compute it.
 
     First why the backend that was searched has no kernel; then, for each backend that was not tried, how to have it
     race and what it lacks here.

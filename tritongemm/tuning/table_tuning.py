@@ -24,6 +24,7 @@ from tritongemm.build.prepare import brings_kernels, compile_job
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
@@ -101,7 +102,7 @@ class TableTuning:
         return tables
 
     def devices(self) -> list[RacingDevice]:
-        """The run's devices."""
+        """The devices that races are held on, each with a lock of its own."""
         return [RacingDevice(evaluator, threading.Lock()) for evaluator in self._run.evaluators]
 
     def in_time(self) -> bool:
@@ -232,7 +233,7 @@ class _SpanTuning:
         if row is None or m <= _FINE_UP_TO or not row.record.config.block_m:
             return self._span.low
         height = row.record.config.block_m
-        count = -(-m // height)
+        count = cdiv(m, height)
         step = count * _TILE_STEP if roster.is_library(row.record.config.backend) else height
         edge = (m - 1) // step * step  # M that tiles of another height, or one tile fewer, fit exactly
         while edge > m * (1 - _SHORTEST_STEP):

@@ -58,7 +58,7 @@ class BestTime:
 
 @dataclass(eq=False)
 class Task:
-    """One size on its way down the line.
+    """The state of one size that is tuned.
 
     Attributes:
         problem: what is tuned.
@@ -96,7 +96,7 @@ class Task:
         return self.state in (TaskState.DONE, TaskState.FAILED)
 
     def move_to(self, state: TaskState) -> None:
-        """Change the state.
+        """Bring the size into another state.
 
         Raises:
             ValueError: the line does not lead there from where it is.

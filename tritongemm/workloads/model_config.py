@@ -49,7 +49,7 @@ class ModelConfig:
     usual: Mapping[str, Any]
 
     def with_usual(self, usual: Mapping[str, Any]) -> ModelConfig:
-        """This, with other values for keys that are left out."""
+        """The config with other values for keys that the file leaves out."""
         return replace(self, usual=usual)
 
     @property

@@ -8,12 +8,13 @@ least one head of k and v, so where there are fewer of them than GPUs, several h
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.values import MOST
+from tritongemm.workloads.architectures import ARCHITECTURES, Architecture, Experts
 from tritongemm.workloads.model_config import ModelConfig
 
 
@@ -40,56 +41,6 @@ class ModelLayer:
     groups: int = 1
     chosen: int = 1
     quantised: bool = True
-
-
-@dataclass(frozen=True)
-class Experts:
-    """The mixture of experts of an architecture, by the names of its keys.
-
-    Attributes:
-        number: how many there are in a layer.
-        width: of the hidden part of one.
-        router: name of the layer that chooses among them.
-        router_bias: whether that adds a bias.
-        shared_width: width of the expert that all tokens pass, 0 without one.
-        shared: name of that expert.
-        shared_gate: whether a layer weighs that expert's result.
-        has_experts: whether a layer, by its number, has experts instead of a plain MLP.
-        chosen: key of how many of them a token goes to.
-        listed: name of their products; "" where they add biases, which grouped products do not.
-    """
-
-    number: str
-    width: str
-    router: str = "mlp.gate"
-    router_bias: bool = False
-    shared_width: Callable[[ModelConfig], int] = lambda config: 0
-    shared: str = "mlp.shared_experts"
-    shared_gate: bool = False
-    has_experts: Callable[[ModelConfig, int], bool] = lambda config, layer: True
-    chosen: str = "num_experts_per_tok"
-    listed: str = "mlp.experts"
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """What is known of an architecture. A bias is there always, never, or where the flag of that name says so.
-
-    Attributes:
-        qkv_bias: of q, k and v.
-        o_bias: of the product behind the attention.
-        mlp_bias: of the products of the MLP.
-        experts: its mixture of experts, if it has one.
-        latent: whether its attention keeps k and v compressed (MLA).
-        usual: values of keys that its files leave out.
-    """
-
-    qkv_bias: bool | str = False
-    o_bias: bool | str = False
-    mlp_bias: bool | str = False
-    experts: Experts | None = None
-    latent: bool = False
-    usual: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,7 +81,7 @@ def list_layers(config: ModelConfig, tp: int) -> ModelLayers:
     if config.count("num_nextn_predict_layers"):
         left_out.append("the layers that predict further tokens (num_nextn_predict_layers) are not listed")
     left_out += [f"the {part} part of the model is not listed" for part in config.other_parts]
-    vocabulary = -(-config.whole("vocab_size") // tp)
+    vocabulary = cdiv(config.whole("vocab_size"), tp)
     layers.append(ModelLayer("lm_head", vocabulary, config.whole("hidden_size"), 1, quantised=False))
     for layer in layers:
         _check_size(config, layer)
@@ -209,9 +160,6 @@ def _shared_rows(name: str, n: int, k: int, count: int, bias: bool, tp: int) -> 
         yield ModelLayer(name, n, k, count)
 
 
-# --- Mixtures of experts --------------------------------------------------------------------------------------------
-
-
 def _sparse_layers(config: ModelConfig, known: Architecture) -> int:
     """How many layers have experts."""
     experts = known.experts
@@ -234,100 +182,15 @@ def _around_experts(config: ModelConfig, experts: Experts, count: int, tp: int) 
 def _experts(config: ModelConfig, experts: Experts, count: int, tp: int) -> Iterator[ModelLayer]:
     """The gated MLPs of the experts, each of which has a share of the rows of all tokens."""
     hidden, number, chosen = (config.whole(key) for key in ("hidden_size", experts.number, experts.chosen))
-    own, name = -(-config.whole(experts.width) // tp), f"layers.*.{experts.listed}"
+    own, name = cdiv(config.whole(experts.width), tp), f"layers.*.{experts.listed}"
     yield ModelLayer(f"{name}.gate_up_proj", 2 * own, hidden, count, groups=number, chosen=chosen)
     yield ModelLayer(f"{name}.down_proj", hidden, own, count, groups=number, chosen=chosen)
 
 
 def _tell_experts(config: ModelConfig, experts: Experts, count: int, tp: int) -> str:
     hidden, number = config.whole("hidden_size"), config.whole(experts.number)
-    own = -(-config.whole(experts.width) // tp)
+    own = cdiv(config.whole(experts.width), tp)
     return (
         f"the {number} experts of {count} layers are grouped products, (N, K) = ({2 * own}, {hidden}) and "
         f"({hidden}, {own}), which are not listed"
     )
-
-
-def _qwen_has_experts(config: ModelConfig, layer: int) -> bool:
-    step = config.whole("decoder_sparse_step")
-    return layer not in config.counts("mlp_only_layers") and (layer + 1) % step == 0
-
-
-def _deepseek_has_experts(config: ModelConfig, layer: int) -> bool:
-    return layer >= config.count("first_k_dense_replace") and layer % config.whole("moe_layer_freq") == 0
-
-
-def _deepseek_shared_width(config: ModelConfig) -> int:
-    return config.count("n_shared_experts") * config.whole("moe_intermediate_size")
-
-
-_LLAMA = Architecture("attention_bias", "attention_bias", "mlp_bias")
-_QWEN2 = Architecture(qkv_bias=True)
-_MISTRAL = Architecture()
-_GEMMA = Architecture("attention_bias", "attention_bias", usual={"head_dim": 256})
-# Files of Gemma 3 that reads images leave out what is so in all the code's classes.
-_GEMMA3 = Architecture(
-    "attention_bias",
-    "attention_bias",
-    usual={"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208},
-)
-_QWEN_EXPERTS = {"decoder_sparse_step": 1}
-_QWEN2_MOE = Architecture(
-    qkv_bias="qkv_bias",
-    experts=Experts(
-        "num_experts",
-        "moe_intermediate_size",
-        shared_width=lambda config: config.count("shared_expert_intermediate_size"),
-        shared="mlp.shared_expert",
-        shared_gate=True,
-        has_experts=_qwen_has_experts,
-    ),
-    usual={"qkv_bias": True, **_QWEN_EXPERTS},
-)
-_QWEN3_MOE = Architecture(
-    "attention_bias",
-    experts=Experts("num_experts", "moe_intermediate_size", has_experts=_qwen_has_experts),
-    usual=_QWEN_EXPERTS,
-)
-_DEEPSEEK = Architecture(
-    "attention_bias",
-    "attention_bias",
-    experts=Experts(
-        "n_routed_experts",
-        "moe_intermediate_size",
-        shared_width=_deepseek_shared_width,
-        has_experts=_deepseek_has_experts,
-    ),
-    latent=True,
-    usual={"moe_layer_freq": 1},
-)
-_MIXTRAL = Architecture(
-    experts=Experts(
-        "num_local_experts", "intermediate_size", "block_sparse_moe.gate", listed="block_sparse_moe.experts"
-    )
-)
-_GPT_OSS = Architecture(
-    "attention_bias",
-    "attention_bias",
-    experts=Experts("num_local_experts", "intermediate_size", "mlp.router", router_bias=True, listed=""),
-    usual={"attention_bias": True, "head_dim": 64},
-)
-
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "DeepseekV2ForCausalLM": _DEEPSEEK,
-    "DeepseekV3ForCausalLM": _DEEPSEEK,
-    "Gemma2ForCausalLM": _GEMMA,
-    "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": _GEMMA3,
-    "GemmaForCausalLM": _GEMMA,
-    "GptOssForCausalLM": _GPT_OSS,
-    "LlamaForCausalLM": _LLAMA,
-    "Mistral3ForConditionalGeneration": _MISTRAL,
-    "MistralForCausalLM": _MISTRAL,
-    "MixtralForCausalLM": _MIXTRAL,
-    "Phi3ForCausalLM": _MISTRAL,
-    "Qwen2ForCausalLM": _QWEN2,
-    "Qwen2MoeForCausalLM": _QWEN2_MOE,
-    "Qwen3ForCausalLM": Architecture("attention_bias", "attention_bias", usual={"head_dim": 128}),
-    "Qwen3MoeForCausalLM": _QWEN3_MOE,
-}

@@ -32,7 +32,7 @@ def from_file(path: Path, defaults: Defaults) -> list[FormatRow]:
 
 
 def from_results(path: Path, defaults: Defaults) -> ResultsFile:
-    """As `from_file`, but a damaged row costs itself alone: what the file holds, with the damaged rows apart.
+    """What a file in any format holds, its damaged rows apart from those that can be used.
 
     Raises:
         InputError: no such file, no format claims it, or it can't be read as a whole.

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import ROOT
 from tritongemm.formats import Defaults
 from tritongemm.workloads import sizes
 
 
 @pytest.fixture
-def files(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    yield importlib.import_module("aiter_files")
-    sys.modules.pop("aiter_files", None)
+def files() -> Any:
+    return importlib.import_module("aiter_files")
 
 
 def test_every_file_is_read_as_its_familys_sizes(files: Any, tmp_path: Path) -> None:

@@ -10,18 +10,12 @@ from types import ModuleType
 
 import pytest
 
-from tests.support import ROOT
 from tritongemm.core.problem import Problem
 
 
 @pytest.fixture(scope="module")
 def floors() -> ModuleType:
-    folder = str(ROOT / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module("floors")
-    finally:
-        sys.path.remove(folder)
+    return importlib.import_module("floors")
 
 
 def bf16(m: int, n: int, k: int) -> Problem:

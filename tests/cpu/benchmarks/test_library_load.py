@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 
 import pytest
 
-from tests.support import ROOT
 from tritongemm.build import prepare
 from tritongemm.core.artifact import CompileJob
 from tritongemm.search_spaces import loader
 
 
 @pytest.mark.parametrize("arch", ["sm90", "gfx942"])
-def test_its_kernels_are_distinct(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    spec = importlib.util.spec_from_file_location("library_load", ROOT / "benchmarks" / "library_load.py")
-    assert spec and spec.loader
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    target = loader.load_target(arch)
+def test_its_kernels_are_distinct(arch: str) -> None:
+    script, target = importlib.import_module("library_load"), loader.load_target(arch)
     records = script.records(target, 200)
     jobs = [prepare.compile_job(record.problem, record.config, target) for record in records]
     assert len({job.digest for job in jobs if isinstance(job, CompileJob)}) == 200

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
 from tritongemm.cli import tune
 from tritongemm.formats import Defaults
 from tritongemm.workloads import sizes
@@ -17,11 +16,7 @@ from tritongemm.workloads import sizes
 def test_its_files_are_those_of_a_finished_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    spec = importlib.util.spec_from_file_location("many_rows", ROOT / "benchmarks" / "many_rows.py")
-    assert spec and spec.loader
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = importlib.import_module("many_rows")
     problems = script.make_problems(9)
     script.write_results(tmp_path, problems)
     defaults = Defaults("bf16", dtype_c="bf16")

@@ -18,8 +18,7 @@ TOKENS, EXPERTS, TOPK, HIDDEN, INNER = 7, 4, 2, 256, 128
 
 
 @pytest.fixture
-def mixtures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+def mixtures() -> ModuleType:
     return importlib.import_module("_mixtures")
 
 

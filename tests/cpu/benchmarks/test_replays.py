@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
-import sys
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
@@ -26,14 +24,7 @@ RECORDED = BENCHMARKS / "data" / "h200_bf16_sample.jsonl.gz"
 @pytest.fixture(scope="module")
 def scripts() -> tuple[ModuleType, ModuleType]:
     """replay_tables and compare_strategies."""
-    loaded = []
-    for name in ("replay_tables", "compare_strategies"):
-        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-        assert spec and spec.loader
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        loaded.append(module)
-    return loaded[0], loaded[1]
+    return importlib.import_module("replay_tables"), importlib.import_module("compare_strategies")
 
 
 def test_tables_survive_writing_and_reading(scripts: tuple[ModuleType, ModuleType], tmp_path: Path) -> None:
@@ -131,15 +122,8 @@ def test_a_replay_keeps_axes_whose_values_are_no_longer_tried(scripts: tuple[Mod
 
 
 @pytest.fixture(scope="module")
-def side_by_side(scripts: tuple[ModuleType, ModuleType]) -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("guided_and_genetic", BENCHMARKS / "guided_and_genetic.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["guided_and_genetic"] = module
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        spec.loader.exec_module(module)
-        yield module
+def side_by_side() -> ModuleType:
+    return importlib.import_module("guided_and_genetic")
 
 
 def test_compilers_start_anew_with_each_batch(side_by_side: ModuleType) -> None:

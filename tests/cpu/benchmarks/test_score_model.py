@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.support import DATA, ROOT
+from tests.support import DATA
 from tritongemm.core.problem import Problem
 from tritongemm.search_spaces import loader as target_files
 
@@ -21,12 +20,7 @@ GFX942 = target_files.load_target("gfx942")
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("score_model", ROOT / "benchmarks" / "score_model.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["score_model"] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("score_model")
 
 
 def test_rows_with_defaults_and_extra_keys(script: ModuleType) -> None:

@@ -30,11 +30,9 @@ NAMES = ["torch", "inductor", "ours"]
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module("side_by_side")
-        for name in [n for n in sys.modules if n.split(".")[0] in ("side_by_side", "contenders")]:
-            del sys.modules[name]
+    yield importlib.import_module("side_by_side")
+    for name in [n for n in sys.modules if n.split(".")[0] in ("side_by_side", "contenders")]:
+        del sys.modules[name]
 
 
 @pytest.fixture

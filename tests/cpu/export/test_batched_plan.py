@@ -17,6 +17,7 @@ from tritongemm.core import settings
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
+from tritongemm.core.stride_places import StridePlaces
 from tritongemm.export import launch_plans
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelBackend
@@ -92,7 +93,9 @@ def test_operands_are_read_as_they_lie_on_an_emulator(tmp_path: Path, name: str)
         (built,) = compiler.stream([triton.compile_job(config, problem, target)])
     launch = triton.launch(built, problem, target)
     assert isinstance(launch, Launch)
-    moved = triton.with_strides(launch, config, problem, {"a": (3 * 96, 96), "bias": (0, 0)})
+    places = triton.stride_places(config, problem)
+    assert isinstance(places, StridePlaces)
+    moved = places.move(launch, {"a": (3 * 96, 96), "bias": (0, 0)})
     assert isinstance(moved, Launch)
     plan = launch_plans.plan(moved, problem, target)
     about = {b["name"]: b for b in plan["buffers"]}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,14 +31,9 @@ CONFIGS = tuple(
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("fit_correction", ROOT / "benchmarks" / "fit_correction.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fit_correction"] = module
     with pytest.MonkeyPatch.context() as patch:  # processes are lent to tests of the same path alone
         patch.syspath_prepend(ROOT / "benchmarks")
-        spec.loader.exec_module(module)
-        yield module
+        yield importlib.import_module("fit_correction")
 
 
 def seconds(problem: Problem, configs: tuple[Config, ...] = CONFIGS, warm: bool = False) -> dict[Config, float]:

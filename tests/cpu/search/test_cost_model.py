@@ -43,7 +43,6 @@ def test_every_target_and_dtype_is_slower_than_its_roofline(name: str, dtype: st
     target = target_files.load_target(name)
     problem = Problem(2048, 2048, 2048, dtype_a=dtype, dtype_b=dtype)
     found = predict(Config("tile", 128, 128, 64), problem, target)
-    assert found.bound in found.terms and found.terms[found.bound] == max(found.terms.values())
     if target.supports(problem.a):
         assert found.seconds > target.roofline_seconds(problem.flops, problem.bytes, problem.a)
 
@@ -220,7 +219,8 @@ def test_the_binary_corrects_the_estimate() -> None:
     good = Artifact(TILE, "x", registers=256, shared=65536, threads=512)
     spilling = replace(good, spills=1024)
     assert predict(TILE, LARGE, GFX942, spilling).seconds > 1.5 * predict(TILE, LARGE, GFX942, good).seconds
-    assert rank([TILE], LARGE, GFX942, {TILE: spilling})[0].bound == "scratch"
+    terms = rank([TILE], LARGE, GFX942, {TILE: spilling})[0].terms
+    assert max(terms, key=terms.__getitem__) == "scratch"
     small = Config("tile", 64, 64, 64)
     lean, fat = (Artifact(small, "x", registers=r, shared=16384, threads=256) for r in (64, 512))
     assert (

@@ -22,6 +22,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem
 from tritongemm.core.serving import PatchedLaunch
+from tritongemm.core.stride_places import StridePlaces
 from tritongemm.core.support import Support
 from tritongemm.numerics import error_metric
 from tritongemm.plugins import registry
@@ -300,18 +301,20 @@ def test_a_launch_on_operands_that_lie_otherwise(launches: dict[str, tuple[Probl
     triton, (problem, config, launch) = registry.get(KernelBackend, "triton"), launches["tile"]
     values = [p.value for p in launch.params if p.kind in ("i32", "i64")]
     assert values == [16, 32, 64, 64, 64, 32, 1, 16 * 64, 32 * 64, 16 * 32] and launch.grid == (1, 1, 4)
-    moved = triton.with_strides(launch, config, problem, {"a": (4 * 96, 96), "b": (64, 0), "c": (4 * 32, 32)})
+    places = triton.stride_places(config, problem)
+    assert isinstance(places, StridePlaces)
+    moved = places.move(launch, {"a": (4 * 96, 96), "b": (64, 0), "c": (4 * 32, 32)})
     assert isinstance(moved, Launch)
     assert [p.value for p in moved.params if p.kind in ("i32", "i64")] == [16, 32, 64, 384, 64, 128, 1, 96, 0, 32]
     assert replace(moved, params=launch.params) == launch
-    odd = triton.with_strides(launch, config, problem, {"a": (4 * 72, 72)})
+    odd = places.move(launch, {"a": (4 * 72, 72)})
     assert isinstance(odd, Support) and "batch_a of 72 is no multiple of 16" in odd.reason
-    far = triton.with_strides(launch, config, problem, {"a": (1 << 28, 64)})
+    far = places.move(launch, {"a": (1 << 28, 64)})
     assert isinstance(far, Support) and "32 bits" in far.reason
     problem, config, launch = launches["tma"]
     maps = [p.shape for p in launch.params if p.kind == "tma"]
     assert maps == [(4 * 16, 64), (4 * 32, 64)]
-    refused = triton.with_strides(launch, config, problem, {"a": (128, 64)})
+    refused = triton.stride_places(config, problem)
     assert isinstance(refused, Support) and "describes dense operands" in refused.reason
 
 

@@ -85,9 +85,6 @@ class Function:
         self.params, self.offsets = bytearray(params), offsets
         return self
 
-    def set_pointer(self, offset: int, address: int) -> None:
-        struct.pack_into("<Q", self.params, offset, address)
-
     def set_bytes(self, offset: int, data: bytes | memoryview) -> None:
         self.params[offset : offset + len(data)] = data
 

@@ -49,7 +49,7 @@ def install_vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def install_sglang(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """SGLang's, as `install_vllm`."""
+    """Have a stand-in of SGLang's kernels be imported, as `install_vllm` does for vLLM."""
     plain, hopper = Kernel(_masked_parameters, _product), Kernel(_hopper_parameters, _product)
     modules: dict[str, dict[str, Any]] = {
         SGLANG_PRODUCT: {

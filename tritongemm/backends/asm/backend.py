@@ -16,7 +16,7 @@ from typing import Any
 from tritongemm.backends._code_files import CODE_FILES
 from tritongemm.backends.asm import fit as asm_fit
 from tritongemm.backends.asm import manifest, param_layout, scaled
-from tritongemm.backends.asm.fit import COUNTERS, cdiv, layout_name, splits
+from tritongemm.backends.asm.fit import COUNTERS, layout_name, splits
 from tritongemm.backends.asm.manifest import KernelRow
 from tritongemm.backends.asm.param_layout import LAYOUTS, Field
 from tritongemm.core import settings
@@ -24,6 +24,7 @@ from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import NamedKernel
+from tritongemm.core.integers import cdiv
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import SUPPORTED, Support
@@ -48,7 +49,7 @@ class AsmBackend(KernelBackend):
     capabilities = Capabilities(orders_b=(PLAIN, "shuffled_16x16"), scales=("epilogue", "mainloop"))
 
     def available(self) -> Support:
-        """Whether a manifest is named; one that is not there is said by who reads it."""
+        """Whether a manifest is named; that one is missing is only found when it is read."""
         named = settings.asm_manifests()
         return SUPPORTED if named else Support("no manifest of assembly kernels: TRITONGEMM_ASM_MANIFESTS names none")
 
@@ -286,12 +287,11 @@ def _adds_into_c(layout: str, config: Config) -> bool:
 
 def _values(layout: str, config: Config, problem: Problem) -> dict[str, Any]:
     """The numbers a layout's fields take, strides in its own unit; fields not named are zero."""
-    lda = problem.k if problem.row_major_a else problem.m
-    ldb = problem.n if problem.row_major_b else problem.k
+    lda, ldb, ldc = problem.leads
     a, b, c = (problem.a.bytes, problem.b.bytes, problem.c.bytes) if layout == "bf16" else (1, 1, 1)
     values: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k, "alpha": 1.0, "beta": 0.0}
-    values |= {"stride_a0": lda * a, "stride_b0": ldb * b, "stride_c0": problem.n * c, "stride_c_in0": problem.n * c}
-    values |= {"lda": lda, "ldb": ldb, "ldc": problem.n * (problem.c.bytes if layout in _GRIDS else 1)}
+    values |= {"stride_a0": lda * a, "stride_b0": ldb * b, "stride_c0": ldc * c, "stride_c_in0": ldc * c}
+    values |= {"lda": lda, "ldb": ldb, "ldc": ldc * (problem.c.bytes if layout in _GRIDS else 1)}
     values |= {"group_m": config.group_m, "split_k": config.split_k, "log2_split_k": config.split_k.bit_length() - 1}
     values |= {"c_is_bf16": int(problem.dtype_c == "bf16"), "add_bias": int(problem.bias != "none")}
     if layout == "fp8_blockscale":

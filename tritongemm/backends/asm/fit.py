@@ -7,6 +7,7 @@ from contextlib import suppress
 from tritongemm.backends.asm import param_layout, scaled
 from tritongemm.backends.asm.manifest import KernelRow, whole_number
 from tritongemm.core.errors import InputError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.target import Target
@@ -18,11 +19,6 @@ _MOST_SPLITS = 16
 _FETCHED = 3  # steps of K that AITER's bf16 kernels fetch before the first check; a smaller A faults (ROCm/aiter#5781)
 _SMALL = 2**31  # bytes
 _SCALES = {"scale_a", "scale_b"}
-
-
-def cdiv(a: int, b: int) -> int:
-    """The quotient, rounded up."""
-    return -(-a // b)
 
 
 def layout_name(row: KernelRow) -> str:

@@ -48,7 +48,7 @@ _REQUIRED = ("knlname", "coname", "tilem", "tilen")
 
 @dataclass(frozen=True)
 class KernelRow:
-    """One kernel.
+    """A row of a manifest: one kernel.
 
     Attributes:
         manifest: file it comes from.

@@ -81,7 +81,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Field:
-    """One parameter: what it is and its byte offset."""
+    """A parameter of a kernel: its name, one of those above, and its offset in bytes."""
 
     name: str
     offset: int
@@ -131,7 +131,7 @@ def fields(layout: Layout | tuple[str, ...], kernel: KernelInfo) -> tuple[Field,
     Raises:
         InputError: size or kind of a parameter differ; says which.
     """
-    own = [a for a in kernel.args if not a.kind.startswith("hidden_")]
+    own = kernel.explicit_args
     if isinstance(layout, Layout):
         if kernel.kernarg_bytes not in [SLOT * n for n in layout.lengths]:
             sizes = " or ".join(str(SLOT * n) for n in layout.lengths)

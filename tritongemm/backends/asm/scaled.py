@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tritongemm.backends.asm.manifest import KernelRow
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
 
@@ -62,17 +63,13 @@ LAYOUTS = {
 }
 
 
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def groups_along_k(layout: str, k: int, split: int) -> int:
     """Workgroups along K that a launch needs: those with scales take whole steps of K, so that fewer may be left."""
     if layout not in LAYOUTS:
         return split
     step = LAYOUTS[layout].step
-    steps = _cdiv(_cdiv(k, split), step)  # of one workgroup
-    return _cdiv(k, steps * step)
+    steps = cdiv(cdiv(k, split), step)  # of one workgroup
+    return cdiv(k, steps * step)
 
 
 def splits(layout: str, k: int) -> list[int]:

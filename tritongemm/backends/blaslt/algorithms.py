@@ -40,7 +40,7 @@ _MACRO_TILE, _SPLIT = re.compile(r"_MT(\d+)x(\d+)x(\d+)"), re.compile(r"_GSU(\d+
 
 
 def vendor() -> str | None:
-    """Whose GPU is here; None where there is none."""
+    """The vendor of this machine's GPU, ``nvidia`` or ``amd``; None where there is no GPU."""
     return driver.find_vendor()
 
 
@@ -115,7 +115,10 @@ def to_matmul(problem: Problem, lead: Sequence[int], strides: Sequence[int], ali
 
 
 def with_scales(matmul: Matmul, problem: Problem) -> Matmul | None:
-    """The product with the problem's scale factors, which every launch is told the places of; None if it can't be."""
+    """The product with the problem's scale factors, which every launch is told the places of; None if it can't be.
+
+    The libraries' products with factors are single ones, not batches.
+    """
     modes = scale_modes.modes(problem)
     if modes is None or (problem.batch > 1 and problem.scale_a is not None):
         return None
@@ -138,8 +141,8 @@ def _prepared(problem: Problem, operands: Operands, fast: bool) -> tuple[Prepare
         strides.append(tensor.stride(0) if tensor.dim() == 3 else 0)
         address = tensor.data_ptr()
         align = min(align, address & -address if address else 256)
-    if problem.order_b != PLAIN or (problem.batch > 1 and problem.scale_a is not None):
-        return None  # B is read as it is, and the libraries' scaled products are single ones
+    if problem.order_b != PLAIN:
+        return None  # B is read as it is
     matmul = with_scales(to_matmul(problem, leads, strides, align, opened.table.vendor), problem)
     if matmul is None:
         return None
@@ -235,7 +238,7 @@ def find(plan: PreparedMatmul, config: Config, now: int) -> Algorithm | None:
 
 
 def prepare_call(problem: Problem, operands: Operands, config: Config | None = None) -> Callable[[], object] | None:
-    """A call that computes C with one algorithm on torch's current stream; None where the library has it not.
+    """A call that computes C with one algorithm on torch's current stream; None where the library lacks it.
 
     Once called on a stream, it can be captured there: memory is allocated before.
 
@@ -259,7 +262,7 @@ def prepare_call(problem: Problem, operands: Operands, config: Config | None = N
     addend = None if fused or bias is None else bias.unsqueeze(-1 if problem.bias == "m" else -2)
     if problem.scale_a is not None:
         start = partial(_with_scales, plan, scale_modes.in_order(problem, operands), start)
-    # the operands ride along: the library knows their addresses only
+    # The call keeps the operands alive: the library has their addresses alone.
     return partial(_run, start, addend, dict(operands))
 
 

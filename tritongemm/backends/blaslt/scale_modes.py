@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tritongemm.backends._scales import BLOCK, coverage, dense, factors, has_shape
+from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED, Support
@@ -86,11 +87,11 @@ def reads_as_they_are(problem: Problem) -> Support:
     scales = coverage(problem)
     if scales not in ("block", "group"):
         return SUPPORTED if modes(problem) else Support(f"no scales of the library's are those of {problem.key}")
-    groups = -(-problem.k // BLOCK)
+    groups = cdiv(problem.k, BLOCK)
     wanted = {"scale_a": (groups, problem.m), "scale_b": (groups, problem.n)}
     if scales == "block":
-        padded = -(-groups // _BLOCK_GROUPS) * _BLOCK_GROUPS
-        wanted["scale_b"] = (-(-problem.n // BLOCK), padded)
+        padded = round_up(groups, _BLOCK_GROUPS)
+        wanted["scale_b"] = (cdiv(problem.n, BLOCK), padded)
     for name, shape in wanted.items():
         if not has_shape(problem, name, shape):
             have = problem.operands[name].shape

@@ -164,11 +164,8 @@ def _prepare(
         LookupError: the library can't read the problem's scales.
     """
     library = blaslt.library()
-    lead_a = problem.k if problem.row_major_a else problem.m
-    lead_b = problem.n if problem.row_major_b else problem.k
     apart = [prod(spec.shape) if spec.batch else 0 for spec in list(problem.operands.values())[:3]]
-    leads = (lead_a, lead_b, problem.n)
-    matmul = blaslt.to_matmul(problem, leads, apart, _ALIGNMENT_BYTES, library.table.vendor)
+    matmul = blaslt.to_matmul(problem, problem.leads, apart, _ALIGNMENT_BYTES, library.table.vendor)
     scaled = blaslt.with_scales(matmul, problem)
     if scaled is None:
         raise LookupError(f"the library has no such scales as those of {problem.key}")

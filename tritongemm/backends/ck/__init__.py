@@ -1,1 +1,1 @@
-"""Backend: Composable Kernel."""
+"""Backend: instances of Composable Kernel, AMD's library of GEMM templates in C++."""

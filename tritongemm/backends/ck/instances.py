@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tritongemm.backends._cpp_instances import cdiv, power_of_two
+from tritongemm.backends._cpp_instances import power_of_two
 from tritongemm.core.config import Config
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.target import Target
@@ -141,12 +142,9 @@ def _plain_shape(config: Config, problem: Problem) -> dict[str, Any]:
     wave_n = config.num_warps // wave_m
     if wave_m * wave_n != config.num_warps or m % (wave_m * xdl) or n % (wave_n * xdl):
         raise Misfit(f"{wave_m} x {config.num_warps}/{wave_m} waves of {xdl} x {xdl} don't tile {m} x {n}")
-    a = operand(
-        "A", m, k, problem.row_major_a, problem.k if problem.row_major_a else problem.m, problem.a.bytes, threads
-    )
-    b = operand(
-        "B", n, k, not problem.row_major_b, problem.n if problem.row_major_b else problem.k, problem.b.bytes, threads
-    )
+    lead_a, lead_b, _ = problem.leads
+    a = operand("A", m, k, problem.row_major_a, lead_a, problem.a.bytes, threads)
+    b = operand("B", n, k, not problem.row_major_b, lead_b, problem.b.bytes, threads)
     repeats = m // (wave_m * xdl), n // (wave_n * xdl)
     shuffle = 2 if repeats[1] % 2 == 0 else 1
     return {

@@ -1,1 +1,1 @@
-"""Backend: CUTLASS."""
+"""Backend: instances of CUTLASS, NVIDIA's library of GEMM templates in C++."""

@@ -16,6 +16,7 @@ from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import UnavailableError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.launch import HostLaunch
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED, Support
@@ -173,7 +174,7 @@ def _headers() -> Path:
 
 @cache
 def _nvcc() -> str:
-    """Path of nvcc.
+    """The path of NVIDIA's compiler.
 
     Raises:
         UnavailableError: it is on neither the PATH nor in /usr/local/cuda/bin.
@@ -240,5 +241,5 @@ def source(config: Config, problem: Problem, target: Target) -> str:
 def _workspace(config: Config, problem: Problem) -> int:
     """Bytes that hold a partial sum and two counters of every tile, which the library never needs more than."""
     m, n = config.option("cluster_m", 1), config.option("cluster_n", 1)
-    tiles = -(-problem.m // (config.block_m * m)) * m * -(-problem.n // (config.block_n * n)) * n
+    tiles = cdiv(problem.m, config.block_m * m) * m * cdiv(problem.n, config.block_n * n) * n
     return tiles * (4 * config.block_m * config.block_n + 8) + 4096

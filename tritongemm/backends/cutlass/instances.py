@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tritongemm.backends._cpp_instances import cdiv
 from tritongemm.core.config import Config
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.pruning.rules import Rule
@@ -72,7 +72,7 @@ def _stages(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def _cluster(config: Config, problem: Problem, target: Target) -> str | None:
-    """Of a cluster, every program should have a tile."""
+    """A cluster has two programs at most, and each of them should have a tile."""
     wide = cdiv(problem.m, config.block_m), cdiv(problem.n, config.block_n)
     want = config.option("cluster_m", 1), config.option("cluster_n", 1)
     if want[0] * want[1] > 2:

@@ -122,12 +122,8 @@ def _fits_scaled(problem: Problem) -> Support:
 
 def _aligned(problem: Problem) -> Support:
     """Whether each matrix's rows begin where the copy engine can fetch."""
-    along = {
-        "A": (problem.k if problem.row_major_a else problem.m) * problem.a.bytes,
-        "B": (problem.n if problem.row_major_b else problem.k) * problem.b.bytes,
-        "C": problem.n * problem.c.bytes,
-    }
-    for name, nbytes in along.items():
-        if nbytes % _ROW_BYTES:
-            return Support(f"rows of {name} take {nbytes} bytes, which is no multiple of {_ROW_BYTES}")
+    dtypes = problem.a, problem.b, problem.c
+    for name, lead, dtype in zip("ABC", problem.leads, dtypes, strict=True):
+        if lead * dtype.bytes % _ROW_BYTES:
+            return Support(f"rows of {name} take {lead * dtype.bytes} bytes, which is no multiple of {_ROW_BYTES}")
     return SUPPORTED

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm.backends._scales import coverage, factors
 from tritongemm.backends.deepgemm import package
+from tritongemm.core.integers import cdiv
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 
@@ -46,7 +47,7 @@ def _masked(problem: Problem, operands: Operands, overlap: bool) -> Callable[[],
     c, counts = operands["c"], operands["counts"]
     a, b = _with_scales(problem, operands, operands["a"], _of_rooms(problem, operands))
     compute, switched = package.find(function(problem)), package.overlapping(overlap)
-    expected = -(-problem.m // problem.groups)
+    expected = cdiv(problem.m, problem.groups)
     options = {"disable_ue8m0_cast": True} if problem.a.is_fp8 else {}
 
     def call() -> Tensor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tritongemm.backends._scales import BLOCK
 from tritongemm.core.errors import UnavailableError
+from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.problem import Problem
 from tritongemm.hip_ext import libraries
 
@@ -24,7 +25,7 @@ ALIGNED_ROWS = 4  # Factors of A lie row by row for each group along K, padded t
 
 @cache
 def load() -> ModuleType:
-    """The package.
+    """The package deep_gemm, imported.
 
     Raises:
         UnavailableError: it is not installed, or does not load on this machine.
@@ -61,12 +62,12 @@ def function(problem: Problem) -> str:
 
 def groups(problem: Problem) -> int:
     """Groups of 128 along K."""
-    return -(-problem.k // BLOCK)
+    return cdiv(problem.k, BLOCK)
 
 
 def padded_rows(problem: Problem) -> int:
     """M with the padding that factors of A have in memory."""
-    return -(-problem.m // ALIGNED_ROWS) * ALIGNED_ROWS
+    return round_up(problem.m, ALIGNED_ROWS)
 
 
 def find(name: str) -> Callable[..., object]:
@@ -118,7 +119,7 @@ def can_overlap() -> bool:
 
 
 def overlapping(overlap: bool) -> Callable[[], AbstractContextManager[object]]:
-    """Makes what turns the package's switch for overlapping kernels, one for the process, as wanted for one call."""
+    """Makes a context in which the package's switch for overlapping kernels, one for the process, is on or off."""
     if not can_overlap():
         return nullcontext
     read, turn = find("get_pdl"), find("set_pdl")

@@ -14,6 +14,7 @@ from tritongemm.backends._accepted import accepts
 from tritongemm.backends._scales import BLOCK, coverage, has_shape
 from tritongemm.backends.deepgemm import package
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.serving import PatchedLaunch
@@ -109,7 +110,7 @@ def _reads_as_they_are(problem: Problem) -> Support:
         return SUPPORTED
     wanted = {
         "scale_a": (package.groups(problem), package.padded_rows(problem)),
-        "scale_b": (-(-problem.n // BLOCK), package.groups(problem)),
+        "scale_b": (cdiv(problem.n, BLOCK), package.groups(problem)),
     }
     for name, shape in wanted.items():
         if not has_shape(problem, name, shape):
@@ -132,7 +133,7 @@ def _places(problem: Problem) -> dict[str, tuple[tuple[int, int], tuple[int, int
     if coverage(problem):
         groups = package.groups(problem)
         found["scale_a"] = ((m, groups), (1, package.padded_rows(problem)), torch.float32)
-        found["scale_b"] = ((-(-n // BLOCK), groups), (groups, 1), torch.float32)
+        found["scale_b"] = ((cdiv(n, BLOCK), groups), (groups, 1), torch.float32)
     return found
 
 

@@ -17,6 +17,7 @@ from tritongemm.backends._server_kernels import (
     tiles,
 )
 from tritongemm.core.config import Config
+from tritongemm.core.integers import cdiv
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
@@ -68,7 +69,7 @@ class SglangBackend(ServerBackend):
 
         def call() -> None:
             multiply()
-            add[(-(-count // _ADDED),)](**arguments)
+            add[(cdiv(count, _ADDED),)](**arguments)
 
         return call
 

@@ -1,1 +1,1 @@
-"""Backend: PyTorch's own GEMM."""
+"""Backend: PyTorch's own GEMM, the baseline of every race."""

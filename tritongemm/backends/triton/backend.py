@@ -14,7 +14,6 @@ from tritongemm.codegen import modules, render, template_facts
 from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import PLAIN, Problem
@@ -98,19 +97,15 @@ class TritonBackend(SearchedBackend):
         return helper_kernels.make_launch(artifact, helper, arguments)
 
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
-        identity = {
-            "backend": "triton",
-            "triton": settings.version("triton"),
-            "arch": target.name,
-            "wave": target.wave_size,
-            "lds": target.lds_bytes,
-            "source": render.kernel_alone(problem, config.template, target),
-            "constants": geometry_module.constants(config, problem) | _edited(config),
-            "options": template_facts.compiler_options(config),
-            "signature": signature(config, problem),
-            "divisors": divisors(problem),
-            "small": small(config, problem, target),
-        }
+        identity = compiling.job_identity(
+            target,
+            source=render.kernel_alone(problem, config.template, target),
+            constants=geometry_module.constants(config, problem) | _edited(config),
+            options=template_facts.compiler_options(config),
+            signature=signature(config, problem),
+            divisors=divisors(problem),
+            small=small(config, problem, target),
+        )
         return CompileJob(config, identity, {"vendor": target.vendor})
 
     def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:
@@ -142,8 +137,6 @@ class TritonBackend(SearchedBackend):
             return Support(f"a {problem.kind} product, which manifests have no word for")
         if {problem.scale_a, problem.scale_b} - {None, Scaling()}:
             return Support("scales of other than rows and columns, which manifests have no word for")
-        if problem.kind != "one":
-            return Support("it computes a batch, which manifests have no word for")
         if problem.bias == "m":
             return Support("a bias along M, which manifests have no word for")
         tiles = template_facts.kernel_template("tile").grid
@@ -175,9 +168,8 @@ class TritonBackend(SearchedBackend):
 
 def strides(problem: Problem) -> tuple[int, int, int]:
     """Leading strides of A, B and C in elements, in bytes where two share one; each operand dense."""
-    a = (problem.k if problem.row_major_a else problem.m) // problem.a.packed
-    b = (problem.n if problem.row_major_b else problem.k) // problem.b.packed
-    return a, b, problem.n
+    a, b, c = problem.leads
+    return a // problem.a.packed, b // problem.b.packed, c
 
 
 def batch_strides(problem: Problem) -> dict[str, int]:
@@ -276,25 +268,6 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
     m = problem.room or problem.m  # a group's rows, where each has room for so many
     params += [Param("i32", v) for v in (m, problem.n, problem.k, *strides(problem), config.group_m)]
     params += [Param("i64", v) for v in batch_strides(problem).values()]
-    params += [Param("pointer", ""), Param("pointer", "")]  # Triton's own scratch, unused
-    if len(built.launch["offsets"]) != len(params):
-        raise InputError(
-            f"{config.name}: the binary takes {len(built.launch['offsets'])} parameters, not {len(params)}; "
-            "this version of Triton passes arguments in a way this backend does not know"
-        )
-    buffers = [
-        Buffer(n, e) for n, e in (("workspace", geometry.workspace_bytes), ("semaphore", geometry.semaphore_bytes))
-    ]
-    return Launch(
-        path=built.path,
-        symbol=built.symbol,
-        grid=geometry.grid,
-        block=(built.threads, 1, 1),
-        shared=built.launch["dynamic_shared"],
-        params=tuple(params),
-        buffers=tuple(b for b in buffers if b.bytes),
-        cluster=built.launch["cluster"],
-        at=tuple(built.launch["offsets"]),
-        overlap=bool(target.overlap),
-        sha256=built.sha256,
-    )
+    sizes = {"workspace": geometry.workspace_bytes, "semaphore": geometry.semaphore_bytes}
+    buffers = [Buffer(name, size) for name, size in sizes.items() if size]
+    return compiling.make_launch(built, geometry.grid, params, buffers, bool(target.overlap))

@@ -1,15 +1,19 @@
-"""Compiling kernels with Triton, in this process."""
+"""Compiling kernels with Triton, in this process, and the launches of what it compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from tritongemm.backends._code_files import CODE_FILES
 from tritongemm.backends.triton import assembly_edits
 from tritongemm.codegen import modules
+from tritongemm.core import settings
 from tritongemm.core.artifact import Artifact, CompileJob
+from tritongemm.core.errors import InputError
+from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.target import Target
 from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.hip_ext.binaries import code_object
@@ -22,7 +26,50 @@ GPU_TARGETS: dict[str, Callable[[str], tuple[str, str | int]]] = {
     "nvidia": lambda arch: ("cuda", int(arch[2:])),
     "amd": lambda arch: ("hip", arch),
 }
+Grid = tuple[int, int, int]
 ALIGN = 16  # bytes a base address is a multiple of, and the most elements a size is known to be a multiple of
+
+
+def job_identity(target: Target, **more: Any) -> dict[str, Any]:
+    """The identity of a job for `compile_job`; `more` are its other keys, such as source, constants and types."""
+    own = {"backend": "triton", "triton": settings.version("triton"), "arch": target.name}
+    return {**own, "wave": target.wave_size, "lds": target.lds_bytes, **more}
+
+
+def make_launch(
+    built: Artifact, grid: Grid, params: Sequence[Param], buffers: Sequence[Buffer] = (), overlap: bool = False
+) -> Launch:
+    """The launch of a kernel that `compile_job` compiled.
+
+    Args:
+        built: the compiled kernel.
+        grid: programs along x, y, z.
+        params: its parameters, but for the two pointers to Triton's own scratch memory, which is not used.
+        buffers: memory that its programs share.
+        overlap: it may start before the kernel before it ends.
+
+    Raises:
+        InputError: the binary takes another number of parameters.
+    """
+    every, offsets = (*params, Param("pointer", ""), Param("pointer", "")), built.launch["offsets"]
+    if len(offsets) != len(every):
+        raise InputError(
+            f"{built.config.name}: the binary takes {len(offsets)} parameters, not {len(every)}; "
+            "this version of Triton passes arguments in a way this backend does not know"
+        )
+    return Launch(
+        path=built.path,
+        symbol=built.symbol,
+        grid=grid,
+        block=(built.threads, 1, 1),
+        shared=built.launch["dynamic_shared"],
+        params=every,
+        buffers=tuple(buffers),
+        cluster=built.launch["cluster"],
+        at=tuple(offsets),
+        overlap=overlap,
+        sha256=built.sha256,
+    )
 
 
 def warm_up(target: Target) -> None:
@@ -70,16 +117,10 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    wanted = job.identity
+    wanted, vendor = job.identity, job.payload["vendor"]
     kernel = getattr(modules.run_text(wanted["source"], job.config.template), job.config.template)
-    constants = wanted["constants"]
+    constants, attributes = wanted["constants"], _attributes(kernel, wanted)
     types = {**wanted["signature"], **dict.fromkeys(constants, "constexpr")}
-    pointers = [n for n, t in wanted["signature"].items() if t.startswith("*")]
-    multiples = dict.fromkeys(pointers, ALIGN) | wanted["divisors"]
-    attributes = {(kernel.arg_names.index(n),): [["tt.divisibility", d]] for n, d in multiples.items()}
-    for name in wanted["small"]:
-        attributes[(kernel.arg_names.index(name),)].append(["tt.pointer_range", 32])
-    vendor = job.payload["vendor"]
     target = GPUTarget(*GPU_TARGETS[vendor](wanted["arch"]), wanted["wave"])
     make_source = _gluon_source if getattr(kernel, "is_gluon", bool)() else ASTSource
 
@@ -95,8 +136,30 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
         compiled = compile_kernel(constants | {assembly_edits.CONSTANT: 0})
     file = CODE_FILES[vendor]
     code: bytes = compiled.asm[file.rpartition(".")[2]]
-    found = code_object.read(code)[0]
-    meta = compiled.metadata
+    built = _artifact(job, compiled.metadata, code, cluster=edited and bool(constants.get("PAIR")))
+    return (built, code, file) if built.status == "ok" else (built, b"", "")
+
+
+def _attributes(kernel: Any, wanted: Mapping[str, Any]) -> dict[tuple[int], list[list[Any]]]:
+    """What Triton may assume of each parameter, by its place: a divisor, and of some pointers less than 2 GiB."""
+    pointers = [name for name, kind in wanted["signature"].items() if kind.startswith("*")]
+    multiples = dict.fromkeys(pointers, ALIGN) | wanted["divisors"]
+    attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", d]] for name, d in multiples.items()}
+    for name in wanted["small"]:
+        attributes[(kernel.arg_names.index(name),)].append(["tt.pointer_range", 32])
+    return attributes
+
+
+def _artifact(job: CompileJob, meta: Any, code: bytes, cluster: bool) -> Artifact:
+    """The artifact of a code object, whose status says whether the target has the memory that it needs.
+
+    Args:
+        job: what was compiled.
+        meta: what Triton says of the code object.
+        code: the code object.
+        cluster: two programs each are launched as a cluster.
+    """
+    found, limit = code_object.read(code)[0], job.identity["lds"]
     shared = max(int(meta.shared), found.shared)
     built = Artifact(
         job.config,
@@ -105,22 +168,15 @@ def compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
         registers=found.registers,
         spills=found.spills,
         shared=shared,
-        threads=meta.num_warps * wanted["wave"],
+        threads=meta.num_warps * job.identity["wave"],
         launch={
             "dynamic_shared": int(meta.shared),
-            "cluster": assembly_edits.PROGRAMS if edited and constants.get("PAIR") else 1,
-            "offsets": [a.offset for a in found.args if not a.kind.startswith("hidden_")],  # a runtime adds those
+            "cluster": assembly_edits.PROGRAMS if cluster else 1,
+            "offsets": [a.offset for a in found.explicit_args],
             "tensor_maps": [dict(m) for m in (getattr(meta, "tensordesc_meta", None) or []) if m],
         },
     )
-    if shared > wanted["lds"]:
-        reason = f"shared memory {shared} > {wanted['lds']} bytes"
-        return _rejected(built, reason), b"", ""
-    scratch_bytes = int(getattr(meta, "global_scratch_size", 0) or 0)
-    if scratch_bytes:
-        return _rejected(built, f"needs {scratch_bytes} bytes of global scratch for each program"), b"", ""
-    return built, code, file
-
-
-def _rejected(built: Artifact, reason: str) -> Artifact:
-    return Artifact(**{**built.__dict__, "status": "out_of_resources", "reason": reason})
+    reason = f"shared memory {shared} > {limit} bytes" if shared > limit else ""
+    if scratch := int(getattr(meta, "global_scratch_size", 0) or 0):
+        reason = reason or f"needs {scratch} bytes of global scratch for each program"
+    return replace(built, status="out_of_resources", reason=reason) if reason else built

@@ -15,6 +15,7 @@ from tritongemm.codegen import geometry as geometry_module
 from tritongemm.codegen import template_facts
 from tritongemm.core.config import AXES, BLOCKS, Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.integers import cdiv
 from tritongemm.core.launch import shape_fault
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED, Support
@@ -144,7 +145,7 @@ def _count_fault(config: Config, problem: Problem) -> str | None:
     """Numbers without sense, or beyond the 32 bits in which kernels count."""
     if config.num_stages > STAGES_LIMIT:
         return f"num_stages must be at most {STAGES_LIMIT}, not {config.num_stages}"
-    most = max(SPLITS_LIMIT, -(-problem.k // config.block_k))
+    most = max(SPLITS_LIMIT, cdiv(problem.k, config.block_k))
     if config.split_k > most:
         return f"split_k must be at most {most}, not {config.split_k}"
     m, n, k = config.tile
@@ -152,7 +153,7 @@ def _count_fault(config: Config, problem: Problem) -> str | None:
     if largest > TILE_ELEMENTS_LIMIT:
         return f"a block of {largest} elements is beyond the compiler's {TILE_ELEMENTS_LIMIT}"
     reached = max(problem.m + m, problem.n + n, problem.k + k * config.split_k) - 1
-    grouped = config.group_m * -(-problem.n // n)  # tiles of a group
+    grouped = config.group_m * cdiv(problem.n, n)  # tiles of a group
     if max(reached, grouped) > LARGEST_INDEX:
         return f"{max(reached, grouped)} is beyond the 32 bits in which kernels count (group_m {config.group_m})"
     return None

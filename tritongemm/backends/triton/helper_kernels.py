@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tritongemm.core import settings
+from tritongemm.backends.triton import compiling
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
@@ -13,21 +11,17 @@ from tritongemm.core.target import Target
 
 
 def compile_job(helper: HelperKernel, target: Target) -> CompileJob:
-    """What to compile; the keys are those of a product's job."""
+    """What to compile for a helper kernel."""
     overlap = {name.upper(): target.overlap.get(name, "") for name in ("wait", "next")} if helper.overlaps else {}
-    identity: dict[str, Any] = {
-        "backend": "triton",
-        "triton": settings.version("triton"),
-        "arch": target.name,
-        "wave": target.wave_size,
-        "lds": target.lds_bytes,
-        "source": helper.source,
-        "constants": dict(helper.constants) | overlap,
-        "options": {"num_warps": helper.num_warps, "num_stages": 1},
-        "signature": dict(helper.signature),
-        "divisors": {name: divisor for name, divisor in helper.divisors.items() if divisor > 1},
-        "small": [],
-    }
+    identity = compiling.job_identity(
+        target,
+        source=helper.source,
+        constants=dict(helper.constants) | overlap,
+        options={"num_warps": helper.num_warps, "num_stages": 1},
+        signature=dict(helper.signature),
+        divisors={name: divisor for name, divisor in helper.divisors.items() if divisor > 1},
+        small=[],
+    )
     config = Config(helper.name, 0, 0, 0, num_warps=helper.num_warps, num_stages=1)
     return CompileJob(config, identity, {"vendor": target.vendor})
 
@@ -38,16 +32,4 @@ def make_launch(built: Artifact, helper: HelperKernel, arguments: HelperArgument
         Param("pointer", name.removesuffix("_ptr")) if kind.startswith("*") else Param(kind, arguments.numbers[name])
         for name, kind in helper.signature.items()
     ]
-    params += [Param("pointer", ""), Param("pointer", "")]  # Triton's own scratch, unused
-    return Launch(
-        path=built.path,
-        symbol=built.symbol,
-        grid=arguments.grid,
-        block=(built.threads, 1, 1),
-        shared=built.launch["dynamic_shared"],
-        params=tuple(params),
-        buffers=(),
-        cluster=built.launch["cluster"],
-        at=tuple(built.launch["offsets"]),
-        sha256=built.sha256,
-    )
+    return compiling.make_launch(built, arguments.grid, params)

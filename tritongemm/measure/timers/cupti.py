@@ -12,7 +12,7 @@ from tritongemm.plugins.contracts import Timer
 
 
 class CuptiTimer(Timer):
-    """NVIDIA's profiler library."""
+    """Times of kernels as NVIDIA's profiler library, CUPTI, records them."""
 
     label = "cupti"
     vendor = "nvidia"

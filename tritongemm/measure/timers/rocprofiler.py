@@ -17,7 +17,7 @@ _PROBE_TIMEOUT_SECONDS = 60.0  # The process that tries the SDK may take so long
 
 
 class RocprofilerTimer(Timer):
-    """AMD's profiler library."""
+    """Times of kernels as AMD's profiler library, rocprofiler-sdk, records them."""
 
     label = "rocprofiler"
     vendor = "amd"
@@ -59,7 +59,7 @@ class RocprofilerProbe:
     """What the process that tries the SDK does: it answers whether the SDK can be configured."""
 
     def __call__(self, _: object) -> Iterator[Support]:
-        """One answer."""
+        """Yield once: whether the SDK can be configured in this process, or why not."""
         try:
             rocprofiler.configure()
         except UnavailableError as error:

@@ -18,6 +18,7 @@ from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.temporary_folder import TemporaryFolder
 from tritongemm.core.trial import BASELINE_ENTRY
+from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError, busy_seconds
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, ExternalRaceJob, ExternalTimer, LibraryBackend, SearchedBackend
@@ -27,7 +28,7 @@ MARK = "next_launch"  # The kernel of the generated module that runs before each
 
 
 class Rocprofv3Timer(ExternalTimer):
-    """AMD's command line profiler."""
+    """Times of kernels as AMD's command line profiler records them."""
 
     label = "rocprofv3"
     vendor = "amd"
@@ -103,7 +104,7 @@ def _watch(command: Sequence[str], output: Path, job: ExternalRaceJob) -> None:
 
 def folders() -> list[Path]:
     """Where the tool is looked for after PATH: this Python's scripts and ROCm's."""
-    return [Path(sys.executable).parent, Path("/opt/rocm/bin"), *sorted(Path("/opt").glob("rocm-*/bin"), reverse=True)]
+    return [Path(sys.executable).parent, *libraries.rocm_folders("bin")]
 
 
 def tool() -> str:
@@ -136,7 +137,7 @@ def read_trace(folder: Path) -> list[KernelRecord]:
 
 
 def _rows(path: Path) -> list[KernelRecord]:
-    """One file; columns differ between versions, these are in all: Kernel_Name, Start_Timestamp, End_Timestamp."""
+    """The records of a trace file, from columns of all versions: Kernel_Name, Start_Timestamp, End_Timestamp."""
     found: list[tuple[int, KernelRecord]] = []
     with path.open(newline="", encoding="utf-8", errors="replace") as lines:
         for row in csv.DictReader(lines):

@@ -44,7 +44,7 @@ class MicroscaledFamily(StandardFamily):
         return GRANULARITIES["mx_shuffled"]
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
-        """The same factors shuffled or in rows."""
+        """An e8m0 factor for each 32 numbers along K, of A and of B, in that order or in rows."""
         return GRANULARITIES["mx_shuffled"], GRANULARITIES["mx"]
 
     def _types(self, problem: Problem, target: Target) -> Support:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -68,7 +68,7 @@ class Backend(Plugin, abstract=True):
         return self.capabilities.supports(problem, target) and self._supports(problem, target)
 
     def _supports(self, problem: Problem, target: Target) -> Support:
-        """As `supports`, of what `capabilities` do not say."""
+        """Whether it has a kernel for a problem that `capabilities` allow."""
         return SUPPORTED
 
     @final
@@ -205,21 +205,6 @@ class KernelBackend(Backend, abstract=True):
 
     @abstractmethod
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch | HostLaunch: ...
-
-    @final
-    def with_strides(
-        self, launch: Launch, config: Config, problem: Problem, strides: Mapping[str, tuple[int, int]]
-    ) -> Launch | Support:
-        """A launch of a config on operands that are not dense, or why there is none.
-
-        Args:
-            launch: on dense operands.
-            config: what is launched.
-            problem: what it computes.
-            strides: by an operand's name, elements from one stored row to the next and from one product to the next.
-        """
-        found = self.stride_places(config, problem)
-        return found if isinstance(found, Support) else found.move(launch, strides)
 
     def stride_places(self, config: Config, problem: Problem) -> StridePlaces | Support:
         """Where a config's launches have the strides of operands, or why they read dense operands alone.

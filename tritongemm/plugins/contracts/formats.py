@@ -57,7 +57,7 @@ class Format(Plugin, abstract=True):
         """
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
-        """As `read`, with the damaged rows apart; a format that can't tell them apart refuses the file.
+        """The rows of a file, the damaged ones apart; a format that can't tell those apart refuses the file.
 
         Raises:
             InputError: the file as a whole can't be read.
@@ -92,7 +92,7 @@ class Format(Plugin, abstract=True):
     def translate_rows(
         self, rows: Sequence[FormatRow], records: Iterable[Record], before: Mapping[str, str]
     ) -> Translation:
-        """As `translate`, where the rows that asked for the results are known.
+        """Tell records in this format as `translate` does, where the rows that asked for them are known.
 
         Args:
             rows: sizes that were tuned.

@@ -33,7 +33,7 @@ class Clock(Protocol):
 
 
 class Timer(Plugin, abstract=True):
-    """A clock.
+    """A clock that takes the times of kernels on a device.
 
     Attributes:
         label: what results say of it.
@@ -87,7 +87,7 @@ class ExternalTimer(Timer, abstract=True):
 
     @final
     def clock(self, device: Any, stream: int) -> Clock:
-        """There is none.
+        """Refuse to time single graphs.
 
         Raises:
             InputError: always.

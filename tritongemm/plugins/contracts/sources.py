@@ -11,7 +11,7 @@ from tritongemm.plugins.contracts.plugin import Plugin
 
 
 class KernelSource(Plugin, abstract=True):
-    """Who may serve a call at run time.
+    """A source of kernels that may serve a call at run time.
 
     Attributes:
         rank: sources are asked in the order of their ranks, the lowest first.
@@ -23,4 +23,4 @@ class KernelSource(Plugin, abstract=True):
 
     @abstractmethod
     def resolve(self, call: CallSignature, device: Any) -> Resolution | Support:
-        """Who serves the call on a device (`serve.device_kernels.DeviceKernels`), or why this source does not."""
+        """The kernel that serves a call on a device (`serving.device_kernels.DeviceKernels`), or why this has none."""

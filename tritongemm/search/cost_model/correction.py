@@ -62,7 +62,7 @@ class Correction:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Correction:
-        """What `to_json` gave.
+        """The correction that `to_json` wrote.
 
         Raises:
             InputError: it is of other features than these.

@@ -43,7 +43,7 @@ FALLBACK_RATE = 0.6
 
 @dataclass(frozen=True)
 class IterationCost(Generic[Number]):
-    """One K iteration of one program.
+    """What one K iteration of one program costs.
 
     Attributes:
         a, b: bytes of its blocks of A and B, as an L2 feels them.
@@ -129,8 +129,8 @@ def _matrix_flops(problem: Problem, target: Target) -> float:
 
 def _rows(problem: Problem) -> tuple[int, int]:
     """Bytes from one stored row of A and of B to the next."""
-    row_a = (problem.k if problem.row_major_a else problem.m) * problem.a.width
-    return int(row_a), int((problem.n if problem.row_major_b else problem.k) * problem.b.width)
+    lead_a, lead_b, _ = problem.leads
+    return int(lead_a * problem.a.width), int(lead_b * problem.b.width)
 
 
 def _across(side: int, width: float, target: Target) -> float:

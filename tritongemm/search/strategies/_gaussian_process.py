@@ -27,7 +27,7 @@ FAILURE_LOG_SECONDS = 0.7
 
 
 def features(kept: CandidateSet, expected: Predictions, problem: Problem, target: Target) -> Floats:
-    """One row a config: its axes and options, what follows from them for this problem, and the model's terms."""
+    """The features of all configs, a row each: axes, options, what follows from them here, and the model's terms."""
     block_m, block_n, block_k, _, split, warps, stages = kept.axes.T
     tiles = np.ceil(problem.m / block_m) * np.ceil(problem.n / block_n) * problem.batch
     waves = tiles * split / target.compute_units

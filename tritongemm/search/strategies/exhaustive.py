@@ -15,7 +15,7 @@ class Exhaustive(Strategy):
     """Every kept config in one batch; of a limited budget, kernels that are compiled anyway go before others."""
 
     def search(self, plan: SearchPlan, budget: int) -> Search:
-        """One batch: the seeds, then the order of the predictions; 0 tries all."""
+        """Yield one batch: the seeds, then the configs in the order of their predictions; a budget of 0 tries all."""
         order = plan.expected.configs
         kept = set(order)
         ranked = list(dict.fromkeys([*(c for c in plan.seeds if c in kept), *order]))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tritongemm.core.config import AXES, Config
+from tritongemm.core.integers import cdiv
 from tritongemm.core.space import TemplateSpace
 from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Search, SearchPlan, Strategy
@@ -41,7 +42,7 @@ class Genetic(Strategy):
         rng, kept = random.Random(SEED), CandidateSet(plan.expected.configs)
         axes = {a.template: a for a in plan.space.axes}
         budget = min(len(kept.order), budget or (plan.population or POPULATION) * GENERATIONS)
-        size = min(plan.population, budget) or max(1, min(POPULATION, -(-budget // 4)))
+        size = min(plan.population, budget) or max(1, min(POPULATION, cdiv(budget, 4)))
         first = dict.fromkeys([*kept.seeds(plan.seeds), *kept.spread(size // 2 + 1)][:size])
         strangers = [c for c in kept.order if c not in first]
         batch = [*first, *rng.sample(strangers, min(len(strangers), size - len(first)))]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from tritongemm.core.config import Config
+from tritongemm.core.integers import cdiv
 from tritongemm.core.search_results import Predictions
 from tritongemm.core.space import Space
 from tritongemm.core.trial import Trial
@@ -56,7 +57,7 @@ class Guided(Strategy):
         first = max(1, min(budget, round(FIRST_SHARE * budget)))
         batch = list(dict.fromkeys([*kept.seeds(plan.seeds), *kept.spread(first)]))[:first]
         searched = budget - round(LAUNCH_VARIANT_SHARE * budget) * (kept.has_launch_variants and budget < count)
-        each = max(1, -(-(searched - first) // (ROUNDS - 1)))
+        each = max(1, cdiv(searched - first, ROUNDS - 1))
         trials = {t.config: t for t in (yield batch)}
         surrogate: Surrogate | None = None
         stale = 0

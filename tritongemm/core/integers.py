@@ -1,0 +1,13 @@
+"""Division of whole numbers that rounds up: the number of blocks that cover a size, and the size that they cover."""
+
+from __future__ import annotations
+
+
+def cdiv(size: int, block: int) -> int:
+    """The number of blocks of `block` elements that cover `size` elements."""
+    return -(-size // block)
+
+
+def round_up(size: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is at least `size`."""
+    return cdiv(size, multiple) * multiple

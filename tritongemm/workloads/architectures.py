@@ -1,0 +1,147 @@
+"""What is known of each architecture of models, by the name of its class: its biases, experts and attention.
+
+Keys are those of a model's config.json. `model_layers` works out the products that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tritongemm.workloads.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The mixture of experts of an architecture, by the names of its keys.
+
+    Attributes:
+        number: how many there are in a layer.
+        width: of the hidden part of one.
+        router: name of the layer that chooses among them.
+        router_bias: whether that adds a bias.
+        shared_width: width of the expert that all tokens pass, 0 without one.
+        shared: name of that expert.
+        shared_gate: whether a layer weighs that expert's result.
+        has_experts: whether a layer, by its number, has experts instead of a plain MLP.
+        chosen: key of how many of them a token goes to.
+        listed: name of their products; "" where they add biases, which grouped products do not.
+    """
+
+    number: str
+    width: str
+    router: str = "mlp.gate"
+    router_bias: bool = False
+    shared_width: Callable[[ModelConfig], int] = lambda config: 0
+    shared: str = "mlp.shared_experts"
+    shared_gate: bool = False
+    has_experts: Callable[[ModelConfig, int], bool] = lambda config, layer: True
+    chosen: str = "num_experts_per_tok"
+    listed: str = "mlp.experts"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What is known of an architecture. A bias is there always, never, or where the flag of that name says so.
+
+    Attributes:
+        qkv_bias: of q, k and v.
+        o_bias: of the product behind the attention.
+        mlp_bias: of the products of the MLP.
+        experts: its mixture of experts, if it has one.
+        latent: whether its attention keeps k and v compressed (MLA).
+        usual: values of keys that its files leave out.
+    """
+
+    qkv_bias: bool | str = False
+    o_bias: bool | str = False
+    mlp_bias: bool | str = False
+    experts: Experts | None = None
+    latent: bool = False
+    usual: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _qwen_has_experts(config: ModelConfig, layer: int) -> bool:
+    step = config.whole("decoder_sparse_step")
+    return layer not in config.counts("mlp_only_layers") and (layer + 1) % step == 0
+
+
+def _deepseek_has_experts(config: ModelConfig, layer: int) -> bool:
+    return layer >= config.count("first_k_dense_replace") and layer % config.whole("moe_layer_freq") == 0
+
+
+def _deepseek_shared_width(config: ModelConfig) -> int:
+    return config.count("n_shared_experts") * config.whole("moe_intermediate_size")
+
+
+_LLAMA = Architecture("attention_bias", "attention_bias", "mlp_bias")
+_QWEN2 = Architecture(qkv_bias=True)
+_MISTRAL = Architecture()
+_GEMMA = Architecture("attention_bias", "attention_bias", usual={"head_dim": 256})
+# Files of Gemma 3 that reads images leave out what is so in all the code's classes.
+_GEMMA3 = Architecture(
+    "attention_bias",
+    "attention_bias",
+    usual={"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208},
+)
+_QWEN_EXPERTS = {"decoder_sparse_step": 1}
+_QWEN2_MOE = Architecture(
+    qkv_bias="qkv_bias",
+    experts=Experts(
+        "num_experts",
+        "moe_intermediate_size",
+        shared_width=lambda config: config.count("shared_expert_intermediate_size"),
+        shared="mlp.shared_expert",
+        shared_gate=True,
+        has_experts=_qwen_has_experts,
+    ),
+    usual={"qkv_bias": True, **_QWEN_EXPERTS},
+)
+_QWEN3_MOE = Architecture(
+    "attention_bias",
+    experts=Experts("num_experts", "moe_intermediate_size", has_experts=_qwen_has_experts),
+    usual=_QWEN_EXPERTS,
+)
+_DEEPSEEK = Architecture(
+    "attention_bias",
+    "attention_bias",
+    experts=Experts(
+        "n_routed_experts",
+        "moe_intermediate_size",
+        shared_width=_deepseek_shared_width,
+        has_experts=_deepseek_has_experts,
+    ),
+    latent=True,
+    usual={"moe_layer_freq": 1},
+)
+_MIXTRAL = Architecture(
+    experts=Experts(
+        "num_local_experts", "intermediate_size", "block_sparse_moe.gate", listed="block_sparse_moe.experts"
+    )
+)
+_GPT_OSS = Architecture(
+    "attention_bias",
+    "attention_bias",
+    experts=Experts("num_local_experts", "intermediate_size", "mlp.router", router_bias=True, listed=""),
+    usual={"attention_bias": True, "head_dim": 64},
+)
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "DeepseekV2ForCausalLM": _DEEPSEEK,
+    "DeepseekV3ForCausalLM": _DEEPSEEK,
+    "Gemma2ForCausalLM": _GEMMA,
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
+    "GemmaForCausalLM": _GEMMA,
+    "GptOssForCausalLM": _GPT_OSS,
+    "LlamaForCausalLM": _LLAMA,
+    "Mistral3ForConditionalGeneration": _MISTRAL,
+    "MistralForCausalLM": _MISTRAL,
+    "MixtralForCausalLM": _MIXTRAL,
+    "Phi3ForCausalLM": _MISTRAL,
+    "Qwen2ForCausalLM": _QWEN2,
+    "Qwen2MoeForCausalLM": _QWEN2_MOE,
+    "Qwen3ForCausalLM": Architecture("attention_bias", "attention_bias", usual={"head_dim": 128}),
+    "Qwen3MoeForCausalLM": _QWEN3_MOE,
+}

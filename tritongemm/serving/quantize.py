@@ -19,7 +19,7 @@ from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.runtime.patched_launch import call_all
 from tritongemm.serving import microscaling
 from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.operand_checks import check_tensors
+from tritongemm.serving.operand_checks import check_tensors, check_unmapped, is_wrapped
 from tritongemm.serving.scale_factors import GROUP
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 from tritongemm.serving.traced_operations import define_operation
@@ -147,7 +147,8 @@ def empty_in(layout: str, rows: int, groups: int, device: torch.device) -> Tenso
 
 def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
     x = x.contiguous()
-    if not x.is_cuda:
+    check_unmapped("quantize", {"x": x})
+    if not x.is_cuda or is_wrapped(x):
         return by_torch(x, granularity, dtype, layout)
     key = ("quantize", x.shape, x.dtype, x.get_device(), granularity, dtype, layout)
     table: dict[Any, Any] = default_dispatcher().calls.table

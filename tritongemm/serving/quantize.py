@@ -94,7 +94,7 @@ def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) 
         return _check_powers(x, dtype or torch.float8_e4m3fn, layout)
     if layout not in LAYOUTS or (layout != "rows" and granularity != "block"):
         raise InputError(f"layout is {layout!r}; factors of blocks lie in {', '.join(LAYOUTS)}, others in rows")
-    if x.dtype not in _INPUTS or not x.dim() or not x.numel():
+    if x.dtype not in _INPUTS or not x.dim() or _is_empty(x):
         raise InputError(f"x is {x.dtype} {tuple(x.shape)}; activations [..., K] of {', '.join(map(str, _INPUTS))}")
     wanted = dtype or (own_fp8(x.device) if x.is_cuda else torch.float8_e4m3fn)
     if wanted not in _TYPES:
@@ -114,10 +114,16 @@ def _check_powers(x: Tensor, dtype: torch.dtype, layout: str) -> torch.dtype:
         known = ", ".join(map(str, microscaling.FORMATS))
         raise InputError(f"dtype is {dtype}; with powers of two along K there are: {known}")
     packed = DTYPES[microscaling.FORMATS[dtype]].packed
-    if x.dtype not in _INPUTS or not x.dim() or not x.numel() or x.shape[-1] % packed:
+    if x.dtype not in _INPUTS or not x.dim() or _is_empty(x) or x.shape[-1] % packed:
         wanted = f"activations [..., K] of {', '.join(map(str, _INPUTS))}{', K even' if packed > 1 else ''}"
         raise InputError(f"x is {x.dtype} {tuple(x.shape)}; {wanted}")
     return dtype
+
+
+def _is_empty(x: Tensor) -> bool:
+    """Whether there is nothing to quantise; a tracer may not know how many rows there are, and looks at K alone."""
+    size = x.shape[-1] if torch.compiler.is_compiling() else x.numel()
+    return isinstance(size, int) and size == 0
 
 
 def _empty_pair(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
@@ -148,6 +154,8 @@ def empty_in(layout: str, rows: int, groups: int, device: torch.device) -> Tenso
 def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
     x = x.contiguous()
     check_unmapped("quantize", {"x": x})
+    if not x.numel():
+        raise InputError(f"x is {tuple(x.shape)}: there is nothing to quantise")
     if not x.is_cuda or is_wrapped(x):
         return by_torch(x, granularity, dtype, layout)
     key = ("quantize", x.shape, x.dtype, x.get_device(), granularity, dtype, layout)

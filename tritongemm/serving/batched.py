@@ -295,7 +295,7 @@ def _checked(operands: BatchOperands) -> BatchOperands:
     named = operands._asdict()
     check_tensors({n: t for n, t in named.items() if n in ("a", "b") or (n not in _NO_TENSORS and t is not None)})
     if operands.scale_a is not None and operands.dtypes != ("fp4e2m1", "fp4e2m1"):
-        check_eight_bits(operands.a, operands.b, output_dtype(operands.a, operands.out_dtype))
+        check_eight_bits(operands.a, operands.b, operands.out_dtype)
     if operands.scale_layout:
         registry.get(ScaleLayout, operands.scale_layout)
     return check_shapes(operands)

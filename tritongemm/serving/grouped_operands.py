@@ -135,7 +135,7 @@ def _check_scales(operands: GroupedOperands, scale_a: Tensor, scale_b: Tensor) -
     else:
         blocks = -(-k // DEPTH)
         of_a, of_b = [(*rows, blocks)], (groups, -(-n // DEPTH), blocks)
-    for name, scale, shapes in (("scale_a", scale_a, of_a), ("scale_b", scale_b, [of_b])):
+    for name, scale, shapes in (("scale_b", scale_b, [of_b]), ("scale_a", scale_a, of_a)):
         if tuple(scale.shape) not in shapes or scale.dtype not in kinds:
             kind = "float32" if torch.float32 in kinds else "e8m0"
             raise InputError(f"{name} must be {kind} {shapes[0]}, not {scale.dtype} {tuple(scale.shape)}")

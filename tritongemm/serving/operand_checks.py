@@ -111,7 +111,7 @@ def check_tensors(operands: Mapping[str, object], together: bool = True) -> None
             raise InputError(f"{name} is on {tensor.device}, {first} on {here.device}; move it there")
 
 
-def check_eight_bits(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> None:
+def check_eight_bits(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> None:
     """Refuse operands with a factor for each row, or for blocks, that no family multiplies.
 
     Raises:

@@ -153,10 +153,10 @@ def empty_in(layout: str, rows: int, groups: int, device: torch.device) -> Tenso
 
 def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
     x = x.contiguous()
-    check_unmapped("quantize", {"x": x})
     if not x.numel():
         raise InputError(f"x is {tuple(x.shape)}: there is nothing to quantise")
     if not x.is_cuda or is_wrapped(x):
+        check_unmapped("quantize", {"x": x})
         return by_torch(x, granularity, dtype, layout)
     key = ("quantize", x.shape, x.dtype, x.get_device(), granularity, dtype, layout)
     table: dict[Any, Any] = default_dispatcher().calls.table

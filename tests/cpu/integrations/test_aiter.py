@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -90,7 +91,7 @@ def test_a_mixture_is_called_as_aiter_calls_its_own() -> None:
     given = torch.randn(4, 128), torch.randn(3, 256, 128), torch.randn(3, 128, 128), torch.rand(4, 2)
     ids = torch.randint(0, 3, (4, 2))
     wanted = tritongemm.fused_moe(*given, ids, "gelu")
-    after = (None, 0, False, None, None, None, None, None, None, 0, torch.float32, 0, 0, None, None)
+    after: tuple[Any, ...] = (None, 0, False, None, None, None, None, None, None, 0, torch.float32, 0, 0, None, None)
     for activation in (Activation.Gelu, 1, "gelu"):
         assert torch.equal(fused_moe(*given, ids, None, activation, *after[1:]), wanted)
     with pytest.raises(InputError, match="bias2 is not served"):

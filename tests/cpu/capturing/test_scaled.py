@@ -88,6 +88,7 @@ def test_our_own_scaled_product_is_not_run_anew() -> None:
     )  # fmt: skip
     shuffled = product(name, never, *args, order_b="shuffled_16x16")
     assert (shuffled.order_b, shuffled.scales, shuffled.left_out) == ("shuffled_16x16", "block_rows", "")
+    assert weight.is_layer and not shuffled.is_layer
 
 
 def test_products_of_groups() -> None:

@@ -193,4 +193,4 @@ def _of_experts(*given: tuple[Tensor | None, Tensor]) -> list[Tensor | None]:
 
 def _of_rows(scale: Tensor, w: Tensor) -> Tensor:
     of_rows = scale.dim() == 3 and scale.shape[2] == 1 and scale.shape[1] == w.shape[1] > 1
-    return scale.squeeze(2) if of_rows else scale
+    return scale.squeeze(2) if of_rows and scale.dtype.itemsize > 1 else scale  # powers of two along K stay

@@ -111,3 +111,11 @@ def test_one_factor_for_each_expert(shape: tuple[int, ...]) -> None:
     wide = [one.reshape(3, 1).expand(3, rows).contiguous() for rows in (256, 128)]
     found = fused_moe(*given, w1_scale=one, w2_scale=one)
     assert torch.equal(found, tritongemm.fused_moe(*given, "silu", *wide))
+
+
+def test_powers_of_two_of_one_group_along_k_are_no_factors_of_rows() -> None:
+    w1, w2 = torch.randn(3, 64, 32).to(torch.float8_e4m3fn), torch.randn(3, 32, 32).to(torch.float8_e4m3fn)
+    given = torch.randn(4, 32), w1, w2, torch.rand(4, 2), torch.randint(0, 3, (4, 2))
+    powers = [torch.full((3, w.shape[1], 1), 120, dtype=torch.uint8) for w in (w1, w2)]
+    found = fused_moe(*given, w1_scale=powers[0], w2_scale=powers[1])
+    assert torch.equal(found, tritongemm.fused_moe(*given, "silu", *powers))

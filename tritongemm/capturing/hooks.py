@@ -34,6 +34,12 @@ _LAYERS = {
 }
 # Calls of `tritongemm`, whose own calls of PyTorch are none of the program's.
 _OWN = ("bmm", "scaled_bmm", "scaled_mm", "linear_fp8", "grouped_mm", "fused_moe")
+# What computes their operations in the code of torch.compile, which calls none of them by its name.
+_COMPUTED = {
+    "mm": ("api", "_operation"), "bmm": ("batched", "_operation"), "scaled_mm": ("scaled_api", "_operation"),
+    "linear_fp8": ("linear_fp8", "_linear"), "grouped_mm": ("grouped_api", "_operation"),
+    "fused_moe": ("moe_api", "_operation"),
+}  # fmt: skip
 _PLACES = {"input": 0, "x": 0, "weight": 1, "w": 1, "bias": 2, "out_dtype": 3}  # of a layer's arguments
 
 
@@ -73,6 +79,9 @@ class Hooks:
                 self._replace(sys.modules[module], name, functools.partial(self._layer, operation))
         for name in _OWN:
             self._replace_own(name)
+        for name, (module, function) in _COMPUTED.items():
+            make = functools.partial(self._own_call, f"tritongemm.{name}", follow=getattr(torch.ops.tritongemm, name))
+            self._replace(importlib.import_module(f"tritongemm.serving.{module}"), function, make)
         for owner, name in _calls():
             self._replace(owner, name, functools.partial(self._call, name.strip("_") if name[-2:] == "__" else name))
         self._replace(torch, "compile", self._compile)
@@ -155,8 +164,14 @@ class Hooks:
         self._in_graphs.append(call)
         return call
 
-    def _own_call(self, operation: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What stands for a call of ours: what it asks PyTorch for is not counted beside it."""
+    def _own_call(self, operation: str, original: Callable[..., Any], follow: Any = None) -> Callable[..., Any]:
+        """What stands for a call of ours: what it asks PyTorch for is not counted beside it.
+
+        Args:
+            operation: what the call is named.
+            original: computes it.
+            follow: shows a watcher what it is of; by default the same.
+        """
         note = self._recorder.guarded(self._recorder.note_call)
 
         @functools.wraps(original)
@@ -167,7 +182,7 @@ class Hooks:
             finally:
                 self._inside.own -= 1
             if self._active and not self._inside.own:
-                note(operation, original, args, kwargs)
+                note(operation, follow or original, args, kwargs)
             return result
 
         self._in_graphs.append(call)

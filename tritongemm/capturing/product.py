@@ -14,6 +14,8 @@ from tritongemm.capturing.factors import find_family
 from tritongemm.core.dtypes import DTYPES
 
 _NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
+_FP4 = (torch.uint8, getattr(torch, "float4_e2m1fn_x2", torch.uint8))
+_POWERS = {"": "mx", "e8m0_32x8": "mx_shuffled"}  # granularities by how powers of two along K lie
 _TUNABLE = frozenset(name for name, d in DTYPES.items() if d.packed == 1 and name not in ("int32", "e8m0"))
 
 
@@ -34,6 +36,7 @@ class Product:
         groups: products of different M that share the call; M is that of all.
         left_out: why it can't be tuned; "" where it can.
         one_scale: whether A and B have one scale factor each, as AITER's ``scaleAB`` says.
+        order_b: order of a weight in memory, where it is not plain.
     """
 
     operation: str
@@ -53,11 +56,13 @@ class Product:
     shared: str = ""
     scales: str = ""
     groups: int = 1
+    order_b: str = ""
 
     @property
     def is_layer(self) -> bool:
         """Whether it has the layouts of a linear layer."""
-        return self.row_major_a and not self.row_major_b and self.batch == self.groups == 1
+        lies_plainly = self.row_major_a and not self.row_major_b and not self.order_b
+        return lies_plainly and self.batch == self.groups == 1
 
 
 def of_layer(operation: str, x: Tensor, w: Tensor, bias: Tensor | None, result: Tensor) -> Product | None:
@@ -107,6 +112,27 @@ def of_aten(operation: str, name: str, args: tuple[Any, ...], kwargs: dict[str, 
     return BASIC[name](operation if same else f"{operation} by {name}", args, kwargs)
 
 
+def of_powers(operation: str, m: int, weight: Tensor, out: torch.dtype, layout: str, **others: Any) -> Product:
+    """The product of M rows with a weight [N, K], both with a power of two (e8m0) for each 32 numbers along K.
+
+    Args:
+        operation: the function that was called.
+        m: rows.
+        weight: of fp8; of fp4 two numbers a byte.
+        out: dtype of the result.
+        layout: "" where powers lie in rows, or the name of their order.
+        others: further attributes.
+    """
+    if layout not in _POWERS:
+        return of_nothing(operation, f"powers of two in the order {layout}")
+    (n, k), is_fp4 = weight.shape, weight.dtype in _FP4
+    name = "fp4e2m1" if is_fp4 else _name(weight.dtype)
+    family = "a4w4_blockscale" if is_fp4 else "a8w8_blockscale"
+    scales = "" if is_fp4 and layout else _POWERS[layout]  # of fp4 shuffled ones are the usual ones
+    sizes = m, n, 2 * k if is_fp4 else k
+    return Product(operation, *sizes, name, name, _name(out), row_major_b=False, family=family, scales=scales, **others)
+
+
 def of_nothing(operation: str, reason: str) -> Product:
     """A call of which only is known that it can't be tuned, and why."""
     return Product(operation, 0, 0, 0, "", "", "", left_out=reason)
@@ -154,22 +180,39 @@ def with_factors(
     return product and replace(product, one_scale=one, scales=scales)
 
 
+def _of_own_layer(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """`tritongemm.mm`: a linear layer."""
+    given: dict[str, Any] = dict.fromkeys(("x", "w", "bias", "out_dtype"))
+    given |= dict(zip(given, args, strict=False)) | kwargs
+    x, w = given["x"], given["w"]
+    bias = "none" if given["bias"] is None else "n"
+    return _of(operation, x.reshape(-1, x.shape[-1]), w.t(), given["out_dtype"] or _usual(x), bias)
+
+
+def _usual(a: Tensor) -> torch.dtype:
+    """The type of the result of our own products of A without scale factors, where none is asked for."""
+    if a.dtype.itemsize > 1:
+        return a.dtype
+    return torch.float16 if a.is_floating_point() else torch.int32
+
+
 def _of_batch(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
     """`tritongemm.bmm` and `scaled_bmm`: A @ B for each product, with scale factors or without."""
-    names = ("a", "b", "bias", "out_dtype", "scale_a", "scale_b")
+    names = ("a", "b", "bias", "out_dtype", "scale_a", "scale_b", "scale_layout")
     given: dict[str, Any] = dict.fromkeys(names) | dict(zip(names, args, strict=False)) | kwargs
-    a, b, usual = given["a"], given["b"], None
-    if a.dtype.itemsize == 1:
-        usual = torch.float16 if a.is_floating_point() else torch.int32
+    a, b = given["a"], given["b"]
+    bias = "none" if given["bias"] is None else "n"
     family, scales, reason = "dense", "", ""
+    if given["scale_a"] is not None and a.numel() and b.numel() and given["scale_b"].element_size() == 1:
+        weight, out, layout = b[0].t(), given["out_dtype"] or _usual(a), given["scale_layout"] or ""
+        return of_powers(operation, a.shape[1], weight, out, layout, batch=a.shape[0], bias=bias)
     if given["scale_a"] is not None:
         of_a, of_b = (
             scale.select(0, 0) if scale.dim() > 1 else scale for scale in (given["scale_a"], given["scale_b"])
         )
         of_weight = of_b.t() if of_b.dim() == 2 else of_b
         family, scales, reason = find_family(of_a, of_weight, (a.shape[1], b.shape[2], a.shape[2]))
-    bias = "none" if given["bias"] is None else "n"
-    product = _of(operation, a, b, given["out_dtype"] or usual, bias, family, reason)
+    product = _of(operation, a, b, given["out_dtype"] or _usual(a), bias, family, reason)
     return product and replace(product, scales=scales)
 
 
@@ -228,6 +271,7 @@ BASIC: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Product | None
     "_int_mm": _of_two,
     "addmm": _of_sum,
     "baddbmm": _of_sum,
+    "tritongemm::mm": _of_own_layer,
     "tritongemm::bmm": _of_batch,
     "_scaled_mm": _of_scaled,
     "_scaled_mm_v2": _of_recipe,

@@ -188,6 +188,7 @@ def _start(product: Product) -> str:
         values |= {"groups": p.groups} if p.groups > 1 else {}
         values |= {"family": p.family}
         values |= {"scales": p.scales} if p.scales else {}
+        values |= {"order_b": p.order_b} if p.order_b else {}
     values |= {"reason": p.left_out} if p.left_out else {}
     values |= {"operation": p.operation}
     return ("# left out: " if p.left_out else "- ") + json.dumps(values)[:-1]

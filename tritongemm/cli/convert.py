@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
                 + "; files of one format are merged into another of it, which --to names"
             )
         base, notes = _merge(format_, files_there, found.merged, args.family)
-        told = told_file.write(output, format_, found.records.values(), base)
+        told = told_file.write(output, format_, found.records.values(), base, family=args.family)
     for line in (*found.notes, *notes):
         door.tell(f"left out: {line}")
     for record, reason in told.untold:

@@ -12,7 +12,7 @@ import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tritongemm.cli import arguments, door, tune
+from tritongemm.cli import arguments, door, options, tune
 from tritongemm.core import files
 from tritongemm.core.errors import InputError
 from tritongemm.formats import read_text
@@ -71,7 +71,7 @@ def _parser() -> arguments.Parser:
         metavar="B,…",
         help="backends that race, as of tune; all, the default, are those that compile quickly",
     )
-    p.add_argument("--family", metavar="NAME",
+    p.add_argument("--family", type=options.family, metavar="NAME",
         help="AITER's family, such as a4w4_blockscale, whose files -i and -o are by default; or what a file of M, N "
         "and K alone is of, as of tune")  # fmt: skip
     p.add_argument("--indtype", choices=_DTYPES, help="type of A and B, whatever the file says")

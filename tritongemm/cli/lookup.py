@@ -95,7 +95,7 @@ def _describe(kind: str, row: SourceRow, problem: Problem, device: Target) -> It
     spans = {
         "range": f", M {record.m_from} to {record.problem.m}",
         "bucket": f", padded M {record.problem.m}",
-        "near": f", by the row of M {record.problem.m}, as none has M {problem.m}",
+        "near": _near(record.problem.m, problem.m),
     }
     yield f"{kind}: {problem.key} on {device.name}, {device.compute_units} compute units{spans.get(kind, '')}"
     yield f"row       {row.where}"
@@ -108,6 +108,13 @@ def _describe(kind: str, row: SourceRow, problem: Problem, device: Target) -> It
         yield f"quantise  {(record.quantize_seconds or 0.0) * 1e6:.2f} us, {quantised}"
     if record.held_out:
         yield f"held out  {_held_out(record)}"
+
+
+def _near(found: int, asked: int) -> str:
+    """Which other row serves; of groups it may be one of the same M, whose rows were spread otherwise."""
+    if found == asked:
+        return ", by a row whose groups had other numbers of rows"
+    return f", by the row of M {found}, as none has M {asked}"
 
 
 def _held_out(record: Record) -> str:

@@ -98,7 +98,7 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
     )
     g.add_argument(
         "--family",
-        type=_family,
+        type=family,
         default=DEFAULT_FAMILY,
         metavar="NAME",
         help="what is computed, with which scales and in which order of B: one of those listed below (default "
@@ -110,13 +110,19 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
     group_options.add_group_options(g)
 
 
-def _family(text: str) -> str:
-    """The name of a family or of a variant, or another tool's name for what one of its files is of."""
+def family(text: str) -> str:
+    """The name of a family or of a variant, or another tool's name for what one of its files is of.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none of these; lists them.
+    """
     try:
         registry.family_of(text)
     except InputError as error:
-        if not any(text in format_.families for format_ in registry.every(Format)):
-            raise argparse.ArgumentTypeError(str(error)) from None
+        others = dict.fromkeys(name for format_ in registry.every(Format) for name in format_.families)
+        if text not in others:
+            more = ", ".join(name for name in others if name not in str(error))
+            raise argparse.ArgumentTypeError(f"{error}; of other tools' files also {more}") from None
     return text
 
 

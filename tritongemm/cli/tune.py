@@ -145,9 +145,9 @@ def _wanted(
     return wanted
 
 
-def _tell(told_file: ToldFile, store: Store, asked: _Asked, reporter: Reporter) -> None:
+def _tell(told_file: ToldFile, store: Store, asked: _Asked, family: str, reporter: Reporter) -> None:
     """Tell results in another tool's file, and say what it can't hold."""
-    told = told_file.write(store, asked.problems, asked.rows)
+    told = told_file.write(store, asked.problems, asked.rows, family)
     for record, reason in told.untold:
         reporter.say(f"{told_file.path}: {record.problem.key}: {reason}")
     for name in filter(None, told.files):
@@ -271,7 +271,7 @@ def _tune(asked: _Asked, run: TuningRun, args: argparse.Namespace, command: str,
 
     def write_others() -> None:
         if told_file is not None and not run.options.stop:
-            _tell(told_file, store, asked, reporter)
+            _tell(told_file, store, asked, args.family, reporter)
         if args.profile_file is not None:
             count = candidates_csv.write(Path(args.profile_file), store, problems, run.unstored)
             reporter.say(f"profile: {args.profile_file}: {count} rows")

@@ -124,6 +124,24 @@ def _may_be(family: CsvFamily, columns: set[str]) -> bool:
     return "q_dtype_w" not in columns or "q_dtype_w" in family.keys
 
 
+def families_of_output(path: Path, columns: Collection[str], wanted: str) -> tuple[CsvFamily, ...]:
+    """The families that results in a file may be of: by its columns, its name, and what the user says.
+
+    Args:
+        path: of the file, there or not.
+        columns: its first line; empty where it has none yet.
+        wanted: as of `family_of_file`; it counts where the name says nothing.
+    """
+    found, name = fitting(columns) if columns else FAMILIES, path.name.lower()
+    words = {word for family in found for word in family.words if word in name}
+    longest = {word for word in words if not any(word != other and word in other for other in words)}
+    named = [family for family in found if longest & {*family.words}]
+    if not columns:
+        named = [family for family in named if ("B" in family.keys) == ("batched" in name)]
+    asked = [family for family in found if wanted in (family.name, family.ours, family.shuffled)]
+    return tuple(named or ([] if wanted in ("", Defaults.family) else asked) or found)
+
+
 def family_of_file(path: Path, columns: Collection[str], wanted: str) -> CsvFamily:
     """The family of a file, by its columns, by what the user says, or by its name.
 

@@ -35,6 +35,7 @@ from tritongemm.formats._rows import make_problem
 _FAMILIES = {
     "No": ("dense", ""),
     "per_Token": ("a8w8", ""),
+    "per_Tensor": ("a8w8", ""),  # AITER too repeats an expert's one factor for each row
     "per_1x128": ("a8w8_blockscale", ""),
     "per_128x128": ("a8w8_blockscale", ""),
     "per_1x32": ("a4w4_blockscale", ""),

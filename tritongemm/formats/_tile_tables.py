@@ -214,7 +214,9 @@ class TileTables(ServerFormat, abstract=True):
         word = next(found, None)
         if word is None:
             families = " and ".join(dict.fromkeys(kind.family for kind in self.kinds.values()))
-            return Support(f"{self.server}'s tables are of {families}, with plain B in columns and no bias, alone")
+            return Support(
+                f"{self.server}'s tables are of {families}, plain B in columns, the usual scales and no bias"
+            )
         if record.predicted:
             return Support("its time is a prediction, which no timer measured")
         device = self.blanks.sub("_", record.toolchain.get("device", ""))

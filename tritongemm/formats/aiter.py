@@ -17,7 +17,14 @@ from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Merged, 
 from tritongemm.core.record import Record
 from tritongemm.formats import _aiter_merge as merging
 from tritongemm.formats import _aiter_moe as moe
-from tritongemm.formats._aiter_families import FAMILIES, CsvFamily, family_of_file, fitting, is_header
+from tritongemm.formats._aiter_families import (
+    FAMILIES,
+    CsvFamily,
+    families_of_output,
+    family_of_file,
+    fitting,
+    is_header,
+)
 from tritongemm.formats._aiter_rows import TARGETS, CellReader, is_of, seconds_of, told_cells
 from tritongemm.formats._aiter_table import CsvLine, CsvTable, cells_of
 from tritongemm.formats._kept import KeptError, warn_of
@@ -85,6 +92,15 @@ class AiterCsv(Format):
             return self.translate(records, before)
         family = next(family for family in FAMILIES if not family.ours)
         return moe.tell(rows, records, before.get("", ""), family)
+
+    def why_not_in(self, path: Path, text: str, family: str, record: Record) -> str:
+        """A file is of one family: a result of another one is none of its rows, though its columns may be the same."""
+        columns = CsvTable.parse(_OUTPUT, text).columns if text else ()
+        possible = families_of_output(path, columns, family)
+        fits = any(is_of(record.problem, found) if found.ours else record.problem.groups > 1 for found in possible)
+        if fits or possible == FAMILIES:
+            return ""
+        return f"the file is of AITER's family {' or '.join(found.name for found in possible)}"
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """Tell the results whose kernels AITER has; other lines stay as they are.

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _NOTHING: Final = (0, -1, "separated")  # values of AITER's further arguments that ask for nothing
+_ACTIVATIONS: Final = {0: "silu", 1: "gelu"}  # AITER's ActivationType
+_READ: Final = 11  # arguments of AITER's `fused_moe` before these
+_FURTHER: Final = (
+    "a1_scale", "a2_scale", "block_size_M", "num_local_tokens", "moe_sorting_dispatch_policy", "dtype", "hidden_pad",
+    "intermediate_pad", "bias1", "bias2",
+)  # fmt: skip
 _HOW: Final = ("block_size_M", "moe_sorting_dispatch_policy", "splitk")  # those that say how its kernels run
 
 __all__ = [
@@ -127,6 +133,7 @@ def fused_moe(  # noqa: PLR0913 (AITER's own arguments)
     doweight_stage1: bool = False,
     w1_scale: Tensor | None = None,
     w2_scale: Tensor | None = None,
+    *further: Any,
     **others: Any,
 ) -> Tensor:
     """The experts of a mixture, as `tritongemm.fused_moe` computes them.
@@ -138,16 +145,22 @@ def fused_moe(  # noqa: PLR0913 (AITER's own arguments)
         topk_weight: [tokens, k].
         topk_ids: [tokens, k].
         expert_mask: None; ids of experts that are elsewhere count nothing anyway.
-        activation: AITER's ActivationType, ``Silu`` or ``Gelu``, or its name.
+        activation: AITER's ActivationType, ``Silu`` or ``Gelu``, its name, or its number, 0 or 1.
         quant_type: not read; the shapes of the factors tell it.
         doweight_stage1: False; weights are applied to what the second product gives.
-        w1_scale: of w1; see `tritongemm.fused_moe`. AITER's [experts, rows, 1] and [experts, 1] are known too.
+        w1_scale: of w1; see `tritongemm.fused_moe`. AITER's [experts, rows, 1] are known too, and one
+            factor for each expert, [experts], [experts, 1] or [experts, 1, 1].
         w2_scale: of w2.
-        others: AITER's further arguments, where they ask for nothing; those that say how its kernels run are not read.
+        further: AITER's further arguments in its order.
+        others: the same by name, where they ask for nothing; those that say how its kernels run are not read.
 
     Raises:
+        TypeError: more arguments than AITER has; or as `tritongemm.fused_moe` says.
         InputError: an argument that is not served; or as `tritongemm.fused_moe` says.
     """
+    if len(further) > len(_FURTHER):
+        raise TypeError(f"{len(further) + _READ} arguments are given; AITER's fused_moe has {len(_FURTHER) + _READ}")
+    others |= dict(zip(_FURTHER, further, strict=False))
     if expert_mask is not None or doweight_stage1:
         raise InputError("expert_mask and doweight_stage1 are not served; call AITER's own fused_moe for them")
     for name, value in others.items():
@@ -155,17 +168,29 @@ def fused_moe(  # noqa: PLR0913 (AITER's own arguments)
         if not says_nothing and name not in _HOW and not (name == "dtype" and value == hidden_states.dtype):
             raise InputError(f"{name} is not served; call AITER's own fused_moe for it")
     require_plain(w1=w1, w2=w2)
-    named = str(activation).rpartition(".")[2].lower()
-    of_w1, of_w2 = _of_experts(w1_scale, w1), _of_experts(w2_scale, w2)
-    return tritongemm.fused_moe(hidden_states, w1, w2, topk_weight, topk_ids, named, of_w1, of_w2)
+    of_w1, of_w2 = _of_experts((w1_scale, w1), (w2_scale, w2))
+    return tritongemm.fused_moe(hidden_states, w1, w2, topk_weight, topk_ids, _name(activation), of_w1, of_w2)
 
 
-def _of_experts(scale: Tensor | None, w: Tensor) -> Tensor | None:
-    """Factors of experts as `tritongemm.fused_moe` takes them, of AITER's [experts, rows, 1] and [experts, 1] too."""
+def _name(activation: Any) -> str:
+    """What `tritongemm.fused_moe` calls an activation that is given as AITER's object, name or number."""
+    if isinstance(activation, int):  # its custom operation takes numbers, and members of an IntEnum are some
+        return _ACTIVATIONS.get(int(activation), str(activation))
+    return str(activation).rpartition(".")[2].lower()
+
+
+def _of_experts(*given: tuple[Tensor | None, Tensor]) -> list[Tensor | None]:
+    """Factors of weights as `tritongemm.fused_moe` takes them, of AITER's [experts, rows, 1] and one for each too."""
     import torch
 
-    if not isinstance(scale, torch.Tensor):
-        return scale
-    if scale.dim() == 3 and scale.shape[2] == 1 and scale.shape[1] == w.shape[1] > 1:
-        return scale.squeeze(2)
-    return scale.expand(-1, w.shape[1]) if scale.dim() == 2 and scale.shape[1] == 1 else scale
+    if not all(isinstance(part, torch.Tensor) and part.dim() for pair in given for part in pair):
+        return [scale for scale, _ in given]
+    pairs = [(scale, w) for scale, w in given if scale is not None]
+    if all(scale.numel() == scale.shape[0] == w.shape[0] for scale, w in pairs):
+        return [scale.reshape(-1, 1).expand(-1, w.shape[1]) for scale, w in pairs]
+    return [_of_rows(scale, w) for scale, w in pairs]
+
+
+def _of_rows(scale: Tensor, w: Tensor) -> Tensor:
+    of_rows = scale.dim() == 3 and scale.shape[2] == 1 and scale.shape[1] == w.shape[1] > 1
+    return scale.squeeze(2) if of_rows and scale.dtype.itemsize > 1 else scale  # powers of two along K stay

@@ -129,8 +129,8 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
 ) -> Tensor:
     """A @ B.T of fp4 with a power of two for each 32 numbers along K.
 
-    Older AITER has `out` and `bias` where newer has `bias` and `dtype`: a matrix of 16 bits with M rows or more, of
-    which there are several, is that.
+    Older AITER has `out` and `bias` where newer has `bias` and `dtype`: 16 bits with M rows or more are that.
+    Of one row it may be either, and is refused where no `dtype` tells: give a bias as [N], and memory by its name.
 
     Args:
         A: [..., K / 2] bytes, M rows in all.
@@ -159,7 +159,7 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
     _require_matrices(B=B, A_scale=A_scale, B_scale=B_scale)
     _require_tensors(A=A)
     m, n = A.numel() // max(1, A.shape[-1]) if A.dim() else 0, B.shape[0]
-    if out is None and _is_memory(bias, m):
+    if out is None and _is_memory(bias, m, dtype):
         bias, dtype, out = dtype, None, bias  # as older AITER's are called
     if out is not None:
         _require_matrices(A=A, out=out)
@@ -177,13 +177,29 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
     return out
 
 
-def _is_memory(given: object, m: int) -> bool:
-    """Whether what stands where a bias may is memory for a result of M rows."""
+def _is_memory(given: object, m: int, then: object) -> bool:
+    """Whether what stands where a bias may is memory for a result of M rows.
+
+    Args:
+        given: that.
+        m: rows of the result.
+        then: the argument behind it, which is a type in newer AITER alone.
+
+    Raises:
+        InputError: it may be either.
+    """
     import torch
 
-    if not isinstance(given, torch.Tensor) or given.dim() != 2:
+    if not isinstance(given, torch.Tensor) or given.dim() != 2 or isinstance(then, torch.dtype):
         return False
-    return bool(given.element_size() == 2 and given.shape[0] >= max(m, 2))
+    if given.element_size() != 2 or given.shape[0] < m:
+        return False
+    if given.shape[0] == 1:
+        raise InputError(
+            f"the fifth argument is {given.dtype} {tuple(given.shape)}, which may be a bias or memory for the result; "
+            "give a bias as [N], and memory as out=…"
+        )
+    return True
 
 
 def is_shuffled(w: object) -> bool:

@@ -74,6 +74,7 @@ def write(
     records: Iterable[Record],
     base: str | None = None,
     rows: Sequence[FormatRow] = (),
+    family: str = "",
 ) -> Translation:
     """Tell results in a file or folder, each file replaced as a whole.
 
@@ -83,13 +84,17 @@ def write(
         records: the results, as `Format.translate` takes them.
         base: what stands in the file; None for what does now.
         rows: those that asked for the results.
+        family: what files compute that do not say it, as the user says; "" where nothing is said.
 
     Raises:
         InputError: what is there is not in the format.
         OutputError: a file can't be written.
     """
     before = dict(_texts(path, format_)) if base is None else {"": base}
-    told = format_.translate_rows(rows, records, before)
+    judged = [(record, format_.why_not_in(path, before.get("", ""), family, record)) for record in records]
+    others = tuple((record, reason) for record, reason in judged if reason)
+    told = format_.translate_rows(rows, [record for record, reason in judged if not reason], before)
+    told = replace(told, untold=(*told.untold, *others))
     for name, text in told.files.items():
         if name and PurePath(name).name != name:
             raise OutputError(f"{path}: {name!r} is no name of a file in it")
@@ -203,20 +208,23 @@ class ToldFile:
             if arranged != text:
                 files.atomic_write(self.path, arranged)
 
-    def write(self, store: Store, problems: Iterable[Problem], rows: Sequence[FormatRow] = ()) -> Translation:
+    def write(
+        self, store: Store, problems: Iterable[Problem], rows: Sequence[FormatRow] = (), family: str = ""
+    ) -> Translation:
         """Tell the results of some problems.
 
         Args:
             store: has them.
             problems: whose results are told.
             rows: those that asked for them.
+            family: as of `write`.
 
         Raises:
             InputError, OutputError: as of `write`.
         """
         records = [record for problem in problems for record in _told_of(store, problem, self._format)]
         with held(self.place):
-            return write(self.place, self._format, records, rows=rows)
+            return write(self.place, self._format, records, rows=rows, family=family)
 
 
 def _told_of(store: Store, problem: Problem, format_: Format) -> Iterator[Record]:

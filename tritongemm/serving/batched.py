@@ -31,7 +31,7 @@ from tritongemm.serving.batched_operands import (
     read_batch,
 )
 from tritongemm.serving.dispatcher import CallAnswers, Dispatcher
-from tritongemm.serving.operand_checks import check_eight_bits, check_encodings_on, check_tensors
+from tritongemm.serving.operand_checks import check_eight_bits, check_encodings_on, check_tensors, is_wrapped
 from tritongemm.serving.torch_fallback import float32_precision, output_dtype
 from tritongemm.serving.traced_operations import define_operation
 
@@ -112,6 +112,8 @@ def scaled_bmm(
     Raises:
         TypeError, InputError, DriverError: as `bmm`.
     """
+    if scale_a is None or scale_b is None:
+        raise TypeError("scale_a and scale_b must be tensors, and go together")
     return _call(BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, out, scale_layout))
 
 
@@ -139,8 +141,10 @@ def _call(operands: BatchOperands) -> Tensor:
     if _compiling():
         return _traced(operands)
     tensors = _tensors(operands)
-    in_a_mode = _modes() or _autocast() or _tracing() is not None or _forward._current_level >= 0
-    if not in_a_mode and all(type(t) in _PLAIN and not (t.requires_grad and _grad()) for t in tensors):
+    casts = operands.scale_a is None and _autocast()  # which leaves eight bits as they are
+    in_a_mode = _modes() or casts or _tracing() is not None or _forward._current_level >= 0
+    plain = all(type(t) in _PLAIN and not is_wrapped(t) and not (t.requires_grad and _grad()) for t in tensors)
+    if plain and not in_a_mode:
         return run(default_dispatcher(), operands)
     operands = _checked(operands)
     wants_gradient = _grad() and any(t.requires_grad for t in tensors)
@@ -291,7 +295,7 @@ def _checked(operands: BatchOperands) -> BatchOperands:
     named = operands._asdict()
     check_tensors({n: t for n, t in named.items() if n in ("a", "b") or (n not in _NO_TENSORS and t is not None)})
     if operands.scale_a is not None and operands.dtypes != ("fp4e2m1", "fp4e2m1"):
-        check_eight_bits(operands.a, operands.b, output_dtype(operands.a, operands.out_dtype))
+        check_eight_bits(operands.a, operands.b, operands.out_dtype)
     if operands.scale_layout:
         registry.get(ScaleLayout, operands.scale_layout)
     return check_shapes(operands)
@@ -301,7 +305,7 @@ def _traced(operands: BatchOperands) -> Tensor:
     """The call as torch.compile and torch.export trace it; the operation gives new memory, which is copied to `out`."""
     a, b, bias, out_dtype, scale_a, scale_b, out, layout = operands
     wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(operands))
-    if wants_gradient or torch.is_autocast_enabled("cuda"):
+    if wants_gradient or (scale_a is None and torch.is_autocast_enabled("cuda")):
         return torch_bmm(check_shapes(operands))
     result: Tensor = torch.ops.tritongemm.bmm(a, b, bias, out_dtype, scale_a, scale_b, layout)
     if out is None:

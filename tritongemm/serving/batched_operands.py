@@ -15,6 +15,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.support import Support
+from tritongemm.serving.operand_checks import check_bias
 from tritongemm.serving.scale_factors import agreeing, describe_known, find_scalings
 from tritongemm.serving.scaled_operands import known_scalings
 from tritongemm.serving.torch_fallback import DTYPE_NAMES, output_dtype
@@ -147,6 +148,9 @@ def check_shapes(operands: BatchOperands) -> BatchOperands:
     check_out(operands)
     if (scale_a is None) != (scale_b is None):
         raise InputError("scale_a and scale_b go together")
+    if bias is not None and bias.dim() == 3 and bias.shape[1] != 1:
+        raise InputError(f"bias is {tuple(bias.shape)}; it may be [{n}], [{batch}, {n}] or [{batch}, 1, {n}]")
+    check_bias(bias)
     return operands._replace(
         bias=_vector("bias", bias, batch, n, None),
         scale_a=_factors("scale_a", scale_a, batch, m, operands.k, layout),
@@ -164,6 +168,11 @@ def check_out(operands: BatchOperands) -> None:
     shape, dtype = (a.shape[0], a.shape[1], b.shape[2]), output_dtype(a, operands.out_dtype)
     if out is not None and (tuple(out.shape) != shape or out.dtype != dtype):
         raise InputError(f"out is {out.dtype} {tuple(out.shape)}; the result is {dtype} {shape}")
+    if out is not None and any(step == 0 and size > 1 for step, size in zip(out.stride(), out.shape, strict=True)):
+        raise InputError(f"out has strides {out.stride()}: several numbers would lie in one place")
+    operands_and_out = (a, b, operands.bias, operands.scale_a, operands.scale_b, out)
+    if out is not None and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands_and_out):
+        raise InputError("a gradient is wanted, and what is written to out has none; call it under torch.no_grad()")
 
 
 def _factors(

@@ -14,7 +14,8 @@ from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.grouped_call import MISALIGNED_BITS, GroupedCall
 from tritongemm.serving.grouped_fallback import grouped
 from tritongemm.serving.grouped_operands import GroupedOperands, as_kernels_read, check, problem_of
-from tritongemm.serving.operand_checks import check_encodings_on
+from tritongemm.serving.operand_checks import check_encodings_on, is_wrapped
+from tritongemm.serving.torch_fallback import output_dtype
 from tritongemm.serving.traced_operations import define_operation
 
 _MOST_CALLS = 8192  # Shapes kept for one thread; sequences of any length must not fill the memory.
@@ -44,7 +45,7 @@ def grouped_mm(
         scale_a: None; float32 [M] (a factor for each row), or [M, K / 128] (for each 128 elements along K of a row);
             of a [groups, rows, K] with the groups before. Or a power of two (e8m0) for each 32, [M, K / 32].
         scale_b: None; float32 [groups, N], or [groups, N / 128, K / 128]; or e8m0 [groups, N, K / 32].
-        out_dtype: bfloat16 with scale factors, else a's, by default.
+        out_dtype: bfloat16 with scale factors, else that of `mm`, by default.
         scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts, in whose order they lie: of
             a those of all rows, padded, and of b those of each group.
 
@@ -58,7 +59,7 @@ def grouped_mm(
     """
     if out_dtype is None:
         plain = scale_a is None and torch.overrides.is_tensor_like(a)
-        out_dtype = a.dtype if plain else torch.bfloat16
+        out_dtype = output_dtype(a, None) if plain else torch.bfloat16
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         result: Tensor = torch.ops.tritongemm.grouped_mm(a, b, offs, scale_a, scale_b, out_dtype, scale_layout)
         return result
@@ -68,7 +69,7 @@ def grouped_mm(
 def run(dispatcher: Dispatcher, operands: GroupedOperands) -> Tensor:
     """As `grouped_mm`, with the records of a dispatcher."""
     given = operands.tensors
-    if any(type(tensor) not in _PLAIN for tensor in given.values()):
+    if any(type(tensor) not in _PLAIN or is_wrapped(tensor) for tensor in given.values()):
         check(operands)
         return grouped(operands)
     key: tuple[Any, ...] = (

@@ -8,6 +8,7 @@ from torch import Tensor
 from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
 from tritongemm.serving.scale_factors import spread
 from tritongemm.serving.scaled_fallback import numbers
+from tritongemm.serving.torch_fallback import is_plain, wide_dtype
 
 _ROW_BYTES = 16  # PyTorch's grouped products want rows of A and of a weight to begin at multiples of so many
 
@@ -15,8 +16,13 @@ _ROW_BYTES = 16  # PyTorch's grouped products want rows of A and of a weight to 
 def grouped(operands: GroupedOperands) -> Tensor:
     """The product by PyTorch: its own grouped one where it has it, else of one group after another.
 
-    Only the last asks the GPU for the groups' rows, and so can't be captured.
+    Only the last asks the GPU for the groups' rows, and so can't be captured. Autocast changes no operand's type.
     """
+    with torch._C._DisableAutocast():
+        return _multiply(operands)
+
+
+def _multiply(operands: GroupedOperands) -> Tensor:
     a, b, offs, _, _, out_dtype, _ = operands
     if operands.masked:
         left, right = _plain_operands(operands)
@@ -49,7 +55,7 @@ def _own_product(operands: GroupedOperands) -> Tensor | None:
             return result
         except RuntimeError:  # PyTorch has it on few architectures
             pass
-    left, right = _plain_operands(operands)
+    left, right = _plain_operands(operands) if operands.granularity else (a, b)
     if left.dtype != torch.bfloat16 or not hasattr(torch, "_grouped_mm") or not _aligned(left, right):
         return None
     try:
@@ -64,10 +70,14 @@ def _aligned(a: Tensor, b: Tensor) -> bool:
 
 
 def _plain_operands(operands: GroupedOperands) -> tuple[Tensor, Tensor]:
-    """A and B without scale factors: multiplied by them, in bfloat16 on a GPU and in float32 elsewhere."""
-    a, b, _, scale_a, scale_b, _, _ = operands
+    """A and B without scale factors: multiplied by them, in bfloat16 on a GPU and in float32 elsewhere.
+
+    Those that have none are widened where they are of eight bits, or where a wider result is asked for.
+    """
+    a, b, _, scale_a, scale_b, out_dtype, _ = operands
     if scale_a is None or scale_b is None:
-        return (a, b) if a.dtype == b.dtype else (a.float(), b.float())
+        sums = wide_dtype(a, out_dtype)
+        return (a, b) if is_plain(a, b, out_dtype) else (a.to(sums), b.to(sums))
     wide = torch.bfloat16 if a.is_cuda else torch.float32
     if operands.granularity == "mx":
         (_, scaling), k, n = operands.powers, operands.k, b.shape[2]

@@ -15,7 +15,7 @@ from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.support import Support
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving.operand_checks import check_eight_bits, check_tensors, check_values
+from tritongemm.serving.operand_checks import check_eight_bits, check_tensors, check_unmapped, check_values
 from tritongemm.serving.scale_factors import EXPONENTS, MX_GROUP
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
@@ -92,6 +92,7 @@ def check(operands: GroupedOperands) -> None:
     """
     a, b, offs, scale_a, scale_b, out_dtype, _ = operands
     check_tensors(operands.tensors)
+    check_unmapped("grouped_mm", operands.tensors)
     if b.dim() != 3 or a.dim() not in (2, 3) or a.shape[-1] != b.shape[1]:
         shapes = f"a {tuple(a.shape)} and b {tuple(b.shape)}"
         raise InputError(f"{shapes} must be [M, K] or [groups, rows, K], and [groups, K, N]")
@@ -134,7 +135,7 @@ def _check_scales(operands: GroupedOperands, scale_a: Tensor, scale_b: Tensor) -
     else:
         blocks = -(-k // DEPTH)
         of_a, of_b = [(*rows, blocks)], (groups, -(-n // DEPTH), blocks)
-    for name, scale, shapes in (("scale_a", scale_a, of_a), ("scale_b", scale_b, [of_b])):
+    for name, scale, shapes in (("scale_b", scale_b, [of_b]), ("scale_a", scale_a, of_a)):
         if tuple(scale.shape) not in shapes or scale.dtype not in kinds:
             kind = "float32" if torch.float32 in kinds else "e8m0"
             raise InputError(f"{name} must be {kind} {shapes[0]}, not {scale.dtype} {tuple(scale.shape)}")

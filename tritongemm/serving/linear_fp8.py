@@ -76,8 +76,9 @@ def explain_linear_fp8(
         `tritongemm.explain` for the product.
 
     Raises:
-        InputError: as `linear_fp8`.
+        TypeError, InputError: as `linear_fp8`.
     """
+    check_tensors({"x": x, "weight": weight, "weight_scale": weight_scale})
     operands = BlockOperands(x, weight, weight_scale, None, bias, x.dtype if out_dtype is None else out_dtype)
     _check_unquantized(x, weight, unquantized)
     verdict = judge(operands, _scaled_operands)
@@ -135,10 +136,12 @@ def _check_unquantized(x: Tensor, weight: Tensor, unquantized: Tensor | None) ->
     """Refuse an unquantised weight that is not of this layer.
 
     Raises:
+        TypeError: it is no tensor.
         InputError: says what it is and what it may be.
     """
     if unquantized is None:
         return
+    check_tensors({"x": x, "unquantized": unquantized}, together=False)
     found = unquantized.shape, unquantized.dtype, unquantized.device
     shape = torch.Size((*weight.shape[:1], x.shape[-1]))  # a byte of fp4 holds two numbers
     if found != (shape, x.dtype, weight.device):

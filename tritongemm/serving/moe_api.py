@@ -15,7 +15,7 @@ from tritongemm.serving.grouped_api import run
 from tritongemm.serving.grouped_operands import DEPTH, GroupedOperands
 from tritongemm.serving.microscaling import FORMATS
 from tritongemm.serving.moe_kernels import MixtureSteps, MoeKernels
-from tritongemm.serving.operand_checks import SCALED_RESULTS, check_tensors, check_values
+from tritongemm.serving.operand_checks import SCALED_RESULTS, check_tensors, check_unmapped, check_values, is_wrapped
 from tritongemm.serving.scale_factors import EXPONENTS
 from tritongemm.serving.traced_operations import define_operation
 
@@ -99,7 +99,8 @@ def _operation(  # noqa: PLR0913
 
 def steps_for(dispatcher: Dispatcher, x: Tensor, *others: Tensor) -> MixtureSteps:
     """Who does what is between the products: kernels on a GPU, but PyTorch's operations where a gradient is wanted."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *others)):
+    wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *others))
+    if wants_gradient or any(map(is_wrapped, (x, *others))):
         return moe_torch
     device = dispatcher.device(x.get_device()) if x.is_cuda else None
     return moe_torch if device is None else MoeKernels(device, dispatcher.calls.table)
@@ -112,7 +113,9 @@ def _check(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Te
         TypeError: an argument is no tensor.
         InputError: names the argument and what it must be.
     """
-    check_tensors({"x": x, "w1": w1, "w2": w2, "topk_weights": topk_weights, "topk_ids": topk_ids})
+    operands = {"x": x, "w1": w1, "w2": w2, "topk_weights": topk_weights, "topk_ids": topk_ids}
+    check_tensors(operands)
+    check_unmapped("fused_moe", operands)
     if activation not in ACTIVATIONS:
         raise InputError(f"activation is {activation!r}; there are: {', '.join(ACTIVATIONS)}")
     if x.dtype not in SCALED_RESULTS:
@@ -135,7 +138,9 @@ def _check(x: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Te
         raise InputError(f"topk_ids must be int32 or int64, not {topk_ids.dtype}")
     if not topk_weights.dtype.is_floating_point:
         raise InputError(f"topk_weights must be floats, not {topk_weights.dtype}")
-    if not experts or not topk_ids.shape[1]:
+    if not w1.numel():
+        raise InputError(f"w1 {tuple(w1.shape)} is empty: there is nothing to multiply by")
+    if not topk_ids.shape[1]:
         raise InputError(f"a token can't go to {topk_ids.shape[1]} of {experts} experts")
 
 

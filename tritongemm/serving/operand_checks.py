@@ -6,7 +6,7 @@ No check of a call waits for a GPU: values there are looked at by `check_scales`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tritongemm.core.target import Target
     from tritongemm.serving.device_kernels import DeviceKernels
 
+is_mapped: Final = torch._C._functorch.is_batchedtensor  # by torch.func.vmap
+is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor  # by it or another transform: it has no address
 SCALED_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -37,6 +39,8 @@ def check_scales(**scales: Tensor) -> None:
     for name, factors in scales.items():
         if factors.dtype != torch.float32 and factors.dtype not in EXPONENTS:
             raise InputError(f"{name} is {factors.dtype}; scale factors are float32, or e8m0")
+        if factors.is_meta:
+            raise InputError(f"{name} is on meta, where there are no values to look at")
         if not _are_numbers(factors):
             raise InputError(f"{name} holds NaN or infinity")
 
@@ -48,8 +52,32 @@ def check_values(**scales: Tensor) -> None:
         InputError: names the operand.
     """
     for name, factors in scales.items():
-        if type(factors) is Tensor and factors.device.type == "cpu" and not _are_numbers(factors):
+        looked_at = type(factors) is Tensor and factors.device.type == "cpu" and not is_mapped(factors)
+        if looked_at and not _are_numbers(factors):
             raise InputError(f"{name} holds NaN or infinity")
+
+
+def check_unmapped(call: str, operands: Mapping[str, Tensor]) -> None:
+    """Refuse operands that ``torch.func.vmap`` maps over, for a call whose steps it can't follow.
+
+    Raises:
+        InputError: names the operand.
+    """
+    for name, tensor in operands.items():
+        if is_mapped(tensor):
+            raise InputError(
+                f"{name} is mapped by torch.func.vmap, which {call} does not serve; call it for each sample"
+            )
+
+
+def check_bias(bias: Tensor | None) -> None:
+    """Refuse a bias of so few bits that PyTorch adds it to nothing.
+
+    Raises:
+        InputError: names its type.
+    """
+    if bias is not None and bias.element_size() == 1:
+        raise InputError(f"bias is {bias.dtype}; it may be {', '.join(map(str, SCALED_RESULTS))}")
 
 
 def _are_numbers(factors: Tensor) -> bool:
@@ -83,7 +111,7 @@ def check_tensors(operands: Mapping[str, object], together: bool = True) -> None
             raise InputError(f"{name} is on {tensor.device}, {first} on {here.device}; move it there")
 
 
-def check_eight_bits(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> None:
+def check_eight_bits(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> None:
     """Refuse operands with a factor for each row, or for blocks, that no family multiplies.
 
     Raises:

@@ -19,7 +19,7 @@ from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.runtime.patched_launch import call_all
 from tritongemm.serving import microscaling
 from tritongemm.serving.api import default_dispatcher
-from tritongemm.serving.operand_checks import check_tensors
+from tritongemm.serving.operand_checks import check_tensors, check_unmapped, is_wrapped
 from tritongemm.serving.scale_factors import GROUP
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 from tritongemm.serving.traced_operations import define_operation
@@ -94,7 +94,7 @@ def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) 
         return _check_powers(x, dtype or torch.float8_e4m3fn, layout)
     if layout not in LAYOUTS or (layout != "rows" and granularity != "block"):
         raise InputError(f"layout is {layout!r}; factors of blocks lie in {', '.join(LAYOUTS)}, others in rows")
-    if x.dtype not in _INPUTS or not x.dim() or not x.numel():
+    if x.dtype not in _INPUTS or not x.dim() or _is_empty(x):
         raise InputError(f"x is {x.dtype} {tuple(x.shape)}; activations [..., K] of {', '.join(map(str, _INPUTS))}")
     wanted = dtype or (own_fp8(x.device) if x.is_cuda else torch.float8_e4m3fn)
     if wanted not in _TYPES:
@@ -114,10 +114,16 @@ def _check_powers(x: Tensor, dtype: torch.dtype, layout: str) -> torch.dtype:
         known = ", ".join(map(str, microscaling.FORMATS))
         raise InputError(f"dtype is {dtype}; with powers of two along K there are: {known}")
     packed = DTYPES[microscaling.FORMATS[dtype]].packed
-    if x.dtype not in _INPUTS or not x.dim() or not x.numel() or x.shape[-1] % packed:
+    if x.dtype not in _INPUTS or not x.dim() or _is_empty(x) or x.shape[-1] % packed:
         wanted = f"activations [..., K] of {', '.join(map(str, _INPUTS))}{', K even' if packed > 1 else ''}"
         raise InputError(f"x is {x.dtype} {tuple(x.shape)}; {wanted}")
     return dtype
+
+
+def _is_empty(x: Tensor) -> bool:
+    """Whether there is nothing to quantise; a tracer may not know how many rows there are, and looks at K alone."""
+    size = x.shape[-1] if torch.compiler.is_compiling() else x.numel()
+    return isinstance(size, int) and size == 0
 
 
 def _empty_pair(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
@@ -147,7 +153,10 @@ def empty_in(layout: str, rows: int, groups: int, device: torch.device) -> Tenso
 
 def _quantize(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> _Pair:
     x = x.contiguous()
-    if not x.is_cuda:
+    if not x.numel():
+        raise InputError(f"x is {tuple(x.shape)}: there is nothing to quantise")
+    if not x.is_cuda or is_wrapped(x):
+        check_unmapped("quantize", {"x": x})
         return by_torch(x, granularity, dtype, layout)
     key = ("quantize", x.shape, x.dtype, x.get_device(), granularity, dtype, layout)
     table: dict[Any, Any] = default_dispatcher().calls.table

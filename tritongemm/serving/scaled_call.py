@@ -48,8 +48,11 @@ class ScaledCall(PatchedCall):
         self, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
     ) -> Tensor:
         """The result in new memory, in order of the current stream; PyTorch computes where an operand does not fit."""
-        of_a, of_b, of_scale_a, of_scale_b = a.data_ptr(), b.data_ptr(), scale_a.data_ptr(), scale_b.data_ptr()
-        of_bias = 0 if bias is None else bias.data_ptr()
+        try:
+            of_a, of_b, of_scale_a, of_scale_b = a.data_ptr(), b.data_ptr(), scale_a.data_ptr(), scale_b.data_ptr()
+            of_bias = 0 if bias is None else bias.data_ptr()
+        except RuntimeError:  # wrapped by a transform
+            return self._otherwise(a, b, scale_a, scale_b, bias, out_dtype)
         index = self._index
         if (
             (of_a | of_b | of_scale_a | of_scale_b | of_bias) & MISALIGNED_BITS

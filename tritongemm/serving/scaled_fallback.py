@@ -41,7 +41,13 @@ class TorchScaled:
         bias: Tensor | None = None,
         out_dtype: torch.dtype = torch.bfloat16,
     ) -> Tensor:
-        """The result, [..., N]."""
+        """The result, [..., N], of the types that the operands have under autocast too."""
+        with torch._C._DisableAutocast():
+            return self._multiply(a, b, scale_a, scale_b, bias, out_dtype)
+
+    def _multiply(
+        self, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
         weight, of_weight = self._product.weight(ScaledOperands(a, b, scale_a, scale_b))
         rows = a.reshape(-1, a.shape[-1])
         result = self._try_native(rows, weight, scale_a, of_weight, bias, out_dtype) if self._native else None

@@ -17,7 +17,7 @@ from tritongemm.core.scaling import Scaling, granularity
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, ScaleLayout, WeightLayout
-from tritongemm.serving.operand_checks import SCALED_RESULTS, check_encodings
+from tritongemm.serving.operand_checks import SCALED_RESULTS, check_bias, check_encodings
 from tritongemm.serving.scale_factors import agreeing, describe_known, find_scalings
 from tritongemm.serving.torch_fallback import DTYPE_NAMES
 
@@ -101,14 +101,15 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
     a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout = operands
     _check_tensors(operands)
     packed = 2 if dtype_name("a", a) == "fp4e2m1" else 1
-    k = a.shape[-1] * packed if a.dim() else 0
+    k = int(a.shape[-1]) * packed if a.dim() else 0  # torch.jit.trace has tensors for sizes
     transposed = _is_transposed(a, b)
-    n = b.shape[1] if transposed else b.shape[0]
-    m = a.numel() * packed // k if k else 0
+    n = int(b.shape[1] if transposed else b.shape[0])
+    m = int(a.numel()) * packed // k if k else 0
     if not m or not n or not k:
         raise InputError(f"a {tuple(a.shape)} or b {tuple(b.shape)} is empty: there is nothing to multiply")
     if bias is not None and tuple(bias.shape) != (n,):
         raise InputError(f"bias is {tuple(bias.shape)}; it has a value for each of N={n}")
+    check_bias(bias)
     dtypes = dtype_name("a", a), dtype_name("b", b), DTYPE_NAMES[out_dtype]
     _check_order(Problem(m, n, k, *dtypes, row_major_b=False, order_b=order_b))
     if scale_layout:

@@ -17,6 +17,8 @@ from tritongemm.serving.scale_factors import GROUP, find_scalings, spread
 
 _HOME = "transformers.integrations.finegrained_fp8"
 _CLASS = "FP8Linear"
+_WEIGHTS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 SERVED = "ServedFP8Linear"
 UNQUANTIZED = "weight_unquantized"  # a buffer that no state dict has
 
@@ -37,7 +39,7 @@ def why_left(module: Any, weights: frozenset[tuple[int, int]]) -> str:
     if "forward" in vars(module):
         return "another library replaced its forward"
     weight, scale = module.weight, module.weight_scale_inv
-    if type(weight) is not nn.Parameter or weight.dtype not in (torch.float8_e4m3fn, torch.float8_e4m3fnuz):
+    if type(weight) is not nn.Parameter or weight.dtype not in _WEIGHTS:
         return f"its weight is {weight.dtype}"
     if module.activation_scheme != "dynamic":
         return f"its activations have a {module.activation_scheme} factor"
@@ -57,10 +59,16 @@ def served_class() -> type[nn.Module]:
     base = getattr(importlib.import_module(_HOME), _CLASS)
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        """The layer's result: by our kernels, or as transformers computes it where a gradient is wanted."""
-        if torch.is_grad_enabled() and input.requires_grad:
+        """The layer's result: by our kernels, or as transformers computes it where a gradient is wanted.
+
+        It is transformers' too where weights were dequantised since, or types are changed to ones that we have not.
+        """
+        wanted = torch.is_grad_enabled() and input.requires_grad
+        if wanted or input.dtype not in _INPUTS or not _is_as_patched(self):
             result: Tensor = base.forward(self, input)
             return result
+        if not input.numel():
+            return input.new_empty((*input.shape[:-1], self.weight.shape[0]))
         scale, bias, kept = self.weight_scale_inv.detach(), self.bias, self._buffers.get(UNQUANTIZED)
         added = None if bias is None else bias.detach().to(input.dtype)
         unquantized = kept if kept is not None and kept.dtype == input.dtype else None
@@ -75,6 +83,10 @@ def served_class() -> type[nn.Module]:
     made = type(SERVED, (base,), {**methods, "__module__": __name__, "__doc__": base.__doc__})
     assert issubclass(made, nn.Module)
     return made
+
+
+def _is_as_patched(module: Any) -> bool:
+    return module.weight.dtype in _WEIGHTS and module.weight_scale_inv.dtype == torch.float32
 
 
 def keep_unquantized(module: Any, device: DeviceKernels | None) -> None:

@@ -30,6 +30,16 @@ def is_plain(x: Tensor, w: Tensor, out_dtype: torch.dtype | None) -> bool:
     return x.dtype == w.dtype and out_dtype in (None, x.dtype) and x.dtype not in _NARROW
 
 
+def wide_dtype(x: Tensor, wanted: torch.dtype) -> torch.dtype:
+    """Dtype in which PyTorch computes what it has no product for.
+
+    Integers go through float64, which holds every sum of int8 products exactly.
+    """
+    if not x.dtype.is_floating_point:
+        return torch.float64
+    return torch.float32 if wanted in _FP8 else torch.promote_types(torch.float32, wanted)
+
+
 def float32_precision() -> str:
     """How PyTorch is set to multiply float32 on a GPU: ``fp32``, in full, or ``tf32``."""
     if _read_precision is None:
@@ -54,8 +64,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | N
         product = _mixed_product(rows, w, bias, wanted)
         if product is not None:
             return product.view(*x.shape[:-1], w.shape[0])
-    # Integers go through float64, which holds every sum of int8 products exactly.
-    wide = torch.float64 if not x.dtype.is_floating_point else torch.promote_types(torch.float32, wanted)
+    wide = wide_dtype(x, wanted)
     summand = None if bias is None else bias.to(wide)
     return torch_linear(x.to(wide), w.to(wide), summand).to(wanted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -21,11 +22,16 @@ def define_operation(schema: str, compute: Callable[..., Any], infer: Callable[.
 
     Args:
         schema: its name, arguments and results, as torch.library writes them.
-        compute: what it does with tensors of a GPU or a CPU.
+        compute: what it does with tensors of a GPU or a CPU: a function of a module, which is looked up there at each
+            call, so that a capture can stand in its place and see what compiled code asks for.
         infer: what it gives for tensors without contents: results of the right shapes and types.
     """
-    name = schema.partition("(")[0]
+    name, place, attribute = schema.partition("(")[0], sys.modules[compute.__module__], compute.__name__
+
+    def compute_now(*args: Any, **kwargs: Any) -> Any:
+        return getattr(place, attribute)(*args, **kwargs)
+
     _OPERATIONS.define(schema, tags=_TAGS)
     for device in _DEVICES:
-        _OPERATIONS.impl(name, compute, device)
+        _OPERATIONS.impl(name, compute_now, device)
     torch.library.register_fake(f"tritongemm::{name}", infer, lib=_OPERATIONS)

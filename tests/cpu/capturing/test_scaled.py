@@ -86,7 +86,9 @@ def test_our_own_scaled_product_is_not_run_anew() -> None:
     assert weight == view and (weight.m, weight.n, weight.family, weight.scales) == (
         16, N, "a8w8_blockscale", "block_rows",
     )  # fmt: skip
-    assert product(name, never, *args, order_b="shuffled_16x16").left_out
+    shuffled = product(name, never, *args, order_b="shuffled_16x16")
+    assert (shuffled.order_b, shuffled.scales, shuffled.left_out) == ("shuffled_16x16", "block_rows", "")
+    assert weight.is_layer and not shuffled.is_layer
 
 
 def test_products_of_groups() -> None:
@@ -148,3 +150,78 @@ def test_a_batch_with_factors_is_one_product(
     ]
     assert (row["M"], row["N"], row["K"], row["batch"], row["family"]) == (M, N, K, 3, family)
     assert row.get("scales", "") == scales
+
+
+def bytes_of(*shape: int) -> torch.Tensor:
+    return torch.full(shape, 127, dtype=torch.uint8)
+
+
+MX = (bytes_of(M, K // 32), bytes_of(N, K // 32))
+SHUFFLED = tuple(tritongemm.pack_scales(one) for one in MX)
+HALF, WEIGHTS = bytes_of(M, K // 2), bytes_of(3, N, K // 2)  # two numbers of fp4 a byte
+ENDS = torch.tensor([4, 4, M], dtype=torch.int32)
+X = torch.zeros(M, K, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("call", "family", "scales", "others"),
+    [
+        (lambda: tritongemm.scaled_mm(fp8(M, K), fp8(N, K), *MX), "a8w8_blockscale", "mx", {}),
+        (lambda: tritongemm.scaled_mm(HALF, WEIGHTS[0], *MX, ones(N)), "a4w4_blockscale", "mx", {"bias": "n"}),
+        (
+            lambda: tritongemm.scaled_mm(
+                HALF, WEIGHTS[0], *SHUFFLED, scale_layout="e8m0_32x8", order_b="shuffled_16x16"
+            ),
+            "a4w4_blockscale", None, {"order_b": "shuffled_16x16"},
+        ),
+        (lambda: tritongemm.linear_fp8(X, WEIGHTS[0], MX[1]), "a4w4_blockscale", "mx", {}),
+        (
+            lambda: tritongemm.scaled_bmm(
+                HALF.expand(3, -1, -1), WEIGHTS.mT, MX[0].expand(3, -1, -1), MX[1].expand(3, -1, -1).mT
+            ),
+            "a4w4_blockscale", "mx", {"batch": 3},
+        ),
+        (
+            lambda: tritongemm.grouped_mm(HALF, WEIGHTS.mT, ENDS, MX[0], MX[1].expand(3, -1, -1)),
+            "a4w4_blockscale", "mx", {"groups": 3},
+        ),
+    ],
+)  # fmt: skip
+def test_powers_of_two_along_k_are_told(
+    tmp_path: Path, call: Callable[[], torch.Tensor], family: str, scales: str | None, others: dict[str, Any]
+) -> None:
+    with tritongemm.capture(tmp_path / "shapes.yaml"):
+        call()
+    text = (tmp_path / "shapes.yaml").read_text(encoding="utf-8")
+    (row,) = [json.loads(line[2:]) for line in text.splitlines() if line.startswith("- ")]
+    assert (row["M"], row["N"], row["K"], row["family"], row.get("scales")) == (M, N, K, family, scales)
+    assert others.items() <= row.items() and row["count"] == 1
+    (size,) = sizes.from_file(tmp_path / "shapes.yaml", Defaults())
+    assert size.problem.microscaled and (size.problem.order_b == "plain") == ("order_b" not in row)
+
+
+def test_our_operations_are_counted_where_compiled_code_calls_them(tmp_path: Path) -> None:
+    """A compiled graph calls operations, and no function that a hook could stand in place of."""
+    x, none, out = torch.zeros(M, K), None, torch.float32
+    mixture = torch.zeros(4, 128, K), torch.zeros(4, K, 64), torch.ones(M, 1), torch.zeros(M, 1, dtype=torch.int64)
+    own = torch.ops.tritongemm
+    with tritongemm.capture(tmp_path / "shapes.yaml"):
+        own.mm(x, torch.zeros(N, K))
+        own.scaled_mm(x.to(FP8), fp8(N, K), ones(M), ones(N))
+        own.linear_fp8(x, fp8(N, K), ones(2, 4), none, out)
+        own.bmm(x[None].expand(2, -1, -1), torch.zeros(2, K, N))
+        own.grouped_mm(x, torch.zeros(3, N, K).mT, ENDS, none, none, out)
+        own.fused_moe(x, *mixture, "silu", none, none)
+    own.mm(x, torch.zeros(N, K))
+    rows = sizes.from_file(tmp_path / "shapes.yaml", Defaults())
+    told = [(row.operation.removeprefix("tritongemm."), row.problem.family, row.count) for row in rows]
+    assert sorted(told) == [
+        ("bmm", "dense", 1), ("fused_moe", "dense", 1), ("fused_moe", "dense", 1), ("grouped_mm", "dense", 1),
+        ("linear_fp8", "a8w8_blockscale", 1), ("mm", "dense", 1), ("scaled_mm", "a8w8", 1),
+    ]  # fmt: skip
+    assert {row.problem.n for row in rows} == {N, 128, K}
+    assert {caller for row in rows for caller in row.callers} == {__name__ + "." + _own_name()}
+
+
+def _own_name() -> str:
+    return test_our_operations_are_counted_where_compiled_code_calls_them.__name__

@@ -14,6 +14,7 @@ from tritongemm.cli import convert
 from tritongemm.core import held_files
 from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults, results_format
+from tritongemm.plugins import registry
 from tritongemm.results import told_file
 from tritongemm.workloads import sizes
 
@@ -21,6 +22,7 @@ HEADER = (
     "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
 )
 SIZE = "False,torch.bfloat16,torch.bfloat16,False,False"
+H200: dict[str, Any] = {"target": "sm90", "compute_units": 132}
 TORCH = f"gfx942,304,16,512,4096,{SIZE},torch,0,0,9.0,native,0.0,7.46,482.42"
 OTHER = f"gfx950,256,16,512,4096,{SIZE},flydsl,7,0,8.0,flydsl_bf16_x,0.0,1.0,1.0"
 
@@ -107,6 +109,49 @@ def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: pytest.Ca
     assert len(sizes.from_file(ours, Defaults())) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "flags", "told"),
+    [
+        ("a8w8_blockscale_tuned_gemm.csv", (), ["M,N,K,libtype", "64,2112,7168"]),
+        ("a8w8_blockscale_bpreshuffle_tuned_gemm.csv", (), ["M,N,K,libtype", "32,2112,7168"]),
+        ("a8w8_tuned_gemm.csv", (), ["M,N,K,q_dtype_w", "16,2112,7168"]),
+        ("bf16_tuned_batched_gemm.csv", (), ["B,M,N,K", "8,8,2112,7168"]),
+        ("mine.csv", ("--to", "aiter", "--family", "a8w8_blockscale"), ["M,N,K,libtype", "64,2112,7168"]),
+        ("tuned_fmoe.csv", (), []),
+    ],
+)
+def test_a_file_is_of_the_family_that_its_name_says(
+    name: str, flags: tuple[str, ...], told: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of two families have the same columns, and a kernel of one reads the other's B as other numbers."""
+    problems = [
+        _problem("a8w8_blockscale", 64), _problem("a8w8_blockscale_bpreshuffle", 32), _problem("a8w8", 16),
+        _problem("a8w8", 17), _problem("dense", 8, batch=8),
+    ]  # fmt: skip
+    ours, output = tmp_path / "ours.yaml", tmp_path / name
+    ours.write_text(results_format().write([record(one, **H200) for one in problems]), encoding="utf-8")
+    assert convert.main([str(ours), "-o", str(output), *flags]) == 0
+    lines = [line.partition(",")[2].partition(",")[2] for line in _lines(output)]
+    assert [line[: len(start)] for line, start in zip(lines, told, strict=False)] == told
+    assert len(lines) == (len(told) + (name == "a8w8_tuned_gemm.csv"))
+    said = capsys.readouterr().err
+    assert said.count("the file is of AITER's family") == len(problems) - max(0, len(lines) - 1)
+    again = tmp_path / "again.yaml"
+    again.write_text(results_format().write([record(problems[1], 1e-6, **H200)]), encoding="utf-8")
+    assert convert.main([str(again), "-o", str(output), *flags]) == 0
+    assert len(_lines(output)) == len(lines)
+
+
+def _problem(family: str, m: int, **given: Any) -> Problem:
+    found, typical = registry.family_of(family)
+    types = ("bf16",) * 3 if family == "dense" else ("fp8e4m3fn", "fp8e4m3fn", "bf16")
+    return found.problem(m, 2112, 7168, *types, row_major_b=False, order_b=typical.order_b, **given)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
 def test_files_without_a_result_make_no_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As where the name of the output says another format than that of the files to merge."""
     source = written(tmp_path / "a_bf16_tuned.csv", HEADER, OTHER)
@@ -121,9 +166,9 @@ def test_merges_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Each reads what the one before has written, however long that takes."""
     output, write = tmp_path / "all_bf16_tuned.csv", told_file.write
 
-    def slowly(*args: Any) -> Any:
+    def slowly(*args: Any, **named: Any) -> Any:
         time.sleep(0.02)
-        return write(*args)
+        return write(*args, **named)
 
     monkeypatch.setattr(told_file, "write", slowly)
     rows = [OTHER.replace(",16,512", f",{m},512") for m in (16, 32, 48)]

@@ -164,6 +164,14 @@ def test_what_can_not_be_meant(
     assert complaint in capsys.readouterr().err
 
 
+def test_a_family_that_there_is_not_is_the_complaint(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gradlib.main(["--family", "a4w4"])
+    said = capsys.readouterr().err
+    assert not words and "no family is called 'a4w4'; there are: a4w4_blockscale, " in said
+    assert "; of other tools' files also bf16, batched_a8w8, batched_bf16, fmoe (" in said
+
+
 @pytest.mark.usefixtures("without_gpu")
 @pytest.mark.filterwarnings("ignore:.*tell of what others tell of")
 def test_a_run_keeps_other_rows_and_skips_what_is_told(

@@ -121,3 +121,15 @@ def test_a_row_of_another_m_is_told_where_it_serves(tmp_path: Path, capsys: pyte
             assert f"time      2.00 us at M {by}, 1.500x torch" in lines
         else:
             assert lines[0].startswith("fallback: ")
+
+
+def test_rows_of_groups_serve_however_the_groups_rows_are_spread(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tuned.yaml"
+    tuned = replace(problem(64, 32, 64), groups=4, spread="captured", counts=(0, 40, 14, 10))
+    file.write_text(results_format().write([record(tuned, compute_units=132)]), encoding="utf-8")
+    status, lines = run(capsys, str(file), "-m", "64", *SIZE, "--groups", "4")
+    assert status == 0 and lines[0].endswith("compute units, by a row whose groups had other numbers of rows")
+    status, lines = run(capsys, str(file), "-m", "63", *SIZE, "--groups", "4")
+    assert status == 0 and lines[0].endswith("compute units, by the row of M 64, as none has M 63")

@@ -62,7 +62,7 @@ def test_experts_by_powers_of_two(dtype: str, family: str) -> None:
 @pytest.mark.parametrize(
     ("given", "other", "reason"),
     [
-        ("QuantType.per_1x128", "QuantType.per_Tensor", "no family here has experts with scales per_Tensor"),
+        ("QuantType.per_1x128", "QuantType.per_256x128", "no family here has experts with scales per_256x128"),
         ("16,7168,256,256,8,", "16,7168,256,256,-1,", "topk -1 does not tell"),
         (f"{FP8},{FP8},QuantType.per_1x128", f"{FP8},torch.float4_e2m1fn_x2,QuantType.per_1x32", "multiplied by no"),
     ],
@@ -85,6 +85,11 @@ def test_a_wrong_cell_costs_its_row(cell: str, wrong: str, complaint: str) -> No
     )
     assert len(found.rows) == 4 and [row.line for row in found.damaged] == [4]
     assert complaint in found.damaged[0].reason
+
+
+def test_one_factor_for_each_expert_is_that_of_its_rows() -> None:
+    found = read(f"{KEYS}\n{BLOCKS.replace('per_1x128', 'per_Tensor')}\n")
+    assert [(row.problem.family, row.problem.scales, row.problem.groups) for row in found] == [("a8w8", "", 256)] * 2
 
 
 def test_both_results_of_a_layer_are_one_row_that_is_read_back(tmp_path: Path) -> None:

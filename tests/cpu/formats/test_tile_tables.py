@@ -244,7 +244,7 @@ def test_where_another_kernel_won_the_default_is_pinned(other: Record, why: str)
     [
         (
             dataclasses.replace(result(1), problem=Problem(1, 6144, 4096, "bf16", "bf16", "bf16", row_major_b=False)),
-            "vLLM's tables are of a8w8_blockscale, with plain B in columns and no bias, alone",
+            "vLLM's tables are of a8w8_blockscale, plain B in columns, the usual scales and no bias",
         ),
         (result(1, toolchain={}), "does not say on which device"),
         (result(1, toolchain={"device": "../../etc"}), "does not say on which device|$"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from enum import IntEnum
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -75,3 +77,45 @@ def test_a_mixture_with_aiters_further_arguments() -> None:
     w1.is_shuffled = True
     with pytest.raises(InputError, match="w1 is shuffled"):
         layer(**named)
+
+
+class Activation(IntEnum):
+    """As a Python enumeration of AITER's would be; its members print as their numbers."""
+
+    Silu = 0
+    Gelu = 1
+
+
+def test_a_mixture_is_called_as_aiter_calls_its_own() -> None:
+    torch.manual_seed(0)
+    given = torch.randn(4, 128), torch.randn(3, 256, 128), torch.randn(3, 128, 128), torch.rand(4, 2)
+    ids = torch.randint(0, 3, (4, 2))
+    wanted = tritongemm.fused_moe(*given, ids, "gelu")
+    after: tuple[Any, ...] = (None, 0, False, None, None, None, None, None, None, 0, torch.float32, 0, 0, None, None)
+    for activation in (Activation.Gelu, 1, "gelu"):
+        assert torch.equal(fused_moe(*given, ids, None, activation, *after[1:]), wanted)
+    with pytest.raises(InputError, match="bias2 is not served"):
+        fused_moe(*given, ids, None, 1, *after[1:-1], torch.ones(3, 128))
+    with pytest.raises(InputError, match="activation is '2'"):
+        fused_moe(*given, ids, None, 2)
+    with pytest.raises(TypeError, match="22 arguments are given; AITER's fused_moe has 21"):
+        fused_moe(*given, ids, None, 1, *after[1:], None)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 1, 1)])
+def test_one_factor_for_each_expert(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    w1, w2 = (torch.randn(3, rows, 128).to(torch.float8_e4m3fn) for rows in (256, 128))
+    given = torch.randn(4, 128), w1, w2, torch.rand(4, 2), torch.randint(0, 3, (4, 2))
+    one = torch.rand(shape)
+    wide = [one.reshape(3, 1).expand(3, rows).contiguous() for rows in (256, 128)]
+    found = fused_moe(*given, w1_scale=one, w2_scale=one)
+    assert torch.equal(found, tritongemm.fused_moe(*given, "silu", *wide))
+
+
+def test_powers_of_two_of_one_group_along_k_are_no_factors_of_rows() -> None:
+    w1, w2 = torch.randn(3, 64, 32).to(torch.float8_e4m3fn), torch.randn(3, 32, 32).to(torch.float8_e4m3fn)
+    given = torch.randn(4, 32), w1, w2, torch.rand(4, 2), torch.randint(0, 3, (4, 2))
+    powers = [torch.full((3, w.shape[1], 1), 120, dtype=torch.uint8) for w in (w1, w2)]
+    found = fused_moe(*given, w1_scale=powers[0], w2_scale=powers[1])
+    assert torch.equal(found, tritongemm.fused_moe(*given, "silu", *powers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import tritongemm
 from tritongemm.core.errors import InputError
 from tritongemm.core.scaling import Scaling
 from tritongemm.integrations import aiter, aiter_scaled
@@ -78,6 +80,19 @@ def test_fp4(variant: str) -> None:
     assert older is out and error_metric.deviation(out[:33], exact + 1) < 0.01
     with pytest.raises(InputError, match="apreshuffle True"):
         aiter.gemm_a4w4(*given[:4], apreshuffle=True)
+
+
+def test_memory_for_one_row_is_told_from_a_bias_or_refused() -> None:
+    """In older AITER memory of one row stands where newer has a bias; taken for one, it would stay as it was."""
+    q, powers = tritongemm.quantize(torch.randn(33, 64), "mx", torch.uint8)
+    a, b, of_b = q[:1], q[1:], tritongemm.pack_scales(powers[1:])
+    given = a, b, tritongemm.pack_scales(powers[:1]), of_b
+    memory = torch.zeros(1, 32, dtype=torch.bfloat16)
+    layer = partial(aiter.gemm_a4w4, *given, bpreshuffle=False)
+    with pytest.raises(InputError, match="may be a bias or memory"):
+        aiter.gemm_a4w4(*given, memory, bpreshuffle=False)
+    assert torch.equal(layer(bias=memory, dtype=torch.bfloat16), layer())
+    assert torch.equal(layer(out=memory), layer()) and bool(memory.any())
 
 
 def _signatures() -> dict[str, list[str]]:

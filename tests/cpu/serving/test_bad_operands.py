@@ -68,6 +68,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
             "fp4 by fp8": ({"b": torch.zeros(N, K, dtype=torch.uint8)}, "fp4 is multiplied by fp4"),
             "fp8 by fp4": ({"a": torch.zeros(M, K, dtype=torch.uint8)}, "fp4 is multiplied by fp4"),
             "elsewhere": ({"scale_b": ONE(1, 2, device="meta")}, "scale_b is on meta"),
+            "bias": ({"bias": q(N)}, "bias is torch.float8_e4m3fn; it may be"),
             "order": ({"b": q(N + 8, K), "scale_b": ONE(1, 2), "order_b": "shuffled_16x16"}, "N a multiple of 16"),
         },
     ),
@@ -80,6 +81,10 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
             "bias": ({"bias": ONE(N + 1)}, "bias is"),
             "out": ({"out": torch.empty(B, M, N + 1)}, "out is"),
             "elsewhere": ({"b": torch.ones(B, K, N, device="meta")}, "b is on meta"),
+            "bias of eight bits": ({"bias": q(N)}, "bias is torch.float8_e4m3fn"),
+            "bias of rows": ({"bias": ONE(B, N, 1)}, r"bias is \(2, 32, 1\)"),
+            "one place": ({"out": torch.empty(1, M, N).expand(B, M, N)}, "several numbers would lie in one place"),
+            "gradient": ({"out": torch.empty(B, M, N, requires_grad=True)}, "a gradient is wanted"),
             "bias elsewhere": ({"bias": ONE(N, device="meta")}, "bias is on meta"),
             "sparse": ({"a": torch.ones(B, M, K).to_sparse()}, "a is torch.sparse_coo"),
             "no tensor": ({"a": "x"}, "a must be a tensor"),
@@ -98,6 +103,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
             "result": ({"out_dtype": INT8}, "out_dtype is torch.int8"),
             "elsewhere": ({"scale_a": ONE(B, M, device="meta")}, "scale_a is on meta"),
             "one of two": ({"scale_b": None}, "go together"),
+            "none": ({"scale_a": None, "scale_b": None}, "must be tensors"),
+            "no result": ({"out_dtype": None}, "out_dtype is None; scaled products give"),
             "no tensor": ({"scale_a": 1.0}, "scale_a must be a tensor"),
         },
     ),
@@ -143,6 +150,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
             "shape": ({"scale_a": ONE(M, 3)}, "scale_a must be float32"),
             "forms": ({"scale_a": ONE(M)}, "scale_a must be float32"),
             "shape of b": ({"scale_b": ONE(1, GROUPS, 1, 2)}, "scale_b must be float32"),
+            "rows of b": ({"scale_a": ONE(M, 1), "scale_b": ONE(GROUPS, N, 1)}, r"scale_b must be float32 \(4, 1, 2\)"),
             "dtype": ({"scale_a": ONE(M, 2).half()}, "scale_a must be float32"),
             "nan": ({"scale_a": ONE(M, 2) * NAN}, "scale_a holds NaN"),
             "inf": ({"scale_b": ONE(GROUPS, 1, 2) * INF}, "scale_b holds NaN or infinity"),
@@ -165,6 +173,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
             "shape of weights": ({"topk_weights": ONE(TOKENS, 3)}, "topk_weights"),
             "none chosen": ({"topk_ids": IDS[:, :0], "topk_weights": ONE(TOKENS, 0)}, "0 of 4 experts"),
             "tokens": ({"x": torch.ones(TOKENS, HIDDEN).int()}, "x must be bfloat16"),
+            "no inner": ({"w1": q(GROUPS, 0, HIDDEN), "w2": q(GROUPS, HIDDEN, 0)}, r"w1 \(4, 0, 128\) is empty"),
             "odd w1": ({"w1": q(GROUPS, 2 * INNER + 1, HIDDEN)}, "wants a w2"),
             "shape": ({"w1_scale": ONE(GROUPS, 3, 1)}, "w1_scale must be float32"),
             "shape of w2": ({"w2_scale": ONE(GROUPS, 2, 2)}, "w2_scale must be float32"),
@@ -260,6 +269,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Case]]] = {
         {
             "no tensor": ({"x": None}, "x must be a tensor"),
             "no weight": ({"weight": [1.0]}, "weight must be a tensor"),
+            "unquantized": ({"unquantized": 2.0}, "unquantized must be a tensor"),
             "no factors": ({"weight_scale": 2.0}, "weight_scale must be a tensor"),
             "nan": ({"weight_scale": ONE(1, 2) * NAN}, "holds NaN"),
         },
@@ -317,6 +327,8 @@ def test_values_are_looked_at_where_a_program_asks() -> None:
     for wrong in (ONE(3) * NAN, ONE(3) * -INF, E8M0["scale_a"] + 128):
         with pytest.raises(InputError, match="scale_b holds NaN or infinity"):
             tritongemm.check_scales(scale_a=ONE(3), scale_b=wrong)
+    with pytest.raises(InputError, match="scale_a is on meta"):
+        tritongemm.check_scales(scale_a=ONE(3, device="meta"))
     with pytest.raises(InputError, match=r"scale_a is torch\.float16"):
         tritongemm.check_scales(scale_a=ONE(3).half())
 

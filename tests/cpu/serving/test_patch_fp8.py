@@ -128,3 +128,14 @@ def test_a_replaced_forward_and_other_factors_are_left() -> None:
     left = tritongemm.patch(model, rows).left
     assert left["up"] == "another library replaced its forward"
     assert left["other"].startswith("its factors are torch.float32 ()")
+
+
+def test_calls_that_our_kernels_do_not_take_are_transformers() -> None:
+    """Weights may be dequantised after `patch`, and a step may have no tokens."""
+    model = Model()
+    tritongemm.patch(model, [record(problem(300, 256))])
+    with torch.no_grad():
+        assert model.up(torch.ones(2, 0, 256)).shape == (2, 0, 300)
+        whole = model.bfloat16()
+        x = torch.randn(3, 256, dtype=torch.bfloat16)
+        assert torch.equal(whole.up(x), nn.functional.linear(x, whole.up.weight, whole.up.bias))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import tritongemm
 from tritongemm.core.errors import InputError
@@ -132,3 +133,16 @@ def test_memory_for_another_result_is_refused_there_too() -> None:
         tritongemm.bmm(fake[0], fake[1], out=fake[2])
     with FakeTensorMode() as mode, pytest.raises(InputError, match="powers of two lie in rows, e8m0_32x8"):
         torch.ops.tritongemm.quantize(mode.from_tensor(a), "mx", FP8, "spiral")
+
+
+@pytest.mark.parametrize(("granularity", "layout"), [("row", "rows"), ("block", "tma"), ("mx", "e8m0_32x8")])
+def test_how_many_rows_are_quantised_may_depend_on_values(granularity: str, layout: str) -> None:
+    """A tracer knows no number for the rows of ``x[mask]``; whether there are any is seen when they are quantised."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    with mode:
+        some = mode.from_tensor(torch.ones(6, 256))
+        rows = some[mode.from_tensor(torch.ones(6, dtype=torch.bool))]
+        q, scale = tritongemm.quantize(rows, granularity, torch.float8_e4m3fn, layout)
+    assert q.shape[1] == 256 and scale.dim() == 2
+    with pytest.raises(InputError, match=r"\(0, 256\)"):
+        torch.ops.tritongemm.quantize(torch.ones(0, 256), granularity, torch.float8_e4m3fn, layout)

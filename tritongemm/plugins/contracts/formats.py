@@ -101,6 +101,17 @@ class Format(Plugin, abstract=True):
         """
         return self.translate(records, before)
 
+    def why_not_in(self, path: Path, text: str, family: str, record: Record) -> str:
+        """Why a file of this format, as it is called and begins, is not for a result; "" where it may be.
+
+        Args:
+            path: of the file.
+            text: what is there, "" for nothing yet.
+            family: what the user says that files compute.
+            record: the result.
+        """
+        return ""
+
     def can_tell(self, config: Config) -> bool:
         """Whether `translate` may tell a generated kernel of this config, for a result that another kernel won."""
         return False

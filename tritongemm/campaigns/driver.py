@@ -52,8 +52,8 @@ def _asked(campaign: Campaign) -> CampaignState:
         InputError: there is neither a log nor a campaign in the folder, or one of them can't be read.
     """
     if campaign.log is not None:
-        contents = campaign.log_contents
-        return CampaignState.of(campaign.log, contents, campaign.target.name, campaign.threshold)
+        digest = campaign.log_file.digest
+        return CampaignState(str(campaign.log), digest, campaign.target.name, campaign.threshold)
     found = CampaignState.read(campaign.folder)
     if found is None:
         raise InputError(f"{campaign.folder} has no campaign: name the LOG of what the job called")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.support.call_logs import extended, line, trace
+from tritongemm.campaigns.log_file import LogFile
 from tritongemm.campaigns.workload import JobWorkload, read_workload
 from tritongemm.core.errors import InputError
 from tritongemm.search_spaces import loader as target_files
@@ -23,7 +24,7 @@ def log(tmp_path: Path) -> Path:
 
 def read(log: Path, text: str) -> JobWorkload:
     log.write_text(text)
-    return read_workload(log, log.read_bytes(), GFX950)
+    return read_workload(LogFile(log), GFX950)
 
 
 def counts(workload: JobWorkload) -> dict[str, float]:
@@ -92,7 +93,7 @@ def test_functions_that_are_no_gemm_are_counted(log: Path) -> None:
 
 def test_another_architecture_is_told(log: Path) -> None:
     log.write_text("Device ID 0 : AMD Instinct MI350X gfx950:sramecc+:xnack-\n" + line() + line(a="f8_r", scale=1))
-    here, there = read_workload(log, log.read_bytes(), GFX950), read_workload(log, log.read_bytes(), GFX942)
+    here, there = read_workload(LogFile(log), GFX950), read_workload(LogFile(log), GFX942)
     assert here.remarks == () and len(counts(here)) == 2
     assert there.remarks == (f"{log}: line 1 names gfx950, and this campaign tunes for gfx942",)
     assert "gfx942 has no matrix instruction for fp8e4m3fn" in there.products[1].reason
@@ -113,7 +114,7 @@ def test_cublaslt_s_trace(log: Path) -> None:
         trace(compute="transa=OP_T newField=4 "),
     ]
     log.write_text("".join(texts))
-    found = read_workload(log, log.read_bytes(), SM90)
+    found = read_workload(LogFile(log), SM90)
     assert [p.problem.key if p.problem else p.reason for p in found.products] == [
         "109x16032x16384_bf16_TN",
         "109x16032x16384_bf16_TT",
@@ -135,7 +136,7 @@ def test_a_captured_workload(tmp_path: Path) -> None:
         '- {"M": 16, "N": 64, "K": 128, "rowMajorA": "T", "rowMajorB": "N", "dtype_a": "bf16", "count": 7}\n'
         '- {"M": 16, "N": 64, "K": 128, "rowMajorA": "T", "rowMajorB": "N", "dtype_a": "fp8e4m3fn", "count": 2}\n'
     )
-    found = read_workload(path, path.read_bytes(), GFX942)
+    found = read_workload(LogFile(path), GFX942)
     assert [(p.count, p.call.transposes, p.call.m, p.call.n) for p in found.products] == [
         (7, "TN", 64, 16), (2, "TN", 64, 16),
     ]  # fmt: skip
@@ -163,7 +164,7 @@ def test_whatever_a_log_holds_is_told_in_a_line(log: Path, data: st.DataObject) 
     damage = data.draw(st.text("{}:,=-[]'\"0159 TNmnabf\n\x00\u20ac", max_size=6))
     log.write_text(text[:place] + damage + text[place + data.draw(st.integers(0, 12)) :])
     try:
-        found = read_workload(log, log.read_bytes(), GFX950)
+        found = read_workload(LogFile(log), GFX950)
     except InputError as error:
         assert str(log) in str(error)
     else:
@@ -172,7 +173,7 @@ def test_whatever_a_log_holds_is_told_in_a_line(log: Path, data: st.DataObject) 
 
 def test_bytes_that_are_no_text_are_passed_over(log: Path) -> None:
     log.write_bytes(b"\xff\xfe\x00garbage\n" + line().encode() + b"\x80\n")
-    assert counts(read_workload(log, log.read_bytes(), GFX950)) == {"109x16032x16384_bf16_TN": 1}
+    assert counts(read_workload(LogFile(log), GFX950)) == {"109x16032x16384_bf16_TN": 1}
 
 
 def test_what_a_capture_left_out_is_told(log: Path) -> None:

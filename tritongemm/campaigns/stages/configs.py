@@ -38,9 +38,7 @@ def run(campaign: Campaign) -> None:
         InputError: there is no log, it can't be read, or nothing in it takes enough time.
         OutputError: a file can't be written.
     """
-    contents = campaign.log_contents
-    assert campaign.log is not None, "it has contents"
-    workload = read_workload(campaign.log, contents, campaign.target)
+    workload = read_workload(campaign.log_file, campaign.target)
     for remark in workload.remarks:
         campaign.say(remark)
     products = weigh(campaign, workload.products)

@@ -13,10 +13,13 @@ from tritongemm.campaigns.state import CampaignState
 from tritongemm.core.errors import InputError, OutputError, UnavailableError
 
 STAGES = ("configs", "tune", "merge", "benchmark", "filter")
+_MEASURES = "benchmark"  # the first stage that can do nothing without a GPU
 
 
 def run_campaign(campaign: Campaign, only: str = "") -> None:
     """Do the stages that are not done, or one of them whether it is done or not.
+
+    Without a GPU those that only measure are left for a machine that has one, which is said.
 
     Args:
         campaign: where, of which log, and with what.
@@ -38,11 +41,24 @@ def run_campaign(campaign: Campaign, only: str = "") -> None:
                 campaign.say(f"{stage}: {again or f'done already (--only {stage} does it again)'}")
                 if not again:
                     continue
+            if stage == _MEASURES and not campaign.devices and not only:
+                campaign.say(_tell_rest(campaign))
+                return
             now = now.without(STAGES[STAGES.index(stage) :])
             now.write(campaign.folder)
             module.run(campaign)
             now = replace(now, done=(*now.done, stage))
             now.write(campaign.folder)
+
+
+def _tell_rest(campaign: Campaign) -> str:
+    """What is left to do, and where."""
+    rest = " and ".join(STAGES[STAGES.index(_MEASURES) :])
+    return (
+        f"{rest}: left to do, as they measure and no GPU driver with a device was found here; copy {campaign.folder} "
+        "and the LOG to a machine that has the GPU, and run the same command there, or name a Ray cluster whose hosts "
+        "have it with --ray"
+    )
 
 
 def _asked(campaign: Campaign) -> CampaignState:
@@ -70,11 +86,17 @@ def _begin(campaign: Campaign, asked: CampaignState) -> CampaignState:
     if found is None:
         return asked
     for what, theirs, ours in (("log", found.digest, asked.digest), ("target", found.target, asked.target)):
-        if theirs != ours:
-            other = found.log if what == "log" else theirs
+        if theirs == ours:
+            continue
+        if what == "log" and found.log == asked.log:
             raise OutputError(
-                f"{campaign.folder} has the campaign of another {what}, {other}: choose another folder with -o"
+                f"{campaign.folder} has the campaign of what {found.log} held before it was changed: choose another "
+                "folder with -o, or leave the LOG out to go on with what was read then"
             )
+        other = found.log if what == "log" else theirs
+        raise OutputError(
+            f"{campaign.folder} has the campaign of another {what}, {other}: choose another folder with -o"
+        )
     if campaign.log is not None and found.threshold != asked.threshold:
         campaign.say(f"the threshold was {found.threshold:g} % and is {asked.threshold:g} %: all stages are done again")
         return asked

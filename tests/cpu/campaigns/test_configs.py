@@ -155,6 +155,15 @@ def test_the_script_runs_the_config_alone(rig: Rig, tmp_path: Path) -> None:
     )
 
 
+def test_scripts_are_open_to_whom_the_umask_says(rig: Rig) -> None:
+    before = os.umask(0o077)
+    try:
+        configs.run(rig.campaign(size(A)))
+    finally:
+        os.umask(before)
+    assert (rig.folder / "tunings" / "BBS_TN_0.sh").stat().st_mode & 0o777 == 0o700
+
+
 def test_what_can_t_be_computed_is_told_with_its_share(measuring: Rig) -> None:
     configs.run(measuring.campaign(example() + size(A, count=10, beta="1.0") + size(B, activation="gelu")))
     told = [line for line in measuring.said if line.startswith("not computed here")]

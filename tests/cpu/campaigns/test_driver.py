@@ -18,6 +18,7 @@ from tests.support.evaluators import FakeEvaluator
 from tests.support.stores import TOOLS, record, take
 from tritongemm.campaigns import driver, stages, state
 from tritongemm.campaigns.campaign import Campaign
+from tritongemm.campaigns.conflicts import RACES
 from tritongemm.campaigns.device_load import CountedEvaluator, tell_loads
 from tritongemm.campaigns.driver import STAGES, run_campaign
 from tritongemm.core.errors import InputError, OutputError, UnavailableError
@@ -103,7 +104,8 @@ def rig(tmp_path: Path) -> Rig:
 
 @pytest.fixture
 def last_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Stand-ins for the last two stages, whatever there is."""
+    """Stand-ins for the last two stages, whatever there is; they need no GPU."""
+    monkeypatch.setattr(driver, "_MEASURES", "")
     folder = tmp_path / "more_stages"
     folder.mkdir()
     for name in STAGES[3:]:
@@ -192,11 +194,31 @@ def test_doing_a_stage_again_undoes_those_behind(rig: Rig) -> None:
 
 def test_a_folder_is_of_one_log_and_one_target(rig: Rig) -> None:
     run_campaign(rig.campaign(LOG), "configs")
-    with pytest.raises(OutputError, match=r"has the campaign of another log, .*job.log: choose another folder"):
+    with pytest.raises(OutputError, match=r"the campaign of what .*job\.log held before it was changed"):
         run_campaign(rig.campaign(LOG + line()), "configs")
+    (rig.place / "other.log").write_text(LOG + line())
+    with pytest.raises(OutputError, match=r"has the campaign of another log, .*job\.log: choose another folder"):
+        run_campaign(replace(rig.campaign(), log=rig.place / "other.log"), "configs")
+    rig.campaign(LOG)
     other = replace(rig.campaign(LOG), target=target_files.load_target("gfx950"))
     with pytest.raises(OutputError, match="has the campaign of another target, gfx942"):
         run_campaign(other, "configs")
+
+
+def test_races_of_a_merge_are_kept_until_it_is_over(rig: Rig) -> None:
+    """Who does the stage again measures again."""
+    for stage in STAGES[:2]:
+        run_campaign(rig.campaign(LOG), stage)
+    (rig.folder / RACES).touch()
+    run_campaign(rig.campaign(), "merge")
+    assert not (rig.folder / RACES).exists()
+
+
+def test_without_a_gpu_the_last_stages_are_left_to_do(rig: Rig) -> None:
+    """Said with what can be done; all that is done counts."""
+    run_campaign(rig.campaign(LOG))
+    assert rig.done() == list(STAGES[:3]) and not (rig.folder / "results").exists()
+    assert rig.said[-1].startswith("benchmark and filter: left to do") and f"copy {rig.folder}" in rig.said[-1]
 
 
 def test_another_threshold_begins_anew_and_keeps_what_was_tuned(rig: Rig) -> None:

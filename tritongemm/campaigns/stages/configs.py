@@ -149,7 +149,8 @@ def _write_config(campaign: Campaign, name: str, one: WeighedProduct) -> None:
     _write(campaign.folder / f"{name}.yaml", f"# {about}\n{results_format().write_sizes([row])}")
     script = campaign.folder / f"{name}.sh"
     _write(script, _SCRIPT.format(about=about, name=name, options=shlex.join(campaign.tune_options)))
-    script.chmod(0o755)
+    mode = script.stat().st_mode
+    script.chmod(mode | (mode & 0o444) >> 2)  # whoever may read it, as the umask says, may run it
 
 
 def _check_places(folder: Path, names: Iterable[str]) -> None:

@@ -91,6 +91,24 @@ def test_functions_that_are_no_gemm_are_counted(log: Path) -> None:
         read(log, gemv)
 
 
+def test_functions_without_a_d_write_into_c(log: Path) -> None:
+    """Batches too: rocBLAS's gemm and gemm_strided_batched have no D to tell of."""
+    where = "lda: 128, stride_a: 4096, ldb: 64, stride_b: 2048, beta: 0, ldc: 128, stride_c: 8192, batch_count: 12"
+    profile = f"transA: 'N', transB: 'T', M: 128, N: 64, K: 32, alpha: 1, {where}, call_count: 7 }}\n"
+    command = "--transposeA N --transposeB T -m 64 -n 64 -k 32 --lda 64 --stride_a 2048 --ldb 64 --stride_b 2048"
+    found = read(
+        log,
+        f'- {{ rocblas_function: "rocblas_hgemm_strided_batched", {profile}'
+        f'- {{ rocblas_function: "rocblas_hgemm_strided_batched", {profile.replace("c: 8192", "c: 9000")}'
+        f"./rocblas-bench -f gemm_strided_batched -r h {command} --ldc 64 --stride_c 4096 --batch_count 12\n",
+    )
+    assert counts(found) == {
+        "64x128x32_fp16_NT_batch12": 7,
+        "the products of D are 9000 elements apart, of which one has 8192": 7,
+        "64x64x32_fp16_NT_batch12": 1,
+    }
+
+
 def test_another_architecture_is_told(log: Path) -> None:
     log.write_text("Device ID 0 : AMD Instinct MI350X gfx950:sramecc+:xnack-\n" + line() + line(a="f8_r", scale=1))
     here, there = read_workload(LogFile(log), GFX950), read_workload(LogFile(log), GFX942)

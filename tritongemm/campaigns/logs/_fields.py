@@ -105,6 +105,12 @@ def is_type(text: str) -> bool:
     return bool(_TYPE.fullmatch(text) or _COMPLEX_TYPE.fullmatch(text))
 
 
+def write_into_c(values: Mapping[str, str]) -> dict[str, str]:
+    """The fields of a call; where none tells how D lies, it is written into C, as by functions that have no D."""
+    lies = {d: values[c] for c, d in (("ldc", "ldd"), ("stride_c", "stride_d")) if c in values}
+    return {**lies, **values}
+
+
 def read_call(fields: Fields) -> LoggedCall:
     """The call whose fields have the names of hipBLASLt's profile.
 

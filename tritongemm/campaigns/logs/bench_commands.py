@@ -13,7 +13,7 @@ import re
 from functools import lru_cache
 from typing import ClassVar
 
-from tritongemm.campaigns.logs._fields import OTHERS, Fields, add_row
+from tritongemm.campaigns.logs._fields import OTHERS, Fields, add_row, write_into_c
 from tritongemm.core.logged_call import LogContents, LogFault
 from tritongemm.core.printable import printable
 from tritongemm.plugins.contracts import CallLog
@@ -84,8 +84,7 @@ def _read_command(program: str, text: str) -> Fields | LogFault | str:
     if own:
         values = dict.fromkeys(_TYPES, own) | values
     values |= {name: _LETTERS.get(values[name], values[name]) for name in _TYPES if name in values}
-    if "ldd" not in values and "ldc" in values:
-        values["ldd"] = values["ldc"]
+    values = write_into_c(values)
     return Fields({"transA": "N", "transB": "N"} | values if program == "rocblas" else values)
 
 

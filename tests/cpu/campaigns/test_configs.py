@@ -244,13 +244,17 @@ def test_when_nothing_can_be_measured_nothing_is_written(tmp_path: Path) -> None
 
 
 def test_nothing_above_the_threshold(rig: Rig) -> None:
+    """The table says what took which share all the same; who has to choose a threshold needs it."""
+    table = rig.folder / "tunings" / "summary.csv"
     with pytest.raises(
         InputError, match=r"no GEMM takes 60 % of the time; the largest \(line \d\) takes 5\d.* %: lower"
     ):
         configs.run(rig.campaign(size(A) + size(A, trans_a="N"), threshold=60))
-    assert not list((rig.folder).glob("tunings/*.csv"))
-    with pytest.raises(InputError, match=r"none of its 1 GEMMs can be computed for gfx942; .*it applies gelu"):
+    assert [path.name for path in table.parent.glob("*")] == ["summary.csv"]
+    assert [row["note"] for row in csv.DictReader(table.open(encoding="utf-8"))] == ["below 60 %"] * 2
+    with pytest.raises(InputError, match=r"none of its 1 GEMMs can be computed for gfx942; .*gelu; .*summary.csv has"):
         configs.run(rig.campaign(size(A, activation="gelu")))
+    assert [row["note"] for row in csv.DictReader(table.open(encoding="utf-8"))] == ["it applies gelu"]
 
 
 def test_configs_of_before_are_swept_and_other_files_stay(measuring: Rig) -> None:

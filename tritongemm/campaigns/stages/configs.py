@@ -44,14 +44,14 @@ def run(campaign: Campaign) -> None:
     products = weigh(campaign, workload.products)
     configs = _name(products, campaign.threshold)
     _tell(campaign, products, configs)
-    if not configs:
-        raise InputError(_nothing(campaign, products))
     chosen = {name: products[place] for place, name in configs.items()}
     _check_places(campaign.folder, chosen)
+    _write(campaign.folder / tables.SUMMARY, tables.write_summary(products, configs, campaign.threshold))
+    if not configs:
+        raise InputError(_nothing(campaign, products))
     _sweep(campaign.folder)
     for name, one in chosen.items():
         _write_config(campaign, name, one)
-    _write(campaign.folder / tables.SUMMARY, tables.write_summary(products, configs, campaign.threshold))
     _write(campaign.folder / tables.GEMMS, tables.write_gemms(chosen))
     campaign.say(f"configs: {len(chosen)} in {campaign.folder}, {tables.GEMMS} lists them")
 
@@ -132,11 +132,12 @@ def _nothing(campaign: Campaign, products: Sequence[WeighedProduct]) -> str:
         first = products[0].product
         return (
             f"{campaign.log}: none of its {len(products)} GEMMs can be computed for {campaign.target.name}; the first "
-            f"(line {first.line}): {first.reason}"
+            f"(line {first.line}): {first.reason}; {campaign.folder / tables.SUMMARY} has all"
         )
     return (
         f"{campaign.log}: no GEMM takes {campaign.threshold:g} % of the time; the largest (line "
-        f"{computed[0].product.line}) takes {computed[0].share:.4g} %: lower --thr"
+        f"{computed[0].product.line}) takes {computed[0].share:.4g} %: lower --thr; "
+        f"{campaign.folder / tables.SUMMARY} has all"
     )
 
 

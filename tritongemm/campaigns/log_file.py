@@ -98,7 +98,7 @@ class LogFile:
             raise InputError(f"{self.path} is compressed by zstd; name <(zstd -dc {self.path})")
         opener = next((opener for magic, opener in _COMPRESSED if start.startswith(magic)), None)
         try:
-            yield file if opener is None else io.BufferedReader(cast("io.RawIOBase", opener(cast("BinaryIO", file))))
+            yield io.BufferedReader(cast("io.RawIOBase", opener(cast("BinaryIO", file)) if opener else file))
         except (EOFError, zlib.error, lzma.LZMAError) as error:
             raise InputError(f"{self.path} is compressed, and cut or damaged: {error}") from None
         except OSError as error:

@@ -9,8 +9,10 @@ from typing import Any
 
 from tritongemm.campaigns import stages, state
 from tritongemm.campaigns.campaign import Campaign
+from tritongemm.campaigns.merging import read_results
 from tritongemm.campaigns.state import CampaignState
 from tritongemm.core.errors import InputError, OutputError, UnavailableError
+from tritongemm.formats import read_text
 
 STAGES = ("configs", "tune", "merge", "benchmark", "filter")
 _MEASURES = "benchmark"  # the first stage that can do nothing without a GPU
@@ -26,11 +28,14 @@ def run_campaign(campaign: Campaign, only: str = "") -> None:
         only: name of the one stage; "" for all.
 
     Raises:
-        InputError: there is no campaign in the folder and no log, or a stage before the one asked for is not done.
+        InputError: there is no campaign in the folder and no log, a stage before the one asked for is not done, or
+            results that are to be merged in can't be read.
         OutputError: the folder holds another log's campaign, or another campaign runs there.
         UnavailableError: a stage is no part of this installation.
     """
     asked = _asked(campaign)
+    for other in campaign.others:  # hours before the stage that merges it in
+        read_results(other, read_text(other))
     with state.holding(campaign.folder):
         now = _begin(campaign, asked)
         for stage in (only,) if only else STAGES:

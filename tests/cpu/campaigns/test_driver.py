@@ -318,6 +318,27 @@ def test_results_of_other_campaigns_are_merged_in_once_and_stay(rig: Rig) -> Non
     assert len(sizes.from_file(rig.folder / "merged.yaml", Defaults())) == 5 and "merge" in rig.done()
 
 
+def test_results_that_can_t_be_merged_in_are_told_before_hours_of_tuning(rig: Rig) -> None:
+    rig.campaign(LOG)
+    with pytest.raises(InputError, match=r"absent\.yaml: there is no such file"):
+        run_campaign(replace(rig.campaign(), others=(rig.place / "absent.yaml",)))
+    assert not rig.tuned and not rig.folder.exists()
+
+
+@pytest.mark.usefixtures("last_stages")
+@pytest.mark.parametrize("text", ["", "config,problem\n", "config,problem\n../x,1x1x1\n", None])
+def test_a_damaged_table_is_written_again(rig: Rig, text: str | None) -> None:
+    """By the same command; without the LOG it is said that this is needed."""
+    run_campaign(rig.campaign(LOG))
+    table = rig.folder / "gemms.csv"
+    before = table.read_bytes()
+    table.unlink() if text is None else table.write_text(text)
+    with pytest.raises(InputError, match=r"gemms\.csv.* name the LOG"):
+        run_campaign(replace(rig.campaign(), log=None))
+    run_campaign(rig.campaign())
+    assert table.read_bytes() == before and rig.done() == list(STAGES) and len(rig.tuned) == 3
+
+
 def test_a_folder_without_a_campaign(rig: Rig) -> None:
     with pytest.raises(InputError, match="has no campaign: name the LOG"):
         run_campaign(rig.campaign())

@@ -57,8 +57,9 @@ def run(campaign: Campaign) -> None:
 
 
 def why_again(campaign: Campaign) -> str:
-    """Why the stage is done again; "" where it is not: shares are measured where they can be."""
+    """Why the stage is done again; "" where it is not: shares are measured where they can be, tables are whole."""
     try:
+        tables.read_gemms(campaign.folder)
         count = _count_unmeasured(campaign)
     except InputError as error:
         if campaign.log is None:

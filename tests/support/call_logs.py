@@ -32,6 +32,29 @@ _ROCBLAS_BENCH = (
 )
 _KERNEL = ", solution_index: 56073, solution_name: Cijk_Alik_Bljk_BBS_BH, kernel_name: Cijk_Alik_Bljk_BBS_BH_MT16x16"
 
+# As hipBLASLt of 2026 tells a grouped product: the sizes of each, then what all have in common.
+_GROUPS = {
+    "profile": (
+        " m: {m}, n: {n}, k: 64, lda: 64, ldb: 64, ldc: {m}, ldd: {m}, stride_a: 0, stride_b: 0, stride_c: 0, "
+        "stride_d: 0",
+        ",",
+        "- {{function: matmul, grouped_gemm: {groups}, alpha: 1, beta: 0, transA: T, transB: N, batch_count: 1, "
+        "scaleA: 0, scaleB: 0, scaleC: 0, scaleD: 0, swizzleA: false, swizzleB: false, scaleAlpha_vector: false, "
+        "gradient: false, use_e: false, bias_vector: false, bias_source: d, a_type: bf16_r, b_type: bf16_r, "
+        "c_type: bf16_r, d_type: bf16_r, scale_type: f32_r, bias_type: f32_r, aux_type: f32_r, compute_type: c_f32_r, "
+        "algo_method: 2, solution_index: 5, activation_type: none, flush: false, call_count: 3}}\n",
+    ),
+    "bench": (
+        " -m {m} -n {n} -k 64 --lda 64 --ldb 64 --ldc {m} --ldd {m} --stride_a 0 --stride_b 0 --stride_c 0 "
+        "--stride_d 0",
+        "",
+        "hipblaslt-bench --api_method cpp --grouped_gemm {groups} --alpha 1 --beta 0 --transA T --transB N "
+        "--batch_count 1 --scaleA 0 --scaleB 0   --a_type bf16_r --b_type bf16_r --c_type bf16_r --d_type bf16_r "
+        "--scale_type f32_r --bias_type f32_r --compute_type f32_r --algo_method index --solution_index 5 "
+        "--activation_type none  --any_stride\n",
+    ),
+}
+
 FORMS = {"profile": _PROFILE, "bench": _BENCH, "rocblas": _ROCBLAS, "rocblas_bench": _ROCBLAS_BENCH}
 
 
@@ -47,6 +70,12 @@ def line(form: str = "profile", m: int = 16032, n: int = 109, k: int = 16384, **
         "stride_d": m * n if batch > 1 else 0,
     }  # fmt: skip
     return FORMS[form].format(**values | changes)
+
+
+def grouped(form: str, *sizes: tuple[int, int]) -> str:
+    """A line that asks for several products at once, each D[m, n] of a K of 64."""
+    one, between, whole = _GROUPS[form]
+    return whole.format(groups=between.join(one.format(m=m, n=n) for m, n in sizes))
 
 
 def extended(**changes: object) -> str:

@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.support.call_logs import extended, line, trace
+from tests.support.call_logs import extended, grouped, line, trace
 from tritongemm.campaigns.log_file import LogFile
 from tritongemm.campaigns.workload import JobWorkload, read_workload
 from tritongemm.core.errors import InputError
@@ -107,6 +107,25 @@ def test_functions_without_a_d_write_into_c(log: Path) -> None:
         "the products of D are 9000 elements apart, of which one has 8192": 7,
         "64x64x32_fp16_NT_batch12": 1,
     }
+
+
+@pytest.mark.parametrize(("form", "count"), [("profile", 3), ("bench", 1)])
+def test_grouped_products_have_their_share(log: Path, form: str, count: int) -> None:
+    """Each of a group's products by itself; nothing is computed for those without rows."""
+    found = read(log, grouped(form, (32, 16), (32, 0), (32, 7), (32, 16)) + grouped(form, (8, 9)) + line(n=5))
+    others = {(p.call.m, p.call.n, p.call.k): p.count for p in found.products if p.problem is None}
+    assert others == {(32, 16, 64): 2 * count, (32, 7, 64): count, (8, 9, 64): count} and not found.remarks
+    assert {p.reason for p in found.products} == {"", "it asks for grouped_gemm true"}
+    (cut,) = read(log, grouped(form, (32, 16), (8, 9)).replace("lda", "bias", 1) + line(n=5)).remarks
+    assert "line 1: the " in cut and "does not tell as many sizes of each kind for its groups" in cut
+
+
+@pytest.mark.parametrize("form", ["profile", "bench"])
+def test_batches_by_pointers_lie_anywhere(log: Path, form: str) -> None:
+    told = {"profile": ("batch_count: 4", ", batch_mode: "), "bench": ("--batch_count 4", " --batch_mode ")}
+    count, mode = told[form]
+    lines = [line(form, n=n, batch=4).replace(count, f"{count}{mode}{number}") for n, number in ((1, 1), (2, 0))]
+    assert counts(read(log, "".join(lines))) == {"it asks for batch_mode 1": 1, "2x16032x16384_bf16_TN_batch4": 1}
 
 
 def test_another_architecture_is_told(log: Path) -> None:

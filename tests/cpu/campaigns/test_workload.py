@@ -120,6 +120,12 @@ def test_grouped_products_have_their_share(log: Path, form: str, count: int) -> 
     assert "line 1: the " in cut and "does not tell as many sizes of each kind for its groups" in cut
 
 
+def test_formats_of_scales_that_are_newer(log: Path) -> None:
+    assert counts(read(log, line(a="f4_r", scale=4))) == {
+        "it scales by the format 4, and does not say how the factors lie": 1
+    }
+
+
 @pytest.mark.parametrize("form", ["profile", "bench"])
 def test_batches_by_pointers_lie_anywhere(log: Path, form: str) -> None:
     told = {"profile": ("batch_count: 4", ", batch_mode: "), "bench": ("--batch_count 4", " --batch_mode ")}

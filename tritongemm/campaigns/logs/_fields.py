@@ -194,11 +194,11 @@ def _bias(fields: Fields) -> str:
 
 def _scales(fields: Fields) -> tuple[str, str, str, str]:
     """How each operand is scaled; older versions tell a single factor as true."""
-    a, b, c, d = (_scale(name, fields.get(name, "0").lower()) for name in ("scaleA", "scaleB", "scaleC", "scaleD"))
+    a, b, c, d = (_scale(fields.get(name, "0").lower()) for name in ("scaleA", "scaleB", "scaleC", "scaleD"))
     return a, b, c, d
 
 
-def _scale(name: str, text: str) -> str:
+def _scale(text: str) -> str:
     if text in _OFF:
         return SCALES[0]
     if text in ("true", "s"):
@@ -206,7 +206,7 @@ def _scale(name: str, text: str) -> str:
     if text == "v":
         return SCALES[2]
     if text not in map(str, range(len(SCALES))):
-        return f"{name} {printable(text, 20)}"
+        return f"the format {printable(text, 20)}"  # such as 4 to 8, blocks of other sizes and types of factors
     return SCALES[int(text)]
 
 

@@ -37,6 +37,9 @@ class LogFile:
     Args:
         path: of the file, or of a pipe, which is read once.
 
+    Attributes:
+        size: bytes of it, compressed as it is.
+
     Raises:
         InputError: it can't be read.
     """
@@ -44,7 +47,7 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = open_bytes(path)
-        self._size = self._file.seek(0, io.SEEK_END)
+        self.size = self._file.seek(0, io.SEEK_END)
 
     @cached_property
     def digest(self) -> str:
@@ -92,7 +95,7 @@ class LogFile:
     def _opened(self) -> Iterator[io.BufferedReader]:
         """The contents from their beginning, not compressed; what can't be read of them is an error that names it."""
         self._file.seek(0)
-        file = io.BufferedReader(_Beginning(self._file, self._size))
+        file = io.BufferedReader(_Beginning(self._file, self.size))
         start = file.peek(_START)
         if start.startswith(_ZSTANDARD):
             raise InputError(f"{self.path} is compressed by zstd; name <(zstd -dc {self.path})")

@@ -155,6 +155,12 @@ def test_the_script_runs_the_config_alone(rig: Rig, tmp_path: Path) -> None:
     )
 
 
+def test_that_a_large_log_is_read_is_said(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configs, "_LARGE_BYTES", 100)
+    configs.run(rig.campaign(size(A)))
+    assert rig.said[0].endswith("reading 0 MiB")
+
+
 def test_scripts_are_open_to_whom_the_umask_says(rig: Rig) -> None:
     before = os.umask(0o077)
     try:

@@ -18,7 +18,8 @@ from tritongemm.core.logged_call import LogContents, LogFault
 from tritongemm.core.printable import printable
 from tritongemm.plugins.contracts import CallLog
 
-_COMMAND = re.compile(r"(?P<program>hipblaslt|rocblas)?-bench(?=\s+-)")
+_COMMAND = re.compile(r"-bench(?=\s+-)")  # begins with plain text, so that other text is passed over quickly
+_PROGRAMS = ("hipblaslt", "rocblas")
 _VALUE = re.compile(r"[^-\s]\S*|-[0-9.]\S*")
 _NAMES = {
     "m": "M", "n": "N", "k": "K", "sizem": "M", "sizen": "N", "sizek": "K",
@@ -46,12 +47,13 @@ class BenchCommands(CallLog):
             for index, place in enumerate(places):
                 last = index + 1 == len(places)
                 end = len(line) if last else places[index + 1].start()
+                program = next((name for name in _PROGRAMS if line.endswith(name, 0, place.start())), "")
                 if not (last and line.endswith(("\n", "\r"))):
                     contents.faults.append(LogFault(number, _CUT))
-                elif place["program"] is None:
+                elif not program:
                     contents.faults.append(LogFault(number, "the command is cut: its beginning is not there"))
                 else:
-                    _add(contents, place["program"], line[place.end() : end], number)
+                    _add(contents, program, line[place.end() : end], number)
         return contents
 
 

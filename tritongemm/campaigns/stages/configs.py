@@ -22,6 +22,7 @@ from tritongemm.formats import results_format
 
 _ADVICE = "make room and run the same command again, or choose another -o"
 _ELSEWHERE = "choose another folder with -o"
+_LARGE_BYTES = 64 << 20  # A log of so many takes many seconds to be read, which is said.
 _MOST_TOLD = 20  # Products that can't be computed here which are told one by one.
 _SCRIPT = """#!/bin/sh
 # {about}
@@ -38,6 +39,8 @@ def run(campaign: Campaign) -> None:
         InputError: there is no log, it can't be read, or nothing in it takes enough time.
         OutputError: a file can't be written.
     """
+    if campaign.log_file.size > _LARGE_BYTES:
+        campaign.say(f"{campaign.log}: reading {campaign.log_file.size >> 20} MiB")
     workload = read_workload(campaign.log_file, campaign.target)
     for remark in workload.remarks:
         campaign.say(remark)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -234,3 +234,22 @@ def test_a_campaign_takes_over_another_ones_results(sources: tuple[Path, Path], 
     sources[0].rename(folder / TUNED)
     merged = merging.merge_campaign(folder, sources[1], None, said.append)
     assert len(merged.records) == 4 and said[-1].endswith("2 conflicts") and indices(folder / TUNED)[64] == 2
+
+
+def test_a_campaign_races_what_disagrees_once(sources: tuple[Path, Path], tmp_path: Path) -> None:
+    """A merge that is begun again, as after a kill, takes the races that are over from their journal."""
+    folder, text = tmp_path / "tunings", sources[0].read_bytes()
+    folder.mkdir()
+    gpu = FakeEvaluator(seconds=lambda config: config.option("index") * 1e-6)
+    for conflicts in (2, 0):
+        (folder / TUNED).write_bytes(text)
+        gpu.raced = []
+
+        @contextmanager
+        def open_tools(what: str) -> Iterator[MeasuringTools]:
+            with closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool:
+                yield tools(gpu, pool=pool)
+
+        merged = merging.merge_campaign(folder, sources[1], open_tools, [].append)
+        assert len(gpu.raced) == conflicts and indices(folder / TUNED) == {32: 1, 16: 1, 48: 1, 64: 2}
+        assert all("raced again: blaslt.Cijk_1 +2 1 us" in note for note in merged.notes) and len(merged.notes) == 2

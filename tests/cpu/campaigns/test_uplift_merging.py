@@ -250,6 +250,6 @@ def test_a_campaign_races_what_disagrees_once(sources: tuple[Path, Path], tmp_pa
             with closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool:
                 yield tools(gpu, pool=pool)
 
-        merged = merging.merge_campaign(folder, sources[1], open_tools, [].append)
+        merged = merging.merge_campaign(folder, sources[1], open_tools, list[str]().append)
         assert len(gpu.raced) == conflicts and indices(folder / TUNED) == {32: 1, 16: 1, 48: 1, 64: 2}
         assert all("raced again: blaslt.Cijk_1 +2 1 us" in note for note in merged.notes) and len(merged.notes) == 2

@@ -75,7 +75,9 @@ def _read_command(program: str, text: str) -> tuple[Fields, ...] | LogFault | st
     Of a log with a line for each call most lines are equal.
     """
     pairs = _read_words(text.split())
-    found = pairs if isinstance(pairs, str) else split_groups(pairs)
+    if isinstance(pairs, str):
+        return LogFault(0, pairs)
+    found = split_groups(pairs)
     if isinstance(found, str):
         return LogFault(0, f"the command {found}")
     function = dict(pairs).get("f", "gemm" if program == "rocblas" else "matmul")
@@ -111,5 +113,5 @@ def _read_words(words: list[str]) -> list[tuple[str, str]] | str:
             pairs[-1] = pairs[-1][0], word
             awaits_value = False
         else:
-            return f"holds {printable(word, 60)!r}, which belongs to no option"
+            return f"the command holds {printable(word, 60)!r}, which belongs to no option"
     return pairs

@@ -172,6 +172,19 @@ def test_cublaslt_s_trace(log: Path) -> None:
     assert not found.remarks
 
 
+def test_pointers_of_a_trace_tell_no_calls_apart(log: Path) -> None:
+    """But for those that point nowhere: such an operand has no factor."""
+    given, none = (
+        f"transa=OP_T aScalePointer={a} bScalePointer={b} " for a, b in (("0x32e0", "0X10"), ("0x0", "0X00"))
+    )
+    lines = [trace(type="R_8F_E4M3", compute=one) for one in (given, given.replace("32e0", "7f32"), none)]
+    log.write_text("".join(lines))
+    assert list(counts(read_workload(LogFile(log), SM90)).items()) == [
+        ("109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_tensor", 2),
+        ("109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN", 1),
+    ]
+
+
 def test_a_captured_workload(tmp_path: Path) -> None:
     path = tmp_path / "shapes.yaml"
     path.write_text(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.temporary_folder import TEMPORARY_ADVICE
 
 MOST_BYTES = 256 << 20
 WRITER_SECONDS = 5.0  # A pipe to which nobody writes is given up after so long.
@@ -57,13 +58,21 @@ def open_bytes(path: Path) -> BinaryIO:
         if not stat.S_ISFIFO(mode):
             return os.fdopen(descriptor, "rb")
         try:
-            kept: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
-            for piece in _pieces(path, descriptor, is_pipe=True):
-                kept.write(piece)
-            kept.seek(0)
-            return kept
+            return _kept(path, _pieces(path, descriptor, is_pipe=True))
         finally:
             os.close(descriptor)
+
+
+def _kept(path: Path, pieces: Iterator[bytes]) -> BinaryIO:
+    """A temporary file without a name that holds what came out of a pipe, open at its beginning."""
+    try:
+        kept: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
+        for piece in pieces:
+            kept.write(piece)
+        kept.seek(0)
+    except OSError as error:
+        raise InputError(f"{path}: what it gives can't be kept: {error.strerror}; {TEMPORARY_ADVICE}") from None
+    return kept
 
 
 @contextmanager

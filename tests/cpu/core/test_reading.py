@@ -110,3 +110,12 @@ def test_a_file_or_what_a_pipe_gives_may_be_too_large(
             read_bytes(pipe)
     finally:
         os.close(descriptor)
+
+
+def test_a_pipe_that_gives_more_than_there_is_room_for(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", no_room)
+    with pytest.raises(InputError, match=r"pipe: what it gives can't be kept: No space left .*; make room there"):
+        open_bytes(pipe)

@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.support.call_logs import extended, grouped, line, trace
+from tests.support.call_logs import extended, grouped, hipblaslt_trace, line, trace
 from tritongemm.campaigns.log_file import LogFile
 from tritongemm.campaigns.workload import JobWorkload, read_workload
 from tritongemm.core.errors import InputError
@@ -182,6 +182,26 @@ def test_pointers_of_a_trace_tell_no_calls_apart(log: Path) -> None:
     assert list(counts(read_workload(LogFile(log), SM90)).items()) == [
         ("109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_tensor", 2),
         ("109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN", 1),
+    ]
+
+
+def test_hipblaslt_s_trace(log: Path) -> None:
+    """It has names of its own for batches, the type of a bias, types of sums, and a vector of factors."""
+    texts = [
+        hipblaslt_trace(),
+        hipblaslt_trace(batch="8"),
+        hipblaslt_trace(epilogue="EPILOGUE_BIAS biasPointer=0x7f biasType=R_16F"),
+        hipblaslt_trace(compute="COMPUTE_32XF", n=8),
+        hipblaslt_trace(compute="COMPUTE_32F_16BF"),
+        hipblaslt_trace(alpha="alphaVector"),
+    ]
+    assert list(counts(read(log, "".join(texts)))) == [
+        "16x32x64_fp16_TN",
+        "16x32x64_fp16_TN_batch8",
+        "16x32x64_fp16_TN_biasn",
+        "8x32x64_fp16_TN",
+        "it computes in f32_bf16_r",
+        "it asks for a factor a row (alphaVector)",
     ]
 
 

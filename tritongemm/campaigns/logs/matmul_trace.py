@@ -34,10 +34,13 @@ _SUMS = {
     "COMPUTE_32F": "f32_r", "COMPUTE_32F_FAST_TF32": "xf32_r", "COMPUTE_32F_FAST_16F": "f32_f16_r",
     "COMPUTE_32F_FAST_16BF": "f32_bf16_r", "COMPUTE_32F_PEDANTIC": "f32_r", "COMPUTE_16F": "f16_r",
     "COMPUTE_16F_PEDANTIC": "f16_r", "COMPUTE_32I": "i32_r", "COMPUTE_32I_PEDANTIC": "i32_r", "COMPUTE_64F": "f64_r",
-    "COMPUTE_64F_PEDANTIC": "f64_r",
+    "COMPUTE_64F_PEDANTIC": "f64_r", "COMPUTE_32XF": "xf32_r", "COMPUTE_32F_16F": "f32_f16_r",
+    "COMPUTE_32F_16BF": "f32_bf16_r",
 }  # fmt: skip
+# What hipBLASLt calls otherwise than cuBLASLt.
+_OWN_NAMES = {"batch_count": "batchCount", "batch_stride": "stridedBatchOffset", "biasType": "biasDataType"}
 _LAYOUT = {"type", "rows", "cols", "ld", "batchCount", "stridedBatchOffset", "order"}
-_PLAIN_ORDERS = ("", "ORDER_COL")
+_PLAIN_ORDERS = ("", "ORDER_COL", "col")
 _PASSED = {  # what changes nothing of what is computed
     "computeType", "scaleType", "smCountTarget", "fastAccum", "pointerMode", "biasPointer", "biasDataType", "epilogue",
     "transa", "transb", "transA", "transB", "amaxDPointer", "aScalePointer", "bScalePointer", "cScalePointer",
@@ -109,13 +112,13 @@ def _fields(text: str) -> Fields:
     values["compute_type"] = _SUMS.get(compute.get("computeType", ""), compute.get("computeType", ""))
     values |= {name: outside[name] for name in ("alpha", "beta") if name in outside}
     values |= _epilogue(compute, values["d_type"]) | _scales(compute, values)
-    if strange := _strange(layouts, compute):
+    if strange := _strange(layouts, compute, outside):
         values[OTHERS] = strange
     return Fields(values)
 
 
 def _pairs(text: str) -> dict[str, str]:
-    return {match["name"]: match["value"] for match in _PAIR.finditer(text)}
+    return {_OWN_NAMES.get(match["name"], match["name"]): match["value"] for match in _PAIR.finditer(text)}
 
 
 def _operation(text: str | None) -> str:
@@ -144,9 +147,10 @@ def _scales(compute: Mapping[str, str], values: Mapping[str, str]) -> dict[str, 
     return found
 
 
-def _strange(layouts: Mapping[str, Mapping[str, str]], compute: Mapping[str, str]) -> str:
-    """What a descriptor asks for that has no other name here."""
+def _strange(layouts: Mapping[str, Mapping[str, str]], compute: Mapping[str, str], outside: Mapping[str, str]) -> str:
+    """What a call asks for that has no other name here."""
     found = [f"{which}: {name}={value}" for which, layout in layouts.items() for name, value in layout.items()
              if name not in _LAYOUT or (name == "order" and value not in _PLAIN_ORDERS)]  # fmt: skip
     found += [f"{name}={value}" for name, value in compute.items() if name not in _PASSED]
+    found += ["a factor a row (alphaVector)"] if "alphaVector" in outside else []
     return ", ".join(found)

@@ -104,7 +104,7 @@ def _read_sizes(path: Path, text: str, target: Target) -> JobWorkload:
 
 def _computed(row: LoggedRow, target: Target) -> LoggedProduct:
     """A row's product, with what it is to us on a target."""
-    problem = as_problem(row.call)
+    problem = as_problem(row.call, target.fp8)
     if isinstance(problem, Support):
         return LoggedProduct(row.call, row.count, row.line, None, problem.reason)
     support = registry.get(Family, problem.family).supports(problem, target)

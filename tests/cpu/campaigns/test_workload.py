@@ -135,12 +135,24 @@ def test_batches_by_pointers_lie_anywhere(log: Path, form: str) -> None:
 
 
 def test_another_architecture_is_told(log: Path) -> None:
-    log.write_text("Device ID 0 : AMD Instinct MI350X gfx950:sramecc+:xnack-\n" + line() + line(a="f8_r", scale=1))
-    here, there = read_workload(LogFile(log), GFX950), read_workload(LogFile(log), GFX942)
+    log.write_text("Device ID 0 : AMD Instinct MI300X gfx942:sramecc+:xnack-\n" + line() + line(a="f8_fnuz_r"))
+    here, there = read_workload(LogFile(log), GFX942), read_workload(LogFile(log), GFX950)
     assert here.remarks == () and len(counts(here)) == 2
-    assert there.remarks == (f"{log}: line 1 names gfx950, and this campaign tunes for gfx942",)
-    assert "gfx942 has no matrix instruction for fp8e4m3fn" in there.products[1].reason
-    assert there.products[1].problem is None and there.products[1].call.types[0] == "f8_r"
+    assert there.remarks == (f"{log}: line 1 names gfx942, and this campaign tunes for gfx950",)
+    assert "gfx950 has no matrix instruction for fp8e4m3fnuz" in there.products[1].reason
+    assert there.products[1].problem is None and there.products[1].call.types[0] == "f8_fnuz_r"
+
+
+def test_8_bit_floats_are_read_as_the_target_computes(log: Path) -> None:
+    """hipBLASLt writes f8_r on an MI300X too, whose encoding is another; PyTorch and newer versions name that one."""
+    log.write_text(line(a="f8_r", scale=1) + line(a="f8_fnuz_r", scale=1, count=2) + line("bench", n=8, a="bf8_r"))
+    scaled = "109x16032x16384_fp8e4m3%s-fp8e4m3%s-bf16_TN_a8w8_tensor"
+    assert counts(read_workload(LogFile(log), GFX942)) == {
+        scaled % ("fnuz", "fnuz"): 3, "8x16032x16384_fp8e5m2fnuz-fp8e5m2fnuz-bf16_TN": 1,
+    }  # fmt: skip
+    there = read_workload(LogFile(log), GFX950)
+    assert next(p.problem.key for p in there.products if p.problem) == scaled % ("fn", "fn")
+    assert "gfx950 has no matrix instruction for fp8e4m3fnuz" in there.products[1].reason
 
 
 def test_cublaslt_s_trace(log: Path) -> None:
